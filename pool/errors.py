@@ -1,0 +1,107 @@
+"""Every failure that a user may see: what happened, why, what to do next, and the exit code."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ``gpupool``; the program's own code and 128+n pass through ``run``."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNHEALTHY = 3
+    NOT_NOW = 75
+    RUN_FAILED = 125
+    NOT_EXECUTABLE = 126
+    NOT_FOUND = 127
+
+
+class GpupoolError(Exception):
+    """Base of all our errors.
+
+    Args:
+        what: one clause that says what happened.
+        why: the cause, as far as it is known.
+        hint: what the user can do next.
+    """
+
+    exit_code: ExitCode = ExitCode.FAILED
+    code: str = "failed"
+
+    def __init__(self, what: str, *, why: str = "", hint: str = "") -> None:
+        super().__init__(what if not why else f"{what}: {why}")
+        self.what = what
+        self.why = why
+        self.hint = hint
+
+
+class UsageError(GpupoolError):
+    """The command line or a configuration value makes no sense."""
+
+    exit_code = ExitCode.USAGE
+    code = "usage"
+
+
+class UnreachableError(GpupoolError):
+    """No server of the pool answered."""
+
+    code = "unreachable"
+
+
+class AuthenticationError(GpupoolError):
+    """A token, certificate or identity was refused."""
+
+    code = "authentication"
+
+
+class DeniedError(GpupoolError):
+    """The pool's rules forbid this; ``why`` names the rule."""
+
+    code = "denied"
+
+
+class NeverFitsError(GpupoolError):
+    """Nothing in the pool could ever satisfy the request."""
+
+    code = "never"
+
+
+class NotNowError(GpupoolError):
+    """No GPU is free, and the user did not want to wait (any longer)."""
+
+    exit_code = ExitCode.NOT_NOW
+    code = "busy"
+
+
+class NoQuorumError(GpupoolError):
+    """The server asked is not in touch with a majority of the voters."""
+
+    exit_code = ExitCode.UNHEALTHY
+    code = "no-quorum"
+
+
+class LeaseLostError(GpupoolError):
+    """The lease ended while the program still ran."""
+
+    exit_code = ExitCode.RUN_FAILED
+    code = "lease-lost"
+
+
+class StorageError(GpupoolError):
+    """The state directory cannot be read or written, or holds damaged data."""
+
+    code = "storage"
+
+
+class ProtocolError(GpupoolError):
+    """Base of what goes wrong between two ends of a connection."""
+
+    code = "protocol"
+
+
+class LocalProtocolError(ProtocolError):
+    """We broke the rules of the protocol: a bug on this side."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side broke the rules of the protocol."""

@@ -1,0 +1,159 @@
+"""What the folders promise each other, so that consensus and remoting never import one another.
+
+``cli/join.py`` wires real parts together along these Protocols; the simulator wires fakes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from gpupool.pool.ids import Plain, ServerId
+
+# --- the replicated table, as the rest of the system sees it -----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The command is in the log for good, and this server has applied it."""
+
+    index: int
+    result: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class NotCommitted:
+    """The command was not, and never will be, applied. Definite."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Nobody can say yet whether the command will be applied; ask again with the same key."""
+
+    reason: str
+
+
+Outcome = Committed | NotCommitted | Unknown
+
+
+class Role(Enum):
+    """What this server is to Raft at this moment."""
+
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    LEARNER = "learner"  # follows without a vote
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHealth:
+    """The state of consensus as this server sees it; never blocks, never asks the network."""
+
+    role: Role
+    leader: ServerId | None
+    term: int
+    commit_index: int
+    applied_index: int
+    voters: tuple[ServerId, ...]
+    connected: tuple[ServerId, ...]  # peers with a live connection to us
+    majority_age_s: float  # since we were last known to be in touch with a majority
+    contact_age_s: dict[ServerId, float]  # since each peer was last heard of, leader's view
+    elections: int
+
+
+class StateMachine(Protocol):
+    """What consensus replicates. Deterministic: no clock, no randomness, no I/O."""
+
+    def apply(self, index: int, command: Plain) -> Plain:
+        """Apply one committed command and return its result. Total: never raises."""
+        ...
+
+    def snapshot(self) -> Plain:
+        """Return the whole state as plain values."""
+        ...
+
+    def restore(self, snapshot: Plain) -> None:
+        """Replace the whole state by an earlier ``snapshot()``."""
+        ...
+
+
+class Ledger(Protocol):
+    """The replicated table's front: propose commands, read through the log, see its health."""
+
+    async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
+        """Replicate one command. Returns within ``timeout_s``; never raises for a lost leader."""
+        ...
+
+    async def barrier(self, *, timeout_s: float) -> bool:
+        """Return True once everything committed before this call is applied here."""
+        ...
+
+    def health(self) -> LedgerHealth:
+        """Return what this server knows of the state of consensus."""
+        ...
+
+
+# --- links between peers ------------------------------------------------------------------------
+
+
+class PeerLinks(Protocol):
+    """Authenticated connections to the other servers; implemented by remoting.
+
+    One connection per pair and direction of dialling is the implementation's affair. What is
+    promised: frames of one connection arrive in order and at most once, and a peer's identity
+    has been proven by its certificate.
+    """
+
+    def send(self, peer: ServerId, frame: bytes) -> bool:
+        """Queue one frame; False when there is no connection or its queue is full."""
+        ...
+
+    def set_peers(self, peers: Sequence[ServerId]) -> None:
+        """Say which servers to stay connected to; all others are disconnected."""
+        ...
+
+
+class PeerEvents(Protocol):
+    """What the links report; implemented by consensus. Called on the trio thread, never blocks."""
+
+    def connected(self, peer: ServerId) -> None:
+        """Say that a connection with ``peer`` is up: everything before it is lost."""
+        ...
+
+    def disconnected(self, peer: ServerId) -> None:
+        """Say that the connection with ``peer`` is gone, with all that was in flight."""
+        ...
+
+    def received(self, peer: ServerId, frame: bytes) -> None:
+        """Take one frame that ``peer`` sent."""
+        ...
+
+
+# --- time and chance ----------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """The two clocks of a server."""
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back; the zero means nothing."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the Unix epoch, as far as this machine knows."""
+        ...
+
+
+class Randomness(Protocol):
+    """A source of chance that a seed can repeat."""
+
+    def random(self) -> float:
+        """Return a float in [0, 1)."""
+        ...
+
+    def randbytes(self, n: int, /) -> bytes:
+        """Return ``n`` random bytes."""
+        ...

@@ -1,0 +1,1 @@
+"""Everything that crosses the network to a GPU: wire, control, sessions, hosts and doors."""

@@ -1,0 +1,1 @@
+"""What a GPU server does for its sessions: inventory, worker processes, telemetry, health."""
