@@ -1,0 +1,199 @@
+"""Dataclasses to plain values and back, strictly: the one way in and out of wire and log.
+
+A dataclass becomes a dict of its fields, an enum its value, a tuple a list, and a dict a list of
+pairs, because keys need not be strings. Decoding checks the type of every field, refuses unknown
+and missing ones, and raises ``CodecError`` for whatever is not exactly right, so a decoder never
+hands on a half-checked value.
+"""
+
+import dataclasses
+import enum
+import types
+import typing
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar, cast
+
+from gpupool.pool.ids import Plain
+
+T = TypeVar("T")
+Decoder = Callable[[Any], Any]
+Encoder = Callable[[Any], Any]
+
+INTEGER_MAX = 2**64
+"""No integer of ours is larger; CBOR would carry bignums of any size otherwise."""
+
+ITEM_COUNT_MAX = 1_000_000
+"""Upper bound on any list or dict; each message and command has a size limit of its own."""
+
+
+class CodecError(ValueError):
+    """A plain value is not what the type asks for; the text says where."""
+
+
+def encode(value: object) -> Plain:
+    """Return ``value``, a dataclass instance, as plain values."""
+    return cast(Plain, _encoder(type(value))(value))
+
+
+def decode(kind: type[T], plain: object) -> T:
+    """Return the ``kind`` that ``plain`` stands for.
+
+    Raises:
+        CodecError: when any field is missing, unknown or of the wrong type.
+    """
+    return cast(T, _decoder(kind)(plain))
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+@lru_cache(maxsize=1024)
+def _encoder(kind: Any) -> Encoder:
+    kind = _strip(kind)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        fields = [(f.name, _encoder(hints[f.name])) for f in dataclasses.fields(kind)]
+
+        def encode_dataclass(value: Any) -> Any:
+            return {name: encoder(getattr(value, name)) for name, encoder in fields}
+
+        return encode_dataclass
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return lambda value: value.value
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        item = _encoder(args[0])
+        if item is _identity:
+            return list
+        return lambda value: [item(each) for each in value]
+    if origin is dict:
+        key, item = _encoder(args[0]), _encoder(args[1])
+        return lambda value: [[key(k), item(v)] for k, v in value.items()]
+    if origin in (typing.Union, types.UnionType):
+        inner = [_encoder(arg) for arg in args if arg is not type(None)]
+        if len(inner) == 1:
+            only = inner[0]
+            if only is _identity:
+                return _identity
+            return lambda value: None if value is None else only(value)
+    return _identity
+
+
+@lru_cache(maxsize=1024)
+def _decoder(kind: Any) -> Decoder:
+    kind = _strip(kind)
+    if kind is Any or kind is object:
+        return _identity
+    if dataclasses.is_dataclass(kind):
+        return _dataclass_decoder(kind)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _enum_decoder(kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        return _tuple_decoder(args[0])
+    if origin is dict:
+        return _dict_decoder(args[0], args[1])
+    if origin in (typing.Union, types.UnionType):
+        inner = [arg for arg in args if arg is not type(None)]
+        if len(inner) == 1:
+            decoder = _decoder(inner[0])
+            return lambda value: None if value is None else decoder(value)
+        return _identity  # only ``Plain`` itself is a wider union
+    return _scalar_decoder(kind)
+
+
+def _strip(kind: Any) -> Any:
+    while isinstance(kind, typing.NewType):
+        kind = kind.__supertype__
+    return kind
+
+
+def _scalar_decoder(kind: Any) -> Decoder:
+    def decode_scalar(value: Any) -> Any:
+        # bool is an int for Python, and must not be one for us.
+        if type(value) is kind:
+            if kind is int and not -INTEGER_MAX < value < INTEGER_MAX:
+                raise CodecError("integer out of range")
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        raise CodecError(f"expected {kind.__name__}, got {type(value).__name__}")
+
+    return decode_scalar
+
+
+def _enum_decoder(kind: type[enum.Enum]) -> Decoder:
+    def decode_enum(value: Any) -> Any:
+        try:
+            return kind(value)
+        except ValueError as error:
+            raise CodecError(f"unknown {kind.__name__}") from error
+
+    return decode_enum
+
+
+def _tuple_decoder(item_kind: Any) -> Decoder:
+    item = _decoder(item_kind)
+
+    def decode_tuple(value: Any) -> Any:
+        return tuple(item(each) for each in _list(value))
+
+    return decode_tuple
+
+
+def _dict_decoder(key_kind: Any, item_kind: Any) -> Decoder:
+    key, item = _decoder(key_kind), _decoder(item_kind)
+
+    def decode_dict(value: Any) -> Any:
+        result: dict[Any, Any] = {}
+        for pair in _list(value):
+            if len(_list(pair)) != 2:
+                raise CodecError("expected a pair")
+            name = key(pair[0])
+            if name in result:
+                raise CodecError("duplicate key")
+            result[name] = item(pair[1])
+        return result
+
+    return decode_dict
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise CodecError(f"expected list, got {type(value).__name__}")
+    items = cast("list[Any]", value)
+    if len(items) > ITEM_COUNT_MAX:
+        raise CodecError("list too long")
+    return items
+
+
+def _dataclass_decoder(kind: Any) -> Decoder:
+    hints = typing.get_type_hints(kind)
+    fields = dataclasses.fields(kind)
+    decoders = {f.name: _decoder(hints[f.name]) for f in fields}
+    required = {
+        f.name
+        for f in fields
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+
+    def decode_dataclass(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise CodecError(f"expected {kind.__name__}, got {type(value).__name__}")
+        given = cast("dict[Any, Any]", value)
+        arguments: dict[str, Any] = {}
+        for name, each in given.items():
+            decoder = decoders.get(name)
+            if decoder is None:
+                raise CodecError(f"{kind.__name__} has no field {str(name)[:40]!r}")
+            try:
+                arguments[name] = decoder(each)
+            except CodecError as error:
+                raise CodecError(f"{kind.__name__}.{name}: {error}") from None
+        if missing := required - arguments.keys():
+            raise CodecError(f"{kind.__name__} lacks {sorted(missing)[0]!r}")
+        return kind(**arguments)
+
+    return decode_dataclass

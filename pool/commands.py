@@ -1,0 +1,255 @@
+"""Each replicated command as a frozen dataclass, and the envelope in which it enters the log.
+
+Every command is idempotent by its content (a request id, a token id, a server's incarnation), so
+one that was proposed twice because its outcome was unknown does no harm.
+"""
+
+from dataclasses import dataclass, field
+
+from gpupool.pool.codec import CodecError, decode, encode
+from gpupool.pool.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    Plain,
+    RequestId,
+    ServerId,
+    TokenId,
+)
+from gpupool.pool.state import Gpu, Partition, Request, TokenKind
+
+VERSION = 1
+"""Of the envelope. A server that meets a newer one stops instead of guessing."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePool:
+    """First command of every log."""
+
+    cluster_id: str
+    name: str
+    data_encryption: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinServer:
+    """Admit a server. ``token`` is spent by this; None only for the server that made the pool."""
+
+    server: ServerId
+    name: str
+    address: str
+    witness: bool
+    token: TokenId | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerUp:
+    """A server offers its GPUs.
+
+    The proposer promises that no worker of an earlier incarnation lives, so this also frees its
+    parts of every lease that an earlier incarnation held.
+    """
+
+    server: ServerId
+    incarnation: Incarnation
+    address: str
+    version: str
+    driver_version: str
+    cuda_version: str
+    gpus: tuple[Gpu, ...]
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContact:
+    """The leader lost, or has again, contact with an incarnation of a server."""
+
+    server: ServerId
+    incarnation: Incarnation
+    reachable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveServer:
+    """A server leaves for good, or an operator declares it lost for good."""
+
+    server: ServerId
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What changed about one GPU outside our control."""
+
+    memory_foreign: int
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportGpus:
+    """A server's readings that decide what is grantable; sent only when they move."""
+
+    server: ServerId
+    incarnation: Incarnation
+    readings: dict[GpuId, GpuReading]
+
+
+@dataclass(frozen=True, slots=True)
+class DrainServer:
+    """Stop (or with None, resume) granting on a server."""
+
+    server: ServerId
+    reason: str | None
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Grant a lease, whole or not at all."""
+
+    request: Request
+    user: str
+    token: TokenId
+    ticket_hash: bytes
+    partitions: tuple[Partition, ...]
+    incarnations: dict[ServerId, Incarnation]  # as the offers stated them
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Nobody waits for this request any more: end its lease, and refuse any later grant."""
+
+    request: RequestId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """First step of ending: sessions must stop now."""
+
+    lease: LeaseId
+    reason: str
+    by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeLease:
+    """Second step, by the server that owns the GPUs: its workers are gone."""
+
+    lease: LeaseId
+    server: ServerId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Record or renew a waiting entry."""
+
+    request: Request
+    user: str
+    token: TokenId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateToken:
+    """Register a new token's public half."""
+
+    token: TokenId
+    kind: TokenKind
+    user: str
+    secret_hash: bytes
+    expires_at: Milliseconds
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeToken:
+    """Refuse a token from now on, and end the leases that it got."""
+
+    token: TokenId
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Advance table time, so that what lapses with time lapses."""
+
+
+Command = (
+    CreatePool
+    | JoinServer
+    | ServerUp
+    | ServerContact
+    | RemoveServer
+    | ReportGpus
+    | DrainServer
+    | Grant
+    | CancelRequest
+    | EndLease
+    | FreeLease
+    | Wait
+    | CreateToken
+    | RevokeToken
+    | Tick
+)
+
+KINDS: dict[str, type[Command]] = {
+    "create-pool": CreatePool,
+    "join-server": JoinServer,
+    "server-up": ServerUp,
+    "server-contact": ServerContact,
+    "remove-server": RemoveServer,
+    "report-gpus": ReportGpus,
+    "drain-server": DrainServer,
+    "grant": Grant,
+    "cancel-request": CancelRequest,
+    "end-lease": EndLease,
+    "free-lease": FreeLease,
+    "wait": Wait,
+    "create-token": CreateToken,
+    "revoke-token": RevokeToken,
+    "tick": Tick,
+}
+NAMES = {kind: name for name, kind in KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A command with the proposer's wall clock, and the table time after which it is refused."""
+
+    command: Command
+    at: Milliseconds
+    expires: Milliseconds  # 0: never
+
+
+def seal(command: Command, *, at_ms: int, ttl_ms: int) -> Plain:
+    """Return the plain value that goes into the log for ``command``."""
+    return {
+        "v": VERSION,
+        "t": at_ms,
+        "x": at_ms + ttl_ms if ttl_ms else 0,
+        "k": NAMES[type(command)],
+        "c": encode(command),
+    }
+
+
+def unseal(plain: Plain) -> Envelope:
+    """Return the envelope that ``plain`` stands for.
+
+    Raises:
+        CodecError: when it is not exactly one of our envelopes.
+    """
+    if not isinstance(plain, dict) or plain.keys() != {"v", "t", "x", "k", "c"}:
+        raise CodecError("not an envelope")
+    version, at, expires, name = plain["v"], plain["t"], plain["x"], plain["k"]
+    if version != VERSION:
+        raise CodecError(f"envelope version {version}, this server knows {VERSION}")
+    if type(at) is not int or type(expires) is not int or not isinstance(name, str):
+        raise CodecError("envelope fields of the wrong type")
+    kind = KINDS.get(name)
+    if kind is None:
+        raise CodecError(f"unknown command {name[:40]!r}")
+    command = decode(kind, plain["c"])
+    return Envelope(command, Milliseconds(at), Milliseconds(expires))

@@ -1,0 +1,94 @@
+"""What a server has to do next, as level-triggered decisions over the table.
+
+Each function compares the table with what a server sees around it and returns what should be
+proposed or done. Calling it again before that has happened returns the same, so a lost proposal or
+a crash between two steps loses nothing. The caller keeps proposals in flight from piling up.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpupool.pool.commands import Command, EndLease, FreeLease, ServerContact, Tick
+from gpupool.pool.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.state import WAITING_LAPSE_MS, PartStatus, PoolState, ServerStatus
+
+UNREACHABLE_AFTER_S = 10.0
+"""Without contact for so long, a server's GPUs are not grantable (design section 3)."""
+
+REACHABLE_WITHIN_S = 2.0
+"""Contact as fresh as this makes an unreachable server grantable again."""
+
+UNATTACHED_MAX_S = 10.0
+"""A lease whose client opened no connection to us for so long is nobody's, and ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What the server that owns the GPUs must do."""
+
+    kill: tuple[LeaseId, ...]  # leases whose workers must die now
+    propose: tuple[Command, ...]
+
+
+def leader_plan(
+    state: PoolState, contact_age_s: Mapping[ServerId, float], wall_ms: int, self_id: ServerId
+) -> tuple[Command, ...]:
+    """Return what the leader should propose about others: contact lost or regained, and time."""
+    plan: list[Command] = []
+    for server in state.servers.values():
+        if server.id == self_id:
+            age = 0.0
+        elif server.id in contact_age_s:
+            age = contact_age_s[server.id]
+        else:
+            continue
+        if server.status is ServerStatus.UP and age > UNREACHABLE_AFTER_S:
+            plan.append(ServerContact(server.id, server.incarnation, reachable=False))
+        elif server.status is ServerStatus.UNREACHABLE and age < REACHABLE_WITHIN_S:
+            plan.append(ServerContact(server.id, server.incarnation, reachable=True))
+    lapsed = any(w.renewed + WAITING_LAPSE_MS < wall_ms for w in state.waiting.values())
+    if lapsed and wall_ms > state.now:
+        plan.append(Tick())
+    return tuple(plan)
+
+
+def host_plan(
+    state: PoolState,
+    self_id: ServerId,
+    incarnation: Incarnation,
+    worker_count: Mapping[LeaseId, int],
+    unattached_s: Mapping[LeaseId, float],
+    gone: Mapping[LeaseId, str],
+) -> HostPlan:
+    """Return which workers to kill, which leases to end, and which to free.
+
+    Args:
+        state: the table as applied here.
+        self_id: this server.
+        incarnation: of this process. Nothing is planned before the table knows it.
+        worker_count: live workers of each lease, this process's own children.
+        unattached_s: for each lease held here, seconds for which no client was attached.
+        gone: leases whose client has disappeared, with the reason.
+    """
+    server = state.servers.get(self_id)
+    current = server is not None and server.incarnation == incarnation
+    held = {
+        lease.id
+        for lease in state.leases.values()
+        if current and lease.parts.get(self_id) is PartStatus.HELD and lease.held
+    }
+    # Fencing: whatever runs for a lease that the table does not hold here must die.
+    kill = tuple(lease for lease, count in worker_count.items() if count and lease not in held)
+    if not current:
+        return HostPlan(kill, ())
+    propose: list[Command] = []
+    for lease in state.leases.values():
+        part = lease.parts.get(self_id)
+        if part is PartStatus.HELD and lease.held:
+            if lease.id in gone:
+                propose.append(EndLease(lease.id, gone[lease.id]))
+            elif unattached_s.get(lease.id, 0.0) > UNATTACHED_MAX_S:
+                propose.append(EndLease(lease.id, "its client never connected"))
+        elif part is PartStatus.ENDING and not worker_count.get(lease.id, 0):
+            propose.append(FreeLease(lease.id, self_id, incarnation))
+    return HostPlan(kill, tuple(propose))

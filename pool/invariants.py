@@ -1,0 +1,48 @@
+"""What must hold in every state, checked by tests, simulations and, cheaply, in production."""
+
+from gpupool.pool.ids import GpuId, ServerId
+from gpupool.pool.state import VOTER_COUNT_MAX, PartStatus, PoolState
+
+
+def violations(state: PoolState) -> list[str]:
+    """Return every broken invariant as a sentence; an empty list is what should come back."""
+    found: list[str] = []
+    granted: dict[tuple[ServerId, GpuId], int] = {}
+    for lease in state.leases.values():
+        found += _lease_violations(state, lease.id)
+        for partition in lease.partitions:
+            if lease.parts[partition.server] is not PartStatus.FREED:
+                key = (partition.server, partition.gpu)
+                granted[key] = granted.get(key, 0) + partition.memory
+    for server in state.servers.values():
+        for gpu in server.gpus.values():
+            total = granted.pop((server.id, gpu.id), 0)
+            if total != gpu.memory_granted:
+                found.append(f"{gpu.id}: books say {gpu.memory_granted}, leases hold {total}")
+            if total > gpu.capacity and not gpu.fault:
+                found.append(f"{gpu.id}: {total} granted of {gpu.capacity}")
+    found += [f"{gpu}: granted but not in the table" for (_, gpu) in granted]
+    if len(state.voters()) > VOTER_COUNT_MAX:
+        found.append(f"{len(state.voters())} voters")
+    for request, lease_id in state.by_request.items():
+        if lease_id not in state.leases:
+            found.append(f"request {request.hex()} points at no lease")
+        if request in state.closed:
+            found.append(f"request {request.hex()} is closed and has a lease")
+    return found
+
+
+def _lease_violations(state: PoolState, lease_id: int) -> list[str]:
+    lease = next(each for each in state.leases.values() if each.id == lease_id)
+    found: list[str] = []
+    if {p.server for p in lease.partitions} != lease.parts.keys():
+        found.append(f"lease {lease.id}: parts and partitions name different servers")
+    if state.by_request.get(lease.request) != lease.id:
+        found.append(f"lease {lease.id}: not found by its request")
+    if all(part is PartStatus.FREED for part in lease.parts.values()):
+        found.append(f"lease {lease.id}: freed everywhere, and still there")
+    if lease.held and PartStatus.ENDING in lease.parts.values():
+        found.append(f"lease {lease.id}: held, with a part ending")
+    if len({p.gpu for p in lease.partitions}) != len(lease.partitions):
+        found.append(f"lease {lease.id}: two partitions on one GPU")
+    return found

@@ -1,0 +1,316 @@
+"""The life cycle of leases in the table: granted, ended in two steps, and who waits meanwhile.
+
+held -> ending -> freed, per server of the lease. Memory is granted again only once the server that
+owns it has said ``freed``. The lease's id, the Raft index of its grant, is its fencing token.
+"""
+
+from dataclasses import replace
+
+from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, Wait
+from gpupool.pool.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
+from gpupool.pool.results import Result, refuse
+from gpupool.pool.state import (
+    CLOSED_REQUEST_COUNT_MAX,
+    EVENT_COUNT_MAX,
+    PARTITION_SIZE_MIN,
+    STARVED_AFTER_MS,
+    WAITING_COUNT_MAX,
+    WAITING_LAPSE_MS,
+    Event,
+    Lease,
+    Partition,
+    PartStatus,
+    PoolState,
+    Server,
+    Waiting,
+)
+
+TEXT_LENGTH_MAX = 200
+PARTITION_COUNT_MAX = 256
+
+
+def note(state: PoolState, kind: str, subject: str, text: str) -> PoolState:
+    """Return ``state`` with one more event, the oldest dropped beyond the limit."""
+    event = Event(state.now, kind, subject[:TEXT_LENGTH_MAX], text[: 2 * TEXT_LENGTH_MAX])
+    return replace(state, events=(*state.events[-EVENT_COUNT_MAX + 1 :], event))
+
+
+# --- granting -------------------------------------------------------------------------------------
+
+
+def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
+    """Grant a lease after checking everything again; one live lease per request id."""
+    request = command.request
+    if request.id in state.closed:
+        return state, refuse("closed", state.closed[request.id])
+    if request.id in state.by_request:
+        return state, Result(ok=True, lease=state.by_request[request.id])
+    refusal = (
+        _token_refusal(state, command)
+        or _shape_refusal(state, command)
+        or _space_refusal(state, command)
+        or _fairness_refusal(state, command)
+    )
+    if refusal is not None:
+        return state, refusal
+    lease = Lease(
+        id=LeaseId(state.index),
+        request=request.id,
+        user=command.user,
+        token=command.token,
+        partitions=command.partitions,
+        parts={p.server: PartStatus.HELD for p in command.partitions},
+        ticket_hash=command.ticket_hash,
+        granted_at=state.now,
+        client=request.client[:TEXT_LENGTH_MAX],
+        program=request.program[:TEXT_LENGTH_MAX],
+    )
+    state = _charge(state, lease.partitions, sign=1)
+    state = replace(
+        state,
+        leases=state.leases | {lease.id: lease},
+        by_request=state.by_request | {request.id: lease.id},
+        waiting={k: w for k, w in state.waiting.items() if k != request.id},
+    )
+    names = ", ".join(sorted({state.servers[p.server].name for p in lease.partitions}))
+    text = f"{len(lease.partitions)} GPU(s) on {names} to {lease.user}"
+    return note(state, "granted", lease_name(lease.id), text), Result(ok=True, lease=lease.id)
+
+
+def _token_refusal(state: PoolState, command: Grant) -> Result | None:
+    token = state.tokens.get(command.token)
+    if token is None or token.user != command.user:
+        return refuse("denied", "unknown token")
+    why = token.refusal(state.now)
+    return refuse("denied", why) if why else None
+
+
+def _shape_refusal(state: PoolState, command: Grant) -> Result | None:
+    """Check what does not depend on how full the pool is."""
+    partitions = command.partitions
+    if not 0 < len(partitions) <= PARTITION_COUNT_MAX or len(partitions) != command.request.count:
+        return refuse("invalid", "not as many partitions as requested GPUs")
+    physical: set[tuple[ServerId, GpuId]] = set()
+    for partition in partitions:
+        server = state.servers.get(partition.server)
+        gpu = server.gpus.get(partition.gpu) if server else None
+        if server is None or gpu is None:
+            return refuse("conflict", "a chosen GPU is no longer in the pool")
+        if command.incarnations.get(server.id) != server.incarnation:
+            return refuse("conflict", f"server {server.name} has restarted since its offer")
+        # MIG instances of one card are one physical GPU, and a request gets separate ones.
+        key = (server.id, gpu.parent or gpu.id)
+        if key in physical:
+            return refuse("invalid", "two partitions on one physical GPU")
+        physical.add(key)
+        if partition.memory < PARTITION_SIZE_MIN:
+            return refuse("invalid", "a partition has at least 1 MiB")
+    if len(command.ticket_hash) != 32 or len(command.request.id) != 16:
+        return refuse("invalid", "malformed ticket or request id")
+    return None
+
+
+def _space_refusal(state: PoolState, command: Grant) -> Result | None:
+    for partition in command.partitions:
+        server = state.servers[partition.server]
+        gpu = server.gpus[partition.gpu]
+        if not server.grantable:
+            why = server.drain_reason or server.status.value
+            return refuse("busy", f"server {server.name} grants nothing now: {why}")
+        if gpu.memory_free < partition.memory:
+            return refuse("busy", f"GPU {gpu.index} of {server.name} is taken by now")
+    return None
+
+
+def _fairness_refusal(state: PoolState, command: Grant) -> Result | None:
+    """Refuse to take what the oldest starved waiter of at least this priority needs."""
+    oldest = oldest_starved(state)
+    if oldest is None or oldest.request.id == command.request.id:
+        return None
+    mine = state.waiting.get(command.request.id)
+    if mine is not None and mine.priority > oldest.priority:
+        return None
+    needed = needed_by(state, oldest)
+    if any((p.server, p.gpu) in needed for p in command.partitions):
+        waited_s = (state.now - oldest.since) // 1000
+        return refuse(
+            "busy", f"{oldest.user} has waited {waited_s} s for these GPUs and goes first"
+        )
+    return None
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+def wait(state: PoolState, command: Wait) -> tuple[PoolState, Result]:
+    """Record or renew a waiting entry; the time since the first one is what counts."""
+    request = command.request
+    if request.id in state.closed or request.id in state.by_request:
+        return state, refuse("closed", "the request waits no more")
+    token = state.tokens.get(command.token)
+    if token is None or token.user != command.user or token.refusal(state.now):
+        return state, refuse("denied", "unknown, expired or revoked token")
+    known = state.waiting.get(request.id)
+    if known is None and len(state.waiting) >= WAITING_COUNT_MAX:
+        return state, refuse("busy", "too many requests wait already")
+    entry = Waiting(
+        request=replace(
+            request,
+            client=request.client[:TEXT_LENGTH_MAX],
+            program=request.program[:TEXT_LENGTH_MAX],
+        ),
+        user=command.user,
+        priority=known.priority if known else 0,
+        since=known.since if known else state.now,
+        renewed=state.now,
+        reason=command.reason[:TEXT_LENGTH_MAX],
+    )
+    return replace(state, waiting=state.waiting | {request.id: entry}), Result(ok=True)
+
+
+def lapse_waiting(state: PoolState) -> PoolState:
+    """Return ``state`` without the waiting entries that nobody renewed."""
+    limit = state.now - WAITING_LAPSE_MS
+    if all(entry.renewed >= limit for entry in state.waiting.values()):
+        return state
+    kept = {k: w for k, w in state.waiting.items() if w.renewed >= limit}
+    return replace(state, waiting=kept)
+
+
+def oldest_starved(state: PoolState) -> Waiting | None:
+    """Return the waiter that goes first: highest priority, then longest wait, past the limit."""
+    limit = state.now - STARVED_AFTER_MS
+    starved = [w for w in state.waiting.values() if w.since <= limit]
+    return min(starved, key=lambda w: (-w.priority, w.since, w.request.id), default=None)
+
+
+def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
+    """Return the GPUs that are kept for ``entry``: those of the server nearest to serving it."""
+    best: tuple[tuple[int, int, str], list[tuple[ServerId, GpuId]]] | None = None
+    request = entry.request
+    for server in state.servers.values():
+        if not server.grantable or not names_server(request.servers, server):
+            continue
+        sizes = {
+            gpu.id: request.memory or partition_size(gpu.capacity, request.fraction)
+            for gpu in server.gpus.values()
+            if not gpu.fault
+        }
+        fitting = [g for g in server.gpus.values() if g.id in sizes and g.capacity >= sizes[g.id]]
+        if len(fitting) < request.count:
+            continue
+        fitting.sort(key=lambda g: (sizes[g.id] - g.memory_free, g.index))
+        chosen = fitting[: request.count]
+        missing = sum(max(0, sizes[g.id] - g.memory_free) for g in chosen)
+        ready = sum(g.memory_free >= sizes[g.id] for g in chosen)
+        key = (-ready, missing, server.id)
+        if best is None or key < best[0]:
+            best = (key, [(server.id, g.id) for g in chosen])
+    return set(best[1]) if best else set()
+
+
+def names_server(names: tuple[str, ...], server: Server) -> bool:
+    """Return whether a request's list of servers, empty for any, admits ``server``."""
+    return not names or server.name in names or server.id in names
+
+
+def partition_size(capacity: int, fraction: float) -> int:
+    """Return the bytes of ``fraction`` of a GPU, rounded down to whole MiB."""
+    return int(capacity * fraction) // PARTITION_SIZE_MIN * PARTITION_SIZE_MIN
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+def cancel_request(state: PoolState, command: CancelRequest) -> tuple[PoolState, Result]:
+    """Refuse any later grant of this request, and end the lease if it has one."""
+    lease_id = state.by_request.get(command.request)
+    if lease_id is not None:
+        return end(state, lease_id, command.reason), Result(ok=True, lease=lease_id)
+    waiting = {k: w for k, w in state.waiting.items() if k != command.request}
+    state = replace(state, waiting=waiting)
+    return _close(state, command.request, "the request was cancelled"), Result(ok=True)
+
+
+def end_lease(state: PoolState, command: EndLease) -> tuple[PoolState, Result]:
+    """First step of ending."""
+    if command.lease not in state.leases:
+        return state, Result(ok=True)  # freed already: as ended as can be
+    return end(state, command.lease, command.reason), Result(ok=True, lease=command.lease)
+
+
+def end(state: PoolState, lease_id: LeaseId, reason: str) -> PoolState:
+    """Return ``state`` with the lease ending on every server of it that still holds it."""
+    lease = state.leases[lease_id]
+    if not lease.held:
+        return state
+    parts = {
+        server: PartStatus.ENDING if part is PartStatus.HELD else part
+        for server, part in lease.parts.items()
+    }
+    reason = reason[:TEXT_LENGTH_MAX] or "ended"
+    lease = replace(lease, parts=parts, end_reason=reason, ended_at=state.now)
+    state = replace(state, leases=state.leases | {lease_id: lease})
+    return note(state, "ended", lease_name(lease_id), reason)
+
+
+def free_lease(state: PoolState, command: FreeLease) -> tuple[PoolState, Result]:
+    """Second step of ending, for one server: give its memory back."""
+    lease = state.leases.get(command.lease)
+    if lease is None or command.server not in lease.parts:
+        return state, Result(ok=True)
+    server = state.servers.get(command.server)
+    if server is None or server.incarnation != command.incarnation:
+        return state, refuse("conflict", "not the current incarnation")
+    if lease.held:
+        return state, refuse("conflict", "the lease is held; end it first")
+    return _free_part(state, lease, command.server), Result(ok=True)
+
+
+def free_all_of(state: PoolState, server: ServerId, reason: str) -> PoolState:
+    """Free every part that ``server`` has, because no worker of those leases can live there."""
+    for lease_id, lease in list(state.leases.items()):
+        if lease.parts.get(server, PartStatus.FREED) is PartStatus.FREED:
+            continue
+        state = end(state, lease_id, reason)
+        state = _free_part(state, state.leases[lease_id], server)
+    return state
+
+
+def _free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
+    if lease.parts[server] is PartStatus.FREED:
+        return state
+    mine = tuple(p for p in lease.partitions if p.server == server)
+    state = _charge(state, mine, sign=-1)
+    parts = lease.parts | {server: PartStatus.FREED}
+    if any(part is not PartStatus.FREED for part in parts.values()):
+        return replace(state, leases=state.leases | {lease.id: replace(lease, parts=parts)})
+    leases = {k: each for k, each in state.leases.items() if k != lease.id}
+    by_request = {k: each for k, each in state.by_request.items() if k != lease.request}
+    state = replace(state, leases=leases, by_request=by_request)
+    return _close(state, lease.request, f"its lease has ended: {lease.end_reason}")
+
+
+def _close(state: PoolState, request: RequestId, why: str) -> PoolState:
+    closed = {k: v for k, v in state.closed.items() if k != request}
+    if len(closed) >= CLOSED_REQUEST_COUNT_MAX:
+        del closed[next(iter(closed))]
+    closed[request] = why
+    return replace(state, closed=closed)
+
+
+def _charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -> PoolState:
+    servers = dict(state.servers)
+    for partition in partitions:
+        server = servers.get(partition.server)
+        gpu = server.gpus.get(partition.gpu) if server else None
+        if server is None or gpu is None:
+            continue  # the server left, and its books with it
+        charged = replace(gpu, memory_granted=gpu.memory_granted + sign * partition.memory)
+        servers[server.id] = replace(server, gpus=server.gpus | {gpu.id: charged})
+    return replace(state, servers=servers)
+
+
+def age_ms(state: PoolState, since: Milliseconds) -> int:
+    """Return how long ago ``since`` was, in table time."""
+    return max(0, state.now - since)

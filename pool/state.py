@@ -1,0 +1,239 @@
+"""The replicated table: what every server knows, as frozen dataclasses.
+
+Nothing here is ever changed in place. ``transition.apply`` makes a new state from an old one, so
+a reader that holds a state holds a consistent picture. All sizes are bytes, all times are table
+time (``ids.Milliseconds``).
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gpupool.pool.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+    TokenId,
+)
+
+VOTER_COUNT_MAX = 7
+"""More voters make every commit slower and tolerate failures that never happen together."""
+
+EVENT_COUNT_MAX = 256
+"""Events kept in the table for the live view; older ones are dropped."""
+
+CLOSED_REQUEST_COUNT_MAX = 8192
+"""Ended request ids kept so that a late grant for one of them is refused."""
+
+WAITING_COUNT_MAX = 4096
+"""Waiting entries kept; a client beyond that still retries, unseen."""
+
+WAITING_LAPSE_MS = 15_000
+"""A waiting entry that was not renewed for so long is dropped (design section 3.6)."""
+
+STARVED_AFTER_MS = 60_000
+"""After so long a wait, claims that would take what the oldest waiter needs are refused."""
+
+PARTITION_SIZE_MIN = 1 << 20
+"""The smallest partition, and the unit to which sizes are rounded down: 1 MiB."""
+
+
+class ServerStatus(Enum):
+    """Whether a server's GPUs may be granted."""
+
+    JOINED = "joined"  # known, has not offered its GPUs yet
+    UP = "up"
+    UNREACHABLE = "unreachable"  # no contact; its leases stay charged
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, MIG instance or emulated device of a server."""
+
+    id: GpuId
+    index: int  # as nvidia-smi numbers it on that server
+    name: str
+    memory_total: int
+    memory_reserved: int = 0  # by the driver and firmware, NVML's ``reserved``
+    memory_foreign: int = 0  # used by processes that are not ours
+    memory_granted: int = 0  # sum of the partitions of live leases
+    compute_capability: str = ""  # "9.0"; empty for an emulated GPU
+    pci_bus_id: str = ""
+    parent: GpuId | None = None  # the physical GPU of a MIG instance
+    emulated: bool = False
+    fault: str = ""  # why it must not be granted; empty when healthy
+
+    @property
+    def capacity(self) -> int:
+        """Return the bytes that leases could ever have: what a fraction is a fraction of."""
+        return max(0, self.memory_total - self.memory_reserved)
+
+    @property
+    def memory_free(self) -> int:
+        """Return the bytes that can be granted now."""
+        if self.fault:
+            return 0
+        return max(0, self.capacity - self.memory_foreign - self.memory_granted)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One member of the pool."""
+
+    id: ServerId
+    name: str
+    address: str  # host:port, where peers and clients reach it
+    voter: bool  # wanted as a Raft voter
+    witness: bool = False
+    status: ServerStatus = ServerStatus.JOINED
+    incarnation: Incarnation = Incarnation(0)
+    drain_reason: str | None = None
+    version: str = ""
+    driver_version: str = ""
+    cuda_version: str = ""
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+    gpus: dict[GpuId, Gpu] = field(default_factory=dict[GpuId, Gpu])
+    joined_at: Milliseconds = Milliseconds(0)
+    changed_at: Milliseconds = Milliseconds(0)
+
+    @property
+    def grantable(self) -> bool:
+        """Return whether new leases may use this server's GPUs."""
+        return self.status is ServerStatus.UP and self.drain_reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A share of one GPU's memory."""
+
+    server: ServerId
+    gpu: GpuId
+    memory: int
+
+
+class PartStatus(Enum):
+    """How far one server is with its part of a lease. Only ``FREED`` gives memory back."""
+
+    HELD = "held"
+    ENDING = "ending"
+    FREED = "freed"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The partitions granted to one request, until every server of it has freed its part."""
+
+    id: LeaseId
+    request: RequestId
+    user: str
+    token: TokenId
+    partitions: tuple[Partition, ...]
+    parts: dict[ServerId, PartStatus]
+    ticket_hash: bytes  # SHA-256 of the secret with which the client opens sessions
+    granted_at: Milliseconds
+    client: str = ""  # user@host of the client, for people
+    program: str = ""
+    end_reason: str = ""  # empty while it is held
+    ended_at: Milliseconds = Milliseconds(0)
+
+    @property
+    def held(self) -> bool:
+        """Return whether the program may still use it."""
+        return not self.end_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks for: ``count`` partitions on separate physical GPUs."""
+
+    id: RequestId
+    count: int
+    fraction: float = 0.0  # of each GPU; 0 when ``memory`` is given
+    memory: int = 0  # bytes on each GPU; 0 when ``fraction`` is given
+    servers: tuple[str, ...] = ()  # names or ids; empty means any
+    client: str = ""
+    program: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that could not be granted yet, kept alive by the client's retries."""
+
+    request: Request
+    user: str
+    priority: int
+    since: Milliseconds
+    renewed: Milliseconds
+    reason: str
+
+
+class TokenKind(Enum):
+    """What a token may do."""
+
+    SERVER = "server"  # lets one server join
+    USER = "user"
+    OPERATOR = "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A secret's public half: its hash, whom it names, and until when it holds."""
+
+    id: TokenId
+    kind: TokenKind
+    user: str
+    secret_hash: bytes  # SHA-256
+    created_at: Milliseconds
+    expires_at: Milliseconds
+    created_by: str = ""
+    revoked_at: Milliseconds = Milliseconds(0)
+    used_by: ServerId | None = None  # a server token lets one server in
+
+    def refusal(self, now_ms: int) -> str:
+        """Return why this token must be refused at ``now_ms``, or an empty string."""
+        if self.revoked_at:
+            return f"token {self.id} was revoked"
+        if now_ms >= self.expires_at:
+            return f"token {self.id} has expired"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that people want to see in the live view and the audit."""
+
+    at: Milliseconds
+    kind: str  # "joined", "lease-granted", ...
+    subject: str  # server name, lease name, user
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The whole replicated table."""
+
+    cluster_id: str = ""
+    name: str = ""
+    index: int = 0  # of the last applied command
+    now: Milliseconds = Milliseconds(0)
+    data_encryption: str = "tls"  # or "off": for the data plane only
+    servers: dict[ServerId, Server] = field(default_factory=dict[ServerId, Server])
+    leases: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
+    by_request: dict[RequestId, LeaseId] = field(default_factory=dict[RequestId, LeaseId])
+    closed: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
+    waiting: dict[RequestId, Waiting] = field(default_factory=dict[RequestId, Waiting])
+    tokens: dict[TokenId, Token] = field(default_factory=dict[TokenId, Token])
+    removed: dict[ServerId, Milliseconds] = field(default_factory=dict[ServerId, Milliseconds])
+    events: tuple[Event, ...] = ()
+
+    def server_named(self, name: str) -> Server | None:
+        """Return the server with this name or id."""
+        if found := self.servers.get(ServerId(name)):
+            return found
+        return next((s for s in self.servers.values() if s.name == name), None)
+
+    def voters(self) -> tuple[ServerId, ...]:
+        """Return the servers that should vote, in the order in which they joined."""
+        return tuple(s.id for s in self.servers.values() if s.voter)

@@ -1,0 +1,321 @@
+"""``apply(state, index, envelope)``: the one function that changes the table.
+
+Total and deterministic: it reads no clock, draws no chance, does no I/O, and turns whatever it is
+given into a new state and a result. A refusal is a result, never an exception. Servers and tokens
+are handled here, leases in ``leases``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpupool.pool import leases
+from gpupool.pool.codec import CodecError, decode, encode
+from gpupool.pool.commands import (
+    CancelRequest,
+    Command,
+    CreatePool,
+    CreateToken,
+    DrainServer,
+    EndLease,
+    Envelope,
+    FreeLease,
+    Grant,
+    JoinServer,
+    RemoveServer,
+    ReportGpus,
+    RevokeToken,
+    ServerContact,
+    ServerUp,
+    Tick,
+    Wait,
+    unseal,
+)
+from gpupool.pool.ids import GpuId, Milliseconds, Plain
+from gpupool.pool.results import Result, refuse
+from gpupool.pool.state import (
+    VOTER_COUNT_MAX,
+    Gpu,
+    PoolState,
+    Server,
+    ServerStatus,
+    Token,
+    TokenKind,
+)
+
+NAME_LENGTH_MAX = 64
+SERVER_COUNT_MAX = 4096
+TOKEN_COUNT_MAX = 16_384
+GPU_COUNT_MAX = 64
+"""Per server; commands are at most 16 KiB long, which is the sharper limit."""
+
+Step = tuple[PoolState, Result]
+
+
+def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
+    """Return the state after ``envelope``, committed at ``index``, and its result."""
+    # Time never goes back along the log, whatever a proposer's clock said.
+    now = Milliseconds(max(state.now, envelope.at))
+    state = replace(state, index=index, now=now)
+    state = leases.lapse_waiting(state)
+    if envelope.expires and now > envelope.expires:
+        return state, refuse("expired", "the command arrived after its deadline")
+    command = envelope.command
+    return HANDLERS[type(command)](state, command)
+
+
+def create_pool(state: PoolState, command: CreatePool) -> Step:
+    """Name the pool; once."""
+    if state.cluster_id:
+        return state, refuse("conflict", "the pool exists already")
+    state = replace(
+        state,
+        cluster_id=command.cluster_id,
+        name=command.name,
+        data_encryption=command.data_encryption,
+    )
+    return leases.note(state, "pool-created", command.name, "pool created"), Result(ok=True)
+
+
+def join_server(state: PoolState, command: JoinServer) -> Step:
+    """Admit a server, spending its token."""
+    known = state.servers.get(command.server)
+    if known is not None:
+        return state, Result(ok=True)
+    if command.server in state.removed:
+        return state, refuse("denied", "this server was removed from the pool for good")
+    if why := _join_refusal(state, command):
+        return state, why
+    voter = len(state.voters()) < VOTER_COUNT_MAX
+    server = Server(
+        id=command.server,
+        name=command.name,
+        address=command.address,
+        voter=voter,
+        witness=command.witness,
+        joined_at=state.now,
+        changed_at=state.now,
+    )
+    tokens = state.tokens
+    if command.token is not None:
+        tokens = tokens | {
+            command.token: replace(tokens[command.token], used_by=command.server),
+        }
+    state = replace(state, servers=state.servers | {server.id: server}, tokens=tokens)
+    return leases.note(state, "joined", server.name, f"joined from {server.address}"), Result(
+        ok=True
+    )
+
+
+def _join_refusal(state: PoolState, command: JoinServer) -> Result | None:
+    if not 0 < len(command.name) <= NAME_LENGTH_MAX:
+        return refuse("denied", f"a server's name has 1 to {NAME_LENGTH_MAX} characters")
+    if state.server_named(command.name) is not None:
+        return refuse("conflict", f"the pool has a server named {command.name} already")
+    if len(state.servers) >= SERVER_COUNT_MAX:
+        return refuse("denied", f"the pool has {SERVER_COUNT_MAX} servers, the most it can have")
+    if command.token is None:
+        return refuse("denied", "a server token is needed") if state.servers else None
+    token = state.tokens.get(command.token)
+    if token is None or token.kind is not TokenKind.SERVER:
+        return refuse("denied", "this is no server token of this pool")
+    if token.used_by is not None:
+        return refuse("denied", f"token {token.id} has been used; each lets one server in")
+    why = token.refusal(state.now)
+    return refuse("denied", why) if why else None
+
+
+def server_up(state: PoolState, command: ServerUp) -> Step:
+    """Take a server's inventory; a new incarnation has killed all workers of the former ones."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, refuse("denied", "this server is not a member of the pool")
+    if command.incarnation < server.incarnation:
+        return state, refuse("conflict", "a later incarnation of this server is known")
+    if len(command.gpus) > GPU_COUNT_MAX:
+        return state, refuse("denied", f"a server has at most {GPU_COUNT_MAX} GPUs")
+    restarted = command.incarnation > server.incarnation
+    if restarted:
+        state = leases.free_all_of(state, server.id, f"server {server.name} restarted")
+        server = state.servers[server.id]
+    gpus: dict[GpuId, Gpu] = {}
+    for gpu in command.gpus:
+        known = server.gpus.get(gpu.id)
+        granted = known.memory_granted if known else 0
+        gpus[gpu.id] = replace(gpu, memory_granted=granted)
+    for gpu in server.gpus.values():
+        # A device that fell off the bus stays in the table until its leases are over.
+        if gpu.id not in gpus and gpu.memory_granted:
+            gpus[gpu.id] = replace(gpu, fault="no longer present")
+    server = replace(
+        server,
+        incarnation=command.incarnation,
+        status=ServerStatus.UP,
+        address=command.address,
+        version=command.version,
+        driver_version=command.driver_version,
+        cuda_version=command.cuda_version,
+        gpus=gpus,
+        labels=command.labels or server.labels,
+        changed_at=state.now,
+    )
+    state = replace(state, servers=state.servers | {server.id: server})
+    if restarted:
+        state = leases.note(state, "up", server.name, f"up with {len(gpus)} GPUs")
+    return state, Result(ok=True)
+
+
+def server_contact(state: PoolState, command: ServerContact) -> Step:
+    """Note that the leader lost or regained a server; the same incarnation resumes."""
+    server = state.servers.get(command.server)
+    if server is None or server.incarnation != command.incarnation:
+        return state, refuse("conflict", "not the current incarnation")
+    before = ServerStatus.UNREACHABLE if command.reachable else ServerStatus.UP
+    after = ServerStatus.UP if command.reachable else ServerStatus.UNREACHABLE
+    if server.status is not before:
+        return state, Result(ok=True)
+    server = replace(server, status=after, changed_at=state.now)
+    state = replace(state, servers=state.servers | {server.id: server})
+    kind = "reachable" if command.reachable else "unreachable"
+    text = "in contact again" if command.reachable else "no contact; its leases stay charged"
+    return leases.note(state, kind, server.name, text), Result(ok=True)
+
+
+def remove_server(state: PoolState, command: RemoveServer) -> Step:
+    """Take a server out for good; the next follower becomes a voter in its place."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, Result(ok=True)
+    if len(state.servers) == 1:
+        return state, refuse("denied", "it is the last server of the pool")
+    state = leases.free_all_of(state, server.id, f"server {server.name} left the pool")
+    servers = {key: each for key, each in state.servers.items() if key != server.id}
+    if server.voter:
+        successor = next((s for s in servers.values() if not s.voter), None)
+        if successor is not None:
+            servers[successor.id] = replace(successor, voter=True)
+    state = replace(state, servers=servers, removed=state.removed | {server.id: state.now})
+    by = f" (by {command.by})" if command.by else ""
+    return leases.note(state, "left", server.name, f"left the pool{by}"), Result(ok=True)
+
+
+def report_gpus(state: PoolState, command: ReportGpus) -> Step:
+    """Take a server's readings of foreign memory and faults."""
+    server = state.servers.get(command.server)
+    if server is None or server.incarnation != command.incarnation:
+        return state, refuse("conflict", "not the current incarnation")
+    gpus = dict(server.gpus)
+    for gpu_id, reading in command.readings.items():
+        gpu = gpus.get(gpu_id)
+        if gpu is None:
+            continue
+        if reading.fault and not gpu.fault:
+            state = leases.note(
+                state, "gpu-fault", f"{server.name}/{gpu.index}", reading.fault[:200]
+            )
+        gpus[gpu_id] = replace(
+            gpu, memory_foreign=max(0, reading.memory_foreign), fault=reading.fault[:200]
+        )
+    server = replace(server, gpus=gpus)
+    return replace(state, servers=state.servers | {server.id: server}), Result(ok=True)
+
+
+def drain_server(state: PoolState, command: DrainServer) -> Step:
+    """Stop or resume granting on a server; running leases go on."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, refuse("never", "no such server")
+    server = replace(server, drain_reason=command.reason, changed_at=state.now)
+    state = replace(state, servers=state.servers | {server.id: server})
+    if command.reason is None:
+        return leases.note(state, "undrained", server.name, f"by {command.by}"), Result(ok=True)
+    text = f"{command.reason[:200]} (by {command.by})"
+    return leases.note(state, "drained", server.name, text), Result(ok=True)
+
+
+def create_token(state: PoolState, command: CreateToken) -> Step:
+    """Register a token."""
+    if command.token in state.tokens:
+        same = state.tokens[command.token].secret_hash == command.secret_hash
+        return state, Result(ok=True) if same else refuse("conflict", "this token id is taken")
+    if len(state.tokens) >= TOKEN_COUNT_MAX:
+        return state, refuse("denied", f"the pool has {TOKEN_COUNT_MAX} tokens, the most it can")
+    if not 0 < len(command.user) <= NAME_LENGTH_MAX or len(command.secret_hash) != 32:
+        return state, refuse("denied", "a token needs a user name and a SHA-256 of its secret")
+    token = Token(
+        id=command.token,
+        kind=command.kind,
+        user=command.user,
+        secret_hash=command.secret_hash,
+        created_at=state.now,
+        expires_at=command.expires_at,
+        created_by=command.by,
+    )
+    state = replace(state, tokens=state.tokens | {token.id: token})
+    text = f"{token.kind.value} token {token.id} created by {command.by or 'the pool'}"
+    return leases.note(state, "token-created", token.user, text), Result(ok=True)
+
+
+def revoke_token(state: PoolState, command: RevokeToken) -> Step:
+    """Refuse a token from now on, and end what it holds."""
+    token = state.tokens.get(command.token)
+    if token is None:
+        return state, refuse("never", f"the pool has no token {command.token}")
+    if token.revoked_at:
+        return state, Result(ok=True)
+    token = replace(token, revoked_at=state.now)
+    state = replace(state, tokens=state.tokens | {token.id: token})
+    for lease in list(state.leases.values()):
+        if lease.token == token.id and lease.held:
+            state = leases.end(state, lease.id, f"token {token.id} was revoked")
+    text = f"token {token.id} revoked by {command.by}"
+    return leases.note(state, "token-revoked", token.user, text), Result(ok=True)
+
+
+def tick(state: PoolState, command: Tick) -> Step:
+    """Do nothing: ``apply`` itself has advanced the time."""
+    return state, Result(ok=True)
+
+
+HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
+    CreatePool: create_pool,
+    JoinServer: join_server,
+    ServerUp: server_up,
+    ServerContact: server_contact,
+    RemoveServer: remove_server,
+    ReportGpus: report_gpus,
+    DrainServer: drain_server,
+    Grant: leases.grant,
+    CancelRequest: leases.cancel_request,
+    EndLease: leases.end_lease,
+    FreeLease: leases.free_lease,
+    Wait: leases.wait,
+    CreateToken: create_token,
+    RevokeToken: revoke_token,
+    Tick: tick,
+}
+
+
+@dataclass(slots=True)
+class PoolMachine:
+    """The state machine that consensus replicates: ``ports.StateMachine`` over ``apply``."""
+
+    state: PoolState
+
+    def apply(self, index: int, command: Plain) -> Plain:
+        """Apply one committed envelope; an undecodable one is a refusal on every server alike."""
+        try:
+            envelope = unseal(command)
+        except CodecError as error:
+            self.state = replace(self.state, index=index)
+            return encode(refuse("invalid", str(error)))
+        self.state, result = apply(self.state, index, envelope)
+        return encode(result)
+
+    def snapshot(self) -> Plain:
+        """Return the whole table as plain values."""
+        return encode(self.state)
+
+    def restore(self, snapshot: Plain) -> None:
+        """Replace the table. Raises ``CodecError`` when the snapshot is not one of ours."""
+        self.state = decode(PoolState, snapshot)
