@@ -1,0 +1,321 @@
+"""One read model of the pool for ``status``, ``gpus``, ``leases``, ``top``, ``--json``, ``/metrics``.
+
+A ``PoolView`` is what one server can say, with its age; ``Telemetry`` is what a server measures of
+itself, and is joined in by whoever shows it. Nothing secret is in either.
+"""
+
+from dataclasses import dataclass, field
+
+from gpupool.pool.duties import UNREACHABLE_AFTER_S
+from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.ports import LedgerHealth, Role
+from gpupool.pool.state import Event, Partition, PoolState, Server, ServerStatus
+
+SCHEMA = 1
+"""Of the JSON that ``--json`` prints; changes are additive only."""
+
+MAJORITY_FRESH_S = 2.0
+"""A server that heard from a majority so recently may act for the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuView:
+    """One GPU with its books."""
+
+    id: GpuId
+    index: int
+    name: str
+    memory_total: int
+    capacity: int
+    memory_granted: int
+    memory_foreign: int
+    memory_free: int
+    compute_capability: str
+    pci_bus_id: str
+    emulated: bool
+    mig: bool
+    fault: str
+    leases: tuple[LeaseId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerView:
+    """One server. ``state`` is one of idle, mix, full, drain, down, new (sinfo's words)."""
+
+    id: ServerId
+    name: str
+    address: str
+    state: str
+    reason: str
+    voter: bool
+    witness: bool
+    leader: bool
+    incarnation: Incarnation
+    version: str
+    driver_version: str
+    cuda_version: str
+    labels: dict[str, str]
+    gpus: tuple[GpuView, ...]
+    lease_count: int
+    joined_at: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseView:
+    """One lease; ``state`` is held, ending or unreachable."""
+
+    id: LeaseId
+    name: str
+    user: str
+    client: str
+    program: str
+    state: str
+    reason: str
+    partitions: tuple[Partition, ...]
+    granted_at: Milliseconds
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingView:
+    """One request that waits."""
+
+    request: str  # hex
+    user: str
+    client: str
+    program: str
+    count: int
+    fraction: float
+    memory: int
+    waited_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RaftView:
+    """The state of consensus as the answering server sees it."""
+
+    role: str
+    leader: str  # a server's name, or empty
+    term: int
+    commit_index: int
+    applied_index: int
+    voters: tuple[ServerId, ...]
+    connected: tuple[ServerId, ...]
+    quorum: bool  # in touch with a majority
+    majority_age_s: float
+    elections: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """What one server says of the whole pool."""
+
+    schema: int
+    name: str
+    cluster_id: str
+    answered_by: ServerId
+    now: Milliseconds  # wall clock of the answering server
+    data_encryption: str
+    raft: RaftView
+    servers: tuple[ServerView, ...]
+    leases: tuple[LeaseView, ...]
+    waiting: tuple[WaitingView, ...]
+    events: tuple[Event, ...]
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTelemetry:
+    """What NVML says of one GPU; None for a reading that this device does not give."""
+
+    gpu: GpuId
+    memory_used: int
+    utilization: float | None = None  # 0 to 1
+    temperature_c: float | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    ecc_errors: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTelemetry:
+    """What went over the wire for one lease on one server, since its sessions opened."""
+
+    lease: LeaseId
+    workers: int
+    calls: int
+    bytes_in: int
+    bytes_out: int
+    memory_reserved: int
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """What one server measures of itself."""
+
+    server: ServerId
+    at: Milliseconds
+    gpus: tuple[GpuTelemetry, ...] = ()
+    sessions: tuple[SessionTelemetry, ...] = ()
+    loop_lag_s: float = 0.0
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def has_quorum(health: LedgerHealth) -> bool:
+    """Return whether this server may act for the pool: it is in touch with a majority."""
+    return health.leader is not None and health.majority_age_s < MAJORITY_FRESH_S
+
+
+def build_view(
+    state: PoolState, health: LedgerHealth, answered_by: ServerId, wall_ms: int
+) -> PoolView:
+    """Return the view of ``state`` that the server ``answered_by`` gives at ``wall_ms``."""
+    leader = state.servers.get(health.leader) if health.leader else None
+    raft = RaftView(
+        role=health.role.value,
+        leader=leader.name if leader else "",
+        term=health.term,
+        commit_index=health.commit_index,
+        applied_index=health.applied_index,
+        voters=health.voters,
+        connected=health.connected,
+        quorum=has_quorum(health),
+        majority_age_s=health.majority_age_s,
+        elections=health.elections,
+    )
+    by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]] = {}
+    for lease in state.leases.values():
+        for part in lease.partitions:
+            by_gpu.setdefault((part.server, part.gpu), []).append(lease.id)
+    return PoolView(
+        schema=SCHEMA,
+        name=state.name,
+        cluster_id=state.cluster_id,
+        answered_by=answered_by,
+        now=Milliseconds(wall_ms),
+        data_encryption=state.data_encryption,
+        raft=raft,
+        servers=tuple(_server_view(s, health, by_gpu) for s in state.servers.values()),
+        leases=_lease_views(state, wall_ms),
+        waiting=_waiting_views(state, wall_ms),
+        events=state.events,
+        warnings=_warnings(state, health),
+    )
+
+
+def server_state(server: Server) -> str:
+    """Return sinfo's word for a server: down, drain, new, idle, mix or full."""
+    if server.status is ServerStatus.UNREACHABLE:
+        return "down"
+    if server.drain_reason is not None:
+        return "drain"
+    if server.status is ServerStatus.JOINED:
+        return "new"
+    if all(gpu.memory_granted == 0 for gpu in server.gpus.values()):
+        return "idle"
+    full = all(gpu.memory_free < gpu.capacity // 20 for gpu in server.gpus.values())
+    return "full" if full else "mix"
+
+
+def _server_view(
+    server: Server, health: LedgerHealth, by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]]
+) -> ServerView:
+    gpus = tuple(
+        GpuView(
+            id=gpu.id,
+            index=gpu.index,
+            name=gpu.name,
+            memory_total=gpu.memory_total,
+            capacity=gpu.capacity,
+            memory_granted=gpu.memory_granted,
+            memory_foreign=gpu.memory_foreign,
+            memory_free=gpu.memory_free,
+            compute_capability=gpu.compute_capability,
+            pci_bus_id=gpu.pci_bus_id,
+            emulated=gpu.emulated,
+            mig=gpu.parent is not None,
+            fault=gpu.fault,
+            leases=tuple(by_gpu.get((server.id, gpu.id), ())),
+        )
+        for gpu in sorted(server.gpus.values(), key=lambda g: g.index)
+    )
+    reason = server.drain_reason or ""
+    if server.status is ServerStatus.UNREACHABLE:
+        reason = f"no contact for more than {UNREACHABLE_AFTER_S:.0f} s"
+    return ServerView(
+        id=server.id,
+        name=server.name,
+        address=server.address,
+        state=server_state(server),
+        reason=reason,
+        voter=server.voter,
+        witness=server.witness,
+        leader=server.id == health.leader,
+        incarnation=server.incarnation,
+        version=server.version,
+        driver_version=server.driver_version,
+        cuda_version=server.cuda_version,
+        labels=server.labels,
+        gpus=gpus,
+        lease_count=len({lease for gpu in gpus for lease in gpu.leases}),
+        joined_at=server.joined_at,
+    )
+
+
+def _lease_views(state: PoolState, wall_ms: int) -> tuple[LeaseView, ...]:
+    views: list[LeaseView] = []
+    for lease in state.leases.values():
+        servers = [state.servers.get(each) for each in lease.parts]
+        lost = any(s is None or s.status is ServerStatus.UNREACHABLE for s in servers)
+        word = "unreachable" if lost else "held" if lease.held else "ending"
+        views.append(
+            LeaseView(
+                id=lease.id,
+                name=lease_name(lease.id),
+                user=lease.user,
+                client=lease.client,
+                program=lease.program,
+                state=word,
+                reason=lease.end_reason,
+                partitions=lease.partitions,
+                granted_at=lease.granted_at,
+                age_s=max(0.0, (wall_ms - lease.granted_at) / 1000),
+            )
+        )
+    return tuple(views)
+
+
+def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
+    ordered = sorted(state.waiting.values(), key=lambda w: (-w.priority, w.since))
+    return tuple(
+        WaitingView(
+            request=w.request.id.hex(),
+            user=w.user,
+            client=w.request.client,
+            program=w.request.program,
+            count=w.request.count,
+            fraction=w.request.fraction,
+            memory=w.request.memory,
+            waited_s=max(0.0, (wall_ms - w.since) / 1000),
+            reason=w.reason,
+        )
+        for w in ordered
+    )
+
+
+def _warnings(state: PoolState, health: LedgerHealth) -> tuple[str, ...]:
+    warnings: list[str] = []
+    if not has_quorum(health):
+        warnings.append(
+            "this server is not in touch with a majority of the voters: nothing is granted here, "
+            f"and what it shows may be old (last contact {health.majority_age_s:.0f} s ago)"
+        )
+    if len(state.voters()) == 2:
+        warnings.append(
+            "with two servers the failure of either stops all grants; a third one cures that, "
+            "and needs no GPU: gpupool join --witness"
+        )
+    if health.role is Role.REMOVED:
+        warnings.append("this server was removed from the pool")
+    return tuple(warnings)

@@ -1,0 +1,78 @@
+"""What the control server asks of the host: open a session, hand over its connection, end it.
+
+``host/`` implements ``SessionHost`` with real worker processes; tests and simulations fake it.
+"""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpupool.pool.commands import GpuReading
+from gpupool.pool.ids import GpuId, LeaseId
+from gpupool.pool.state import Gpu, Lease, Partition
+from gpupool.pool.view import GpuTelemetry, SessionTelemetry
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDevice:
+    """One partition as the program will see it."""
+
+    index: int
+    uuid: GpuId
+    name: str
+    memory: int  # bytes of the partition
+    emulated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """Where one client process reaches its worker, and how each proves itself to the other."""
+
+    session: bytes  # 16 random bytes, made by the host
+    certificate_sha256: bytes  # of the worker's DER certificate
+    ticket: bytes  # 32 random bytes, for this session alone
+    unix_path: str  # Unix socket for clients on the same host; empty when there is none
+    devices: tuple[SessionDevice, ...]
+
+
+class SessionHost(Protocol):
+    """The workers of one server; implemented by remoting.host, faked by tests and simulations."""
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices to offer, in nvidia-smi's order."""
+        ...
+
+    def readings(self) -> dict[GpuId, GpuReading]:
+        """Return the latest foreign memory and fault of every GPU."""
+        ...
+
+    def worker_count(self) -> dict[LeaseId, int]:
+        """Return how many live workers each lease has."""
+        ...
+
+    async def open_session(
+        self, lease: Lease, partitions: Sequence[Partition], *, door: str, program: str
+    ) -> SessionInfo:
+        """Start (or take a spare) worker for one client process of ``lease``.
+
+        Raises:
+            GpupoolError: when no worker can be had.
+        """
+        ...
+
+    def knows_session(self, session: bytes) -> bool:
+        """Return whether ``session`` waits for its data connection."""
+        ...
+
+    async def hand_over(self, session: bytes, connection: socket.socket) -> None:
+        """Give a worker its data connection, untouched; the descriptor is the worker's now."""
+        ...
+
+    async def kill_lease(self, lease: LeaseId, reason: str) -> None:
+        """Kill every worker of ``lease`` and return once all are gone (waited for)."""
+        ...
+
+    def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
+        """Return the latest readings of GPUs and sessions."""
+        ...
