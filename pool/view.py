@@ -1,4 +1,4 @@
-"""One read model of the pool for ``status``, ``gpus``, ``leases``, ``top``, ``--json``, ``/metrics``.
+"""One read model of the pool, for ``status``, ``gpus``, ``leases``, ``top`` and ``/metrics``.
 
 A ``PoolView`` is what one server can say, with its age; ``Telemetry`` is what a server measures of
 itself, and is joined in by whoever shows it. Nothing secret is in either.
