@@ -118,10 +118,16 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """Nobody waits for this request any more: end its lease, and refuse any later grant."""
+    """Nobody waits for this request any more: end its lease, and refuse any later grant.
+
+    A client that goes on under a new request id names it as ``successor``, which inherits the
+    place in the waiting line. ``user`` must own the request; empty when the pool itself cancels.
+    """
 
     request: RequestId
     reason: str
+    user: str = ""
+    successor: RequestId | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ owns it has said ``freed``. The lease's id, the Raft index of its grant, is its 
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, Wait
 from gpupool.pool.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
@@ -41,10 +42,15 @@ def note(state: PoolState, kind: str, subject: str, text: str) -> PoolState:
 def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
     """Grant a lease after checking everything again; one live lease per request id."""
     request = command.request
+    if not owned_by(state, request.id, command.user):
+        return state, refuse("denied", "this request is another user's")
     if request.id in state.closed:
         return state, refuse("closed", state.closed[request.id])
     if request.id in state.by_request:
-        return state, Result(ok=True, lease=state.by_request[request.id])
+        lease = state.leases[state.by_request[request.id]]
+        if not lease.held:
+            return state, refuse("closed", f"its lease has ended: {lease.end_reason}")
+        return state, Result(ok=True, lease=lease.id)
     refusal = (
         _token_refusal(state, command)
         or _shape_refusal(state, command)
@@ -75,6 +81,15 @@ def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
     names = ", ".join(sorted({state.servers[p.server].name for p in lease.partitions}))
     text = f"{len(lease.partitions)} GPU(s) on {names} to {lease.user}"
     return note(state, "granted", lease_name(lease.id), text), Result(ok=True, lease=lease.id)
+
+
+def owned_by(state: PoolState, request: RequestId, user: str) -> bool:
+    """Return whether nobody but ``user`` has a lease or a place in line under this request id."""
+    lease_id = state.by_request.get(request)
+    if lease_id is not None and state.leases[lease_id].user != user:
+        return False
+    entry = state.waiting.get(request)
+    return entry is None or entry.user == user
 
 
 def _token_refusal(state: PoolState, command: Grant) -> Result | None:
@@ -147,6 +162,10 @@ def wait(state: PoolState, command: Wait) -> tuple[PoolState, Result]:
     request = command.request
     if request.id in state.closed or request.id in state.by_request:
         return state, refuse("closed", "the request waits no more")
+    if not owned_by(state, request.id, command.user):
+        return state, refuse("denied", "this request is another user's")
+    if len(request.id) != 16:
+        return state, refuse("invalid", "malformed request id")
     token = state.tokens.get(command.token)
     if token is None or token.user != command.user or token.refusal(state.now):
         return state, refuse("denied", "unknown, expired or revoked token")
@@ -188,25 +207,38 @@ def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
     """Return the GPUs that are kept for ``entry``: those of the server nearest to serving it."""
     best: tuple[tuple[int, int, str], list[tuple[ServerId, GpuId]]] | None = None
     request = entry.request
+    everywhere: list[_Candidate] = []
     for server in state.servers.values():
         if not server.grantable or not names_server(request.servers, server):
             continue
-        sizes = {
-            gpu.id: request.memory or partition_size(gpu.capacity, request.fraction)
+        fitting = [
+            _Candidate(max(0, size - gpu.memory_free), gpu.index, server.id, gpu.id)
             for gpu in server.gpus.values()
             if not gpu.fault
-        }
-        fitting = [g for g in server.gpus.values() if g.id in sizes and g.capacity >= sizes[g.id]]
+            and (size := request.memory or partition_size(gpu.capacity, request.fraction))
+            <= gpu.capacity
+        ]
+        fitting.sort()
+        everywhere += fitting
         if len(fitting) < request.count:
             continue
-        fitting.sort(key=lambda g: (sizes[g.id] - g.memory_free, g.index))
         chosen = fitting[: request.count]
-        missing = sum(max(0, sizes[g.id] - g.memory_free) for g in chosen)
-        ready = sum(g.memory_free >= sizes[g.id] for g in chosen)
-        key = (-ready, missing, server.id)
+        ready = sum(c.missing == 0 for c in chosen)
+        key = (-ready, sum(c.missing for c in chosen), server.id)
         if best is None or key < best[0]:
-            best = (key, [(server.id, g.id) for g in chosen])
+            best = (key, [(c.server, c.gpu) for c in chosen])
+    if best is None and request.across and len(everywhere) >= request.count:
+        return {(c.server, c.gpu) for c in sorted(everywhere)[: request.count]}
     return set(best[1]) if best else set()
+
+
+class _Candidate(NamedTuple):
+    """A GPU that could serve a starved request, ordered by how little it lacks."""
+
+    missing: int  # bytes
+    gpu_index: int
+    server: ServerId
+    gpu: GpuId
 
 
 def names_server(names: tuple[str, ...], server: Server) -> bool:
@@ -224,12 +256,24 @@ def partition_size(capacity: int, fraction: float) -> int:
 
 def cancel_request(state: PoolState, command: CancelRequest) -> tuple[PoolState, Result]:
     """Refuse any later grant of this request, and end the lease if it has one."""
+    if command.user and not owned_by(state, command.request, command.user):
+        return state, refuse("denied", "this request is another user's")
+    if len(command.request) != 16:
+        return state, refuse("invalid", "malformed request id")
     lease_id = state.by_request.get(command.request)
     if lease_id is not None:
         return end(state, lease_id, command.reason), Result(ok=True, lease=lease_id)
     waiting = {k: w for k, w in state.waiting.items() if k != command.request}
+    entry = state.waiting.get(command.request)
+    heir = command.successor
+    if entry and heir and len(heir) == 16 and not _is_known(state, heir):
+        waiting[heir] = replace(entry, request=replace(entry.request, id=heir), renewed=state.now)
     state = replace(state, waiting=waiting)
     return _close(state, command.request, "the request was cancelled"), Result(ok=True)
+
+
+def _is_known(state: PoolState, request: RequestId) -> bool:
+    return request in state.waiting or request in state.by_request or request in state.closed
 
 
 def end_lease(state: PoolState, command: EndLease) -> tuple[PoolState, Result]:

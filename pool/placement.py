@@ -39,7 +39,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class NoOffer:
-    """Why a server gives nothing: "busy", "never" or "denied"."""
+    """Why a server gives nothing: "busy", "never", "denied", or "no-quorum" when it may not."""
 
     server: ServerId
     name: str
@@ -50,11 +50,21 @@ class NoOffer:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The claim to send for one offer."""
+    """The claim to send: one offer, or with ``across`` several together."""
 
-    offer: Offer
+    offers: tuple[Offer, ...]
     partitions: tuple[Partition, ...]
     left_over: int  # bytes that remain free on the chosen GPUs
+
+    @property
+    def server(self) -> ServerId:
+        """Return the server that is asked to grant it."""
+        return self.offers[0].server
+
+    @property
+    def incarnations(self) -> dict[ServerId, Incarnation]:
+        """Return the incarnations that the offers stated."""
+        return {offer.server: offer.incarnation for offer in self.offers}
 
 
 def wanted_size(gpu: Gpu, request: Request) -> int:
@@ -87,7 +97,8 @@ def make_offer(state: PoolState, server: Server, request: Request) -> Offer | No
         for gpu in server.gpus.values()
         if (size := wanted_size(gpu, request)) and gpu.memory_free >= size
     )
-    if len({gpu.physical for gpu in gpus}) < request.count:
+    needed = 1 if request.across else request.count
+    if len({gpu.physical for gpu in gpus}) < needed:
         idle = sum(gpu.memory_granted == 0 for gpu in server.gpus.values())
         why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle} idle)"
         return NoOffer(server.id, server.name, "busy", why, ahead)
@@ -98,22 +109,29 @@ def make_offer(state: PoolState, server: Server, request: Request) -> Offer | No
 
 
 def could_ever_fit(server: Server, request: Request) -> bool:
-    """Return whether an empty, healthy ``server`` could serve ``request``."""
+    """Return whether an empty, healthy ``server`` could serve ``request``, or a part of it."""
+    return _fitting_count(server, request) >= (1 if request.across else request.count)
+
+
+def any_could_ever_fit(state: PoolState, request: Request) -> bool:
+    """Return whether any server of the table, down ones included, could ever serve it."""
+    counts = [
+        _fitting_count(server, request)
+        for server in state.servers.values()
+        if names_server(request.servers, server)
+    ]
+    most = sum(counts) if request.across else max(counts, default=0)
+    return most >= request.count
+
+
+def _fitting_count(server: Server, request: Request) -> int:
+    """Return on how many cards of an empty ``server`` a partition of the request fits."""
     fitting = {
         gpu.parent or gpu.id
         for gpu in server.gpus.values()
         if 0 < (request.memory or partition_size(gpu.capacity, request.fraction)) <= gpu.capacity
     }
-    return len(fitting) >= request.count
-
-
-def any_could_ever_fit(state: PoolState, request: Request) -> bool:
-    """Return whether any server of the table, down ones included, could ever serve it."""
-    return any(
-        could_ever_fit(server, request)
-        for server in state.servers.values()
-        if names_server(request.servers, server)
-    )
+    return len(fitting)
 
 
 def never_reason(state: PoolState, request: Request) -> str:
@@ -121,46 +139,63 @@ def never_reason(state: PoolState, request: Request) -> str:
     servers = [s for s in state.servers.values() if names_server(request.servers, s)]
     if request.servers and not servers:
         return f"the pool has no server named {', '.join(request.servers)}"
-    gpu_count = max((len({g.parent or g.id for g in s.gpus.values()}) for s in servers), default=0)
+    counts = [len({g.parent or g.id for g in s.gpus.values()}) for s in servers]
+    gpu_count = max(counts, default=0)
     memory = max((g.capacity for s in servers for g in s.gpus.values()), default=0)
     if not gpu_count:
         return "no server of the pool has any GPU"
-    return f"the largest server has {gpu_count} GPU(s), the largest GPU {memory / 2**30:.1f} GiB"
+    largest = f"the largest GPU {memory / 2**30:.1f} GiB"
+    if request.across:
+        return f"all servers together have {sum(counts)} GPU(s), {largest}"
+    return f"the largest server has {gpu_count} GPU(s), {largest}"
 
 
-def choose(offer: Offer, request: Request) -> Choice | None:
-    """Return the best-fitting GPUs of one offer, or None when it cannot serve the request.
+def choose(offers: tuple[Offer, ...], request: Request) -> Choice | None:
+    """Return the best-fitting GPUs of these offers together, or None when they are too few.
 
-    With mixed GPUs a fraction means the same bytes on each: that of the smallest chosen GPU.
+    GPUs of an earlier offer come first. With mixed GPUs a fraction means the same bytes on each:
+    that of the smallest chosen GPU.
     """
-    ranked = sorted(offer.gpus, key=lambda g: (g.memory_free - g.memory, g.index))
-    chosen: list[OfferedGpu] = []
-    cards: set[GpuId] = set()
-    for gpu in ranked:
-        if gpu.physical not in cards and len(chosen) < request.count:
-            chosen.append(gpu)
-            cards.add(gpu.physical)
+    chosen: list[tuple[ServerId, OfferedGpu]] = []
+    cards: set[tuple[ServerId, GpuId]] = set()
+    for offer in offers:
+        for gpu in sorted(offer.gpus, key=lambda g: (g.memory_free - g.memory, g.index)):
+            card = (offer.server, gpu.physical)
+            if card not in cards and len(chosen) < request.count:
+                chosen.append((offer.server, gpu))
+                cards.add(card)
     if len(chosen) < request.count or not chosen:
         return None
-    memory = min(gpu.memory for gpu in chosen)
-    partitions = tuple(
-        Partition(offer.server, gpu.gpu, memory) for gpu in sorted(chosen, key=lambda g: g.index)
+    memory = min(gpu.memory for _, gpu in chosen)
+    order = {offer.server: place for place, offer in enumerate(offers)}
+    chosen.sort(key=lambda pair: (order[pair[0]], pair[1].index))
+    return Choice(
+        offers=tuple(o for o in offers if any(server == o.server for server, _ in chosen)),
+        partitions=tuple(Partition(server, gpu.gpu, memory) for server, gpu in chosen),
+        left_over=sum(gpu.memory_free - memory for _, gpu in chosen),
     )
-    return Choice(offer, partitions, sum(gpu.memory_free - memory for gpu in chosen))
 
 
 def rank(
     offers: list[Offer], request: Request, latency_s: dict[ServerId, float] | None = None
 ) -> list[Choice]:
-    """Return one choice per offer that can serve ``request``, best first; a total order."""
+    """Return the choices that serve ``request``, best first; a total order.
+
+    One server is preferred. Only when none can serve an ``across`` request alone do several
+    together: as few of them as possible.
+    """
     latencies = latency_s or {}
-    choices = [choice for offer in offers if (choice := choose(offer, request)) is not None]
-    return sorted(
-        choices,
-        key=lambda c: (
-            c.left_over,
-            round(c.offer.load, 3),
-            latencies.get(c.offer.server, 0.0),
-            c.offer.server,
-        ),
-    )
+
+    def preference(choice: Choice) -> tuple[int, float, float, ServerId]:
+        offer = choice.offers[0]
+        latency = latencies.get(offer.server, 0.0)
+        return (choice.left_over, round(offer.load, 3), latency, offer.server)
+
+    choices = [choice for offer in offers if (choice := choose((offer,), request)) is not None]
+    if not choices and request.across:
+        widest = sorted(
+            offers, key=lambda o: (-len({g.physical for g in o.gpus}), o.load, o.server)
+        )
+        together = choose(tuple(widest), request)
+        return [together] if together is not None else []
+    return sorted(choices, key=preference)

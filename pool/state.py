@@ -153,6 +153,7 @@ class Request:
     fraction: float = 0.0  # of each GPU; 0 when ``memory`` is given
     memory: int = 0  # bytes on each GPU; 0 when ``fraction`` is given
     servers: tuple[str, ...] = ()  # names or ids; empty means any
+    across: bool = False  # several servers may satisfy it together
     client: str = ""
     program: str = ""
 

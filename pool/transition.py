@@ -81,7 +81,11 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
     """Admit a server, spending its token."""
     known = state.servers.get(command.server)
     if known is not None:
-        return state, Result(ok=True)
+        # The answer to the first one was lost. Only the token that let it in names it again.
+        token = state.tokens.get(command.token) if command.token else None
+        if token is not None and token.used_by == known.id:
+            return state, Result(ok=True)
+        return state, refuse("conflict", f"the pool has server {known.id} already")
     if command.server in state.removed:
         return state, refuse("denied", "this server was removed from the pool for good")
     if why := _join_refusal(state, command):
@@ -298,9 +302,14 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
 
 @dataclass(slots=True)
 class PoolMachine:
-    """The state machine that consensus replicates: ``ports.StateMachine`` over ``apply``."""
+    """The state machine that consensus replicates: ``ports.StateMachine`` over ``apply``.
+
+    ``on_apply`` is called after each change of ``state``, on the thread that changed it. A reader
+    on any thread takes ``state`` once and holds one consistent picture.
+    """
 
     state: PoolState
+    on_apply: Callable[[], None] | None = None
 
     def apply(self, index: int, command: Plain) -> Plain:
         """Apply one committed envelope; an undecodable one is a refusal on every server alike."""
@@ -308,8 +317,11 @@ class PoolMachine:
             envelope = unseal(command)
         except CodecError as error:
             self.state = replace(self.state, index=index)
-            return encode(refuse("invalid", str(error)))
-        self.state, result = apply(self.state, index, envelope)
+            result = refuse("invalid", str(error))
+        else:
+            self.state, result = apply(self.state, index, envelope)
+        if self.on_apply is not None:
+            self.on_apply()
         return encode(result)
 
     def snapshot(self) -> Plain:
@@ -319,3 +331,5 @@ class PoolMachine:
     def restore(self, snapshot: Plain) -> None:
         """Replace the table. Raises ``CodecError`` when the snapshot is not one of ours."""
         self.state = decode(PoolState, snapshot)
+        if self.on_apply is not None:
+            self.on_apply()

@@ -1,0 +1,491 @@
+"""Every control message as a frozen dataclass: the whole protocol on one screen.
+
+A client opens with ``Hello`` (or ``FetchCa``, alone, before it has a CA to trust), is answered by
+``Welcome`` or ``Refused``, and then makes calls. A call carries a number of the client's choice,
+and its one answer the same number; pushes from the server carry number 0. A frame's body is the
+CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
+
+    client                                   server
+    Hello, FetchCa                           Welcome, CaCertificate
+    Ask                                      Offered
+    Claim                                    Claimed
+    Cancel, AwaitGpus, Attach, Release ...   Done
+    OpenSession                              SessionOpened
+    GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
+    JoinPool                                 Joined
+                                             TryNow, LeaseEnded, Members, Update   (pushes)
+"""
+
+from dataclasses import dataclass
+
+from gpupool.pool.codec import CodecError, decode, encode
+from gpupool.pool.errors import (
+    AuthenticationError,
+    DeniedError,
+    GpupoolError,
+    LeaseLostError,
+    LocalProtocolError,
+    NeverFitsError,
+    NoQuorumError,
+    NotNowError,
+    ProtocolError,
+    RemoteProtocolError,
+    StorageError,
+    UnreachableError,
+    UsageError,
+)
+from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, TokenId
+from gpupool.pool.placement import NoOffer, Offer
+from gpupool.pool.state import Partition, Request, TokenKind
+from gpupool.pool.view import PoolView, Telemetry
+from gpupool.remoting.sessions import SessionInfo
+from gpupool.remoting.wire import dump, frame_bytes, load
+
+PROTOCOL = 1
+"""Grows with every change that an older end would misread."""
+
+# --- opening -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a client, over a connection whose server it has verified."""
+
+    protocol: int
+    version: str
+    token: TokenId
+    secret: bytes
+    client: str  # user@host, for people
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCa:
+    """First and only message of a client that knows no more of the CA than its SHA-256."""
+
+    protocol: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaCertificate:
+    """The certificate of the cluster CA; worthless to whoever does not know its SHA-256."""
+
+    pem: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where a server is reached."""
+
+    server: ServerId
+    name: str
+    address: str  # host:port
+    voter: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The server knows the token."""
+
+    protocol: int
+    version: str
+    server: ServerId
+    server_name: str
+    cluster_id: str
+    pool: str
+    user: str
+    kind: TokenKind
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An error of ``pool.errors``, by its code."""
+
+    code: str
+    what: str
+    why: str = ""
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The call has done what it asked for."""
+
+    note: str = ""
+
+
+# --- requests and leases -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Say what this server could give for ``request`` now."""
+
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """One of the two is set."""
+
+    offer: Offer | None
+    refusal: NoOffer | None
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitGpus:
+    """Record or renew the request's place in the waiting line."""
+
+    request: Request
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Grant exactly this. The connection is attached to the lease that comes of it."""
+
+    request: Request
+    ticket_hash: bytes  # SHA-256 of the lease's ticket, a secret of the client
+    partitions: tuple[Partition, ...]
+    incarnations: dict[ServerId, Incarnation]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """``outcome`` is "granted", "refused" (definitely; kinds of ``Result``) or "uncertain"."""
+
+    outcome: str
+    lease: LeaseId | None = None
+    kind: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Refuse every later grant of this request, and end its lease; ``Done`` means committed."""
+
+    request: RequestId
+    reason: str
+    successor: RequestId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Tie the lease to this connection as well: when it closes, the lease ends."""
+
+    lease: LeaseId
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The program is over: end the lease."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSession:
+    """Start a worker for one client process; the lease must be attached to this connection."""
+
+    lease: LeaseId
+    door: str
+    program: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """Where the worker is reached. ``encryption`` is "tls" or "off", for the data alone."""
+
+    info: SessionInfo
+    address: str  # host:port
+    encryption: str
+
+
+# --- looking and operating -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GetView:
+    """Ask for the view of the whole pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewNow:
+    """The pool as the answering server sees it."""
+
+    view: PoolView
+
+
+@dataclass(frozen=True, slots=True)
+class GetTelemetry:
+    """Ask what the server measures of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryNow:
+    """What the answering server measures of itself."""
+
+    telemetry: Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Push an ``Update`` at this interval from now on, limited to 0.2 s to 60 s; 0 ends it."""
+
+    interval_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CreateToken:
+    """Register a token whose secret only the caller knows."""
+
+    token: TokenId
+    kind: TokenKind
+    user: str
+    secret_hash: bytes
+    valid_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeToken:
+    """Refuse a token from now on, and end its leases."""
+
+    token: TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class ListTokens:
+    """Ask for all tokens; operators only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """A token without its hash. ``state`` is "valid", "expired", "revoked" or "used"."""
+
+    token: TokenId
+    kind: TokenKind
+    user: str
+    created_at: Milliseconds
+    expires_at: Milliseconds
+    created_by: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Every token of the pool."""
+
+    tokens: tuple[TokenView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveServer:
+    """Take a server, by name or id, out of the pool for good."""
+
+    server: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainServer:
+    """Stop granting on a server, by name or id; without a reason, resume."""
+
+    server: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndLease:
+    """End a lease by order; one's own, or any for an operator."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPool:
+    """Admit a server, on a connection that a server token opened."""
+
+    server: ServerId
+    name: str
+    address: str
+    witness: bool
+    csr_pem: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a new server needs: its certificate, the CA, and as a voter the CA's key."""
+
+    certificate_pem: bytes
+    ca_pem: bytes
+    ca_key_pem: bytes
+    voter: bool
+    members: tuple[Member, ...]
+
+
+# --- pushes --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TryNow:
+    """A hint: these waiting requests would probably be granted now."""
+
+    requests: tuple[RequestId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """A lease attached to this connection has ended, not by the client's own release."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The membership has changed."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a subscription delivers."""
+
+    view: PoolView
+    telemetry: Telemetry
+
+
+Opening = Hello | FetchCa
+Call = (
+    Ask
+    | AwaitGpus
+    | Claim
+    | Cancel
+    | Attach
+    | Release
+    | OpenSession
+    | GetView
+    | GetTelemetry
+    | Subscribe
+    | CreateToken
+    | RevokeToken
+    | ListTokens
+    | RemoveServer
+    | DrainServer
+    | EndLease
+    | JoinPool
+)
+Answer = (
+    Welcome
+    | CaCertificate
+    | Refused
+    | Done
+    | Offered
+    | Claimed
+    | SessionOpened
+    | ViewNow
+    | TelemetryNow
+    | Tokens
+    | Joined
+)
+Push = TryNow | LeaseEnded | Members | Update
+Message = Opening | Call | Answer | Push
+
+# The number of each message on the wire. Numbers are never reused.
+OPENINGS: dict[int, type[Opening]] = {1: Hello, 2: FetchCa}
+CALLS: dict[int, type[Call]] = {
+    16: Ask,
+    17: AwaitGpus,
+    18: Claim,
+    19: Cancel,
+    20: Attach,
+    21: Release,
+    22: OpenSession,
+    32: GetView,
+    33: GetTelemetry,
+    34: Subscribe,
+    48: CreateToken,
+    49: RevokeToken,
+    50: ListTokens,
+    51: RemoveServer,
+    52: DrainServer,
+    53: EndLease,
+    64: JoinPool,
+}
+ANSWERS: dict[int, type[Answer]] = {
+    128: Welcome,
+    129: CaCertificate,
+    130: Refused,
+    131: Done,
+    132: Offered,
+    133: Claimed,
+    134: SessionOpened,
+    135: ViewNow,
+    136: TelemetryNow,
+    137: Tokens,
+    138: Joined,
+}
+PUSHES: dict[int, type[Push]] = {192: TryNow, 193: LeaseEnded, 194: Members, 195: Update}
+KINDS: dict[int, type[Message]] = {**OPENINGS, **CALLS, **ANSWERS, **PUSHES}
+NUMBERS: dict[type[Message], int] = {kind: number for number, kind in KINDS.items()}
+
+CALL_NUMBER_MAX = 2**32 - 1
+
+
+def to_frame(call: int, message: Message, *, size_max: int) -> bytes:
+    """Return ``message`` as one frame, as call number ``call`` or an answer to it."""
+    return frame_bytes(NUMBERS[type(message)], dump([call, encode(message)]), size_max=size_max)
+
+
+def from_body(kind: int, body: bytes) -> tuple[int, Message]:
+    """Return the call number and the message of a frame.
+
+    Raises:
+        RemoteProtocolError: for an unknown kind, or a body that is not exactly its message.
+    """
+    expected = KINDS.get(kind)
+    if expected is None:
+        raise RemoteProtocolError("unknown message", why=f"kind {kind}")
+    plain = load(body)
+    if not isinstance(plain, list) or len(plain) != 2:
+        raise RemoteProtocolError("malformed message", why="not a pair of number and fields")
+    call, fields = plain
+    if type(call) is not int or not 0 <= call <= CALL_NUMBER_MAX:
+        raise RemoteProtocolError("malformed message", why="call number out of range")
+    try:
+        return call, decode(expected, fields)
+    except CodecError as error:
+        raise RemoteProtocolError("malformed message", why=str(error)[:200]) from error
+
+
+_ERRORS: dict[str, type[GpupoolError]] = {
+    kind.code: kind
+    for kind in (
+        GpupoolError,
+        UsageError,
+        UnreachableError,
+        AuthenticationError,
+        DeniedError,
+        NeverFitsError,
+        NotNowError,
+        NoQuorumError,
+        LeaseLostError,
+        StorageError,
+    )
+}
+# Both ends must be able to say so; which end broke the rules is seen from the other side.
+_ERRORS[ProtocolError.code] = LocalProtocolError
+
+
+def refused(error: GpupoolError) -> Refused:
+    """Return the message that carries ``error`` to the other side."""
+    return Refused(error.code, error.what[:200], error.why[:500], error.hint[:200])
+
+
+def to_error(message: Refused) -> GpupoolError:
+    """Return the error that ``message`` carries."""
+    kind = _ERRORS.get(message.code, GpupoolError)
+    return kind(message.what, why=message.why, hint=message.hint)

@@ -1,0 +1,157 @@
+"""Frames and strict CBOR: the bytes of every control connection and peer link, without any I/O.
+
+A frame is a 4-byte big-endian length of its body, one byte that says what the body is, and the
+body. CBOR (RFC 8949) is read in one canonical-enough form only: definite lengths, no tags, no
+duplicate keys, text keys, nothing after the value, nesting of at most ``DEPTH_MAX``.
+"""
+
+import io
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import cbor2
+
+from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
+from gpupool.pool.ids import Plain
+
+HEADER = struct.Struct(">IB")
+DEPTH_MAX = 16
+"""A view of the pool nests to 8; each level costs the decoder a C stack frame."""
+
+UNAUTHENTICATED_SIZE_MAX = 4096
+"""A stranger may make us keep this much: a certificate request with its token fits."""
+
+REQUEST_SIZE_MAX = 64 * 1024
+"""From an authenticated client; a claim of 256 partitions needs 25 KiB."""
+
+ANSWER_SIZE_MAX = 32 * 1024 * 1024
+"""From a server; the view of a pool with 4096 servers is what is large."""
+
+
+# cbor2 6 decodes these tags by itself, past ``tag_hook``: dates, bignums, regular expressions.
+_BUILT_IN_TAGS = (
+    *(0, 1, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 52, 54, 100),
+    *(256, 258, 260, 261, 1004, 43000, 55799),
+)
+
+
+def _refuse_tag(_value: object, _immutable: bool = False) -> NoReturn:
+    raise RemoteProtocolError("malformed CBOR", why="a tag")
+
+
+_REFUSED_TAGS = dict.fromkeys(_BUILT_IN_TAGS, _refuse_tag)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One whole frame as it was received."""
+
+    kind: int
+    body: bytes
+
+
+def frame_bytes(kind: int, body: bytes, *, size_max: int) -> bytes:
+    """Return one frame, ready to send.
+
+    Raises:
+        LocalProtocolError: when the other side would refuse it for its size.
+    """
+    if len(body) > size_max:
+        raise LocalProtocolError("frame too large", why=f"{len(body)} bytes, at most {size_max}")
+    return HEADER.pack(len(body), kind) + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames; holds at most one incomplete frame.
+
+    ``size_max`` may be raised once the other side has said who it is.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self.size_max = size_max
+        self._buffer = bytearray()
+
+    def __len__(self) -> int:
+        """Return how many bytes wait for the rest of their frame."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        """Take received bytes; nothing is parsed before ``frames``."""
+        self._buffer += data
+
+    def next(self) -> Frame | None:
+        """Return the next whole frame, or None when more bytes are needed.
+
+        Raises:
+            RemoteProtocolError: as soon as a header announces more than ``size_max`` bytes.
+        """
+        buffer = self._buffer
+        if len(buffer) < HEADER.size:
+            return None
+        size, kind = HEADER.unpack_from(buffer)
+        if size > self.size_max:
+            raise RemoteProtocolError(
+                "oversize frame", why=f"{size} bytes announced, at most {self.size_max} accepted"
+            )
+        end = HEADER.size + size
+        if len(buffer) < end:
+            return None
+        body = bytes(memoryview(buffer)[HEADER.size : end])
+        del buffer[:end]
+        return Frame(kind, body)
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield every whole frame that has arrived."""
+        while (frame := self.next()) is not None:
+            yield frame
+
+
+def dump(value: Plain) -> bytes:
+    """Return ``value`` as CBOR with definite lengths, map keys in canonical order."""
+    return cbor2.dumps(value, canonical=True)
+
+
+def load(data: bytes) -> Plain:
+    """Return the one value that ``data`` encodes.
+
+    Raises:
+        RemoteProtocolError: for everything but a single value of the closed set ``Plain``.
+    """
+    stream = io.BytesIO(data)
+    decoder = cbor2.CBORDecoder(
+        stream,
+        tag_hook=_refuse_tag,
+        semantic_decoders=_REFUSED_TAGS,
+        max_depth=DEPTH_MAX,
+        allow_duplicate_keys=False,
+        allow_indefinite=False,
+        strict_hashable_types=True,
+    )
+    try:
+        value: Any = decoder.decode()
+    except (cbor2.CBORError, ValueError, OverflowError, RecursionError, MemoryError) as error:
+        raise RemoteProtocolError("malformed CBOR", why=str(error)[:100]) from error
+    if stream.tell() != len(data):
+        raise RemoteProtocolError("malformed CBOR", why="bytes after the value")
+    return check_plain(value)
+
+
+def check_plain(value: object) -> Plain:
+    """Return ``value`` when it holds plain values only: no simple values, no bignums."""
+    if value is None or isinstance(value, bool | float | str | bytes):
+        return value
+    if type(value) is int and -(2**64) <= value < 2**64:
+        return value
+    if type(value) is list:
+        for item in cast("list[Any]", value):
+            check_plain(item)
+        return cast(Plain, value)
+    if type(value) is dict:
+        for key, item in cast("dict[Any, Any]", value).items():
+            if type(key) is not str:
+                raise RemoteProtocolError("malformed CBOR", why="a key that is no text")
+            check_plain(item)
+        return cast(Plain, value)
+    raise RemoteProtocolError("malformed CBOR", why=f"a value of type {type(value).__name__}")
