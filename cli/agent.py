@@ -1,0 +1,218 @@
+"""The agent: the Unix socket on which the program's processes ask ``gpupool run`` for sessions.
+
+One JSON object per line each way. A connection lives as long as the process that made it; news of
+the lease is pushed on it.
+"""
+
+import json
+import math
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import trio
+
+from gpupool.cli.places import runtime_dir
+from gpupool.pool.errors import GpupoolError
+
+LINE_LENGTH_MAX = 64 * 1024
+CONNECTION_COUNT_MAX = 1024
+SOCKET_PATH_LENGTH_MAX = 100
+"""The system's limit is 104 on macOS and 108 on Linux, its closing zero included."""
+
+PUSH_TIMEOUT_S = 2.0
+OPEN_TIMEOUT_S = 30.0
+TEXT_LENGTH_MAX = 300
+
+OpenSession = Callable[[str, str], Awaitable[list[dict[str, Any]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """A process of the program asks for a session of its own."""
+
+    door: str
+    program: str
+    pid: int
+
+
+# --- lines, without any socket --------------------------------------------------------------------
+
+
+def parse_request(line: bytes) -> SessionRequest:
+    """Return what one line asks for.
+
+    Raises:
+        ValueError: with a sentence, when it is not a request of ours.
+    """
+    try:
+        body: object = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("the request is not JSON") from None
+    if not isinstance(body, dict):
+        raise ValueError("the request is not a JSON object")
+    fields = cast("dict[str, object]", body)
+    if fields.get("op") != "session":
+        raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
+    door, program, pid = fields.get("door"), fields.get("program", ""), fields.get("pid", 0)
+    if not isinstance(door, str) or not isinstance(program, str) or type(pid) is not int:
+        raise ValueError("a field of the request has the wrong type")
+    return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid)
+
+
+def success_line(lease: str, sessions: list[dict[str, Any]], notices: list[str]) -> bytes:
+    """Return the answer that carries the sessions."""
+    return _line({"ok": True, "lease": lease, "notices": notices, "sessions": sessions})
+
+
+def failure_line(error: GpupoolError) -> bytes:
+    """Return the answer that says why there is no session."""
+    return _line(
+        {"ok": False, "code": error.code, "what": error.what, "why": error.why, "hint": error.hint}
+    )
+
+
+def lost_line(what: str) -> bytes:
+    """Return the push that says that the lease is gone."""
+    return _line({"op": "lost", "what": what})
+
+
+def notice_line(text: str) -> bytes:
+    """Return a push with something that the user should know."""
+    return _line({"op": "notice", "text": text})
+
+
+def _line(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
+# --- the socket -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def private_dir() -> Generator[Path]:
+    """Make a folder that only this user can enter, short enough for a socket; remove it after."""
+    base = runtime_dir()
+    if base is not None:
+        base = base / "gpupool"
+        try:
+            base.mkdir(mode=0o700, exist_ok=True)
+        except OSError:
+            base = None
+    if base is None or len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
+        base = Path(tempfile.gettempdir())
+    if len(os.fsencode(base)) > SOCKET_PATH_LENGTH_MAX - 30:
+        base = Path("/tmp")  # noqa: S108  mkdtemp below makes a folder of our own in it
+    folder = Path(tempfile.mkdtemp(prefix="gpupool-", dir=base))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Agent:
+    """Answers the program's processes from one lease."""
+
+    def __init__(self, folder: Path, *, lease: str, open_session: OpenSession) -> None:
+        self.path = folder / f"agent-{secrets.token_hex(4)}.sock"
+        self._lease = lease
+        self._open_session = open_session
+        self._lost = ""
+        self._clients: set[trio.SocketStream] = set()
+        self._sending: dict[trio.SocketStream, trio.Lock] = {}
+        self.opened = 0
+        self.notices: list[str] = []
+        self.log: Callable[[str], None] = lambda _: None
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen until cancelled."""
+        listener = trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_STREAM)
+        with listener:
+            await listener.bind(str(self.path))
+            os.chmod(self.path, 0o600)
+            listener.listen(128)
+            async with trio.open_nursery() as nursery:
+                task_status.started()
+                await trio.serve_listeners(
+                    self._serve_client, [trio.SocketListener(listener)], handler_nursery=nursery
+                )
+
+    async def lost(self, what: str) -> None:
+        """Tell every process of the program that the lease is gone, and refuse further sessions."""
+        self._lost = what
+        line = lost_line(what)
+        async with trio.open_nursery() as nursery:
+            for stream in list(self._clients):
+                nursery.start_soon(self._push, stream, line)
+
+    async def _push(self, stream: trio.SocketStream, line: bytes) -> None:
+        # A process that reads nothing must not hold the news back from the others.
+        with trio.move_on_after(PUSH_TIMEOUT_S):
+            await self._send(stream, line)
+
+    async def _send(self, stream: trio.SocketStream, line: bytes) -> None:
+        lock = self._sending.get(stream)
+        if lock is None:
+            return
+        async with lock:
+            try:
+                await stream.send_all(line)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return  # the process is gone, and its reader notices
+
+    async def _serve_client(self, stream: trio.SocketStream) -> None:
+        async with stream:
+            if len(self._clients) >= CONNECTION_COUNT_MAX:
+                return
+            self._clients.add(stream)
+            self._sending[stream] = trio.Lock()
+            try:
+                await self._read_lines(stream)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            finally:
+                self._clients.discard(stream)
+                del self._sending[stream]
+
+    async def _read_lines(self, stream: trio.SocketStream) -> None:
+        buffer = bytearray()
+        async for chunk in stream:
+            buffer += chunk
+            while (end := buffer.find(b"\n")) >= 0:
+                line = bytes(buffer[:end])
+                del buffer[: end + 1]
+                await self._send(stream, await self.answer(line))
+            if len(buffer) > LINE_LENGTH_MAX:
+                too_long = GpupoolError("the request is too long", why="more than 64 KiB")
+                await self._send(stream, failure_line(too_long))
+                return
+
+    async def answer(self, line: bytes) -> bytes:
+        """Return the answer to one line; never raises for what is wrong with it."""
+        try:
+            request = parse_request(line)
+        except ValueError as error:
+            return failure_line(GpupoolError("the program's library sent nonsense", why=str(error)))
+        if self._lost:
+            failure = GpupoolError(self._lost)
+            failure.code = "lease-lost"
+            return failure_line(failure)
+        self.log(f"process {request.pid} opens a session for the {request.door} door")
+        try:
+            with trio.fail_after(OPEN_TIMEOUT_S):
+                sessions = await self._open_session(request.door, request.program)
+        except GpupoolError as error:
+            return failure_line(error)
+        except trio.TooSlowError:
+            late = GpupoolError(
+                "the server opened no session", why=f"no answer for {math.ceil(OPEN_TIMEOUT_S)} s"
+            )
+            return failure_line(late)
+        self.opened += 1
+        return success_line(self._lease, sessions, self.notices)

@@ -1,0 +1,171 @@
+r"""The program under ``gpupool run``: started with our terminal, signalled once, ended as it ended.
+
+The program inherits descriptors 0, 1 and 2 and our process group, so pagers, progress bars, Ctrl-Z
+and window sizes just work, and so it gets what the terminal sends by itself. That is why Ctrl-C and
+Ctrl-\\ are not forwarded when the terminal sent them: many programs take two SIGINTs as "stop now".
+Everything else, and every signal when no terminal has us in its foreground, is passed on once.
+"""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import trio
+
+from gpupool.pool.errors import ExitCode, GpupoolError
+
+FORWARDED = (
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+
+
+class NotFoundError(GpupoolError):
+    """There is no such program."""
+
+    exit_code = ExitCode.NOT_FOUND
+    code = "not-found"
+
+
+class NotExecutableError(GpupoolError):
+    """The program exists and cannot be started."""
+
+    exit_code = ExitCode.NOT_EXECUTABLE
+    code = "not-executable"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a program ended: its own exit code, or the signal that ended it."""
+
+    code: int
+    signal: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Return whether the program did not end well."""
+        return bool(self.code or self.signal)
+
+
+def find_program(name: str, path: str | None = None) -> str:
+    """Return the file that ``name`` stands for, before any GPU is asked for.
+
+    Raises:
+        NotFoundError: when there is none (exit code 127).
+        NotExecutableError: when it may not be executed (126).
+    """
+    if found := shutil.which(name, path=path):
+        return found
+    there = os.path.exists(name) if os.sep in name else shutil.which(name, os.F_OK, path)
+    if not there:
+        raise NotFoundError(
+            f"cannot find the program {name!r}",
+            hint="" if os.sep in name else "is it on the PATH? A file here is written ./NAME",
+        )
+    why = "it is a folder" if os.path.isdir(name) else "it is not executable"
+    raise NotExecutableError(f"cannot run {name!r}", why=why, hint=_how_to_run(name))
+
+
+def _how_to_run(name: str) -> str:
+    return f"python {name}" if name.endswith(".py") else f"chmod +x {name}"
+
+
+def terminal_sent(number: int) -> bool:
+    """Return whether ``number`` most likely came from our terminal, which sent it to the child too.
+
+    A terminal sends to its foreground process group, and the child is in ours.
+    """
+    if number not in FROM_TERMINAL:
+        return False
+    try:
+        descriptor = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False  # no controlling terminal
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def caught_signals() -> Generator[AsyncIterator[int]]:
+    """Receive the signals of ``FORWARDED``; those that we were started to ignore stay ignored.
+
+    ``nohup`` and a shell's background jobs rely on ignored signals being inherited.
+    """
+    wanted = [n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN]
+    with trio.open_signal_receiver(*wanted) as received:
+        yield received
+
+
+async def start(
+    program: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> trio.Process:
+    """Start the program with our descriptors and process group.
+
+    Raises:
+        NotExecutableError: when the system refuses to execute it.
+    """
+    try:
+        return await trio.lowlevel.open_process(
+            [*arguments], executable=program, env=dict(environment), close_fds=True
+        )
+    except FileNotFoundError as error:
+        # The file is there: what is missing is the interpreter of its first line.
+        why = "the interpreter that its first line names does not exist"
+        raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why) from error
+    except OSError as error:
+        hint = ""
+        if error.errno == errno.ENOEXEC:
+            hint = "is it a script without a first line such as #!/bin/sh?"
+        why = (error.strerror or str(error)).lower()
+        raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why, hint=hint) from error
+    except subprocess.SubprocessError as error:
+        raise NotExecutableError(f"cannot run {arguments[0]!r}", why=str(error)) from error
+
+
+def forward(process: trio.Process, number: int) -> None:
+    """Pass one signal on, unless the terminal has sent it to the program already."""
+    if process.returncode is None and not terminal_sent(number):
+        process.send_signal(number)
+
+
+async def wait(
+    process: trio.Process,
+    signals: AsyncIterator[int],
+    decided: Callable[[str], None] = lambda _: None,
+) -> Ending:
+    """Wait for the program and pass signals on; return how it ended."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_forward_all, process, signals, decided)
+        await process.wait()
+        nursery.cancel_scope.cancel()
+    return ending_of(process.returncode or 0)
+
+
+async def _forward_all(
+    process: trio.Process, signals: AsyncIterator[int], decided: Callable[[str], None]
+) -> None:
+    async for number in signals:
+        sent = terminal_sent(number)
+        how = "the terminal has sent it to the program" if sent else "passed on"
+        decided(f"signal {signal.Signals(number).name}: {how}")
+        if not sent and process.returncode is None:
+            process.send_signal(number)
+
+
+def ending_of(returncode: int) -> Ending:
+    """Return what Python's ``returncode`` means."""
+    return Ending(0, -returncode) if returncode < 0 else Ending(returncode)

@@ -1,0 +1,175 @@
+"""The ``gpupool`` command: which commands exist, and how every one of them ends.
+
+Only click is imported here. A command's module is imported when that command is used, which
+keeps ``gpupool --help`` and completion below 100 ms.
+"""
+
+import importlib
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn, cast
+
+import click
+
+from gpupool.cli.output import Invocation, report, say
+from gpupool.cli.places import config_files
+from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+
+# Name, module and short help of every command, the most used first.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Run a program on GPUs of the pool."),
+    "status": ("status", "Show servers, GPUs, leases and the health of the pool."),
+    "top": ("top", "Watch the pool live."),
+    "gpus": ("gpus", "List every GPU with what is free on it."),
+    "leases": ("leases", "List leases, and who waits for what."),
+    "join": ("join", "Offer this machine's GPUs: create a pool, or join one."),
+    "leave": ("leave", "Remove a server from the pool for good."),
+    "token": ("token", "Create, list and revoke tokens."),
+    "login": ("login", "Store a token, so that this user can use the pool."),
+    "logout": ("logout", "Forget the stored token."),
+    "drain": ("drain", "Stop granting on a server; what runs goes on."),
+    "undrain": ("undrain", "Grant on a drained server again."),
+    "kill": ("kill", "End a lease now."),
+    "door": ("door", "Show what the array door covers."),
+    "doctor": ("doctor", "Check the path from here to the pool."),
+    "config": ("config", "Show every setting and where it comes from."),
+    "completion": ("completion", "Print the completion script of a shell."),
+    "demo": ("demo", "See it all work on this machine, without any GPU."),
+    "version": ("version", "Print the version."),
+    "help": ("help", "Show the help of a command."),
+}
+
+EXAMPLES = """\b
+Examples:
+  gpupool demo                                    see it work, without any GPU
+  gpupool join                                    on the first GPU server
+  gpupool join --token TOKEN                      on every other one
+  gpupool run -n 2 -p 0.5 -- python train.py      two half GPUs, from anywhere
+  gpupool top                                     watch the pool"""
+
+
+class Commands(click.Group):
+    """A group that imports a command when it is used, and reads its settings from files."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, importing its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"gpupool.cli.{COMMANDS[cmd_name][0]}")
+        return cast(click.Command, module.command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands from the table above, so that none has to be imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command, suggest one for a typo, and hand it what the settings files say."""
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
+        found = super().resolve_command(ctx, args)
+        if not ctx.resilient_parsing and any(path.is_file() for path in config_files()):
+            from gpupool.cli.config import default_map
+
+            ctx.default_map = default_map(self, ctx, [args[0]])
+        return found
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    epilog="Every option can be set by GPUPOOL_<COMMAND>_<OPTION> or in gpupool.toml; see "
+    '"gpupool config".',
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "GPUPOOL",
+        "max_content_width": 100,
+    },
+    help=f"One pool of the GPUs of many servers.\n\n{EXAMPLES}",
+)
+@click.version_option(package_name="gpupool", message="gpupool %(version)s")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Print the help when no command is given."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit; the entry point of the installed program."""
+    sys.exit(run(sys.argv[1:] if args is None else list(args)))
+
+
+def run(args: list[str]) -> int:
+    """Run the command line and return its exit code."""
+    invocation = Invocation(command=next((a for a in args if a in COMMANDS), ""))
+    try:
+        code = _run(args, invocation)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has left, as "| head" does. Python would complain at exit.
+        sys.stdout = None
+        return 128 + signal.SIGPIPE
+    return code
+
+
+def _run(args: list[str], invocation: Invocation) -> int:
+    try:
+        result = cli.main(args, prog_name="gpupool", standalone_mode=False, obj=invocation)
+    except click.UsageError as error:
+        context = error.ctx.command_path if error.ctx is not None else "gpupool"
+        message = error.format_message().rstrip(".")
+        what = message[:1].lower() + message[1:]
+        wrong = UsageError(what, hint=f'"{context} --help" shows what can be written')
+        report(wrong, as_json=invocation.json)
+        return wrong.exit_code
+    except click.Abort:
+        return 128 + signal.SIGINT
+    except KeyboardInterrupt:
+        from gpupool.cli.exits import die_of
+
+        die_of(signal.SIGINT)
+    except GpupoolError as error:
+        report(error, as_json=invocation.json)
+        return _exit_code(error, invocation.command)
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001  the last line of defence: a sentence, not a trace
+        return _internal_error(error, invocation)
+    return int(result) if isinstance(result, int) else ExitCode.DONE
+
+
+def _exit_code(error: GpupoolError, command: str) -> int:
+    """Return the exit code of ``error``; under ``run`` ours must differ from any program's."""
+    passed = (ExitCode.USAGE, ExitCode.NOT_NOW, ExitCode.NOT_FOUND, ExitCode.NOT_EXECUTABLE)
+    if command == "run" and error.exit_code not in passed:
+        return ExitCode.RUN_FAILED
+    return error.exit_code
+
+
+def _internal_error(error: Exception, invocation: Invocation) -> int:
+    if invocation.verbose >= 2:
+        say("".join(traceback.format_exception(error)).rstrip())
+    cause: BaseException = error
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cast("BaseExceptionGroup[BaseException]", cause).exceptions[0]
+    text = " ".join(str(cause).split())[:300]
+    failure = GpupoolError(
+        "something went wrong inside gpupool",
+        why=f"{type(cause).__name__}: {text}",
+        hint="-vv shows where; please report it",
+    )
+    report(failure, as_json=invocation.json)
+    return _exit_code(failure, invocation.command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What we print: errors in three lines, JSON with its schema number, plain lines on stderr."""
+
+import dataclasses
+import enum
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpupool.pool.errors import GpupoolError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = 1
+"""Of everything that ``--json`` prints; it changes by additions only."""
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What holds for one run of the command line, whatever the command."""
+
+    json: bool = False
+    verbose: int = 0
+    command: str = ""
+
+
+def invocation() -> Invocation:
+    """Return what holds for the command that runs now."""
+    context = click.get_current_context(silent=True)
+    found = context.find_object(Invocation) if context is not None else None
+    return found if found is not None else Invocation()
+
+
+def to_plain(value: Any) -> Any:
+    """Return ``value`` as what JSON carries: dataclasses as objects, bytes as hex."""
+    if isinstance(value, enum.Enum):
+        return to_plain(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list | tuple | set | frozenset):
+        return [to_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value
+
+
+def print_json(**fields: object) -> None:
+    """Print one JSON object with its schema number on stdout."""
+    click.echo(json.dumps({"schema": SCHEMA} | {k: to_plain(v) for k, v in fields.items()}))
+
+
+def say(text: str) -> None:
+    """Print one line of ours on stderr: stdout belongs to results and programs."""
+    click.echo(text, err=True)
+
+
+def error_lines(error: GpupoolError) -> list[str]:
+    """Return what happened, why, and what to do next, each on its own line."""
+    lines = [f"gpupool: {error.what}"]
+    if error.why:
+        lines.append(f"  {error.why}")
+    if error.hint:
+        lines.append(f"  hint: {error.hint}")
+    return lines
+
+
+def report(error: GpupoolError, *, as_json: bool) -> None:
+    """Print an error the way that was asked for."""
+    if as_json:
+        message = error.what if not error.why else f"{error.what}: {error.why}"
+        body = {"code": error.code, "message": message, "hint": error.hint}
+        print_json(error=body)
+        return
+    for line in error_lines(error):
+        say(line)
+
+
+def stdout_console() -> "Console":
+    """Return a rich console on stdout that cuts no line of a table when output is piped."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(width=width, highlight=False, soft_wrap=not sys.stdout.isatty())

@@ -1,0 +1,186 @@
+"""The values that people type and read: sizes, shares, durations, addresses; parsed strictly."""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from gpupool.pool.errors import UsageError
+from gpupool.remoting.addresses import Address, parse_address
+
+T = TypeVar("T")
+
+GPU_COUNT_MAX = 256
+"""Most GPUs of one request; the table refuses more partitions in one lease."""
+
+EMULATED_COUNT_MAX = 64
+EMULATED_MEMORY = 16 << 30
+"""Memory of an emulated GPU when none is given; it is only accounted, not allocated."""
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", re.IGNORECASE)
+DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62})")
+
+
+@dataclass(frozen=True, slots=True)
+class Emulation:
+    """How many emulated GPUs to offer, and the memory in bytes that each pretends to have."""
+
+    count: int
+    memory: int
+
+
+class Parsed(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
+    """A click type made of a function that raises ValueError with a sentence."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Return the parsed value; what was parsed before passes through."""
+        if not isinstance(value, str | int | float) or isinstance(value, bool):
+            return value
+        try:
+            return self._parse(str(value).strip())
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def parse_count(text: str) -> int:
+    """Return a number of GPUs, 1 to ``GPU_COUNT_MAX``."""
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"{text!r} is not a whole number of GPUs")
+    count = int(text[:9])
+    if not 1 <= count <= GPU_COUNT_MAX:
+        raise ValueError(f"{text} GPUs cannot be had: give a number from 1 to {GPU_COUNT_MAX}")
+    return count
+
+
+def parse_fraction(text: str) -> float:
+    """Return a share of a GPU's memory: more than 0, at most 1."""
+    try:
+        fraction = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number; a share is written as 0.25") from None
+    if not math.isfinite(fraction) or not 0.0 < fraction <= 1.0:
+        raise ValueError(f"{text} is no share of a GPU: give more than 0 and at most 1, as 0.25")
+    return fraction
+
+
+def parse_size(text: str) -> int:
+    """Return bytes from ``8G``, ``8GiB``, ``512M``; the units are powers of 1024."""
+    match = SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size: write a number and its unit, as 8G or 512M")
+    size = int(float(match[1]) * UNITS[match[2].upper()])
+    if not UNITS["M"] <= size < 1 << 60:
+        raise ValueError(f"{text} is not a usable size: the smallest is 1M")
+    return size
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds from ``30``, ``90s``, ``10m``, ``1h30m``, ``365d``."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        return _sane_duration(float(text), text)
+    parts = DURATION_PART.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"{text!r} is not a duration: write 30s, 10m, 1h30m or 7d")
+    return _sane_duration(sum(float(number) * SECONDS[unit] for number, unit in parts), text)
+
+
+def _sane_duration(seconds: float, text: str) -> float:
+    if seconds > 100 * 366 * SECONDS["d"]:
+        raise ValueError(f"{text} is longer than a hundred years")
+    return seconds
+
+
+def parse_listen(text: str) -> Address:
+    """Return where to listen: ``HOST``, ``HOST:PORT`` or ``:PORT``; port 0 takes a free one.
+
+    Without a host it is every address of this machine.
+    """
+    host, colon, port = text.rpartition(":")
+    if not host and colon:
+        text = "0.0.0.0" + text  # noqa: S104  a server is there to be reached
+    if port == "0" and colon:
+        return Address(_parse_address(text[:-1] + "1").host, 0)
+    return _parse_address(text)
+
+
+def _parse_address(text: str) -> Address:
+    try:
+        return parse_address(text)
+    except UsageError as error:
+        raise ValueError(f"{error.what}: {error.hint}") from error
+
+
+def parse_emulation(text: str) -> Emulation:
+    """Return what ``N`` or ``N:MEM`` asks for, such as ``4:16G``."""
+    count, colon, memory = text.partition(":")
+    if not (count.isascii() and count.isdigit() and 1 <= int(count[:6]) <= EMULATED_COUNT_MAX):
+        raise ValueError(
+            f"{count!r} is not a number of emulated GPUs: give 1 to {EMULATED_COUNT_MAX}, as 4:16G"
+        )
+    return Emulation(int(count), parse_size(memory) if colon else EMULATED_MEMORY)
+
+
+def parse_pair(text: str) -> tuple[str, str]:
+    """Return the name and value of ``NAME=VALUE``."""
+    name, equals, value = text.partition("=")
+    if not equals or not name or "\0" in text:
+        raise ValueError(f"{text!r} is not of the form NAME=VALUE")
+    return name, value
+
+
+def parse_name(text: str) -> str:
+    """Return a name for a server or user: letters, digits, dot, dash, underscore; at most 63."""
+    if not NAME.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is not a usable name: letters, digits, dots and dashes, 63 at most"
+        )
+    return text
+
+
+COUNT = Parsed("count", parse_count)
+FRACTION = Parsed("fraction", parse_fraction)
+SIZE_TYPE = Parsed("size", parse_size)
+DURATION = Parsed("duration", parse_duration)
+LISTEN = Parsed("host:port", parse_listen)
+ADDRESS = Parsed("host:port", _parse_address)
+EMULATION = Parsed("n[:mem]", parse_emulation)
+PAIR = Parsed("name=value", parse_pair)
+NAME_TYPE = Parsed("name", parse_name)
+
+
+def size_text(size: int) -> str:
+    """Return ``size`` bytes for people, in at most six characters: ``70.5G``."""
+    value, units = float(size), ["B", "K", "M", "G", "T", "P"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1024
+        units.pop(0)
+    unit = units[0]
+    if unit == "B" or value >= 99.95 or value == int(value):
+        return f"{value:.0f}{unit}"
+    return f"{value:.1f}{unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration for people, with two units at most: ``3s``, ``12m``, ``3h05m``."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s" if seconds % 1 else f"{seconds:.0f}s"
+    if seconds < 60:
+        return f"{seconds:.0f}s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes}m{int(seconds % 60):02d}s" if minutes < 10 else f"{minutes}m"
+    if minutes < 48 * 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    return f"{minutes // 1440}d{minutes // 60 % 24:02d}h"
