@@ -1,0 +1,268 @@
+"""Who a server is: the cluster CA, server certificates, and the TLS settings of each connection.
+
+TLS 1.3 only. A server's certificate is good for two names: ``control.gpupool``, which clients ask
+for, and ``<server id>.server.gpupool``, which peers ask for and by which it proves itself to them.
+All keys are ECDSA over P-256 (FIPS 186-5), certificates as in RFC 5280. Every voter holds the CA's
+key, so that the loss of the first server stops nobody from joining.
+"""
+
+import hashlib
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from gpupool.pool.errors import AuthenticationError
+from gpupool.pool.ids import ServerId
+
+CONTROL_NAME = "control.gpupool"
+SERVER_SUFFIX = ".server.gpupool"
+SESSION_SUFFIX = ".session.gpupool"
+
+CA_VALID = timedelta(days=3650)
+SERVER_VALID = timedelta(days=3650)
+"""As long as the CA: what ends a server's rights is its removal from the table, not a date."""
+
+CLOCK_SLACK = timedelta(days=1)
+"""Certificates start in the past, since clocks of machines differ."""
+
+CSR_SIZE_MAX = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """The cluster CA with its private key."""
+
+    certificate_pem: bytes
+    key_pem: bytes
+
+    def __repr__(self) -> str:
+        """Leave the key out, so that no log or traceback shows it."""
+        return "Authority(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What one server proves itself with. The paths are files, because ``ssl`` reads only those."""
+
+    server: ServerId
+    cluster_id: str
+    certificate_path: Path
+    key_path: Path
+    ca_pem: bytes
+
+
+def server_name(server: ServerId) -> str:
+    """Return the TLS name under which peers know ``server``."""
+    return server + SERVER_SUFFIX
+
+
+def fingerprint(certificate_pem: bytes) -> bytes:
+    """Return the SHA-256 of a certificate's DER form.
+
+    Raises:
+        AuthenticationError: when it is no certificate.
+    """
+    try:
+        der = x509.load_pem_x509_certificate(certificate_pem).public_bytes(
+            serialization.Encoding.DER
+        )
+    except ValueError as error:
+        raise AuthenticationError("this is no certificate") from error
+    return hashlib.sha256(der).digest()
+
+
+# --- making certificates -------------------------------------------------------------------------
+
+
+def create_ca(cluster_id: str, now: datetime) -> Authority:
+    """Return a new CA, which may sign servers and nothing below them."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"gpupool {cluster_id}")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SLACK)
+        .not_valid_after(now + CA_VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(sign_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Authority(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
+
+
+def create_key_and_csr(server: ServerId) -> tuple[bytes, bytes]:
+    """Return a new private key and a certificate request for it, both as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, server)])
+    csr = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
+    return _key_pem(key), csr.public_bytes(serialization.Encoding.PEM)
+
+
+def sign_server(authority: Authority, csr_pem: bytes, server: ServerId, now: datetime) -> bytes:
+    """Return a certificate for ``server``; of the request only the public key is taken.
+
+    Raises:
+        AuthenticationError: when the request is malformed, of the wrong kind of key, or not
+            signed with the key that it names.
+    """
+    if len(csr_pem) > CSR_SIZE_MAX:
+        raise AuthenticationError("the certificate request is too long")
+    try:
+        csr = x509.load_pem_x509_csr(csr_pem)
+        key = csr.public_key()
+        signed = csr.is_signature_valid
+    except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
+        raise AuthenticationError("the certificate request is malformed") from error
+    if not signed or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise AuthenticationError("the certificate request is not signed with a P-256 key")
+    if not isinstance(key.curve, ec.SECP256R1):
+        raise AuthenticationError("the certificate request is not for a P-256 key")
+    ca = x509.load_pem_x509_certificate(authority.certificate_pem)
+    ca_key = serialization.load_pem_private_key(authority.key_pem, password=None)
+    if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
+        raise AuthenticationError("the CA's key is of the wrong kind")
+    names = [x509.DNSName(CONTROL_NAME), x509.DNSName(server_name(server))]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, server)]))
+        .issuer_name(ca.subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SLACK)
+        .not_valid_after(min(now + SERVER_VALID, ca.not_valid_after_utc))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(sign_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
+        .sign(ca_key, hashes.SHA256())
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def check_authority(authority: Authority) -> None:
+    """Check that a CA's key belongs to its certificate.
+
+    Raises:
+        AuthenticationError: when it does not, or either is malformed.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(authority.certificate_pem)
+        key = serialization.load_pem_private_key(authority.key_pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise AuthenticationError("the CA's certificate or key is malformed") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise AuthenticationError("the CA's key is of the wrong kind")
+    if certificate.public_key() != key.public_key():
+        raise AuthenticationError("the CA's key does not belong to its certificate")
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+# --- settings of TLS -----------------------------------------------------------------------------
+
+
+def control_context(identity: Identity) -> ssl.SSLContext:
+    """Return what a server uses towards clients, which prove themselves with tokens."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _harden(context)
+    context.load_cert_chain(identity.certificate_path, identity.key_path)
+    return context
+
+
+def peer_server_context(identity: Identity) -> ssl.SSLContext:
+    """Return what a server uses towards dialling peers: each shows a certificate of our CA."""
+    context = control_context(identity)
+    context.load_verify_locations(cadata=identity.ca_pem.decode())
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def peer_client_context(identity: Identity) -> ssl.SSLContext:
+    """Return what a server uses to dial a peer."""
+    context = client_context(identity.ca_pem)
+    context.load_cert_chain(identity.certificate_path, identity.key_path)
+    return context
+
+
+def client_context(ca_pem: bytes) -> ssl.SSLContext:
+    """Return what a client uses: it trusts the cluster CA and nobody else.
+
+    Raises:
+        AuthenticationError: when ``ca_pem`` is no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks certificate and name
+    _harden(context)
+    try:
+        context.load_verify_locations(cadata=ca_pem.decode())
+    except (ssl.SSLError, ValueError) as error:
+        raise AuthenticationError("the CA certificate is malformed") from error
+    return context
+
+
+def first_contact_context() -> ssl.SSLContext:
+    """Return what fetches the CA certificate, before there is anything to verify a server with.
+
+    Nothing secret is sent over such a connection, and what comes over it is believed only when
+    its SHA-256 is that of the token.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _harden(context)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _harden(context: ssl.SSLContext) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Sessions are never resumed: each connection shows its certificate afresh.
+    context.options |= ssl.OP_NO_TICKET
+
+
+def server_of(certificate: dict[str, Any] | None) -> ServerId | None:
+    """Return the server that a verified certificate names, as ``getpeercert()`` gives it."""
+    if not certificate:
+        return None
+    names: Iterable[tuple[str, str]] = certificate.get("subjectAltName", ())
+    found = [
+        value.removesuffix(SERVER_SUFFIX)
+        for kind, value in names
+        if kind == "DNS" and value.endswith(SERVER_SUFFIX)
+    ]
+    return ServerId(found[0]) if len(found) == 1 else None
