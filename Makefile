@@ -1,0 +1,49 @@
+# Two commands matter: "make demo" sets everything up and shows it, "make test" sets everything up
+# and tests it. Both need python3 (3.11 or newer) with venv, gcc and make, and nothing else.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint docs clean
+
+help:
+	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
+	@echo "make test   install into $(VENV), then lint, check types and run the tests"
+	@echo "make lint   only ruff, pyright and the import rules"
+	@echo "make docs   write docs/cli.md anew from the help texts"
+	@echo "make clean  remove $(VENV) and what tools left behind"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "gpupool needs Python 3.11 or newer; say which: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(BIN)/python pyproject.toml $(wildcard setup.py)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@ $(VENV)/installed
+
+install: $(VENV)/installed
+
+demo: $(VENV)/installed
+	$(BIN)/gpupool demo
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pytest -q tests/test_layout.py
+
+test: lint
+	$(BIN)/pytest
+
+docs: $(VENV)/installed
+	$(BIN)/python -m gpupool.cli.reference > docs/cli.md
+
+clean:
+	rm -rf $(VENV) build dist gpupool.egg-info .pytest_cache .ruff_cache .hypothesis
