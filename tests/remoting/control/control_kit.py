@@ -1,0 +1,97 @@
+"""Fakes and helpers that the tests of the control plane share."""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+
+from gpupool.pool.ids import ServerId
+from gpupool.remoting.identity import (
+    Authority,
+    Identity,
+    create_ca,
+    create_key_and_csr,
+    sign_server,
+)
+
+
+class VirtualClock:
+    """Both clocks of a server, from trio's clock, so that virtual time moves them."""
+
+    def __init__(self, wall_start_ms: int = 1_700_000_000_000, skew_s: float = 0.0) -> None:
+        self.wall_start_ms = wall_start_ms
+        self.skew_s = skew_s
+        self._zero = trio.current_time()
+
+    def monotonic(self) -> float:
+        return trio.current_time()
+
+    def wall_ms(self) -> int:
+        elapsed = trio.current_time() - self._zero
+        return self.wall_start_ms + int((elapsed + self.skew_s) * 1000)
+
+
+class RealClock:
+    """The clocks of this machine."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Chance:
+    """Repeatable chance."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self._random = random.Random(seed)
+
+    def random(self) -> float:
+        return self._random.random()
+
+    def randbytes(self, n: int, /) -> bytes:
+        return self._random.randbytes(n)
+
+
+def make_identity(folder: Path, authority: Authority, server: str) -> Identity:
+    key, csr = create_key_and_csr(ServerId(server))
+    certificate = sign_server(authority, csr, ServerId(server), datetime.now(UTC))
+    folder.mkdir(parents=True, exist_ok=True)
+    certificate_path, key_path = folder / f"{server}.pem", folder / f"{server}.key"
+    certificate_path.write_bytes(certificate)
+    key_path.write_bytes(key)
+    return Identity(
+        ServerId(server), "cluster-1", certificate_path, key_path, authority.certificate_pem
+    )
+
+
+def make_authority() -> Authority:
+    return create_ca("cluster-1", datetime.now(UTC))
+
+
+@dataclass
+class PeerLog:
+    """A ``PeerEvents`` that remembers."""
+
+    events: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    frames: list[tuple[str, bytes]] = field(default_factory=list[tuple[str, bytes]])
+
+    def connected(self, peer: ServerId) -> None:
+        self.events.append(("connected", peer))
+
+    def disconnected(self, peer: ServerId) -> None:
+        self.events.append(("disconnected", peer))
+
+    def received(self, peer: ServerId, frame: bytes) -> None:
+        self.frames.append((peer, frame))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return once ``condition`` holds; the caller sets the deadline."""
+    while not condition():
+        await trio.sleep(0.005)  # noqa: ASYNC110 - what is waited for has no event

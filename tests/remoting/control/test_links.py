@@ -1,0 +1,286 @@
+"""Links between servers: order, replacement, back-off, limits, over memory and over real TLS."""
+
+import itertools
+import logging
+import ssl
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from gpupool.pool.ids import ServerId
+from gpupool.remoting import links as links_module
+from gpupool.remoting.addresses import Address
+from gpupool.remoting.identity import peer_server_context
+from gpupool.remoting.links import Links, proven_peer
+
+from tests.remoting.control.control_kit import (
+    Chance,
+    PeerLog,
+    RealClock,
+    VirtualClock,
+    make_authority,
+    make_identity,
+    until,
+)
+
+LOG = logging.getLogger("test")
+A, B, C = ServerId("aaaaaaaaaaaa"), ServerId("bbbbbbbbbbbb"), ServerId("cccccccccccc")
+
+
+class MemoryNetwork:
+    """Dials from one ``Links`` to another over memory streams; can refuse and cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = make_authority()
+        self.links: dict[ServerId, Links] = {}
+        self.logs: dict[ServerId, PeerLog] = {}
+        self.dials: list[tuple[float, ServerId, ServerId]] = []
+        self.refused: set[tuple[ServerId, ServerId]] = set()
+        self.open: list[trio.abc.AsyncResource] = []
+        self.skew_s: dict[ServerId, float] = {}
+
+    async def start(self, nursery: trio.Nursery, *servers: ServerId) -> None:
+        for server in servers:
+            links = Links(
+                make_identity(self.folder, self.authority, server),
+                clock=VirtualClock(skew_s=self.skew_s.get(server, 0.0)),
+                chance=Chance(len(self.links)),
+                address_of=lambda peer: f"{peer}:7470",
+                log=LOG,
+                dial=self.dial_from(server, nursery),
+            )
+            self.links[server] = links
+            self.logs[server] = PeerLog()
+            links.set_peers(servers)
+            await nursery.start(links.run, self.logs[server])
+
+    def dial_from(
+        self, server: ServerId, nursery: trio.Nursery
+    ) -> Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]:
+        async def dial(peer: ServerId, _address: Address) -> trio.abc.Stream:
+            await trio.lowlevel.checkpoint()
+            self.dials.append((trio.current_time(), server, peer))
+            if (server, peer) in self.refused or peer not in self.links:
+                raise ConnectionRefusedError("refused by the test")
+            near, far = trio.testing.memory_stream_pair()
+            self.open += [near, far]
+            nursery.start_soon(self.links[peer].accept, far, server)
+            return near
+
+        return dial
+
+    async def cut(self) -> None:
+        for stream in self.open:
+            await trio.aclose_forcefully(stream)
+        self.open.clear()
+
+
+async def test_frames_arrive_in_order(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    await network.start(nursery, A, B)
+    await trio.sleep(1)
+    assert [(s, p) for _, s, p in network.dials] == [(A, B)]  # the smaller id dials, once
+    for number in range(500):
+        assert network.links[A].send(B, b"%d" % number)
+        assert network.links[B].send(A, b"%d" % number)
+    await trio.sleep(1)
+    expected = [b"%d" % number for number in range(500)]
+    assert network.logs[B].frames == [(A, frame) for frame in expected]
+    assert network.logs[A].frames == [(B, frame) for frame in expected]
+    assert network.logs[A].events == [("connected", B)]
+
+
+async def test_a_cut_is_reported_before_the_new_connection(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    await network.start(nursery, A, B)
+    await trio.sleep(5)
+    await network.cut()
+    await trio.sleep(5)
+    expected = ["connected", "disconnected", "connected"]
+    for log in network.logs.values():
+        assert [kind for kind, _ in log.events] == expected
+    assert network.links[A].send(B, b"again")
+
+
+async def test_the_larger_id_dials_when_the_smaller_cannot(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B)}
+    await network.start(nursery, A, B)
+    await trio.sleep(10)
+    assert network.links[A].connected() == (B,)
+    assert network.links[B].connected() == (A,)
+
+
+async def test_failed_dials_back_off(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B), (B, A)}
+    await network.start(nursery, A, B)
+    await trio.sleep(60)
+    dials = [at for at, server, _ in network.dials if server == A]
+    gaps = [after - before for before, after in itertools.pairwise(dials)]
+    assert gaps[0] <= 0.1
+    assert max(gaps) <= 2.0
+    assert 30 <= len(dials) <= 80
+
+
+async def test_unwanted_peers_are_disconnected_and_refused(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    await network.start(nursery, A, B)
+    await trio.sleep(1)
+    network.links[B].set_peers([])
+    await trio.sleep(10)
+    assert network.links[A].connected() == ()
+    assert network.links[B].connected() == ()
+    assert network.logs[B].events == [("connected", A), ("disconnected", A)]
+    assert not network.links[A].send(B, b"lost")
+
+
+async def test_a_peer_that_reads_nothing_has_a_bounded_queue(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    await network.start(nursery, A, B)
+    await trio.sleep(1)
+    frame = bytes(1024 * 1024)
+    accepted = sum(network.links[A].send(B, frame) for _ in range(100))
+    assert accepted == links_module.QUEUE_SIZE_MAX // len(frame) - 1
+
+
+async def test_clock_offsets_are_told(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.skew_s = {B: 7.0}
+    await network.start(nursery, A, B)
+    await trio.sleep(1)
+    assert network.links[A].clock_offset_s(B) == pytest.approx(7.0, abs=0.1)
+    assert network.links[B].clock_offset_s(A) == pytest.approx(-7.0, abs=0.1)
+    assert network.links[A].clock_offset_s(C) is None
+
+
+async def test_the_key_is_given_to_whom_the_table_trusts(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    await network.start(nursery, A, B, C)
+    await trio.sleep(5)
+    network.links[A].give_key = lambda peer: b"the key" if peer == B else b""
+    taken: list[tuple[str, bytes]] = []
+    for server in (B, C):
+        network.links[server].take_key = lambda peer, key: taken.append((peer, key))
+        assert network.links[server].ask_key(A)
+    await trio.sleep(1)
+    assert taken == [(A, b"the key")]
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b"\xff\xff\xff\xff\x01",  # a length beyond the limit
+        struct.pack(">IB", 3, 0) + b"abc",  # a Raft frame before the greeting
+        struct.pack(">IBHQ", 10, 1, 99, 0),  # another version
+        b"",
+    ],
+)
+async def test_strange_greetings_are_dropped(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery, opening: bytes
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B), (B, A)}
+    await network.start(nursery, A, B)
+    near, far = trio.testing.memory_stream_pair()
+    nursery.start_soon(network.links[A].accept, far, B)
+    await near.send_all(opening)
+    await trio.sleep(links_module.GREETING_TIMEOUT_S + 1)
+    assert network.logs[A].events == []
+    with trio.fail_after(1):
+        while await near.receive_some():
+            pass
+
+
+async def test_real_tls_proves_both_sides(tmp_path: Path) -> None:
+    authority = make_authority()
+    identities = {server: make_identity(tmp_path, authority, server) for server in (A, B)}
+    logs = {server: PeerLog() for server in (A, B)}
+    async with trio.open_nursery() as nursery:
+        listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+        port = listener.socket.getsockname()[1]
+        links = {
+            server: Links(
+                identity,
+                clock=RealClock(),
+                chance=Chance(),
+                address_of=lambda _peer: f"127.0.0.1:{port}",
+                log=LOG,
+            )
+            for server, identity in identities.items()
+        }
+        seen: list[ServerId | None] = []
+
+        async def handle(stream: trio.SocketStream) -> None:
+            tls = trio.SSLStream(stream, peer_server_context(identities[B]), server_side=True)
+            await tls.do_handshake()
+            peer = proven_peer(tls)
+            seen.append(peer)
+            assert peer is not None
+            await links[B].accept(tls, peer)
+
+        nursery.start_soon(trio.serve_listeners, handle, [listener])
+        for server in (A, B):
+            links[server].set_peers([A, B])
+            await nursery.start(links[server].run, logs[server])
+        with trio.fail_after(5):
+            await until(lambda: links[A].connected() and links[B].connected())
+            links[A].send(B, b"x" * 3_000_000)
+            await until(lambda: logs[B].frames)
+        assert seen == [A]
+        assert len(logs[B].frames[0][1]) == 3_000_000
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("case", ["no certificate", "other CA", "TLS 1.2"])
+async def test_real_tls_refuses_strangers(tmp_path: Path, case: str) -> None:
+    identity = make_identity(tmp_path, make_authority(), B)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if case == "other CA":
+        stranger = make_identity(tmp_path / "other", make_authority(), A)
+        context.load_cert_chain(stranger.certificate_path, stranger.key_path)
+    if case == "TLS 1.2":
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+    failures: list[str] = []
+
+    async def handle(stream: trio.SocketStream) -> None:
+        tls = trio.SSLStream(stream, peer_server_context(identity), server_side=True)
+        with pytest.raises(trio.BrokenResourceError) as caught:
+            await tls.do_handshake()
+        failures.append(str(caught.value.__cause__))
+        await trio.aclose_forcefully(tls)
+
+    async with trio.open_nursery() as nursery:
+        listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+        nursery.start_soon(trio.serve_listeners, handle, [listener])
+        port = listener.socket.getsockname()[1]
+        client = trio.SSLStream(await trio.open_tcp_stream("127.0.0.1", port), context)
+        with trio.fail_after(5):
+            with pytest.raises(trio.BrokenResourceError):
+                # With TLS 1.3 a client learns only while reading that its certificate was refused.
+                await client.receive_some()
+        await trio.aclose_forcefully(client)
+        nursery.cancel_scope.cancel()
+    assert len(failures) == 1
