@@ -1,0 +1,328 @@
+"""The replicated table on trio: the ``Ledger`` that others use, and the driver of one ``RaftNode``.
+
+How to use it (``cli/join.py`` wires these parts)::
+
+    storage = open_storage(state_dir, create=identity_is_new)
+    if this_is_the_first_server:
+        bootstrap(storage, server_id)           # once; everybody else starts without a vote
+    ledger = RaftLedger(server_id, storage=storage, machine=machine, clock=clock,
+                        randomness=randomness, links=peer_links)
+    ledger.set_servers(all_server_ids_known)    # again whenever the pool's list of servers changes
+    peer_links.deliver_to(ledger)               # RaftLedger implements PeerEvents
+    await nursery.start(ledger.run)             # raises StorageError when the disk fails
+
+    outcome = await ledger.propose(command, timeout_s=2.0)
+    fresh = await ledger.barrier(timeout_s=1.0)
+    health = ledger.health()
+    ledger.reconcile_voters(desired)            # on every server, as often as you like
+    await ledger.hand_over(timeout_s=1.0)       # before a leader stops on purpose
+    ledger.close()                              # after run() ended
+
+**Outcomes.** ``Committed``: applied here, durable on a majority. ``NotCommitted``: was not and will
+not be applied, definitely. ``Unknown``: may be applied, now or later. ``propose`` repeats a command
+by itself, until its time is up, after every ``NotCommitted`` that comes from the cluster (no leader
+yet, leadership lost before the command was stored). After ``Unknown`` it repeats only with
+``idempotent=True``, with which the caller promises that applying the command twice does what
+applying it once does, because it carries a key (such as a request id) that the state machine
+recognises. A command whose time is up is never appended afterwards, neither here nor by a leader
+that gets it late.
+
+**Joining.** A server with empty storage has no vote. It pulls committed entries from the voters that
+``set_servers`` tells it of, until the leader, by ``reconcile_voters``, gives it one. Links should
+accept connections from every authenticated server of the pool: a server that was away may hear
+first from voters that it does not know yet.
+
+Everything runs on the trio thread. One loop iteration handles all that arrived, syncs the journal
+once, and lets frames and results out.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import trio
+
+from gpupool.consensus.node import RaftNode
+from gpupool.consensus.settings import FRAME_BYTES_MAX, INBOX_BYTES_MAX, ConsensusSettings
+from gpupool.consensus.storage import Storage
+from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.ports import (
+    Clock,
+    Committed,
+    LedgerHealth,
+    NotCommitted,
+    Outcome,
+    PeerLinks,
+    Randomness,
+    StateMachine,
+    Unknown,
+)
+
+RETRY_FIRST_S = 0.02
+"""First pause before a command is proposed again: an election takes ten times as long."""
+
+RETRY_MAX_S = 0.2
+"""Longest pause; the pauses double up to here."""
+
+GRACE_S = 0.25
+"""How much longer than its time a proposal waits for the driver's verdict before it says Unknown."""
+
+_log = logging.getLogger(__name__)
+
+
+class RaftLedger:
+    """One server's ``Ledger`` and ``PeerEvents``; see the module's docstring."""
+
+    def __init__(
+        self,
+        server_id: ServerId,
+        *,
+        storage: Storage,
+        machine: StateMachine,
+        clock: Clock,
+        randomness: Randomness,
+        links: PeerLinks,
+        settings: ConsensusSettings | None = None,
+    ) -> None:
+        self._clock = clock
+        self._links = links
+        self._storage = storage
+        self._inbox: deque[Callable[[float], None]] = deque()
+        self._inbox_bytes = 0
+        self._wake = trio.Event()
+        self._peers: tuple[ServerId, ...] | None = None
+        self._barrier: _SharedBarrier | None = None
+        self._stopped = False
+        self._node = RaftNode(
+            server_id,
+            storage=storage,
+            machine=machine,
+            randomness=randomness,
+            now=clock.monotonic(),
+            settings=settings,
+        )
+
+    # --- Ledger ------------------------------------------------------------------------------
+
+    async def propose(
+        self, command: Plain, *, timeout_s: float, idempotent: bool = False
+    ) -> Outcome:
+        """Replicate one command; returns within ``timeout_s``, never raises for a lost leader.
+
+        Args:
+            command: plain values, at most 16 KiB as CBOR.
+            timeout_s: the whole time, repetitions included.
+            idempotent: applying the command twice does what applying it once does; allows to
+                repeat it after an outcome that nobody knows.
+        """
+        submit = partial(self._node.propose, command)
+        return await self._until_decided(submit, timeout_s, repeat_unknown=idempotent)
+
+    async def barrier(self, *, timeout_s: float) -> bool:
+        """Return True once everything committed before this call is applied here.
+
+        All that call while no barrier is on its way share the next one: an entry that was
+        appended before a call says nothing about what was committed in between.
+        """
+        deadline = trio.current_time() + timeout_s
+        while (remaining := deadline - trio.current_time()) > 0:
+            shared = self._barrier
+            if shared is None:
+                shared = self._barrier = _SharedBarrier()
+            with trio.move_on_after(remaining):
+                if shared.leader_task:
+                    await shared.done.wait()
+                else:
+                    shared.leader_task = True
+                    await self._run_barrier(shared, remaining)
+            if shared.passed:
+                return True
+        return False
+
+    def health(self) -> LedgerHealth:
+        """Return what this server knows of the state of consensus; never blocks."""
+        return self._node.health(self._clock.monotonic())
+
+    # --- PeerEvents --------------------------------------------------------------------------
+
+    def connected(self, peer: ServerId) -> None:
+        """Say that a connection with ``peer`` is up."""
+        self._put(partial(self._node.connected, peer))
+
+    def disconnected(self, peer: ServerId) -> None:
+        """Say that the connection with ``peer`` is gone."""
+        self._put(partial(self._node.disconnected, peer))
+
+    def received(self, peer: ServerId, frame: bytes) -> None:
+        """Take one frame; when too much waits already it is dropped, which Raft survives."""
+        if self._inbox_bytes + len(frame) > INBOX_BYTES_MAX or len(frame) > FRAME_BYTES_MAX:
+            _log.warning("a frame of %d bytes from %s was dropped", len(frame), peer)
+            return
+        self._inbox_bytes += len(frame)
+        self._put(partial(self._node.receive, peer, frame))
+
+    # --- the rest of the server --------------------------------------------------------------
+
+    def set_servers(self, servers: Sequence[ServerId]) -> None:
+        """Say which servers belong to the pool: those to stay connected to, vote or not."""
+        self._node.set_servers(servers)
+        self._wake.set()
+
+    def reconcile_voters(self, desired: Sequence[ServerId]) -> None:
+        """Whenever this server leads, bring the voters nearer to ``desired``, one at a time.
+
+        A server is given a vote once it is connected and has nearly the whole log; a leader that
+        is not among ``desired`` hands over first. Call it on every server with the same list.
+        """
+        self._node.reconcile_voters(desired)
+        self._wake.set()
+
+    async def hand_over(self, *, timeout_s: float) -> bool:
+        """Let another voter lead, before stopping on purpose; True once this one does not."""
+        with trio.move_on_after(timeout_s):
+            while self._node.leads:
+                self._node.hand_over(self._clock.monotonic())
+                self._wake.set()
+                await trio.sleep(RETRY_FIRST_S)
+            return True
+        return False
+
+    @property
+    def node(self) -> RaftNode:
+        """The node inside, for tests and diagnosis."""
+        return self._node
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Drive the node until cancelled.
+
+        Raises:
+            StorageError: when the journal or a snapshot cannot be written. The server must stop.
+            SafetyError: when an invariant of Raft would be broken. The server must stop.
+        """
+        try:
+            self._step()
+            task_status.started()
+            while True:
+                wait_s = self._node.next_step_at() - self._clock.monotonic()
+                if wait_s > 0 and not self._inbox:
+                    with trio.move_on_after(wait_s if math.isfinite(wait_s) else math.inf):
+                        await self._wake.wait()
+                else:
+                    await trio.lowlevel.checkpoint()
+                self._wake = trio.Event()
+                self._step()
+        finally:
+            self._stopped = True
+
+    def close(self) -> None:
+        """Seal the journal and let the state directory go; after ``run`` has ended."""
+        self._storage.close()
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _put(self, event: Callable[[float], None]) -> None:
+        self._inbox.append(event)
+        self._wake.set()
+
+    def _step(self) -> None:
+        """Handle all that arrived, sync once, and let frames and results out, in this order."""
+        node, now = self._node, self._clock.monotonic()
+        for _ in range(len(self._inbox)):
+            self._inbox.popleft()(now)
+        self._inbox_bytes = 0
+        node.step(now)
+        ready = node.ready()
+        if (peers := node.peers()) != self._peers:
+            self._peers = peers
+            self._links.set_peers(peers)
+        for peer, frame in ready.frames:
+            self._links.send(peer, frame)
+        for callback, outcome in ready.resolved:
+            callback(outcome)
+
+    async def _until_decided(
+        self,
+        submit: Callable[[float, Callable[[Outcome], None], float], None],
+        timeout_s: float,
+        *,
+        repeat_unknown: bool,
+    ) -> Outcome:
+        deadline = trio.current_time() + timeout_s
+        pause_s = RETRY_FIRST_S
+        outcome: Outcome = NotCommitted("the time was up at once")
+        uncertain: Unknown | None = None
+        while (remaining := deadline - trio.current_time()) > 0:
+            outcome = await self._once(submit, remaining)
+            if isinstance(outcome, Committed) or _is_final(outcome):
+                break
+            if isinstance(outcome, Unknown):
+                uncertain = outcome
+                if not repeat_unknown:
+                    break
+            await trio.sleep(min(pause_s, max(deadline - trio.current_time(), 0)))
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+        # An earlier attempt that may have been committed makes a later refusal uncertain as well.
+        if isinstance(outcome, NotCommitted) and uncertain is not None:
+            return uncertain
+        return outcome
+
+    async def _once(
+        self, submit: Callable[[float, Callable[[Outcome], None], float], None], remaining_s: float
+    ) -> Outcome:
+        if self._stopped:
+            return NotCommitted(_STOPPED)
+        waiter = _Waiter()
+        submit(remaining_s, waiter.resolve, self._clock.monotonic())
+        self._wake.set()
+        with trio.move_on_after(remaining_s + GRACE_S):
+            await waiter.event.wait()
+        return waiter.outcome or Unknown("no answer in time")
+
+    async def _run_barrier(self, shared: "_SharedBarrier", timeout_s: float) -> None:
+        """Commit one barrier for all that wait; those who come from now on share the next."""
+        try:
+            # Let everything that is ready to run join before the entry is appended.
+            await trio.lowlevel.checkpoint()
+            if self._barrier is shared:
+                self._barrier = None
+            outcome = await self._until_decided(self._node.barrier, timeout_s, repeat_unknown=True)
+            shared.passed = isinstance(outcome, Committed)
+        finally:
+            if self._barrier is shared:
+                self._barrier = None
+            shared.done.set()
+
+
+class _Waiter:
+    """One outcome on its way to one task."""
+
+    __slots__ = ("event", "outcome")
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
+        self.outcome: Outcome | None = None
+
+    def resolve(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.event.set()
+
+
+class _SharedBarrier:
+    """One barrier entry and those who wait for it."""
+
+    def __init__(self) -> None:
+        self.leader_task = False
+        self.passed = False
+        self.done = trio.Event()
+
+
+_STOPPED = "this server is stopping"
+
+
+def _is_final(outcome: Outcome) -> bool:
+    """True for refusals that no repetition changes: they lie in the command or in this server."""
+    return isinstance(outcome, NotCommitted) and (
+        outcome.reason == _STOPPED or outcome.reason.startswith("the command ")
+    )

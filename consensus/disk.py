@@ -1,0 +1,173 @@
+"""The few file operations that consensus needs, behind a Protocol that the simulator replaces."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from gpupool.pool.errors import StorageError
+
+
+class Disk(Protocol):
+    """One flat directory of files. Every method may raise ``OSError``.
+
+    What a power loss may do, and a simulated disk should do: whatever was appended or written
+    since the last ``sync`` of that file may be lost, wholly or page by page; a ``rename`` or
+    ``remove`` is durable only after ``sync_directory``. A name read after ``rename`` refers to
+    the content of the renamed file.
+    """
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all files, sorted."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Return a file's whole content; raises ``FileNotFoundError``."""
+        ...
+
+    def append(self, name: str, data: bytes) -> None:
+        """Write at the end of an existing file; not durable before ``sync``."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Create a file, or replace its content; neither atomic nor durable."""
+        ...
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut a file to ``size`` bytes; not durable before ``sync``."""
+        ...
+
+    def sync(self, name: str) -> None:
+        """Make a file's content durable."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, atomically replacing a file of that name."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        ...
+
+    def sync_directory(self) -> None:
+        """Make creations, renames and removals durable."""
+        ...
+
+    def reserve(self, name: str, size: int) -> None:
+        """Make sure that ``name`` occupies ``size`` bytes of disk."""
+        ...
+
+
+@contextmanager
+def storage_errors(what: str) -> Iterator[None]:
+    """Turn ``OSError`` into a ``StorageError`` that says what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        hint = "free some disk space" if error.errno == errno.ENOSPC else "check the disk"
+        raise StorageError(
+            what, why=error.strerror or str(error), hint=f"{hint}, then start the server again"
+        ) from error
+
+
+class FileDisk:
+    """A real directory, locked against a second process. Blocking; takes well under 1 ms a call.
+
+    The files are private to the user (mode 0600), for they hold the whole table.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[str, int] = {}
+        with storage_errors(f"the directory {directory} cannot be used"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._directory_fd)
+            raise StorageError(
+                f"the directory {directory} is in use",
+                why="another server process holds it",
+                hint="stop the other process, or choose another state directory",
+            ) from error
+
+    def close(self) -> None:
+        """Close every file and let the lock go; harmless when repeated."""
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+        if self._directory_fd >= 0:
+            os.close(self._directory_fd)
+            self._directory_fd = -1
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all files, sorted."""
+        return sorted(os.listdir(self._directory_fd))
+
+    def read(self, name: str) -> bytes:
+        """Return a file's whole content."""
+        return (self._directory / name).read_bytes()
+
+    def append(self, name: str, data: bytes) -> None:
+        """Write all of ``data`` at the end, however often the kernel takes only a part."""
+        descriptor = self._open(name)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+    def write(self, name: str, data: bytes) -> None:
+        """Create or replace a file."""
+        self._forget(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        os.close(os.open(name, flags, 0o600, dir_fd=self._directory_fd))
+        self.append(name, data)
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut a file."""
+        os.ftruncate(self._open(name), size)
+
+    def sync(self, name: str) -> None:
+        """Make the content durable; ``fdatasync`` also writes the size, which is all we need."""
+        os.fdatasync(self._open(name))
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename; an open descriptor goes with its file."""
+        os.rename(old, new, src_dir_fd=self._directory_fd, dst_dir_fd=self._directory_fd)
+        self._forget(new)
+        if old in self._files:
+            self._files[new] = self._files.pop(old)
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._forget(name)
+        os.unlink(name, dir_fd=self._directory_fd)
+
+    def sync_directory(self) -> None:
+        """Make renames durable."""
+        os.fsync(self._directory_fd)
+
+    def reserve(self, name: str, size: int) -> None:
+        """Allocate blocks; a sparse file would reserve nothing."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=self._directory_fd)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, name: str) -> int:
+        descriptor = self._files.get(name)
+        if descriptor is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+            descriptor = os.open(name, flags, dir_fd=self._directory_fd)
+            self._files[name] = descriptor
+        return descriptor
+
+    def _forget(self, name: str) -> None:
+        descriptor = self._files.pop(name, None)
+        if descriptor is not None:
+            os.close(descriptor)

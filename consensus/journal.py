@@ -1,0 +1,444 @@
+"""The durable log: entries, truncations, term and vote in one append-only, checksummed file.
+
+Layout. A file header of 16 bytes, then batches. Everything written between two syncs is one
+batch, so the disk can tear only the last one: a later batch is written only after the sync of the
+earlier one succeeded. Hence the rule of recovery:
+
+- a broken batch with nothing intact behind it was torn by a crash, and was never acknowledged to
+  anyone: it is cut off, and the log says so in one sentence;
+- a broken batch with an intact batch header behind it had been synced: the file is damaged, and
+  the server refuses to start rather than forget what it promised.
+
+So that the second rule also protects the newest synced batch, ``seal`` appends an empty batch
+when the journal has been at rest for a second, and when it is closed.
+
+A batch is ``magic u32 | length u32 | sequence u64 | payload crc32 u32 | header crc32 u32``, with
+the header's checksum seeded by the batch's offset, so that no payload can pass for a batch. Its
+payload is a run of records, each ``kind u8`` and the fields that ``_Record`` lists. All integers
+are little-endian. The first batch of a file starts with the base: index and term of the entry up
+to which everything lives in a snapshot. Dropping a prefix writes a new file beside the old one
+and renames it, so that a crash leaves the one or the other.
+"""
+
+import logging
+import struct
+import zlib
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TypeAlias
+
+from gpupool.consensus.disk import Disk, storage_errors
+from gpupool.consensus.settings import RESERVE_BYTES
+from gpupool.pool.errors import StorageError
+
+Entry: TypeAlias = tuple[bytes, int, int]
+"""A log entry as pysyncobj has it: command (its first byte is the type), index, term."""
+
+JOURNAL = "journal"
+JOURNAL_NEW = "journal.new"
+RESERVE = "reserve"
+FORMAT_VERSION = 1
+PLACEHOLDER = b"\x01"
+"""The command of the base entry: the library's no-op. Index 1, term 0 in an empty log."""
+
+_FILE_MAGIC = b"gpupoolJ"
+_FILE_HEADER = struct.Struct("<8sII")
+_BATCH_MAGIC = 0xB57C4A1F
+_BATCH_HEADER = struct.Struct("<IIQII")
+_BATCH_BYTES_MAX = 1 << 31
+_ENTRY = struct.Struct("<BIQQ")
+_TRUNCATE = struct.Struct("<BQ")
+_VOTE = struct.Struct("<BQB")
+_BOOT = struct.Struct("<BQ")
+_BASE = struct.Struct("<BQQ")
+
+_log = logging.getLogger(__name__)
+
+
+class _Record(IntEnum):
+    BASE = 1  # index, term
+    ENTRY = 2  # length, index, term, command
+    TRUNCATE = 3  # first index that is removed
+    VOTE = 4  # term, length of the candidate's name, name
+    BOOT = 5  # how many times the journal has been opened for use
+
+
+class Journal:
+    """The log in memory, with every change recorded for the next ``sync``.
+
+    ``entries`` is read by everyone and changed only here. ``entries[0]`` is the base, not an
+    entry: its command is a placeholder.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.entries: list[Entry] = [(PLACEHOLDER, 1, 0)]
+        self.term = 0
+        self.vote: str | None = None
+        self.boot = 0
+        self.bytes_since_rewrite = 0
+        self._pending: list[bytes] = []
+        self._sequence = 0
+        self._offset = 0
+        self._sealed = True
+        self._failure: str | None = None
+
+    # --- life --------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, disk: Disk) -> "Journal":
+        """Write the journal of a server that has never run; refuse to replace an existing one."""
+        if JOURNAL in disk.names():
+            raise StorageError("the journal exists already", hint="start without creating it")
+        journal = cls(disk)
+        journal._keep_reserve()
+        journal._write_new_file()
+        return journal
+
+    @classmethod
+    def open(cls, disk: Disk) -> "Journal":
+        """Read the journal, cut a torn tail, and make durable what was read.
+
+        Raises:
+            StorageError: when there is no journal, or when it is damaged.
+        """
+        journal = cls(disk)
+        with storage_errors("the journal cannot be read"):
+            try:
+                data = disk.read(JOURNAL)
+            except FileNotFoundError as error:
+                raise StorageError(
+                    "the journal is missing",
+                    why="the state directory has no file named journal",
+                    hint="remove this server from the pool and let it join again",
+                ) from error
+        journal._recover(data)
+        journal._keep_reserve()
+        # A process that was killed may have left data in the page cache only.
+        with storage_errors("the journal cannot be synced"):
+            disk.sync(JOURNAL)
+        return journal
+
+    def close(self) -> None:
+        """Sync and seal; the journal must not be used afterwards."""
+        if self._failure is None:
+            self.sync()
+            self.seal()
+            self.sync()
+            self._failure = "the journal is closed"
+
+    # --- the log -----------------------------------------------------------------------------
+
+    @property
+    def base_index(self) -> int:
+        """The index up to which the log lives in a snapshot only."""
+        return self.entries[0][1]
+
+    @property
+    def last_index(self) -> int:
+        """The index of the newest entry, or the base."""
+        return self.entries[-1][1]
+
+    def term_at(self, index: int) -> int | None:
+        """Return the term of the entry at ``index``, None when the log does not reach there."""
+        position = index - self.entries[0][1]
+        return self.entries[position][2] if 0 <= position < len(self.entries) else None
+
+    def append(self, command: bytes, index: int, term: int) -> None:
+        """Add the entry that follows the newest one."""
+        assert index == self.entries[-1][1] + 1, "entries must be added in order"
+        self.entries.append((command, index, term))
+        self._pending.append(_ENTRY.pack(_Record.ENTRY, len(command), index, term) + command)
+
+    def truncate(self, first_index: int) -> None:
+        """Remove the entry at ``first_index`` and everything behind it."""
+        assert self.base_index < first_index, "the base cannot be removed"
+        del self.entries[first_index - self.base_index :]
+        self._pending.append(_TRUNCATE.pack(_Record.TRUNCATE, first_index))
+
+    def set_vote(self, term: int, vote: str | None) -> None:
+        """Note the current term and for whom this server voted in it."""
+        assert term >= self.term, "terms never go back"
+        self.term, self.vote = term, vote
+        self._pending.append(_pack_vote(term, vote))
+
+    def begin(self) -> int:
+        """Count one more start of the server, durably; return the count."""
+        self.boot += 1
+        self._pending.append(_BOOT.pack(_Record.BOOT, self.boot))
+        self.sync()
+        return self.boot
+
+    # --- durability --------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        """True when something waits for ``sync``."""
+        return bool(self._pending)
+
+    def sync(self) -> bool:
+        """Write everything noted since the last call as one batch, and sync it once.
+
+        Returns False when there was nothing to do. A failure is final: nobody can know what
+        reached the disk, so a second attempt that succeeds would prove nothing.
+        """
+        if not self._pending:
+            return False
+        payload = b"".join(self._pending)
+        self._pending.clear()
+        self._append_batch(payload, sync=True)
+        self._sealed = False
+        return True
+
+    def seal(self) -> None:
+        """Mark the newest batch as synced, by an empty batch behind it that is not synced."""
+        if not self._sealed and not self._pending:
+            self._append_batch(b"", sync=False)
+            self._sealed = True
+
+    def rewrite(self, base_index: int, base_term: int, *, keep: bool) -> None:
+        """Move the base, atomically, and with it drop everything up to it.
+
+        Args:
+            base_index: must be covered by a snapshot that is durable already.
+            base_term: the term of the entry at ``base_index``.
+            keep: whether the entries behind the new base stay in the log.
+        """
+        kept: list[Entry] = []
+        if keep:
+            assert self.term_at(base_index) == base_term, "the new base must be in the log"
+            kept = self.entries[base_index - self.base_index + 1 :]
+        self.entries[:] = [(PLACEHOLDER, base_index, base_term), *kept]
+        self._pending.clear()
+        self._write_new_file()
+
+    def _append_batch(self, payload: bytes, *, sync: bool) -> None:
+        if self._failure is not None:
+            raise StorageError("the journal cannot be written", why=self._failure)
+        self._failure = "an earlier write failed"
+        batch = _pack_batch(payload, self._sequence, self._offset)
+        try:
+            with storage_errors("the journal cannot be written"):
+                self._disk.append(JOURNAL, batch)
+                if sync:
+                    self._disk.sync(JOURNAL)
+        except StorageError:
+            self._drop_reserve()
+            raise
+        self._failure = None
+        self._sequence += 1
+        self._offset += len(batch)
+        self.bytes_since_rewrite += len(batch)
+
+    def _write_new_file(self) -> None:
+        _, base_index, base_term = self.entries[0]
+        records = [
+            _BASE.pack(_Record.BASE, base_index, base_term),
+            _BOOT.pack(_Record.BOOT, self.boot),
+            _pack_vote(self.term, self.vote),
+        ]
+        for command, index, term in self.entries[1:]:
+            records.append(_ENTRY.pack(_Record.ENTRY, len(command), index, term) + command)
+        header = _pack_file_header()
+        batch = _pack_batch(b"".join(records), 0, len(header))
+        seal = _pack_batch(b"", 1, len(header) + len(batch))
+        data = header + batch + seal
+        self._failure = "an earlier write failed"
+        try:
+            with storage_errors("the journal cannot be written"):
+                self._disk.write(JOURNAL_NEW, data)
+                self._disk.sync(JOURNAL_NEW)
+                self._disk.rename(JOURNAL_NEW, JOURNAL)
+                self._disk.sync_directory()
+        except StorageError:
+            self._drop_reserve()
+            raise
+        self._failure = None
+        self._sequence, self._offset, self._sealed = 2, len(data), True
+        self.bytes_since_rewrite = 0
+
+    # --- the reserve -------------------------------------------------------------------------
+
+    def _keep_reserve(self) -> None:
+        with storage_errors(f"{RESERVE_BYTES >> 20} MiB of disk cannot be reserved"):
+            self._disk.reserve(RESERVE, RESERVE_BYTES)
+
+    def _drop_reserve(self) -> None:
+        """Give the reserve back, so that the server can still write its logs while it stops."""
+        try:
+            self._disk.remove(RESERVE)
+        except OSError as error:
+            _log.warning("the reserve file could not be removed: %s", error)
+
+    # --- recovery ----------------------------------------------------------------------------
+
+    def _recover(self, data: bytes) -> None:
+        offset = _check_file_header(data)
+        while offset < len(data):
+            payload = _unpack_batch(data, offset, self._sequence)
+            if payload is None:
+                self._cut(data, offset)
+                break
+            self._replay(payload, offset)
+            self._sealed = not payload
+            self._sequence += 1
+            offset += _BATCH_HEADER.size + len(payload)
+        if self._sequence == 0:
+            raise _damaged(offset, "its first batch is missing")
+        self._offset = offset
+
+    def _cut(self, data: bytes, offset: int) -> None:
+        later = _find_batch(data, offset + 1, self._sequence)
+        if later is not None:
+            raise _damaged(offset, f"an intact batch follows at byte {later}")
+        if self._sequence == 0:
+            raise _damaged(offset, "its first batch is broken")
+        _log.warning(
+            "the journal's last %d bytes were torn by a crash, and were never acknowledged: "
+            "cut off at byte %d",
+            len(data) - offset,
+            offset,
+        )
+        with storage_errors("the journal's torn tail cannot be cut"):
+            self._disk.truncate(JOURNAL, offset)
+            self._disk.sync(JOURNAL)
+
+    def _replay(self, payload: bytes, batch_offset: int) -> None:
+        position = 0
+        while position < len(payload):
+            try:
+                position = self._replay_record(payload, position)
+            except (struct.error, ValueError, AssertionError) as error:
+                raise _damaged(batch_offset, f"a record makes no sense ({error})") from error
+
+    def _replay_record(self, payload: bytes, position: int) -> int:
+        kind = payload[position]
+        if kind == _Record.ENTRY:
+            _, length, index, term = _ENTRY.unpack_from(payload, position)
+            start = position + _ENTRY.size
+            command = payload[start : start + length]
+            if len(command) != length or index != self.last_index + 1:
+                raise ValueError("an entry is out of place")
+            self.entries.append((command, index, term))
+            return start + length
+        if kind == _Record.TRUNCATE:
+            _, first = _TRUNCATE.unpack_from(payload, position)
+            if not self.base_index < first:
+                raise ValueError("the base would be removed")
+            del self.entries[first - self.base_index :]
+            return position + _TRUNCATE.size
+        if kind == _Record.VOTE:
+            _, self.term, length = _VOTE.unpack_from(payload, position)
+            start = position + _VOTE.size
+            self.vote = payload[start : start + length].decode() or None
+            return start + length
+        if kind == _Record.BOOT:
+            _, self.boot = _BOOT.unpack_from(payload, position)
+            return position + _BOOT.size
+        if kind == _Record.BASE and self._sequence == 0 and position == 0:
+            _, index, term = _BASE.unpack_from(payload, position)
+            self.entries[:] = [(PLACEHOLDER, index, term)]
+            return position + _BASE.size
+        raise ValueError(f"kind {kind} is unknown")
+
+
+def encode_entries(entries: Sequence[Entry]) -> bytes:
+    """Return entries in one run of bytes, as they travel between servers."""
+    pack = _ENTRY.pack
+    return b"".join(
+        [
+            pack(_Record.ENTRY, len(command), index, term) + command
+            for command, index, term in entries
+        ]
+    )
+
+
+def decode_entries(data: bytes) -> list[Entry]:
+    """Return the entries of ``encode_entries``; raises ``ValueError`` for anything else."""
+    entries: list[Entry] = []
+    position, end, unpack, size = 0, len(data), _ENTRY.unpack_from, _ENTRY.size
+    while position < end:
+        if end - position < size:
+            raise ValueError("an entry is cut short")
+        kind, length, index, term = unpack(data, position)
+        position += size
+        if kind != _Record.ENTRY or not 0 < length <= end - position:
+            raise ValueError("an entry is malformed")
+        entries.append((data[position : position + length], index, term))
+        position += length
+    return entries
+
+
+def _pack_vote(term: int, vote: str | None) -> bytes:
+    name = (vote or "").encode()
+    return _VOTE.pack(_Record.VOTE, term, len(name)) + name
+
+
+def _pack_file_header() -> bytes:
+    checksum = zlib.crc32(_FILE_MAGIC + FORMAT_VERSION.to_bytes(4, "little"))
+    return _FILE_HEADER.pack(_FILE_MAGIC, FORMAT_VERSION, checksum)
+
+
+def _check_file_header(data: bytes) -> int:
+    if len(data) < _FILE_HEADER.size:
+        raise _damaged(0, "it is empty" if not data else "its header is cut short")
+    magic, version, checksum = _FILE_HEADER.unpack_from(data)
+    if magic != _FILE_MAGIC or checksum != zlib.crc32(data[:12]):
+        raise _damaged(0, "its header is broken")
+    if version != FORMAT_VERSION:
+        raise StorageError(
+            f"the journal has format {version}",
+            why=f"this gpupool writes format {FORMAT_VERSION}",
+            hint="start the gpupool version that wrote it",
+        )
+    return _FILE_HEADER.size
+
+
+def _pack_batch(payload: bytes, sequence: int, offset: int) -> bytes:
+    assert len(payload) < _BATCH_BYTES_MAX, "a batch is too long"
+    fields = struct.pack("<IIQI", _BATCH_MAGIC, len(payload), sequence, zlib.crc32(payload))
+    return fields + zlib.crc32(fields, offset & 0xFFFFFFFF).to_bytes(4, "little") + payload
+
+
+def _unpack_batch_header(data: bytes, offset: int) -> tuple[int, int, int] | None:
+    """Return length, sequence and checksum of the batch at ``offset`` if its header is intact."""
+    if len(data) - offset < _BATCH_HEADER.size:
+        return None
+    magic, length, sequence, payload_crc, header_crc = _BATCH_HEADER.unpack_from(data, offset)
+    fields = data[offset : offset + _BATCH_HEADER.size - 4]
+    if magic != _BATCH_MAGIC or header_crc != zlib.crc32(fields, offset & 0xFFFFFFFF):
+        return None
+    return length, sequence, payload_crc
+
+
+def _unpack_batch(data: bytes, offset: int, expected_sequence: int) -> bytes | None:
+    header = _unpack_batch_header(data, offset)
+    if header is None:
+        return None
+    length, sequence, payload_crc = header
+    start = offset + _BATCH_HEADER.size
+    payload = data[start : start + length]
+    if sequence != expected_sequence or len(payload) != length:
+        return None
+    return payload if zlib.crc32(payload) == payload_crc else None
+
+
+def _find_batch(data: bytes, start: int, sequence_min: int) -> int | None:
+    """Return the offset of an intact batch header that is newer than ``sequence_min``."""
+    magic = _BATCH_MAGIC.to_bytes(4, "little")
+    offset = data.find(magic, start)
+    while offset >= 0:
+        header = _unpack_batch_header(data, offset)
+        if header is not None and header[1] > sequence_min:
+            return offset
+        offset = data.find(magic, offset + 1)
+    return None
+
+
+def _damaged(offset: int, why: str) -> StorageError:
+    return StorageError(
+        f"the journal is damaged at byte {offset}",
+        why=why,
+        hint="do not delete it: restore this directory from a backup, or remove this server from "
+        "the pool and let it join again",
+    )

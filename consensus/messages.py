@@ -1,0 +1,181 @@
+"""What servers say to each other: every message with its fields, and the frames they travel in.
+
+A message is a dict, because pysyncobj's handlers take dicts and its field names are kept where
+they overlap. On the wire it is a CBOR list: the number of its kind, then the fields in order.
+Log entries travel as one run of bytes (``journal.encode_entries``), which is five times cheaper
+than CBOR and the same encoding that the journal uses.
+
+A frame is ``version u8 | epoch u64 | sequence u64 | message``. The sender's epoch grows with every
+connection, also across restarts, and the sequence with every frame: whatever is not newer than
+the newest seen from that peer is dropped, so that a transport that duplicates or reorders can do
+no harm (findings S8, S9).
+"""
+
+import struct
+from typing import Any, TypeAlias, cast
+
+import cbor2
+
+from gpupool.consensus import codec
+from gpupool.consensus.settings import FRAME_BYTES_MAX
+from gpupool.pool.errors import RemoteProtocolError
+
+Message: TypeAlias = dict[str, Any]
+
+_FRAME_VERSION = 1
+_FRAME = struct.Struct("<BQQ")
+_OPTIONAL_TEXT = (str, type(None))
+
+# Kind: number on the wire, and fields with their types. A field's type is compared exactly, so
+# that True is no integer. Numbers are never reused.
+_KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
+    "request_vote": (
+        1,
+        {
+            "term": (int,),
+            "last_log_index": (int,),
+            "last_log_term": (int,),
+            # The leader asked for this election: it may be held although the leader lives.
+            "hand_over": (bool,),
+        },
+    ),
+    "response_vote": (2, {"term": (int,)}),
+    "request_prevote": (
+        3,
+        {"term": (int,), "last_log_index": (int,), "last_log_term": (int,)},
+    ),
+    # ``term`` is the one asked for, ``current_term`` the answering server's own.
+    "response_prevote": (4, {"term": (int,), "current_term": (int,), "granted": (bool,)}),
+    "append_entries": (
+        5,
+        {
+            "term": (int,),
+            "commit_index": (int,),
+            "prevLogIdx": (int,),
+            "prevLogTerm": (int,),
+            "entries": (bytes,),
+            # The leader's own clock, against which followers state deadlines of commands.
+            "clock_ms": (int,),
+            "majority_age_ms": (int,),
+        },
+    ),
+    # The answer to append_entries. ``rejected`` is the prevLogIdx that did not fit, or -1.
+    "next_node_idx": (
+        6,
+        {"term": (int,), "next_node_idx": (int,), "success": (bool,), "rejected": (int,)},
+    ),
+    # The commit index moved, and there is nothing else to send; no answer.
+    "commit": (7, {"term": (int,), "commit_index": (int,)}),
+    # Leadership without entries, while a snapshot is under way; answered by next_node_idx.
+    "heartbeat": (8, {"term": (int,), "clock_ms": (int,), "majority_age_ms": (int,)}),
+    "snapshot": (
+        9,
+        {
+            "term": (int,),
+            # False when a server without a vote pulled it from a voter.
+            "leading": (bool,),
+            "index": (int,),
+            "total": (int,),
+            "offset": (int,),
+            "data": (bytes,),
+        },
+    ),
+    "snapshot_ack": (10, {"term": (int,), "index": (int,), "received": (int,)}),
+    "timeout_now": (11, {"term": (int,)}),
+    # A follower's proposal, for the leader of ``term`` only, and only before its clock shows
+    # ``deadline_ms``: however long the frame was held up, it never fires late.
+    "forward": (
+        12,
+        {"term": (int,), "request_id": (int,), "command": (bytes,), "deadline_ms": (int,)},
+    ),
+    "forward_response": (
+        13,
+        {"request_id": (int,), "log_idx": (int,), "log_term": (int,), "refused": _OPTIONAL_TEXT},
+    ),
+    # A server without a vote asks for the committed entries from ``next_index`` on.
+    "pull": (14, {"next_index": (int,)}),
+    "pulled": (
+        15,
+        {
+            "term": (int,),
+            "commit_index": (int,),
+            "prevLogIdx": (int,),
+            "prevLogTerm": (int,),
+            "entries": (bytes,),
+            "leader": _OPTIONAL_TEXT,
+            "clock_ms": (int,),
+            "majority_age_ms": (int,),
+        },
+    ),
+    # A server without a vote lives, and has applied so much.
+    "alive": (16, {"applied_index": (int,)}),
+}
+_BY_NUMBER = {number: (kind, tuple(fields.items())) for kind, (number, fields) in _KINDS.items()}
+_FIELDS = {kind: (number, tuple(fields)) for kind, (number, fields) in _KINDS.items()}
+_INTEGER_MAX = 1 << 62
+
+
+def encode_message(message: Message) -> bytes:
+    """Return one message as bytes; raises ``KeyError`` for a kind or field that does not exist."""
+    number, fields = _FIELDS[message["type"]]
+    return cbor2.dumps([number, *(message[field] for field in fields)])
+
+
+def decode_message(data: bytes) -> Message:
+    """Return the message in ``data``, every field checked for its type and range.
+
+    Raises:
+        RemoteProtocolError: for anything that is not exactly one known message.
+    """
+    value = codec.decode(data)
+    if not isinstance(value, list) or not value or type(value[0]) is not int:
+        raise RemoteProtocolError("a peer's message has no kind")
+    if (known := _BY_NUMBER.get(value[0])) is None:
+        raise RemoteProtocolError(f"a peer's message has the unknown kind {value[0]}")
+    kind, fields = known
+    if len(value) != len(fields) + 1:
+        raise RemoteProtocolError(f"a peer's {kind} has {len(value) - 1} fields")
+    message: Message = {"type": kind}
+    for (field, types), item in zip(fields, cast("list[object]", value[1:]), strict=True):
+        if type(item) not in types:
+            raise RemoteProtocolError(f"{field} of a peer's {kind} has the wrong type")
+        if type(item) is int and not -1 <= item < _INTEGER_MAX:
+            raise RemoteProtocolError(f"{field} of a peer's {kind} is out of range")
+        message[field] = item
+    return message
+
+
+class FrameWriter:
+    """Numbers the frames to one peer."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._sequence = 0
+
+    def frame(self, body: bytes) -> bytes:
+        """Return the next frame, holding one encoded message."""
+        self._sequence += 1
+        return _FRAME.pack(_FRAME_VERSION, self._epoch, self._sequence) + body
+
+
+class FrameReader:
+    """Drops what one peer sent before, however often or late it arrives."""
+
+    def __init__(self) -> None:
+        self._newest = (0, 0)
+
+    def body(self, frame: bytes) -> bytes | None:
+        """Return the message in a new frame, None for an old one.
+
+        Raises:
+            RemoteProtocolError: when it is no frame of ours.
+        """
+        if not _FRAME.size < len(frame) <= FRAME_BYTES_MAX:
+            raise RemoteProtocolError(f"a peer's frame has {len(frame)} bytes")
+        version, epoch, sequence = _FRAME.unpack_from(frame)
+        if version != _FRAME_VERSION:
+            raise RemoteProtocolError(f"a peer's frame has version {version}")
+        if (epoch, sequence) <= self._newest:
+            return None
+        self._newest = (epoch, sequence)
+        return frame[_FRAME.size :]

@@ -1,0 +1,729 @@
+"""One server of the replicated table, sans-IO: frames, time and proposals in; frames and results out.
+
+The driver (``bridge.py``, or a simulator) owns time, sockets and the moment of syncing:
+
+1. It reports what happened: ``connected``, ``disconnected``, ``receive``, ``propose``.
+2. It calls ``step(now)``; and again at ``next_step_at()`` if nothing happens before.
+3. After each step, before anything else, it calls ``ready()``. That writes everything noted since
+   the last time and syncs it once. Only then are there frames to send and results to hand out, so
+   that nobody ever learns of a vote, an acknowledgement or an entry that a power loss could undo.
+
+The node is deterministic: the same storage, settings, randomness and calls give the same frames,
+byte for byte, in every process. Time enters only as ``now`` (seconds of the server's own monotonic
+clock; it may run at any rate), chance only through ``Randomness``, and durable state only through
+the ``Disk`` below ``Storage``. Nothing is read from module globals that differs between nodes, so
+that any number of nodes can live in one process.
+"""
+
+import heapq
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpupool.consensus import codec, membership
+from gpupool.consensus.journal import decode_entries
+from gpupool.consensus.membership import Configuration
+from gpupool.consensus.messages import (
+    FrameReader,
+    FrameWriter,
+    Message,
+    decode_message,
+    encode_message,
+)
+from gpupool.consensus.raft import BARRIER_TYPE, CANDIDATE, COMMAND_TYPE, LEADER, NEVER, RaftCore
+from gpupool.consensus.settings import (
+    BATCH_BYTES_MAX,
+    COMMAND_BYTES_MAX,
+    QUEUE_COMMANDS_MAX,
+    UNCOMMITTED_ENTRIES_MAX,
+    WAITING_PULLS_MAX,
+    ConsensusSettings,
+)
+from gpupool.consensus.snapshot import Snapshot, SnapshotReceiver, SnapshotSender
+from gpupool.consensus.storage import Storage
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.ports import (
+    LedgerHealth,
+    NotCommitted,
+    Outcome,
+    Randomness,
+    Role,
+    StateMachine,
+    Unknown,
+)
+
+# The library compares deadlines with "<": a step exactly at the deadline would do nothing.
+_JUST_AFTER_S = 0.0005
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What may leave the server now that everything it rests on is durable."""
+
+    frames: list[tuple[ServerId, bytes]]
+    resolved: list[tuple[Callable[[Outcome], None], Outcome]]
+
+
+class _Proposal:
+    """A command of this server until its outcome is known."""
+
+    __slots__ = ("callback", "command", "decided", "expires_at", "sent")
+
+    def __init__(
+        self, command: bytes, expires_at: float, callback: Callable[[Outcome], None]
+    ) -> None:
+        self.command = command
+        self.expires_at = expires_at
+        self.callback = callback
+        self.sent = False  # Appended here, or forwarded: it may be committed one day.
+        self.decided = False
+
+
+class RaftNode:
+    """A voter or a follower without a vote; which of them, its log says."""
+
+    def __init__(
+        self,
+        server_id: ServerId,
+        *,
+        storage: Storage,
+        machine: StateMachine,
+        randomness: Randomness,
+        now: float,
+        settings: ConsensusSettings | None = None,
+    ) -> None:
+        """Start from what ``storage`` holds; restores ``machine`` from its newest snapshot."""
+        self.server_id = server_id
+        self.settings = settings or ConsensusSettings()
+        self._storage = storage
+        self._machine = machine
+        self._now = now
+        self._boot = storage.journal.begin()
+        self._connections = 0
+        self._writers: dict[ServerId, FrameWriter] = {}
+        self._readers: dict[ServerId, FrameReader] = {}
+        self._heard_at: dict[ServerId, float] = {}
+        self._servers: tuple[ServerId, ...] = ()
+        self._outbox: list[tuple[ServerId, Message]] = []
+        self._resolved: list[tuple[Callable[[Outcome], None], Outcome]] = []
+        self._queue: deque[_Proposal] = deque()
+        self._undecided = 0
+        self._expiries: list[tuple[float, int, _Proposal]] = []
+        self._numbers = itertools.count(1)
+        self._forwarded: dict[int, _Proposal] = {}
+        self._forwarded_to: tuple[ServerId | None, int] = (None, 0)
+        self._senders: dict[ServerId, SnapshotSender] = {}
+        self._receiving: SnapshotReceiver | None = None
+        self._pulls: dict[ServerId, tuple[int, float]] = {}
+        self._pull_from: ServerId | None = None
+        self._pull_deadline = now
+        self._alive_at = now
+        self._applied_by: dict[ServerId, int] = {}
+        self._desired: tuple[ServerId, ...] | None = None
+        self._hand_over_at = -NEVER
+        snapshot = storage.snapshots.latest
+        if snapshot is not None:
+            machine.restore(snapshot.state)
+        self._snapshot_index = snapshot.index if snapshot else 1
+        self._snapshot_log_mark = storage.journal.bytes_since_rewrite
+        self._core = RaftCore(
+            server_id,
+            journal=storage.journal,
+            base=Configuration(snapshot.index, snapshot.voters) if snapshot else _NO_VOTERS,
+            applied_index=self._snapshot_index,
+            host=self,
+            randomness=randomness,
+            settings=self.settings,
+            now=now,
+        )
+
+    # --- what the driver reports -------------------------------------------------------------
+
+    def connected(self, peer: ServerId, now: float) -> None:
+        """Begin a new connection with ``peer``: everything older is void, in both directions."""
+        self._advance(now)
+        self._connections += 1
+        self._writers[peer] = FrameWriter((self._boot << 32) | self._connections)
+        self._outbox = [item for item in self._outbox if item[0] != peer]
+        self._drop_transfers(peer)
+        self._heard_at[peer] = self._now
+        with self._core.stepping(self._now):
+            self._core.connected_to(peer)
+        if self._pull_from is None:
+            self._pull_deadline = self._now
+
+    def disconnected(self, peer: ServerId, now: float) -> None:
+        """End the connection with ``peer``."""
+        self._advance(now)
+        self._writers.pop(peer, None)
+        self._drop_transfers(peer)
+        with self._core.stepping(self._now):
+            self._core.disconnected_from(peer)
+        if self._pull_from == peer:
+            self._pull_from, self._pull_deadline = None, self._now
+
+    def receive(self, peer: ServerId, frame: bytes, now: float) -> None:
+        """Take one frame; what makes no sense is logged and dropped, and changes nothing.
+
+        Raises:
+            StorageError: when a snapshot that is complete cannot be stored.
+        """
+        self._advance(now)
+        if peer not in self._writers:
+            return
+        try:
+            body = self._readers.setdefault(peer, FrameReader()).body(frame)
+            message = decode_message(body) if body is not None else None
+        except RemoteProtocolError as error:
+            _log.warning("a frame from %s was dropped: %s", peer, error)
+            return
+        if message is None:
+            return
+        self._heard_at[peer] = self._now
+        with self._core.stepping(self._now):
+            handler = _HANDLERS.get(message["type"])
+            if handler is not None:
+                handler(self, peer, message)
+            else:
+                if message["type"] == "next_node_idx" and message["success"]:
+                    self._senders.pop(peer, None)
+                self._core.receive(peer, message)
+
+    def propose(
+        self, command: Plain, ttl_s: float, callback: Callable[[Outcome], None], now: float
+    ) -> None:
+        """Try to get one command committed within ``ttl_s``.
+
+        ``callback`` gets exactly one outcome, from a later ``ready()``, no later than the first
+        one after ``ttl_s``. A command whose time is up is never appended, by nobody; one that was
+        appended may still be committed after an ``Unknown``.
+        """
+        try:
+            data = codec.encode(command)
+        except TypeError as error:
+            self._resolved.append((callback, NotCommitted(f"the command is not plain: {error}")))
+            return
+        if len(data) > COMMAND_BYTES_MAX:
+            reason = f"the command has {len(data)} bytes; at most {COMMAND_BYTES_MAX} are allowed"
+            self._resolved.append((callback, NotCommitted(reason)))
+            return
+        self._enqueue(COMMAND_TYPE + data, ttl_s, callback, now)
+
+    def barrier(self, ttl_s: float, callback: Callable[[Outcome], None], now: float) -> None:
+        """Commit an entry without effect: once it is applied here, so is all before this call."""
+        self._enqueue(BARRIER_TYPE, ttl_s, callback, now)
+
+    def set_servers(self, servers: Sequence[ServerId]) -> None:
+        """Say which servers belong to the pool, with or without a vote."""
+        self._servers = tuple(sorted(set(servers) - {self.server_id}))
+        keep = {*self._servers, *self._core.voters}
+        for peer in [peer for peer in self._heard_at if peer not in keep]:
+            if peer not in self._writers:
+                del self._heard_at[peer]
+                self._applied_by.pop(peer, None)
+
+    def set_voters(
+        self, voters: Sequence[ServerId], callback: Callable[[Outcome], None], now: float
+    ) -> None:
+        """Change the voters by one, if this is the leader and nothing stands against it."""
+        self._advance(now)
+        with self._core.stepping(self._now):
+            self._core.set_voters(voters, self._resolver(callback))
+
+    def reconcile_voters(self, desired: Sequence[ServerId] | None) -> None:
+        """Whenever this server leads, bring the voters nearer to ``desired``, one at a time."""
+        self._desired = None if desired is None else tuple(sorted(set(desired)))
+
+    def hand_over(self, now: float) -> bool:
+        """Ask the voter with the longest log to lead; False when nobody can, or we do not lead."""
+        self._advance(now)
+        with self._core.stepping(self._now):
+            return self._hand_over_to(self._core.voters)
+
+    # --- what the driver does ----------------------------------------------------------------
+
+    def step(self, now: float) -> None:
+        """Do whatever is due: elections, commits, proposals, replication, snapshots."""
+        self._advance(now)
+        core = self._core
+        with core.stepping(self._now):
+            self._expire()
+            core.tick()
+            self._drain_queue()
+            self._reconcile()
+            core.replicate()
+            self._answer_pulls()
+            if not core.votes:
+                self._follow_without_vote()
+        if self._snapshot_is_due():
+            self._take_snapshot()
+
+    def ready(self) -> Ready:
+        """Make everything durable with at most one sync; return what may leave now.
+
+        Raises:
+            StorageError: when that fails. The node must not be used any more.
+        """
+        self._storage.journal.sync()
+        frames: list[tuple[ServerId, bytes]] = []
+        for peer, message in self._outbox:
+            if (writer := self._writers.get(peer)) is not None:
+                frames.append((peer, writer.frame(encode_message(message))))
+        ready = Ready(frames, self._resolved)
+        self._outbox, self._resolved = [], []
+        return ready
+
+    def next_step_at(self) -> float:
+        """Return the instant at which ``step`` is due if nothing happens before."""
+        core = self._core
+        if self._queue or self._resolved or self._outbox:
+            return self._now
+        if core.state == LEADER and core.voters == (self.server_id,):
+            if core.commit_index < self._storage.journal.last_index:
+                return self._now
+        due = core.next_step_at()
+        if self._expiries:
+            due = min(due, self._expiries[0][0])
+        for _, since in self._pulls.values():
+            due = min(due, since + self.settings.pull_wait_s)
+        if not core.votes and self._writers:
+            due = min(due, self._pull_deadline, self._alive_at)
+        return due + _JUST_AFTER_S
+
+    # --- reading -----------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """True while this server takes itself for the leader."""
+        return self._core.state == LEADER
+
+    @property
+    def core(self) -> RaftCore:
+        """The Raft core, for checkers that look inside."""
+        return self._core
+
+    @property
+    def storage(self) -> Storage:
+        """The storage, for checkers that look inside."""
+        return self._storage
+
+    def peers(self) -> tuple[ServerId, ...]:
+        """Return the servers to stay connected to.
+
+        A voter talks to everyone, a server without a vote to the voters; and a server that knows
+        of no voters yet to those it was told of.
+        """
+        voters = set(self._core.voters)
+        peers = {*voters, *self._servers} if self._core.votes or not voters else voters
+        return tuple(sorted(peers - {self.server_id}))
+
+    def health(self, now: float) -> LedgerHealth:
+        """Return what this server knows of the state of consensus."""
+        now = max(now, self._now)
+        core = self._core
+        ages = {peer: now - at for peer, at in sorted(self._heard_at.items())}
+        return LedgerHealth(
+            role=self._role(),
+            leader=core.leader,
+            term=core.term,
+            commit_index=core.commit_index,
+            applied_index=core.applied_index,
+            voters=core.voters,
+            connected=core.connected,
+            majority_age_s=core.majority_age_s() + (now - self._now),
+            contact_age_s=ages,
+            elections=core.elections,
+        )
+
+    def _role(self) -> Role:
+        if not self._core.votes:
+            return Role.LEARNER
+        if self._core.state == LEADER:
+            return Role.LEADER
+        return Role.CANDIDATE if self._core.state == CANDIDATE else Role.FOLLOWER
+
+    # --- what the core needs (CoreHost) ------------------------------------------------------
+
+    def send(self, peer: ServerId, message: Message) -> None:
+        """Queue one message until the next ``ready()``."""
+        if peer in self._writers:
+            self._outbox.append((peer, message))
+
+    def apply(self, index: int, command: bytes) -> Plain:
+        """Apply one committed command; whatever happens, the entry counts as applied.
+
+        A command that cannot be read, or a state machine that raises, must not stop the log
+        (finding L3): the entry gets an error as its result, the same on every server.
+        """
+        try:
+            return self._machine.apply(index, codec.decode(command))
+        except Exception as error:  # noqa: BLE001 - the log must go on, whatever a command does.
+            _log.exception("entry %d could not be applied", index)
+            return {"error": type(error).__name__}
+
+    def send_snapshot(self, peer: ServerId, *, leading: bool) -> None:
+        """Send the next piece of the newest snapshot, if the last one is answered or lost."""
+        sender = self._senders.get(peer)
+        latest = self._storage.snapshots.latest
+        if sender is None or (sender.sent_at is None and sender.offset == sender.total):
+            if latest is None:
+                _log.error("%s needs a snapshot, and there is none", peer)
+                return
+            sender = SnapshotSender(latest, self._storage.snapshots.encoded_latest())
+            self._senders[peer] = sender
+        recently = self._now - self.settings.chunk_retry_s
+        if sender.sent_at is not None and sender.sent_at > recently:
+            return
+        message: Message = {
+            "type": "snapshot",
+            "term": self._core.term,
+            "leading": leading,
+            "index": sender.index,
+            "total": sender.total,
+            "offset": sender.offset,
+            "data": sender.piece(self._now),
+        }
+        self.send(peer, message)
+
+    def configuration_changed(self) -> None:
+        """Let a server that got its vote stop pulling."""
+        self._pull_from = None
+
+    # --- proposals ---------------------------------------------------------------------------
+
+    def _enqueue(
+        self, command: bytes, ttl_s: float, callback: Callable[[Outcome], None], now: float
+    ) -> None:
+        self._advance(now)
+        if self._undecided >= QUEUE_COMMANDS_MAX:
+            reason = f"{QUEUE_COMMANDS_MAX} commands of this server are waiting already"
+            self._resolved.append((callback, NotCommitted(reason)))
+            return
+        proposal = _Proposal(command, self._now + ttl_s, callback)
+        self._undecided += 1
+        self._queue.append(proposal)
+        heapq.heappush(self._expiries, (proposal.expires_at, next(self._numbers), proposal))
+
+    def _decide(self, proposal: _Proposal, outcome: Outcome) -> None:
+        if not proposal.decided:
+            proposal.decided = True
+            self._undecided -= 1
+            self._resolved.append((proposal.callback, outcome))
+
+    def _expire(self) -> None:
+        """Resolve what has run out of time, so that no caller waits longer than it said."""
+        while self._expiries and (
+            self._expiries[0][0] <= self._now or self._expiries[0][2].decided
+        ):
+            _, _, proposal = heapq.heappop(self._expiries)
+            if proposal.sent:
+                self._decide(proposal, Unknown("no answer in time"))
+            else:
+                self._decide(proposal, NotCommitted("the time was up before it could be sent"))
+
+    def _drain_queue(self) -> None:
+        core = self._core
+        if self._forwarded and self._forwarded_to != (core.leader, core.term):
+            for proposal in self._forwarded.values():
+                self._decide(proposal, Unknown("the leader changed"))
+            self._forwarded.clear()
+        while self._queue:
+            proposal = self._queue.popleft()
+            if proposal.decided:
+                continue
+            if core.state == LEADER:
+                self._append(proposal)
+            else:
+                self._forward(proposal)
+
+    def _append(self, proposal: _Proposal) -> None:
+        if (reason := self._overload()) is not None:
+            self._decide(proposal, NotCommitted(reason))
+            return
+        proposal.sent = True
+        self._core.append(proposal.command, lambda outcome: self._decide(proposal, outcome))
+
+    def _forward(self, proposal: _Proposal) -> None:
+        core = self._core
+        leader = core.leader
+        if leader is None or leader not in self._writers:
+            self._decide(proposal, NotCommitted("no leader is known"))
+            return
+        number = next(self._numbers)
+        proposal.sent = True
+        self._forwarded[number] = proposal
+        self._forwarded_to = (leader, core.term)
+        message: Message = {
+            "type": "forward",
+            "term": core.term,
+            "request_id": number,
+            "command": proposal.command,
+            "deadline_ms": max(core.leader_clock_ms(proposal.expires_at), 0),
+        }
+        self.send(leader, message)
+
+    def _on_forward(self, peer: ServerId, message: Message) -> None:
+        core = self._core
+        refused = self._overload()
+        if core.state != LEADER or message["term"] != core.term:
+            refused = "the server asked does not lead any more"
+        elif message["deadline_ms"] <= core.clock_ms():
+            refused = "the time was up before it could be appended"
+        elif not _is_command(message["command"]):
+            refused = "the command cannot be read"
+        index, term = (0, 0) if refused else core.append(message["command"], None)
+        answer: Message = {
+            "type": "forward_response",
+            "request_id": message["request_id"],
+            "log_idx": index,
+            "log_term": term,
+            "refused": refused,
+        }
+        self.send(peer, answer)
+
+    def _on_forward_response(self, peer: ServerId, message: Message) -> None:
+        if peer != self._forwarded_to[0]:
+            return
+        proposal = self._forwarded.pop(message["request_id"], None)
+        if proposal is None:
+            return
+        if message["refused"] is not None:
+            self._decide(proposal, NotCommitted(message["refused"]))
+            return
+        self._core.await_commit(
+            message["log_idx"],
+            message["log_term"],
+            lambda outcome: self._decide(proposal, outcome),
+        )
+
+    def _overload(self) -> str | None:
+        waiting = self._storage.journal.last_index - self._core.commit_index
+        if waiting >= UNCOMMITTED_ENTRIES_MAX:
+            return f"{waiting} commands wait for a majority already"
+        return None
+
+    def _resolver(self, callback: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
+        return lambda outcome: self._resolved.append((callback, outcome))
+
+    # --- voters ------------------------------------------------------------------------------
+
+    def _reconcile(self) -> None:
+        core, desired = self._core, self._desired
+        if desired is None or core.state != LEADER or core.voters == desired or not core.settled:
+            return
+        floor = core.commit_index - self.settings.learner_lag_max
+        caught_up = {peer for peer, applied in self._applied_by.items() if applied >= floor} & set(
+            self._writers
+        )
+        step = membership.next_step(core.voters, desired, ready=caught_up, leader=self.server_id)
+        if step is not None:
+            core.set_voters(step, lambda outcome: _log.info("voters %s: %s", step, outcome))
+        elif self.server_id not in desired:
+            if self._now >= self._hand_over_at:
+                self._hand_over_at = self._now + self.settings.hand_over_retry_s
+                self._hand_over_to(voter for voter in core.voters if voter in desired)
+
+    def _hand_over_to(self, candidates: Iterable[ServerId]) -> bool:
+        core = self._core
+        for voter in candidates:
+            if voter != self.server_id and voter in self._writers and core.hand_over(voter):
+                return True
+        return False
+
+    # --- following without a vote ------------------------------------------------------------
+
+    def _follow_without_vote(self) -> None:
+        core = self._core
+        if self._now >= self._alive_at:
+            self._alive_at = self._now + self.settings.alive_s
+            for peer in self._sources():
+                self.send(peer, {"type": "alive", "applied_index": core.applied_index})
+        if self._now < self._pull_deadline:
+            return
+        sources = self._sources()
+        if not sources:
+            self._pull_from, self._pull_deadline = None, self._now + self.settings.pull_timeout_s
+            return
+        # The next one in order after the one that did not answer.
+        later = [peer for peer in sources if self._pull_from is None or peer > self._pull_from]
+        self._pull(later[0] if later else sources[0])
+
+    def _pull(self, peer: ServerId) -> None:
+        self._pull_from = peer
+        self._pull_deadline = self._now + self.settings.pull_timeout_s
+        self.send(peer, {"type": "pull", "next_index": self._core.commit_index + 1})
+
+    def _sources(self) -> list[ServerId]:
+        candidates = self._core.voters or self._servers
+        return sorted(peer for peer in candidates if peer in self._writers)
+
+    def _on_pull(self, peer: ServerId, message: Message) -> None:
+        if peer in self._pulls or len(self._pulls) < WAITING_PULLS_MAX:
+            self._pulls[peer] = (message["next_index"], self._now)
+            self._applied_by[peer] = message["next_index"] - 1
+
+    def _answer_pulls(self) -> None:
+        commit_index = self._core.commit_index
+        for peer, (next_index, since) in sorted(self._pulls.items()):
+            late = self._now - since >= self.settings.pull_wait_s
+            if next_index <= commit_index or late:
+                del self._pulls[peer]
+                self._answer_pull(peer, max(next_index, 1))
+
+    def _answer_pull(self, peer: ServerId, next_index: int) -> None:
+        core, journal = self._core, self._storage.journal
+        previous = min(next_index - 1, core.commit_index)
+        if previous < journal.base_index:
+            self.send_snapshot(peer, leading=False)
+            return
+        _, entries = core.encoded_entries(previous + 1, core.commit_index, BATCH_BYTES_MAX)
+        message: Message = {
+            "type": "pulled",
+            "term": core.term,
+            "commit_index": core.commit_index,
+            "prevLogIdx": previous,
+            "prevLogTerm": journal.term_at(previous),
+            "entries": entries,
+            "leader": core.leader,
+            "clock_ms": max(core.clock_ms(), 0),
+            "majority_age_ms": min(int(core.majority_age_s() * 1000), 1 << 40),
+        }
+        self.send(peer, message)
+
+    def _on_pulled(self, peer: ServerId, message: Message) -> None:
+        core = self._core
+        if core.votes or peer != self._pull_from:
+            return
+        try:
+            entries = decode_entries(message["entries"])
+        except ValueError as error:
+            _log.warning("entries from %s cannot be read: %s", peer, error)
+            return
+        leader = message["leader"]
+        core.observe_leader(None if leader is None else ServerId(leader), message)
+        match, _ = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
+        if match is not None:
+            core.commit_to(min(message["commit_index"], match))
+        if not core.votes:
+            self._pull(peer)
+
+    def _on_alive(self, peer: ServerId, message: Message) -> None:
+        self._applied_by[peer] = message["applied_index"]
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    def _snapshot_is_due(self) -> bool:
+        entries = self._core.applied_index - self._snapshot_index
+        written = self._storage.journal.bytes_since_rewrite - self._snapshot_log_mark
+        return entries >= self.settings.snapshot_entries or (
+            entries > 0 and written >= self.settings.snapshot_log_bytes
+        )
+
+    def _take_snapshot(self) -> None:
+        core, journal = self._core, self._storage.journal
+        index = core.applied_index
+        term = journal.term_at(index)
+        assert term is not None, "what is applied is in the log"
+        voters = core.configurations.at(index).voters
+        self._storage.take(Snapshot(index, term, voters, self._machine.snapshot()))
+        self._snapshot_index = index
+        self._snapshot_log_mark = journal.bytes_since_rewrite
+
+    def _on_snapshot(self, peer: ServerId, message: Message) -> None:
+        core, leading = self._core, message["leading"]
+        if leading and not core.follow(peer, message):
+            return
+        if not leading and (core.votes or peer != self._pull_from):
+            return
+        self._pull_deadline = self._now + self.settings.pull_timeout_s
+        index = message["index"]
+        if index <= core.commit_index:
+            self._receiving = None
+            self._snapshot_is_here(peer, index, leading=leading)
+            return
+        receiving = self._receiving
+        key = (peer, index, message["total"])
+        if receiving is None or key != (receiving.peer, receiving.index, receiving.total):
+            receiving = self._receiving = SnapshotReceiver(peer, index, message["total"])
+        receiving.add(message["offset"], message["data"])
+        try:
+            snapshot = receiving.complete()
+        except ValueError as error:
+            _log.warning("a snapshot from %s is damaged, and asked for again: %s", peer, error)
+            receiving = self._receiving = SnapshotReceiver(peer, index, message["total"])
+            snapshot = None
+        if snapshot is not None and snapshot.index == index:
+            self._receiving = None
+            self._install(snapshot)
+            self._snapshot_is_here(peer, index, leading=leading)
+            return
+        answer: Message = {
+            "type": "snapshot_ack",
+            "term": core.term,
+            "index": index,
+            "received": receiving.received,
+        }
+        self.send(peer, answer)
+
+    def _snapshot_is_here(self, peer: ServerId, index: int, *, leading: bool) -> None:
+        if leading:
+            self._core.acknowledge_snapshot(peer, index)
+        else:
+            self._pull(peer)
+
+    def _install(self, snapshot: Snapshot) -> None:
+        self._storage.install(snapshot)
+        self._machine.restore(snapshot.state)
+        self._core.installed(snapshot.index, snapshot.voters)
+        self._snapshot_index = snapshot.index
+        self._snapshot_log_mark = self._storage.journal.bytes_since_rewrite
+
+    def _on_snapshot_ack(self, peer: ServerId, message: Message) -> None:
+        self._core.heard_from(peer)
+        sender = self._senders.get(peer)
+        if sender is not None and sender.acknowledged(message["index"], message["received"]):
+            self.send_snapshot(
+                peer, leading=self._core.state == LEADER and peer in self._core.voters
+            )
+
+    # --- small things ------------------------------------------------------------------------
+
+    def _advance(self, now: float) -> None:
+        self._now = max(self._now, now)
+
+    def _drop_transfers(self, peer: ServerId) -> None:
+        self._senders.pop(peer, None)
+        self._pulls.pop(peer, None)
+        if self._receiving is not None and self._receiving.peer == peer:
+            self._receiving = None
+
+
+_NO_VOTERS = Configuration(0, ())
+
+_HANDLERS: dict[str, Callable[[RaftNode, ServerId, Message], None]] = {
+    "forward": RaftNode._on_forward,
+    "forward_response": RaftNode._on_forward_response,
+    "pull": RaftNode._on_pull,
+    "pulled": RaftNode._on_pulled,
+    "alive": RaftNode._on_alive,
+    "snapshot": RaftNode._on_snapshot,
+    "snapshot_ack": RaftNode._on_snapshot_ack,
+}
+
+
+def _is_command(command: bytes) -> bool:
+    """True for what may enter the log on a peer's behalf: one readable command, or a barrier."""
+    if command == BARRIER_TYPE:
+        return True
+    if command[:1] != COMMAND_TYPE or len(command) > COMMAND_BYTES_MAX + 1:
+        return False
+    try:
+        codec.decode(command[1:])
+    except RemoteProtocolError:
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""A server's durable state as a whole: journal and snapshots, brought into agreement."""
+
+import logging
+from pathlib import Path
+
+from gpupool.consensus import membership
+from gpupool.consensus.disk import Disk, FileDisk
+from gpupool.consensus.journal import JOURNAL, Journal
+from gpupool.consensus.snapshot import Snapshot, SnapshotStore
+from gpupool.pool.errors import StorageError
+from gpupool.pool.ids import ServerId
+
+DIRECTORY = "consensus"
+"""Name of consensus's own directory in a server's state directory."""
+
+MEMBERSHIP_TYPE = b"\x02"
+"""First byte of a log entry that holds a configuration, as in pysyncobj."""
+
+_log = logging.getLogger(__name__)
+
+
+class Storage:
+    """Journal and snapshots of one server; made by ``open_storage`` or, in simulations, by hand.
+
+    Attributes:
+        journal: the log behind the older snapshot, with term and vote.
+        snapshots: the snapshot files; ``snapshots.latest`` is where a start begins.
+    """
+
+    def __init__(self, disk: Disk, *, create: bool) -> None:
+        """Read what ``disk`` holds, or with ``create`` write the storage of a new server.
+
+        Raises:
+            StorageError: when something is damaged, missing, or would be overwritten.
+        """
+        self.disk = disk
+        names = disk.names()
+        if create and JOURNAL not in names and any(n.startswith("snapshot-") for n in names):
+            raise StorageError(
+                "there is a snapshot but no journal",
+                hint="remove this server from the pool and let it join again",
+            )
+        self.journal = Journal.create(disk) if create else Journal.open(disk)
+        self.snapshots = SnapshotStore(disk)
+        self._reconcile()
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Make a leader's snapshot the start of this server's log.
+
+        Entries behind it stay if the log agrees with the snapshot; a log that does not reach it,
+        or disagrees with it, has nothing that could have been committed behind it.
+        """
+        self.snapshots.save(snapshot)
+        self._reconcile()
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Save this server's own snapshot, and drop the entries that no snapshot needs."""
+        assert self.journal.term_at(snapshot.index) == snapshot.term, "only what is in the log"
+        self.snapshots.save(snapshot)
+        base = self.snapshots.oldest_index
+        term = self.journal.term_at(base)
+        if base > self.journal.base_index and term is not None:
+            self.journal.rewrite(base, term, keep=True)
+
+    def close(self) -> None:
+        """Seal the journal and let the directory go."""
+        self.journal.close()
+        if isinstance(self.disk, FileDisk):
+            self.disk.close()
+
+    def _reconcile(self) -> None:
+        """Bring the journal in line with the newest snapshot, whatever a crash left (finding S1).
+
+        A crash may fall between the rename of a snapshot and the rewriting of the journal. What
+        the journal holds beyond the snapshot is never dropped, unless it contradicts it.
+        """
+        snapshot, journal = self.snapshots.latest, self.journal
+        snapshot_index = snapshot.index if snapshot else 1
+        if journal.base_index > snapshot_index:
+            damaged = ", ".join(sorted(self.snapshots.damaged)) or "none is there"
+            raise StorageError(
+                f"the journal starts after entry {journal.base_index}, and no intact snapshot "
+                "reaches so far",
+                why=f"damaged: {damaged}",
+                hint="restore this directory from a backup, or remove this server from the pool "
+                "and let it join again",
+            )
+        if snapshot is not None and journal.term_at(snapshot.index) != snapshot.term:
+            journal.rewrite(snapshot.index, snapshot.term, keep=False)
+
+
+def open_storage(state_dir: Path, *, create: bool = False) -> Storage:
+    """Open, or with ``create`` make, the storage of one server below ``state_dir``.
+
+    ``create`` belongs to a server whose identity was made just now. An existing server that lost
+    its storage has forgotten what it promised, and must join again under a new identity.
+    """
+    disk = FileDisk(state_dir / DIRECTORY)
+    try:
+        return Storage(disk, create=create)
+    except BaseException:
+        disk.close()
+        raise
+
+
+def bootstrap(storage: Storage, server_id: ServerId) -> None:
+    """Make a new server's storage that of a pool whose only voter is ``server_id``."""
+    journal = storage.journal
+    if journal.last_index != 1 or journal.term != 0 or storage.snapshots.latest is not None:
+        raise StorageError("a pool can only be started on empty storage")
+    _append_configuration(journal, (server_id,))
+
+
+def recover(state_dir: Path, server_id: ServerId) -> int:
+    """Make ``server_id`` the only voter, offline, keeping its table: for ``recover --force``.
+
+    Whatever only the lost servers had is lost; everything in this server's log becomes
+    committed. Never run this while a majority of the voters may still live.
+
+    Returns:
+        The index of the last entry that was kept.
+    """
+    storage = open_storage(state_dir)
+    try:
+        journal = storage.journal
+        kept = journal.last_index
+        _append_configuration(journal, (server_id,))
+        _log.warning("%s is now the only voter; %d entries were kept", server_id, kept)
+        return kept
+    finally:
+        storage.close()
+
+
+def _append_configuration(journal: Journal, voters: tuple[ServerId, ...]) -> None:
+    term = max(journal.term, journal.entries[-1][2]) + 1
+    journal.set_vote(term, None)
+    command = MEMBERSHIP_TYPE + membership.encode_voters(voters)
+    journal.append(command, journal.last_index + 1, term)
+    journal.sync()

@@ -1,0 +1,314 @@
+"""The Ledger on trio: proposals, barriers, joining, handing over, and a disk that fails."""
+
+import errno
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from raft_world import MemoryDisk, Register
+from trio.testing import MockClock
+
+from gpupool.consensus.bridge import RaftLedger
+from gpupool.consensus.storage import Storage, bootstrap
+from gpupool.pool.errors import StorageError
+from gpupool.pool.ids import ServerId
+from gpupool.pool.ports import Committed, NotCommitted, Role, Unknown
+
+
+class TrioTime:
+    def monotonic(self) -> float:
+        return trio.current_time()
+
+    def wall_ms(self) -> int:
+        return int(1000 * trio.current_time())
+
+
+class Switchboard:
+    """Links between ledgers of one process: frames in order, 0.1 ms apart."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        self.ledgers: dict[ServerId, RaftLedger] = {}
+        self.wanted: dict[ServerId, set[ServerId]] = {}
+        self.up: set[frozenset[ServerId]] = set()
+        self.cut: set[ServerId] = set()
+        self.pipes: dict[tuple[ServerId, ServerId], trio.MemorySendChannel[bytes]] = {}
+
+    def send(self, source: ServerId, peer: ServerId, frame: bytes) -> bool:
+        if frozenset((source, peer)) not in self.up:
+            return False
+        pipe = self.pipes.get((source, peer))
+        if pipe is None:
+            pipe, received = trio.open_memory_channel[bytes](10_000)
+            self.pipes[source, peer] = pipe
+            self.nursery.start_soon(self._deliver, source, peer, received)
+        pipe.send_nowait(frame)
+        return True
+
+    async def _deliver(
+        self, source: ServerId, peer: ServerId, frames: trio.MemoryReceiveChannel[bytes]
+    ) -> None:
+        async for frame in frames:
+            await trio.sleep(0.0001)
+            if frozenset((source, peer)) in self.up:
+                self.ledgers[peer].received(source, frame)
+
+    def set_peers(self, source: ServerId, peers: Sequence[ServerId]) -> None:
+        self.wanted[source] = set(peers)
+        self.connect()
+
+    def connect(self) -> None:
+        for one in sorted(self.wanted):
+            for other in sorted(self.wanted[one] & set(self.wanted)):
+                pair = frozenset((one, other))
+                if pair not in self.up and not pair & self.cut:
+                    self.up.add(pair)
+                    self.ledgers[one].connected(other)
+                    self.ledgers[other].connected(one)
+
+    def isolate(self, server: ServerId) -> None:
+        self.cut.add(server)
+        for pair in [pair for pair in self.up if server in pair]:
+            self.up.discard(pair)
+            one, other = sorted(pair)
+            self.ledgers[one].disconnected(other)
+            self.ledgers[other].disconnected(one)
+
+    def rejoin(self, server: ServerId) -> None:
+        self.cut.discard(server)
+        self.connect()
+
+
+class Links:
+    def __init__(self, board: Switchboard, server: ServerId) -> None:
+        self.board, self.server = board, server
+
+    def send(self, peer: ServerId, frame: bytes) -> bool:
+        return self.board.send(self.server, peer, frame)
+
+    def set_peers(self, peers: Sequence[ServerId]) -> None:
+        self.board.set_peers(self.server, peers)
+
+
+class Pool:
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        self.board = Switchboard(nursery)
+        self.machines: dict[ServerId, Register] = {}
+        self.disks: dict[ServerId, MemoryDisk] = {}
+        self.ledgers = self.board.ledgers
+
+    async def start(self, name: str, *, first: bool = False) -> RaftLedger:
+        server = ServerId(name)
+        disk = self.disks[server] = MemoryDisk()
+        storage = Storage(disk, create=True)
+        if first:
+            bootstrap(storage, server)
+        machine = self.machines[server] = Register()
+        ledger = RaftLedger(
+            server,
+            storage=storage,
+            machine=machine,
+            clock=TrioTime(),
+            randomness=random.Random(name),
+            links=Links(self.board, server),
+        )
+        self.ledgers[server] = ledger
+        for other in self.ledgers.values():
+            other.set_servers(list(self.ledgers))
+        await self.nursery.start(ledger.run)
+        return ledger
+
+    def leader(self) -> RaftLedger:
+        return next(x for x in self.ledgers.values() if x.health().role is Role.LEADER)
+
+    async def reconcile(self, *names: str) -> None:
+        desired = tuple(ServerId(name) for name in sorted(names))
+        for ledger in self.ledgers.values():
+            ledger.reconcile_voters(desired)
+        with trio.fail_after(20):
+            while any(
+                ledger.health().voters != desired
+                for name, ledger in self.ledgers.items()
+                if name not in self.board.cut
+            ):
+                await trio.sleep(0.05)
+
+
+@asynccontextmanager
+async def pool_of(*names: str) -> AsyncIterator[Pool]:
+    async with trio.open_nursery() as nursery:
+        pool = Pool(nursery)
+        for position, name in enumerate(names):
+            await pool.start(name, first=position == 0)
+        await pool.reconcile(*names)
+        yield pool
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_server_is_a_pool(autojump_clock: MockClock) -> None:
+    async with pool_of("a") as pool:
+        ledger = pool.ledgers[ServerId("a")]
+        assert isinstance(await ledger.propose(["x"], timeout_s=2), Committed)
+        assert await ledger.barrier(timeout_s=1)
+        assert pool.machines[ServerId("a")].log == [["x"]]
+        assert ledger.health().role is Role.LEADER
+
+
+async def test_every_server_proposes_and_gets_its_own_result(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        results: list[object] = []
+        for name, ledger in sorted(pool.ledgers.items()):
+            outcome = await ledger.propose(name, timeout_s=2)
+            assert isinstance(outcome, Committed)
+            results.append(outcome.result)
+            assert pool.machines[name].log[-1] == name
+        assert results == [1, 2, 3]
+
+
+async def test_many_proposals_at_once(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        outcomes: list[object] = []
+
+        async def propose(ledger: RaftLedger, number: int) -> None:
+            outcomes.append(await ledger.propose([number], timeout_s=3))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(200):
+                ledger = list(pool.ledgers.values())[number % 3]
+                nursery.start_soon(propose, ledger, number)
+        assert len(outcomes) == 200
+        assert all(isinstance(outcome, Committed) for outcome in outcomes)
+        assert await pool.ledgers[ServerId("c")].barrier(timeout_s=1)
+        assert len(pool.machines[ServerId("c")].log) == 200
+
+
+async def test_a_minority_refuses_within_the_time(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        leader = pool.leader()
+        name = leader.node.server_id
+        pool.board.isolate(name)
+        began = trio.current_time()
+        outcome = await leader.propose(["lost?"], timeout_s=2)
+        assert isinstance(outcome, Unknown), "it was appended, and may be committed one day"
+        assert trio.current_time() - began <= 2.3
+        assert leader.health().role is not Role.LEADER
+        outcome = await leader.propose(["never"], timeout_s=1)
+        assert isinstance(outcome, NotCommitted)
+        assert not await leader.barrier(timeout_s=1)
+        assert leader.health().majority_age_s > 2
+        pool.board.rejoin(name)
+        outcome = await leader.propose(["back"], timeout_s=3)
+        assert isinstance(outcome, Committed)
+        assert ["never"] not in pool.machines[name].log
+        assert ["lost?"] not in pool.machines[name].log
+
+
+async def test_a_proposal_survives_the_loss_of_the_leader(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        leader = pool.leader()
+        follower = next(x for x in pool.ledgers.values() if x is not leader)
+        pool.board.isolate(leader.node.server_id)
+        outcome = await follower.propose(["again"], timeout_s=3, idempotent=True)
+        assert isinstance(outcome, Committed)
+
+
+async def test_barriers_are_shared(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        ledger = pool.ledgers[ServerId("b")]
+        before = ledger.health().commit_index
+        passed: list[bool] = []
+
+        async def read() -> None:
+            passed.append(await ledger.barrier(timeout_s=1))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(read)
+        assert passed == [True] * 50
+        assert ledger.health().commit_index - before <= 3
+
+
+async def test_a_barrier_shows_what_was_committed_before(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        for number in range(20):
+            writer = list(pool.ledgers.values())[number % 3]
+            name = list(pool.ledgers)[(number + 1) % 3]
+            assert isinstance(await writer.propose([number], timeout_s=1), Committed)
+            assert await pool.ledgers[name].barrier(timeout_s=1)
+            assert pool.machines[name].log[-1] == [number]
+
+
+async def test_joining_server_follows_without_a_vote(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        await pool.ledgers[ServerId("a")].propose(["before"], timeout_s=1)
+        newcomer = await pool.start("d")
+        outcome = await newcomer.propose(["from d"], timeout_s=3)
+        assert isinstance(outcome, Committed)
+        assert newcomer.health().role is Role.LEARNER
+        assert newcomer.health().leader == pool.leader().node.server_id
+        assert pool.machines[ServerId("d")].log == [["before"], ["from d"]]
+        assert ServerId("d") not in pool.leader().health().voters
+        await trio.sleep(2)
+        assert pool.leader().health().contact_age_s[ServerId("d")] < 1.5
+
+
+async def test_voters_are_exchanged_while_commands_flow(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        for name in ("d", "e"):
+            await pool.start(name)
+        stop = trio.Event()
+        outcomes: list[object] = []
+
+        async def load() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                name = list(pool.ledgers)[number % 5]
+                ledger = pool.ledgers[name]
+                outcomes.append(await ledger.propose([number], timeout_s=3))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(load)
+            for desired in (("a", "d", "e"), ("b", "c"), ("d",), ("a", "b", "c", "d", "e")):
+                await pool.reconcile(*desired)
+            stop.set()
+        assert len(outcomes) > 20
+        committed = [outcome for outcome in outcomes if isinstance(outcome, Committed)]
+        assert len(committed) >= 0.95 * len(outcomes)
+
+
+async def test_a_leader_hands_over_before_it_stops(autojump_clock: MockClock) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        leader = pool.leader()
+        began = trio.current_time()
+        assert await leader.hand_over(timeout_s=1)
+        assert trio.current_time() - began < 0.15
+        assert isinstance(await leader.propose(["next"], timeout_s=1), Committed)
+        assert pool.leader() is not leader
+
+
+async def test_a_full_disk_stops_the_server_in_order() -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        async with trio.open_nursery() as nursery:
+            pool = Pool(nursery)
+            ledger = await pool.start("a", first=True)
+            assert isinstance(await ledger.propose([1], timeout_s=2), Committed)
+            pool.disks[ServerId("a")].failing["append"] = errno.ENOSPC
+            outcome = await ledger.propose([2], timeout_s=1)
+            assert not isinstance(outcome, Committed)
+    assert caught.group_contains(StorageError, match="journal cannot be written")
+
+
+@pytest.mark.parametrize("command", [{"x": b"y" * 17_000}, {"x": (1, 2)}, {1: "x"}, 1 << 70])
+async def test_commands_that_cannot_be_stored_are_refused(command: object) -> None:
+    async with trio.open_nursery() as nursery:
+        pool = Pool(nursery)
+        ledger = await pool.start("a", first=True)
+        propose = partial(ledger.propose, command)  # type: ignore[arg-type]
+        outcome = await propose(timeout_s=5)
+        assert isinstance(outcome, NotCommitted)
+        nursery.cancel_scope.cancel()
