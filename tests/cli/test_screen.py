@@ -1,0 +1,197 @@
+"""The live view is a function of what is known: right words, right size, nothing old as new."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.text import Text
+
+from gpupool.cli.keys import KEYS, Mode, UiState
+from gpupool.cli.screen import chosen_row, extent, gpu_counts, quorum_counts, render, row_json
+from gpupool.cli.tables import Look, Seen, ServerRow, bar, mini_cell
+
+LOOK = Look()
+
+
+def lines(seen: Seen | None, ui: UiState, width: int = 120, height: int = 40) -> list[str]:
+    return render(seen, ui, width, height, LOOK).plain.split("\n")
+
+
+def style_at(frame: Text, word: str) -> str:
+    at = frame.plain.index(word)
+    return " ".join(str(s.style) for s in frame.spans if s.start <= at < s.end)
+
+
+def test_banner_says_how_the_pool_is(seen: Seen) -> None:
+    first, second = lines(seen, UiState(), 160)[:2]
+    assert "gpupool lab" in first
+    assert "leader server-a  term 12  quorum 3/3" in first
+    assert "GPUs 2 used  0 idle  2 other  4 in all" in first
+    assert "as of now" in first
+    assert "140G of 560G granted" in second
+    assert "waiting 1" in second
+
+
+def test_counts(seen: Seen) -> None:
+    assert gpu_counts(seen.view) == (2, 0, 2, 4)
+    assert quorum_counts(seen.view) == (3, 3)
+
+
+def test_servers_with_state_reason_and_mini_cells(seen: Seen) -> None:
+    text = "\n".join(lines(seen, UiState(), 200))
+    assert "mix" in text
+    assert "server-a (leader)" in text
+    assert "new fan" in text
+    assert "▃▃" in text  # 42 % of each GPU of server-a
+    assert "witness" in text
+    assert "700W" in text
+    assert "61C" in text
+
+
+def test_leases_and_who_waits_for_what(seen: Seen) -> None:
+    text = "\n".join(lines(seen, UiState(), 160))
+    assert "2 x H200 on server-a" in text
+    assert "12.5" in text
+    assert "31000" in text
+    assert "8 x 1" in text
+    assert "2 of 8 idle" in text
+    assert "granted" in text
+
+
+def test_lost_quorum_is_a_red_sentence_and_dims_the_rest(minority: Seen) -> None:
+    frame = render(minority, UiState(), 160, 40, LOOK)
+    second = frame.plain.split("\n")[1]
+    assert "not in touch with a majority" in second
+    assert "on red" in style_at(frame, "not in touch")
+    assert "dim" in style_at(frame, "server-b")
+    assert "quorum 1/3" in frame.plain
+
+
+def test_old_numbers_are_dim_and_carry_their_age(seen: Seen) -> None:
+    first = seen.view.servers[0].id
+    old = replace(seen, telemetry_age_s={**seen.telemetry_age_s, first: 42.0})
+    frame = render(old, UiState(panel="leases"), 200, 40, LOOK)
+    assert "mix*" in frame.plain
+    assert "measured 42s ago" in frame.plain
+    assert "dim" in style_at(frame, "server-a (leader)")
+    assert "dim" not in style_at(frame, "server-b")
+
+
+def test_an_old_view_dims_everything(seen: Seen) -> None:
+    frame = render(
+        replace(seen, view_age_s=30.0, trouble="no server answers"), UiState(), 160, 40, LOOK
+    )
+    assert "as of 30s ago" in frame.plain
+    assert "no server answers" in frame.plain
+    assert "dim" in style_at(frame, "server-b")
+
+
+def test_before_the_first_answer() -> None:
+    assert "asking the pool" in "\n".join(lines(None, UiState()))
+
+
+def test_help_is_made_of_the_key_table(seen: Seen) -> None:
+    text = "\n".join(lines(seen, UiState(mode=Mode.HELP)))
+    for key in KEYS:
+        assert key.does in text
+    readonly = "\n".join(lines(seen, UiState(mode=Mode.HELP, readonly=True)))
+    assert "drain" not in readonly.split("States")[0]
+
+
+def test_filter_keeps_what_matches(seen: Seen) -> None:
+    ui = UiState(filter="SERVER-B")
+    text = "\n".join(lines(seen, ui))
+    assert "(1 of 3)" in text
+    assert extent(seen, ui, LOOK).rows[0] == 1
+
+
+def test_only_what_is_wrong(seen: Seen) -> None:
+    ui = UiState(only_wrong=True)
+    row = chosen_row(seen, ui, LOOK)
+    assert isinstance(row, ServerRow)
+    assert row.server.name == "server-b"
+    assert extent(seen, ui, LOOK).rows == (1, 2, 1)
+
+
+def test_sorting_and_reverse(seen: Seen) -> None:
+    by_name = UiState(sort=(1, -1, -1), reverse=True)
+    row = chosen_row(seen, by_name, LOOK)
+    assert isinstance(row, ServerRow)
+    assert row.server.name == "server-c"
+    assert "by server" in "\n".join(lines(seen, by_name))
+
+
+def test_gpus_are_those_of_the_chosen_server(seen: Seen) -> None:
+    text = "\n".join(lines(seen, UiState(selected=(1, 0, 0), panel="gpus"), 160))
+    assert "2 GPUs of server-b (2)" in text
+    assert "7f3a ada" not in text
+
+
+def test_the_cursor_scrolls(large: Seen) -> None:
+    text = "\n".join(lines(large, UiState(selected=(63, 0, 0)), 120, 30))
+    assert "server-063" in text
+    assert "server-001" not in text
+    assert "shown" in text
+
+
+def test_wide_columns(seen: Seen) -> None:
+    assert "DRIVER" not in "\n".join(lines(seen, UiState(), 200))
+    assert "DRIVER" in "\n".join(lines(seen, UiState(wide=True), 200))
+
+
+def test_row_as_json(seen: Seen) -> None:
+    for panel in ("servers", "gpus", "leases"):
+        row = chosen_row(seen, UiState(panel=panel), LOOK)
+        assert row is not None
+        json.loads(row_json(row))
+    shown = "\n".join(lines(seen, UiState(mode=Mode.JSON)))
+    assert '"name": "server-a"' in shown
+
+
+def test_ascii_has_no_other_characters(seen: Seen, minority: Seen) -> None:
+    for each in (seen, minority):
+        for mode in (Mode.BROWSE, Mode.HELP, Mode.JSON, Mode.FILTER, Mode.DRAIN):
+            text = render(each, UiState(mode=mode), 300, 60, Look(ascii=True)).plain
+            assert text.isascii()
+
+
+def test_bars_and_cells(seen: Seen) -> None:
+    assert bar(0.0, 4, LOOK) == "░░░░"
+    assert bar(0.01, 4, LOOK) == "█░░░"
+    assert bar(7.0, 4, Look(ascii=True)) == "####"
+    gpu = seen.view.servers[0].gpus[0]
+    assert mini_cell(gpu, None, LOOK) == "▄"  # no reading: the granted share
+    assert mini_cell(replace(gpu, fault="fell off the bus"), None, LOOK) == "x"
+
+
+@given(
+    width=st.integers(1, 250),
+    height=st.integers(1, 70),
+    panel=st.sampled_from(["servers", "gpus", "leases"]),
+    mode=st.sampled_from(list(Mode)),
+    selected=st.tuples(st.integers(0, 70), st.integers(0, 70), st.integers(0, 70)),
+    sort=st.tuples(st.integers(-1, 20), st.integers(-1, 20), st.integers(-1, 20)),
+)
+def test_every_frame_has_exactly_its_size(
+    width: int,
+    height: int,
+    panel: str,
+    mode: Mode,
+    selected: tuple[int, int, int],
+    sort: tuple[int, int, int],
+) -> None:
+    ui = UiState(panel=panel, mode=mode, selected=selected, sort=sort, wide=width % 2 == 0)
+    for each in FRAMES:
+        rendered = render(each, ui, width, height, LOOK).split("\n", allow_blank=True)
+        assert len(rendered) == height
+        assert max(line.cell_len for line in rendered) <= width
+
+
+FRAMES: list[Seen | None] = [None]
+
+
+@pytest.fixture(autouse=True)
+def _frames(seen: Seen, minority: Seen, large: Seen) -> None:  # pyright: ignore[reportUnusedFunction]
+    FRAMES[:] = [None, seen, minority, large]

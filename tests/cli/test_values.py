@@ -1,0 +1,117 @@
+"""What people type is parsed strictly; what they read is short."""
+
+import pytest
+
+from gpupool.cli.values import (
+    Emulation,
+    duration_text,
+    parse_count,
+    parse_duration,
+    parse_emulation,
+    parse_fraction,
+    parse_listen,
+    parse_name,
+    parse_pair,
+    parse_size,
+    size_text,
+)
+from gpupool.remoting.addresses import Address
+
+
+def test_counts() -> None:
+    assert parse_count("1") == 1
+    assert parse_count("256") == 256
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "257", "two", "", "1e3", "٣", "9" * 5000])
+def test_counts_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="GPUs"):
+        parse_count(text)
+
+
+def test_fractions() -> None:
+    assert parse_fraction("0.25") == 0.25
+    assert parse_fraction("1") == 1.0
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "-0.5", "nan", "inf", "half", "", "1.0000001"])
+def test_fractions_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"0\.25"):
+        parse_fraction(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8G", 8 << 30), ("8GiB", 8 << 30), ("1.5g", 3 << 29), ("512M", 512 << 20), ("1T", 1 << 40)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["8", "0G", "-1G", "G", "8X", "", "1e3G", "0.1K", "99999999999T"])
+def test_sizes_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 30), ("90s", 90), ("10m", 600), ("1h30m", 5400), ("365d", 31_536_000), ("0", 0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "10 m", "-5s", "1h30", "soon", "nan", "999999d"])
+def test_durations_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"duration|hundred years"):
+        parse_duration(text)
+
+
+def test_listen_addresses() -> None:
+    assert parse_listen("10.0.0.4") == Address("10.0.0.4", 7470)
+    assert parse_listen(":8000") == Address("0.0.0.0", 8000)
+    assert parse_listen("[::1]:0") == Address("::1", 0)
+    assert parse_listen("localhost:0") == Address("localhost", 0)
+
+
+@pytest.mark.parametrize("text", ["", "host:port", "host:99999", "[::1", "a b:1"])
+def test_listen_addresses_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not an address"):
+        parse_listen(text)
+
+
+def test_emulation() -> None:
+    assert parse_emulation("4") == Emulation(4, 16 << 30)
+    assert parse_emulation("2:1G") == Emulation(2, 1 << 30)
+    for text in ("0", "65", "x", "2:", "2:1", "-1:1G"):
+        with pytest.raises(ValueError, match=r"emulated|size"):
+            parse_emulation(text)
+
+
+def test_pairs_and_names() -> None:
+    assert parse_pair("A=b=c") == ("A", "b=c")
+    assert parse_pair("A=") == ("A", "")
+    for text in ("A", "=b", "A=\0"):
+        with pytest.raises(ValueError, match="NAME=VALUE"):
+            parse_pair(text)
+    assert parse_name("gpu-a.example_1") == "gpu-a.example_1"
+    for text in ("", "-a", "a b", "a" * 64, "ä"):
+        with pytest.raises(ValueError, match="usable name"):
+            parse_name(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0B"), (512, "512B"), (1 << 30, "1G"), (75_698_798_592, "70.5G"), (999 << 20, "999M")],
+)
+def test_size_text(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.44, "0.4s"), (42.4, "42s"), (125, "2m05s"), (3900, "1h05m"), (200_000, "2d07h")],
+)
+def test_duration_text(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
