@@ -44,8 +44,12 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
         3,
         {"term": (int,), "last_log_index": (int,), "last_log_term": (int,)},
     ),
-    # ``term`` is the one asked for, ``current_term`` the answering server's own.
-    "response_prevote": (4, {"term": (int,), "current_term": (int,), "granted": (bool,)}),
+    # ``term`` is the one asked for, ``current_term`` the answering server's own. ``member``:
+    # whether the asker is a voter, as far as the answering server knows.
+    "response_prevote": (
+        4,
+        {"term": (int,), "current_term": (int,), "granted": (bool,), "member": (bool,)},
+    ),
     "append_entries": (
         5,
         {

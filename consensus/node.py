@@ -122,6 +122,7 @@ class RaftNode:
         self._pulls: dict[ServerId, tuple[int, float]] = {}
         self._pull_from: ServerId | None = None
         self._pull_deadline = now
+        self._excluded = False
         self._alive_at = now
         self._applied_by: dict[ServerId, int] = {}
         self._desired: tuple[ServerId, ...] | None = None
@@ -258,7 +259,10 @@ class RaftNode:
             self._reconcile()
             core.replicate()
             self._answer_pulls()
-            if not core.votes:
+            if core.votes:
+                self._excluded = self._excluded and core.leader is None
+            else:
+                self._excluded = False
                 self._follow_without_vote()
         if self._snapshot_is_due():
             self._take_snapshot()
@@ -393,6 +397,16 @@ class RaftNode:
     def configuration_changed(self) -> None:
         """Let a server that got its vote stop pulling."""
         self._pull_from = None
+
+    def excluded(self, by: ServerId) -> None:
+        """Pull from the server that says that this one lost its vote, to see for itself.
+
+        A leader stops sending to a voter as soon as it appends the removal, so that the removed
+        one does not learn of it otherwise. Committed entries are safe to take at any time.
+        """
+        if not self._excluded or self._now >= self._pull_deadline:
+            self._excluded = True
+            self._pull(by)
 
     # --- proposals ---------------------------------------------------------------------------
 
@@ -591,13 +605,13 @@ class RaftNode:
             "entries": entries,
             "leader": core.leader,
             "clock_ms": max(core.clock_ms(), 0),
-            "majority_age_ms": min(int(core.majority_age_s() * 1000), 1 << 40),
+            "majority_age_ms": core.majority_age_ms(),
         }
         self.send(peer, message)
 
     def _on_pulled(self, peer: ServerId, message: Message) -> None:
         core = self._core
-        if core.votes or peer != self._pull_from:
+        if peer != self._pull_from or (core.votes and not self._excluded):
             return
         try:
             entries = decode_entries(message["entries"])
@@ -609,7 +623,9 @@ class RaftNode:
         match, _ = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
         if match is not None:
             core.commit_to(min(message["commit_index"], match))
-        if not core.votes:
+        if core.votes and not entries:
+            self._excluded, self._pull_from = False, None  # It was the other who did not know.
+        else:
             self._pull(peer)
 
     def _on_alive(self, peer: ServerId, message: Message) -> None:
@@ -638,7 +654,7 @@ class RaftNode:
         core, leading = self._core, message["leading"]
         if leading and not core.follow(peer, message):
             return
-        if not leading and (core.votes or peer != self._pull_from):
+        if not leading and (peer != self._pull_from or (core.votes and not self._excluded)):
             return
         self._pull_deadline = self._now + self.settings.pull_timeout_s
         index = message["index"]

@@ -49,6 +49,7 @@ FOLLOWER, CANDIDATE, LEADER = 0, 1, 2
 COMMAND_TYPE = b"\x00"
 BARRIER_TYPE = b"\x01"
 NEVER = float("inf")
+_COVERED = -1  # beside the library's reasons for failure, which are positive
 
 _log = logging.getLogger(__name__)
 
@@ -243,6 +244,10 @@ class CoreHost(Protocol):
         """Take notice that other servers vote now."""
         ...
 
+    def excluded(self, by: ServerId) -> None:
+        """Take notice that ``by`` says that this server has no vote any more."""
+        ...
+
 
 class _Links(Transport):
     """The library's transport, which hands everything to the host."""
@@ -398,6 +403,10 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         )
         return ages[len(ages) // 2] if ages else NEVER
 
+    def majority_age_ms(self) -> int:
+        """Return ``majority_age_s`` as it travels; "never" becomes about 30 years."""
+        return int(min(self.majority_age_s(), 1e9) * 1000)
+
     def leader_clock_ms(self, deadline: float) -> int:
         """Convert an instant of this server's clock to the leader's, erring on the early side."""
         offset = 0.0 if self.state == LEADER else self._leader_clock_offset_s
@@ -485,6 +494,8 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         def applied(result: Plain, failure: int) -> None:
             if failure == 0:
                 resolve(Committed(index, result))
+            elif failure == _COVERED:
+                resolve(Unknown("a snapshot covers the command's place in the log"))
             else:
                 resolve(NotCommitted("another leader put another command in its place"))
 
@@ -533,7 +544,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         waiting = self._SyncObj__commandsWaitingCommit
         for waiting_index in sorted(i for i in waiting if i <= index):
             for _term, resolve in waiting.pop(waiting_index):
-                resolve(None, -1)
+                resolve(None, _COVERED)
         self._SyncObj__raftLastApplied = index
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, index)
         if self._journal.last_index < self._SyncObj__raftCommitIndex:
@@ -585,13 +596,15 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             "term": message["term"],
             "current_term": self.term,
             "granted": granted,
+            "member": node in self._SyncObj__otherNodes,
         }
         self._host.send(ServerId(node.id), answer)
 
     def _on_response_prevote(self, node: _Peer, message: Message) -> None:
         if message["current_term"] > self.term:
             self._step_down(message["current_term"])
-            return
+        if not message["granted"] and not message["member"]:
+            self._host.excluded(ServerId(node.id))
         if (
             not message["granted"]
             or message["term"] != self._prevote_term
@@ -935,7 +948,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         return {
             "term": self.term,
             "clock_ms": self.clock_ms(),
-            "majority_age_ms": min(int(self.majority_age_s() * 1000), 1 << 40),
+            "majority_age_ms": self.majority_age_ms(),
         }
 
     # --- overridden methods of the library ---------------------------------------------------

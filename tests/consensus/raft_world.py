@@ -361,7 +361,10 @@ class World:
             pause = server.paused_until - self.now
             self.at(pause, lambda: self._deliver(source, target, epoch, frame))
             return
-        self.node(target).receive(source, frame, self.local(server))
+        try:
+            self.node(target).receive(source, frame, self.local(server))
+        except PowerLossError:
+            self.crash(target, power=True)
         self._schedule_work(server)
 
     # --- time --------------------------------------------------------------------------------
