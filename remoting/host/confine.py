@@ -1,0 +1,174 @@
+"""What a worker process gives up before it hears of any client: privileges, files, core dumps.
+
+Linux calls are made through ctypes, with their numbers from the kernel's headers
+(``linux/prctl.h``, ``linux/landlock.h``, ``asm-generic/unistd.h``). Where the kernel lacks one, the
+worker goes on without it, and does not claim it.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_NAME = 15
+PR_SET_NO_NEW_PRIVS = 38
+
+DESCRIPTOR_COUNT_MAX = 4096
+"""CUDA opens about 60 descriptors a GPU; a program of 16 GPUs stays far below."""
+
+PROCESS_COUNT_MAX = 1024
+"""Threads of one uid: CUDA starts some tens a GPU, NumPy's BLAS one a core."""
+
+# The same numbers on every architecture, as all system calls added since 2019.
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_RULE_PATH_BENEATH = 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_IOCTL_DEV = 1 << 15
+_SCOPE_SIGNAL = 1 << 1
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | _IOCTL_DEV
+
+_SYSTEM_READABLE = (
+    *("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/sys", "/nix/store"),
+    *("/run/nvidia-persistenced", "/run/nvidia-topologyd", "/run/opengl-driver"),
+)
+_SYSTEM_WRITABLE = ("/dev", "/proc", "/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, argument: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    zero = ctypes.c_ulong(0)
+    return _libc().prctl(option, ctypes.c_ulong(argument), zero, zero, zero) == 0
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    The setting is lost whenever the uid changes, so this is called again after that. A parent
+    that died before the call is noticed by the changed parent id.
+    """
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os._exit(3)
+
+
+def limit_resources(*, own_uid: bool) -> None:
+    """Forbid core dumps, which would hold the client's data, and bound descriptors."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = (
+        DESCRIPTOR_COUNT_MAX if hard == resource.RLIM_INFINITY else min(DESCRIPTOR_COUNT_MAX, hard)
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if own_uid:
+        # The limit counts every process of the uid, so it only makes sense for a uid of our own.
+        resource.setrlimit(resource.RLIMIT_NPROC, (PROCESS_COUNT_MAX, PROCESS_COUNT_MAX))
+
+
+def forbid_new_privileges() -> bool:
+    """Make setuid programs and file capabilities powerless; return whether the kernel agreed."""
+    _prctl(PR_SET_NAME, _name_address(b"gpupool-worker"))
+    return _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+_name_kept: list[object] = []
+
+
+def _name_address(name: bytes) -> int:
+    buffer = ctypes.create_string_buffer(name[:15])
+    _name_kept[:] = [buffer]
+    return ctypes.addressof(buffer)
+
+
+def become(uid: int, gid: int, groups: Sequence[int]) -> None:
+    """Change to another user for good, in every thread (glibc does that for setresuid).
+
+    Raises:
+        PermissionError: when the change did not happen, or could be taken back.
+    """
+    os.setgroups(list(groups))
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    with contextlib.suppress(PermissionError):
+        os.setresuid(0, 0, 0)
+    if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+        raise PermissionError("the worker could not give up its privileges")
+
+
+def hide_memory() -> bool:
+    """Keep other processes of the same user from reading this one (ptrace, /proc/PID/mem)."""
+    return _prctl(PR_SET_DUMPABLE, 0)
+
+
+def restrict_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
+    """Leave this process the operating system and the given paths only, by Landlock.
+
+    Must be called while the process has one thread: Landlock holds for the calling thread and
+    those that it starts later.
+
+    Returns:
+        Whether the restriction holds; False where the kernel has no Landlock.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = _libc()
+    version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    if version < 1:
+        return False
+    handled = _handled_rights(version)
+    scoped = _SCOPE_SIGNAL if version >= 6 else 0
+    attributes = struct.pack("=QQQ", handled, 0, scoped)[: 24 if version >= 6 else 8]
+    ruleset = libc.syscall(
+        _LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0)
+    )
+    if ruleset < 0:
+        return False
+    try:
+        read = _EXECUTE | _READ_FILE | _READ_DIR
+        use = read | _WRITE_FILE | _IOCTL_DEV
+        for paths, rights in (
+            ((*_SYSTEM_READABLE, *readable), read),
+            (_SYSTEM_WRITABLE, use),
+            (("/dev/shm", *writable), handled),  # noqa: S108
+        ):
+            for path in paths:
+                _allow(libc, ruleset, path, rights & handled)
+        return libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, ctypes.c_uint32(0)) == 0
+    finally:
+        os.close(ruleset)
+
+
+def _handled_rights(version: int) -> int:
+    rights = (1 << 13) - 1
+    if version >= 2:
+        rights |= 1 << 13  # rename and link across directories
+    if version >= 3:
+        rights |= 1 << 14  # truncate
+    if version >= 5:
+        rights |= _IOCTL_DEV
+    return rights
+
+
+def _allow(libc: ctypes.CDLL, ruleset: int, path: str, rights: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return  # What is not there needs no rule.
+    try:
+        if not Path(path).is_dir():
+            rights &= _FILE_RIGHTS
+        rule = struct.pack("=Qi", rights, descriptor)
+        libc.syscall(_LANDLOCK_ADD_RULE, ruleset, ctypes.c_uint32(_RULE_PATH_BENEATH), rule, 0)
+    finally:
+        os.close(descriptor)

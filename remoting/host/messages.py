@@ -1,0 +1,232 @@
+"""What the host and a worker process say to each other over their socket pair, as bytes.
+
+Control messages are CBOR in the frames of ``remoting.wire``; a descriptor that belongs to a
+message travels beside it (SCM_RIGHTS). Calls on the budget have a socket pair of their own and a
+fixed binary form, because a program may wait for each of them. The worker is not trusted with more
+than its lease: the host decodes what it says as strictly as what a stranger says.
+"""
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from gpupool.pool import codec
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.ids import Plain
+from gpupool.remoting import wire
+
+MESSAGE_SIZE_MAX = 48 * 1024
+"""The largest assignment, 256 devices, needs half of it; all fit an empty socket buffer."""
+
+TEXT_SIZE_MAX = 2000
+"""Characters of a log line or a reason that a worker reports; the rest is cut off."""
+
+
+# --- from the host to the worker ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How the worker confines itself before it hears of any client; sent once, first."""
+
+    uid: int  # to become; -1 to stay who it is
+    gid: int
+    groups: tuple[int, ...]  # supplementary, only what GPU device nodes ask for
+    cuda: bool  # whether to import CuPy
+    landlock: bool
+    directory: str  # its private directory, the only one that it may write to
+    readable: tuple[str, ...]  # what it may read beside the operating system
+    doors: dict[str, str]  # name of a door to "module:function"
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedDevice:
+    """One partition of the session, in the order in which the program sees them."""
+
+    index: int
+    uuid: str
+    name: str
+    memory: int
+    emulated: bool
+    ordinal: int  # CUDA ordinal in the worker; -1 for an emulated device
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """The session that this worker serves; the socket of its budget comes with it."""
+
+    lease: int
+    session: bytes
+    ticket: bytes = field(repr=False)
+    door: str
+    program: str
+    cuda_visible: str  # value of CUDA_VISIBLE_DEVICES
+    devices: tuple[AssignedDevice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An untouched connection, which comes with it; ``plain`` allows it to be unencrypted."""
+
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """The overhead of the worker's CUDA contexts has been measured: it may allocate."""
+
+
+# --- from the worker to the host ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker is warm and confined, and waits for a session."""
+
+    certificate_sha256: bytes
+    confinement: tuple[str, ...]  # what holds for it, for people and tests
+    cuda_problem: str  # why it cannot use CUDA; empty when it can or need not
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The worker knows its session and can take connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextReady:
+    """The worker's CUDA contexts exist, and hold nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A client has proven itself."""
+
+    transport: str  # "tls", "tcp" or "unix"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A connection failed its handshake; the worker waits for another one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Totals of the session so far; sent at most once a second."""
+
+    calls: int
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One line for the server's log."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last message: why the worker exits. ``failed`` when it was not the client's wish."""
+
+    reason: str
+    failed: bool
+
+
+HostMessage = Start | Assign | Connection | Proceed
+WorkerMessage = Ready | Assigned | ContextReady | Connected | Rejected | Report | Log | Ended
+Message = HostMessage | WorkerMessage
+
+# The position is the kind on the wire. Both ends are always of the same build.
+_HOST_KINDS: tuple[type[Any], ...] = (Start, Assign, Connection, Proceed)
+_WORKER_KINDS: tuple[type[Any], ...] = (
+    *(Ready, Assigned, ContextReady, Connected),
+    *(Rejected, Report, Log, Ended),
+)
+_KIND_OF = {
+    kind: number for kinds in (_HOST_KINDS, _WORKER_KINDS) for number, kind in enumerate(kinds)
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame that carries ``message``."""
+    body = wire.dump(codec.encode(message))
+    return wire.frame_bytes(_KIND_OF[type(message)], body, size_max=MESSAGE_SIZE_MAX)
+
+
+def frame_reader() -> wire.FrameReader:
+    """Return what cuts the received bytes into frames."""
+    return wire.FrameReader(MESSAGE_SIZE_MAX)
+
+
+def decode_from_host(frame: wire.Frame) -> HostMessage:
+    """Return the message of the host that ``frame`` carries.
+
+    Raises:
+        RemoteProtocolError: when it is none.
+    """
+    return cast(HostMessage, _decode(_HOST_KINDS, frame))
+
+
+def decode_from_worker(frame: wire.Frame) -> WorkerMessage:
+    """Return the message of a worker that ``frame`` carries.
+
+    Raises:
+        RemoteProtocolError: when it is none.
+    """
+    return cast(WorkerMessage, _decode(_WORKER_KINDS, frame))
+
+
+def _decode(kinds: tuple[type[Any], ...], frame: wire.Frame) -> object:
+    if frame.kind >= len(kinds):
+        raise RemoteProtocolError("unknown message", why=f"kind {frame.kind}")
+    plain: Plain = wire.load(frame.body)
+    try:
+        return codec.decode(kinds[frame.kind], plain)
+    except codec.CodecError as error:
+        raise RemoteProtocolError("malformed message", why=str(error)) from error
+
+
+def shortened(text: str) -> str:
+    """Return ``text`` cut to what a message may carry, without control characters."""
+    kept = "".join(c if c.isprintable() else " " for c in text[:TEXT_SIZE_MAX])
+    return kept if len(text) <= TEXT_SIZE_MAX else kept + "..."
+
+
+# --- the budget ---------------------------------------------------------------------------------
+
+RESERVE, RELEASE, USAGE = 1, 2, 3
+
+BUDGET_CALL = struct.Struct(">BxHxxxxQ")
+"""Operation, device index, bytes. ``RELEASE`` has no answer."""
+
+BUDGET_ANSWER = struct.Struct(">BxxxxxxxQ")
+"""1 when granted, else 0; and the bytes that the whole lease holds on that GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetCall:
+    """One call on the budget."""
+
+    operation: int
+    device: int
+    size: int
+
+
+def decode_budget_calls(buffer: bytearray) -> list[BudgetCall]:
+    """Take every whole call off the front of ``buffer``.
+
+    Raises:
+        RemoteProtocolError: for an operation that does not exist.
+    """
+    calls: list[BudgetCall] = []
+    end = len(buffer) - len(buffer) % BUDGET_CALL.size
+    for operation, device, size in BUDGET_CALL.iter_unpack(memoryview(bytes(buffer[:end]))):
+        if operation not in (RESERVE, RELEASE, USAGE):
+            raise RemoteProtocolError("malformed budget call", why=f"operation {operation}")
+        calls.append(BudgetCall(operation, device, size))
+    del buffer[:end]
+    return calls

@@ -1,0 +1,231 @@
+"""Starting worker processes: their uid, environment and directory; and killing what is left.
+
+Run as root, the host gives every live worker a uid of its own. Otherwise all workers have the
+host's uid, and only what a process can give up by itself separates them (``confine``).
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import gpupool
+from gpupool.pool.errors import GpupoolError
+
+UID_BASE = 52_000
+"""Above what distributions give to people and services, below the ranges of container tools."""
+
+UID_COUNT = 4_000
+
+UID_LOCKS = Path("/run/gpupool-uids")
+"""One lock file per uid in use, so that two servers on one machine never share one."""
+
+ENVIRONMENT_PASSED = (
+    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH"),
+    *("CUDA_PATH", "CUDA_HOME", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
+)
+"""All that a worker inherits; whatever else the operator has set may be a secret."""
+
+BLAS_THREAD_COUNT_MAX = 8
+"""Threads of NumPy's BLAS in one worker; unlimited, every idle worker has one for each core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Which user the workers run as."""
+
+    own_uid: bool
+    reason: str  # why not, for the log; empty when they have uids of their own
+    groups: tuple[int, ...] = ()
+
+
+def choose_isolation(*, cuda: bool) -> Isolation:
+    """Return how workers of this process can be isolated.
+
+    Args:
+        cuda: whether they use real GPUs. CuPy reads headers and libraries long after its import,
+            so it needs an installation that other users can read; NumPy does not.
+    """
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return Isolation(False, "the server does not run as root, so workers run as its own user")
+    if cuda and (path := unreadable_installation()) is not None:
+        return Isolation(
+            False,
+            f"workers run as root because {path} cannot be read by other users; "
+            "install gpupool where all may read it",
+        )
+    return Isolation(True, "", device_groups() if cuda else ())
+
+
+def unreadable_installation() -> Path | None:
+    """Return a directory that keeps other users from reading Python or its packages, or None."""
+    for path in installation_paths():
+        for part in (path, *path.parents):
+            mode = part.stat().st_mode
+            needed = stat.S_IXOTH | (stat.S_IROTH if part == path else 0)
+            if mode & needed != needed:
+                return part
+    return None
+
+
+def installation_paths() -> tuple[Path, ...]:
+    """Return the directories that hold Python, its packages and gpupool, links resolved."""
+    own = Path(gpupool.__file__).parent
+    candidates = [
+        *(Path(sys.prefix), Path(sys.base_prefix), own),
+        *(entry for entry in own.iterdir() if entry.is_dir()),
+        *(Path(entry) for entry in sys.path if entry),
+    ]
+    resolved = {path.resolve() for path in candidates if path.is_dir()}
+    return tuple(sorted(resolved))
+
+
+def device_groups() -> tuple[int, ...]:
+    """Return the groups without which a stranger could not open the GPUs' device nodes."""
+    groups: set[int] = set()
+    for path in Path("/dev").glob("nvidia*"):
+        status = path.stat()
+        closed = stat.S_ISCHR(status.st_mode) and not status.st_mode & stat.S_IWOTH
+        if closed and status.st_mode & stat.S_IWGRP and status.st_gid != 0:
+            groups.add(status.st_gid)
+    return tuple(sorted(groups))
+
+
+class UidPool:
+    """Uids that no other live worker on this machine has, whichever server it belongs to."""
+
+    def __init__(
+        self, base: int = UID_BASE, count: int = UID_COUNT, locks: Path = UID_LOCKS
+    ) -> None:
+        self._base = base
+        self._count = count
+        self._locks = locks
+        self._held: dict[int, int] = {}
+
+    def take(self) -> int:
+        """Return a free uid, which is this process's until ``give_back`` or its end.
+
+        Raises:
+            GpupoolError: when there is none left.
+        """
+        self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for uid in range(self._base, self._base + self._count):
+            if uid in self._held:
+                continue
+            lock = os.open(self._locks / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            self._held[uid] = lock
+            return uid
+        raise GpupoolError("no worker can be started", why=f"all {self._count} uids are in use")
+
+    def give_back(self, uid: int) -> None:
+        """Let others have ``uid``; every process of it must be gone."""
+        os.close(self._held.pop(uid))
+
+
+def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
+    """Return a worker's environment: a few inherited variables, and caches of its own.
+
+    Compiled kernels are code. A cache that workers of different users share would let one run
+    code in the other.
+    """
+    kept = {name: inherited[name] for name in ENVIRONMENT_PASSED if name in inherited}
+    threads = str(min(BLAS_THREAD_COUNT_MAX, os.cpu_count() or 1))
+    private = {
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+        "CUPY_CACHE_DIR": str(directory / "cupy"),
+        "CUDA_CACHE_PATH": str(directory / "cuda"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, **kept, **private}
+
+
+def start_process(control: socket.socket, errors: int, directory: Path) -> subprocess.Popen[bytes]:
+    """Start a worker process that inherits ``control``; returns at once.
+
+    Must be called on a thread that lives as long as the host: the kernel kills the worker when
+    the thread that started it ends.
+
+    Args:
+        control: the worker's end of the socket pair; the caller closes its copy.
+        errors: descriptor of a pipe that takes the worker's stderr.
+        directory: the worker's private directory.
+    """
+    descriptor = control.fileno()
+    return subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "gpupool.remoting.host.worker"),
+            *(str(descriptor), str(os.getpid())),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        cwd="/",
+        env=clean_environment(os.environ, directory),
+        pass_fds=(descriptor,),
+        close_fds=True,
+        start_new_session=True,
+    )
+
+
+def make_directory(parent: Path, number: int) -> Path:
+    """Return a new private directory for worker ``number``."""
+    path = parent / str(number)
+    if path.exists():
+        shutil.rmtree(path)
+    path.mkdir(mode=0o700, parents=True)
+    return path
+
+
+def remove_directory(path: Path, log: Callable[[str], None]) -> None:
+    """Remove a dead worker's directory; ``rmtree`` follows no link that the worker left there."""
+
+    def report(_function: object, name: str, error: BaseException | tuple[object, ...]) -> None:
+        log(f"a dead worker's file {name} cannot be removed: {error}")
+
+    if path.exists():
+        shutil.rmtree(path, onerror=report)
+
+
+def processes_of(uid: int) -> list[int]:
+    """Return the live processes whose real, effective or saved uid is ``uid``."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # It ended meanwhile.
+            status = (entry / "status").read_text(errors="replace")
+            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            zombie = fields.get("State", "").split()[:1] == ["Z"]
+            if not zombie and str(uid) in fields.get("Uid", "").split()[:3]:
+                found.append(int(entry.name))
+    return found
+
+
+def kill_processes_of(uid: int, *, rounds_max: int = 100) -> bool:
+    """Kill whatever a dead worker left behind under its own uid; return whether all is gone."""
+    for _ in range(rounds_max):
+        found = processes_of(uid)
+        if not found:
+            return True
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    return not processes_of(uid)

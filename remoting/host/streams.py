@@ -1,0 +1,188 @@
+"""The connection of a session as its door sees it: blocking, full duplex, plain or TLS."""
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+IOV_COUNT_MAX = 512
+"""Buffers handed to one ``sendmsg``; Linux accepts 1024 (IOV_MAX)."""
+
+COALESCE_SIZE_MAX = 64 * 1024
+"""Buffers smaller than this are joined before TLS encrypts them: four full TLS records."""
+
+SEND_SIZE_MAX = 1 << 20
+"""Bytes per SSL_write: large enough to amortise the call, short enough to let reads in between."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SessionStream(Protocol):
+    """What a door gets. One thread may receive while others send."""
+
+    transport: str
+    #: Totals for telemetry. The door adds to ``calls``; the stream counts the bytes.
+    calls: int
+    bytes_in: int
+    bytes_out: int
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 means that the client has closed."""
+        ...
+
+    def send_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Send all bytes of all buffers, in order."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; harmless when it is closed already."""
+        ...
+
+
+def byte_view(buffer: Buffer) -> memoryview:
+    """Return a C-contiguous buffer as a flat view of its bytes."""
+    view = memoryview(buffer)
+    return view if view.ndim == 1 and view.format == "B" else view.cast("B")
+
+
+class PlainStream:
+    """A TCP or Unix connection without encryption."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        self.transport = "unix" if sock.family == socket.AF_UNIX else "tcp"
+        self.calls = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._socket = sock
+        self._send_lock = threading.Lock()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 means that the client has closed."""
+        try:
+            count = self._socket.recv_into(buffer)
+        except ConnectionError:
+            return 0
+        self.bytes_in += count
+        return count
+
+    def send_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Send all bytes of all buffers, in order."""
+        views = [view for view in map(byte_view, buffers) if len(view)]
+        with self._send_lock:
+            first = 0
+            while first < len(views):
+                sent = self._socket.sendmsg(views[first : first + IOV_COUNT_MAX])
+                self.bytes_out += sent
+                while first < len(views) and sent >= len(views[first]):
+                    sent -= len(views[first])
+                    first += 1
+                if sent:
+                    views[first] = views[first][sent:]
+
+    def close(self) -> None:
+        """Close the connection."""
+        _shut(self._socket)
+
+
+class TlsStream:
+    """A TLS connection whose handshake is done.
+
+    OpenSSL allows one call at a time on a connection, and a blocking SSL_read would keep every
+    writer out. So each call is made under a lock on a non-blocking socket, and waiting for the
+    socket happens outside of the lock.
+    """
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        sock.setblocking(False)
+        self.transport = "tls"
+        self.calls = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self._socket = sock
+        self._ssl_lock = threading.Lock()
+        # Held for a whole message: an SSL_write that had to wait must be repeated with the same
+        # bytes before any other.
+        self._send_lock = threading.Lock()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 means that the client has closed.
+
+        One SSL_read returns at most one record of 16 KiB, so reads go on while records are there.
+        """
+        view, count = byte_view(buffer), 0
+        while count < len(view):
+            try:
+                with self._ssl_lock:
+                    received = self._socket.recv_into(view[count:])
+            except ssl.SSLWantReadError:
+                if count:
+                    break
+                self._wait(select.POLLIN)
+                continue
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+                continue
+            except (ssl.SSLError, ConnectionError):
+                received = 0
+            if not received:
+                break
+            count += received
+        self.bytes_in += count
+        return count
+
+    def send_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Send all bytes of all buffers, in order."""
+        small: list[memoryview] = []
+        size = 0
+        with self._send_lock:
+            for view in map(byte_view, buffers):
+                if size + len(view) > COALESCE_SIZE_MAX:
+                    self._send_small(small)
+                    size = 0
+                if len(view) >= COALESCE_SIZE_MAX:
+                    self._send_all(view)
+                else:
+                    small.append(view)
+                    size += len(view)
+            self._send_small(small)
+
+    def close(self) -> None:
+        """Close the connection; the kernel's FIN is what the client waits for."""
+        _shut(self._socket)
+
+    def _send_small(self, views: list[memoryview]) -> None:
+        if len(views) == 1:
+            self._send_all(views[0])
+        elif views:
+            self._send_all(memoryview(b"".join(views)))
+        views.clear()
+
+    def _send_all(self, view: memoryview) -> None:
+        sent = 0
+        while sent < len(view):
+            try:
+                with self._ssl_lock:
+                    count = self._socket.send(view[sent : sent + SEND_SIZE_MAX])
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+                continue
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN)
+                continue
+            sent += count
+            self.bytes_out += count
+
+    def _wait(self, events: int) -> None:
+        poll = select.poll()
+        poll.register(self._socket.fileno(), events)
+        poll.poll()
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # Not connected any more: closing is all that is left.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+    sock.close()

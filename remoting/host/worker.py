@@ -1,0 +1,351 @@
+"""The worker process: one client process's calls, executed with nothing but its lease at hand.
+
+Started as ``python -P -m gpupool.remoting.host.worker CONTROL_FD PARENT_PID``. It confines itself,
+waits warm for a session, does the handshake with the client itself, and hands the connection to
+the door. Whatever ends the connection, or the host, ends the process: ``os._exit`` leaves it to
+the kernel and the driver to free everything, at once.
+"""
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import select
+import socket
+import ssl
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
+from gpupool.remoting.host import confine, handshake, messages
+from gpupool.remoting.host.channel import BudgetClient, HostGoneError, WorkerChannel
+from gpupool.remoting.host.dial import read_exactly
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""For the whole handshake of one connection, however slowly its bytes arrive."""
+
+HANDSHAKE_COUNT_MAX = 8
+"""Handshakes at a time: a stranger who saw the session's name can hold up no more than these."""
+
+HANGUP_GRACE_S = 2.0
+"""A door that has not noticed so long after its client hung up is busy with nobody's work."""
+
+REPORT_INTERVAL_S = 1.0
+
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 4, 2, 3
+"""A client that vanished without a word is noticed in 10 s, as on its control connection."""
+
+PRELOADED = (
+    *("numpy", "numpy.fft", "numpy.linalg", "numpy.random", "numpy.polynomial", "numpy.ma"),
+    *("numpy.lib.stride_tricks", "cbor2", "importlib.metadata", "encodings.idna", "unicodedata"),
+)
+"""Imported while warm, so that no session waits for it, and before the uid is changed, so that it
+works where only root can read the installation."""
+
+PRELOADED_DEVICES = ("gpupool.remoting.devices.base", "gpupool.remoting.devices.emulated")
+
+PRELOADED_CUDA = (
+    *("cupy", "cupyx", "cupyx.scipy.sparse", "cupyx.scipy.special", "cupyx.scipy.fft"),
+    "gpupool.remoting.devices.cuda",
+)
+
+EXIT_DONE, EXIT_FAILED, EXIT_HOST_GONE = 0, 1, 3
+
+Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None]], None]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one worker; never returns."""
+    faulthandler.enable()
+    descriptor, parent_pid = (int(text) for text in arguments)
+    confine.die_with_parent(parent_pid)
+    os.set_inheritable(descriptor, False)
+    channel = WorkerChannel(socket.socket(fileno=descriptor))
+    try:
+        start = channel.receive()
+        assert isinstance(start, messages.Start)
+        context, ready = _prepare(start, parent_pid)
+        channel.send(ready)
+        Worker(channel, start, context).run()
+    except HostGoneError:
+        os._exit(EXIT_HOST_GONE)
+    except BaseException as error:  # noqa: BLE001 - the last place where it can be told
+        traceback.print_exc()
+        _try_send(channel, messages.Ended(messages.shortened(f"bug: {error!r}"), failed=True))
+        os._exit(EXIT_FAILED)
+
+
+def _prepare(start: messages.Start, parent_pid: int) -> tuple[ssl.SSLContext, messages.Ready]:
+    """Confine this process and import what it will need; return its TLS context and report."""
+    holds: list[str] = []
+    own_uid = start.uid >= 0
+    if confine.forbid_new_privileges():
+        holds.append("no-new-privileges")
+    # Before the first thread: NumPy's BLAS starts some when it is imported.
+    if start.landlock and confine.restrict_files(start.readable, (start.directory,)):
+        holds.append("landlock")
+    confine.limit_resources(own_uid=own_uid)
+    problem = _preload(start)
+    # Imported here and not above, where it would slow down everything before the confinement.
+    from gpupool.remoting.host.certificate import worker_context
+
+    context, fingerprint = worker_context(Path(start.directory))
+    if own_uid:
+        os.chown(start.directory, start.uid, start.gid)
+        confine.become(start.uid, start.gid, start.groups)
+        confine.die_with_parent(parent_pid)
+        holds.append("own-uid")
+    if confine.hide_memory():
+        holds.append("not-dumpable")
+    return context, messages.Ready(fingerprint, tuple(holds), problem)
+
+
+def _preload(start: messages.Start) -> str:
+    """Import what sessions need, without touching a GPU; return why CUDA cannot be used."""
+    doors = [path.partition(":")[0] for path in start.doors.values()]
+    for name in (*PRELOADED, *PRELOADED_DEVICES, *doors):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            # Only a session that needs it may fail for it, and it will say so.
+            sys.stderr.write(f"not preloaded: {name}: {error}\n")
+    if not start.cuda:
+        return ""
+    for name in PRELOADED_CUDA:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            if name == "cupy":
+                return f"CuPy cannot be imported on this server: {error}"
+            sys.stderr.write(f"not preloaded: {name}: {error}\n")
+    return ""
+
+
+class Worker:
+    """One worker from the moment in which it is warm."""
+
+    def __init__(
+        self, channel: WorkerChannel, start: messages.Start, context: ssl.SSLContext
+    ) -> None:
+        self._channel = channel
+        self._doors = start.doors
+        self._context = context
+        self._assign: messages.Assign | None = None
+        self._budget: BudgetClient | None = None
+        self._prepared = threading.Event()
+        self._measured = threading.Event()
+        self._handshakes = threading.BoundedSemaphore(HANDSHAKE_COUNT_MAX)
+        self._winner = threading.Lock()
+
+    def run(self) -> None:
+        """Do what the host says until it closes its end."""
+        while True:
+            message = self._channel.receive()
+            if isinstance(message, messages.Assign):
+                self._assigned(message)
+            elif isinstance(message, messages.Connection):
+                self._connection(self._channel.take_descriptor(), plain=message.plain)
+            elif isinstance(message, messages.Proceed):
+                self._measured.set()
+            else:
+                raise ProtocolError("unexpected message", why=type(message).__name__)
+
+    def _assigned(self, assign: messages.Assign) -> None:
+        if self._assign is not None:
+            raise ProtocolError("a worker serves one session")
+        self._assign = assign
+        self._budget = BudgetClient(self._channel.take_descriptor())
+        os.environ["CUDA_VISIBLE_DEVICES"] = assign.cuda_visible
+        self._channel.send(messages.Assigned())
+        self._start_thread(self._make_contexts)
+
+    def _make_contexts(self) -> None:
+        """Create the CUDA contexts, so that their overhead is measured before anything else."""
+        assert self._assign is not None
+        ordinals = [device.ordinal for device in self._assign.devices if not device.emulated]
+        if ordinals:
+            runtime: Any = importlib.import_module("cupy").cuda.runtime
+            for ordinal in reversed(ordinals):  # ends on the first device, the current one
+                runtime.setDevice(ordinal)
+                runtime.free(0)
+            self._channel.send(messages.ContextReady())
+            self._measured.wait()
+        self._prepared.set()
+
+    def _connection(self, sock: socket.socket, *, plain: bool) -> None:
+        if self._assign is None or not self._handshakes.acquire(blocking=False):
+            sock.close()
+            self._channel.send(messages.Rejected("too many handshakes at a time"))
+            return
+        self._start_thread(lambda: self._serve_connection(sock, plain=plain))
+
+    def _serve_connection(self, sock: socket.socket, *, plain: bool) -> None:
+        assert self._assign is not None
+        # A descriptor of its own: ``ssl`` takes the other one out of ``sock``.
+        line = sock.dup()
+        deadline = threading.Timer(HANDSHAKE_TIMEOUT_S, _hang_up, (line,))
+        deadline.daemon = True
+        deadline.start()
+        try:
+            set_options(sock)
+            proven = accept_client(sock, self._context, self._assign, plain=plain)
+            if not self._winner.acquire(blocking=False):
+                raise AuthenticationError("data connection refused", why="there is one already")
+            # Only now: a client that was accepted but came second must hear of its refusal.
+            proven.sendall(handshake.ACCEPTED)
+        except (OSError, GpupoolError) as error:
+            sock.close()
+            _hang_up(line)
+            self._channel.send(messages.Rejected(messages.shortened(str(error))))
+            return
+        finally:
+            deadline.cancel()
+            line.close()
+            self._handshakes.release()
+        self._serve(proven)
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Run the door until the client has gone, then end the process."""
+        from gpupool.remoting.devices.base import DeviceSpec
+        from gpupool.remoting.host.streams import PlainStream, TlsStream
+
+        assert self._assign is not None
+        stream = TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
+        self._channel.send(messages.Connected(stream.transport))
+        self._start_thread(lambda: self._watch_hangup(sock.fileno()))
+        self._start_thread(lambda: self._report(stream))
+        self._prepared.wait()
+        devices = [
+            DeviceSpec(
+                index=device.index,
+                uuid=device.uuid,
+                name=device.name,
+                memory=device.memory,
+                emulated=device.emulated,
+                ordinal=None if device.emulated else device.ordinal,
+            )
+            for device in self._assign.devices
+        ]
+        self._find_door(self._assign.door)(stream, devices, self._budget, self._log)
+        stream.close()
+        self._channel.send(messages.Report(stream.calls, stream.bytes_in, stream.bytes_out))
+        self._end("the client has closed", failed=False)
+
+    def _find_door(self, name: str) -> Door:
+        module, _, function = self._doors[name].partition(":")
+        return getattr(importlib.import_module(module), function)
+
+    def _report(self, stream: Any) -> None:
+        """Send the totals while they change."""
+        last = (0, 0, 0)
+        pause = threading.Event()
+        while not pause.wait(REPORT_INTERVAL_S):
+            totals = (stream.calls, stream.bytes_in, stream.bytes_out)
+            if totals != last:
+                self._channel.send(messages.Report(*totals))
+                last = totals
+
+    def _watch_hangup(self, descriptor: int) -> None:
+        """End the process when the client hangs up while the door is busy and does not read."""
+        poll = select.poll()
+        poll.register(descriptor, getattr(select, "POLLRDHUP", select.POLLHUP))
+        poll.poll()
+        # The door usually notices by itself, and ends the process before this time is over.
+        threading.Event().wait(HANGUP_GRACE_S)
+        self._end("the client has gone", failed=False)
+
+    def _log(self, text: str) -> None:
+        self._channel.send(messages.Log(messages.shortened(text)))
+
+    def _start_thread(self, target: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                target()
+            except HostGoneError:
+                os._exit(EXIT_HOST_GONE)
+            except BaseException as error:  # noqa: BLE001 - ends this process, with its reason
+                traceback.print_exc()
+                self._end(f"{type(error).__name__}: {error}", failed=True)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _end(self, reason: str, *, failed: bool) -> None:
+        _try_send(self._channel, messages.Ended(messages.shortened(reason), failed))
+        os._exit(EXIT_FAILED if failed else EXIT_DONE)
+
+
+def accept_client(
+    sock: socket.socket, context: ssl.SSLContext, assign: messages.Assign, *, plain: bool
+) -> socket.socket:
+    """Do the worker's side of the handshake, except for the final byte.
+
+    Args:
+        sock: untouched since it was accepted; ``HANDSHAKE_TIMEOUT_S`` bounds each read here, and
+            the caller bounds the whole.
+        context: holds the worker's certificate.
+        assign: the session whose client is expected.
+        plain: whether an unencrypted connection is acceptable.
+
+    Raises:
+        GpupoolError: when the client did not prove that it knows the ticket.
+        OSError: when the connection broke.
+    """
+    sock.settimeout(HANDSHAKE_TIMEOUT_S)
+    first = sock.recv(1, socket.MSG_PEEK)
+    if first and first[0] == handshake.TLS_FIRST_BYTE:
+        wrapped = context.wrap_socket(sock, server_side=True)
+        try:
+            handshake.check_ticket(assign.ticket, read_exactly(wrapped, handshake.TICKET_SIZE))
+        except BaseException:
+            wrapped.close()
+            raise
+        return wrapped
+    if not plain:
+        raise AuthenticationError("data connection refused", why="it is not encrypted")
+    hello = read_exactly(sock, handshake.CLIENT_HELLO_SIZE)
+    client_nonce = handshake.parse_client_hello(hello, assign.session)
+    server_nonce = os.urandom(handshake.NONCE_SIZE)
+    sock.sendall(handshake.server_proof(assign.ticket, client_nonce, server_nonce))
+    proof = read_exactly(sock, handshake.PROOF_SIZE)
+    handshake.check_client_proof(assign.ticket, client_nonce, server_nonce, proof)
+    return sock
+
+
+def set_options(sock: socket.socket) -> None:
+    """Prepare a TCP connection for small frames and for a client that vanishes.
+
+    No TCP_USER_TIMEOUT: since Linux 5.11 it also ends a connection whose peer is alive but reads
+    nothing, and a program stopped with Ctrl-Z keeps its session.
+    """
+    sock.setblocking(True)
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
+    ):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # It is closed already, by the client or the handshake.
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _try_send(channel: WorkerChannel, message: messages.WorkerMessage) -> None:
+    try:
+        channel.send(message)
+    except HostGoneError:
+        os._exit(EXIT_HOST_GONE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

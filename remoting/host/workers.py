@@ -1,0 +1,199 @@
+"""One worker process as its host sees it: its state, what can be sent to it, how it ends."""
+
+import array
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import trio
+
+from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.ids import GpuId, LeaseId
+from gpupool.remoting.host import messages
+from gpupool.remoting.host.budget import Budget, BudgetError
+
+RECEIVE_SIZE = 65536
+
+ERROR_TEXT_MAX = 64 * 1024
+"""Bytes of a worker's stderr that reach the log; a program could make it print for ever."""
+
+LAST_WORDS_TIMEOUT_S = 1.0
+"""A dead worker's sockets are read for so long; they end at once unless a child of it lives on."""
+
+
+class WorkerState(Enum):
+    """How far a worker is. Every state may go to ``ENDED``."""
+
+    STARTING = "starting"
+    WARM = "warm"
+    WAITING = "waiting"  # for the client's data connection
+    CONNECTED = "connected"
+    ENDED = "ended"
+
+
+class WorkerFailedError(GpupoolError):
+    """A worker died, or does not do what it must."""
+
+    code = "worker"
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker process and everything that the host keeps for it."""
+
+    number: int
+    process: "subprocess.Popen[bytes]"
+    control: socket.socket  # non-blocking
+    errors: int  # read end of the pipe that is the worker's stderr
+    directory: Path
+    uid: int  # -1 when it has the host's own
+    start_time: int
+    state: WorkerState = WorkerState.STARTING
+    claimed: bool = False  # for a session, though it may not be assigned yet
+    ready: trio.Event = field(default_factory=trio.Event)
+    assigned: trio.Event = field(default_factory=trio.Event)
+    connected: trio.Event = field(default_factory=trio.Event)
+    ended: trio.Event = field(default_factory=trio.Event)
+    certificate_sha256: bytes = b""
+    confinement: tuple[str, ...] = ()
+    cuda_problem: str = ""
+    lease: LeaseId | None = None
+    session: bytes = b""
+    devices: tuple[GpuId, ...] = ()
+    real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated
+    contexts: bool = False  # its CUDA contexts exist
+    budget: socket.socket | None = None  # non-blocking
+    totals: messages.Report = messages.Report(0, 0, 0)
+    end_reason: str = ""
+    failed: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return how the log names it."""
+        lease = f", lease {self.lease:04x}" if self.lease is not None else ""
+        return f"worker {self.process.pid}{lease}"
+
+    def send(self, message: messages.HostMessage, descriptor: int | None = None) -> None:
+        """Send one message, with a descriptor that stays the caller's to close.
+
+        Never waits: a worker reads its control socket at all times, so one whose socket buffer is
+        full is broken.
+
+        Raises:
+            WorkerFailedError: when the worker does not take the whole message.
+        """
+        data = messages.encode(message)
+        rights = [] if descriptor is None else [array.array("i", [descriptor])]
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in rights]
+        try:
+            sent = self.control.sendmsg([data], ancillary)
+        except OSError as error:
+            raise WorkerFailedError("the worker takes no messages", why=str(error)) from error
+        if sent != len(data):
+            raise WorkerFailedError("the worker takes no messages", why="its socket is full")
+
+    def kill(self, reason: str, *, failed: bool = True) -> None:
+        """Kill the process; the first reason given stays."""
+        if self.state is WorkerState.ENDED:
+            return
+        if not self.end_reason:
+            self.end_reason, self.failed = reason, failed
+        # Popen looks first whether the process was reaped, so this never hits a stranger's pid.
+        self.process.kill()
+
+    def exit_reason(self) -> str:
+        """Return why it ended, once the process has been waited for."""
+        if self.end_reason:
+            return self.end_reason
+        code = self.process.returncode
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+
+async def wait_exit(process: "subprocess.Popen[bytes]") -> None:
+    """Wait until the process has ended, and reap it."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        await trio.lowlevel.wait_readable(descriptor)
+    finally:
+        os.close(descriptor)
+    process.wait()
+
+
+async def read_messages(worker: Worker, handle: Callable[[messages.WorkerMessage], None]) -> None:
+    """Hand on everything that ``worker`` says, until it closes or says what it may not."""
+    reader = messages.frame_reader()
+    control = trio.socket.from_stdlib_socket(worker.control)
+    try:
+        while data := await control.recv(RECEIVE_SIZE):
+            reader.feed(data)
+            for frame in reader.frames():
+                handle(messages.decode_from_worker(frame))
+        worker.kill("it closed its control socket")
+    except RemoteProtocolError as error:
+        worker.kill(f"it broke the protocol: {error}")
+    except OSError as error:
+        worker.kill(f"its control socket failed: {error}")
+
+
+async def serve_budget(worker: Worker, budget: Budget) -> None:
+    """Answer the calls of ``worker`` on the budget, until it closes or asks what it may not."""
+    assert worker.budget is not None
+    sock = worker.budget
+    calls = trio.socket.from_stdlib_socket(sock)
+    buffer = bytearray()
+    try:
+        while data := await calls.recv(RECEIVE_SIZE):
+            buffer += data
+            for call in messages.decode_budget_calls(buffer):
+                answer = answer_budget_call(worker, budget, call)
+                # A worker has one call in hand at most, so the answer always fits.
+                if answer and sock.send(answer) != len(answer):
+                    raise WorkerFailedError("answers are not read")
+    except (RemoteProtocolError, BudgetError, WorkerFailedError) as error:
+        worker.kill(f"it broke the rules of the budget: {error}")
+    except OSError as error:
+        worker.kill(f"its budget socket failed: {error}")
+
+
+def answer_budget_call(worker: Worker, budget: Budget, call: messages.BudgetCall) -> bytes:
+    """Carry out one call and return its answer; a release has none.
+
+    Raises:
+        BudgetError: when the worker asks for what it cannot have.
+    """
+    if call.device >= len(worker.devices) or worker.lease is None:
+        raise BudgetError(f"no device {call.device}")
+    gpu = worker.devices[call.device]
+    granted = False
+    if call.operation == messages.RESERVE:
+        granted = budget.reserve(worker.number, gpu, call.size)
+    elif call.operation == messages.RELEASE:
+        budget.release(worker.number, gpu, call.size)
+        return b""
+    return messages.BUDGET_ANSWER.pack(granted, budget.usage(worker.lease, gpu))
+
+
+async def read_errors(worker: Worker, log: Callable[[str], None]) -> None:
+    """Log what ``worker`` prints, up to a limit, and keep reading so that it never blocks."""
+    left = ERROR_TEXT_MAX
+    pending = b""
+    async with trio.lowlevel.FdStream(worker.errors) as stream:
+        async for data in stream:
+            kept, left = data[:left], max(0, left - len(data))
+            *lines, pending = (pending + kept).split(b"\n")
+            for line in lines:
+                _log_line(worker, line, log)
+    _log_line(worker, pending, log)
+
+
+def _log_line(worker: Worker, line: bytes, log: Callable[[str], None]) -> None:
+    text = messages.shortened(line.decode(errors="replace")).strip()
+    if text:
+        log(f"{worker.label}: {text}")

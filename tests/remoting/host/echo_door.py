@@ -1,0 +1,119 @@
+"""A door for tests: small commands in, answers out, and ways to misbehave."""
+
+import ctypes
+import os
+import signal
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+FRAME = struct.Struct(">cI")
+
+
+def read_exactly(stream: Any, size: int) -> bytes:
+    data = bytearray(size)
+    view = memoryview(data)
+    count = 0
+    while count < size:
+        received = stream.recv_into(view[count:])
+        if not received:
+            raise EOFError
+        count += received
+    return bytes(data)
+
+
+def serve(stream: Any, devices: Sequence[Any], budget: Any, log: Callable[[str], None]) -> None:
+    """Answer one command after the other until the client closes."""
+    try:
+        while True:
+            command, size = FRAME.unpack(read_exactly(stream, FRAME.size))
+            stream.calls += 1
+            answer = run(command, read_exactly(stream, size), devices, budget, log)
+            stream.send_buffers([FRAME.pack(command, len(answer)), answer])
+    except EOFError:
+        pass
+
+
+def run(
+    command: bytes,
+    body: bytes,
+    devices: Sequence[Any],
+    budget: Any,
+    log: Callable[[str], None],
+) -> bytes:
+    match command:
+        case b"e":
+            return body
+        case b"r":
+            device, size = struct.unpack(">HQ", body)
+            return bytes([budget.reserve(device, size)])
+        case b"f":
+            device, size = struct.unpack(">HQ", body)
+            budget.release(device, size)
+            return b""
+        case b"u":
+            return struct.pack(">Q", budget.usage(int.from_bytes(body, "big")))
+        case b"T":  # time of many reservations, in microseconds each
+            started = time.perf_counter()
+            for _ in range(1000):
+                budget.reserve(0, 512)
+            return struct.pack(">d", (time.perf_counter() - started) * 1000)
+        case b"d":
+            return repr(devices).encode()
+        case b"l":
+            log(body.decode())
+            return b""
+        case b"o":
+            return try_open(body)
+        case b"i":
+            return describe_process()
+        case b"c":  # start a child that outlives this process, if it is let
+            child = subprocess.Popen(["/bin/sleep", "300"], start_new_session=True)
+            return str(child.pid).encode()
+        case b"S":
+            ctypes.string_at(0)
+        case b"X":
+            os._exit(int(body or b"7"))
+        case b"!":
+            raise RuntimeError("the door fell off")
+        case b"z":  # busy with nobody's work
+            threading.Event().wait()
+        case b"k":
+            return try_kill(int(body))
+        case b"p":
+            os.write(2, body)
+            return b""
+        case _:
+            raise ValueError(command)
+    return b""
+
+
+def try_open(path: bytes) -> bytes:
+    try:
+        return Path(os.fsdecode(path)).read_bytes()[:100]
+    except OSError as error:
+        return type(error).__name__.encode()
+
+
+def try_kill(pid: int) -> bytes:
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except OSError as error:
+        return type(error).__name__.encode()
+    return b"killed"
+
+
+def describe_process() -> bytes:
+    status = Path("/proc/self/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    kept = {
+        name: " ".join(fields[name].split()) for name in ("Uid", "Groups", "NoNewPrivs", "CapEff")
+    }
+    kept["cwd"] = str(Path.cwd())
+    kept["environment"] = " ".join(sorted(os.environ))
+    kept["fds"] = " ".join(sorted(os.listdir("/proc/self/fd"), key=int))
+    return "\n".join(f"{name}={value}" for name, value in kept.items()).encode()
