@@ -344,6 +344,13 @@ class LeaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Dismissed:
+    """The server is about to close this connection, and why."""
+
+    reason: Refused
+
+
+@dataclass(frozen=True, slots=True)
 class Members:
     """The membership has changed."""
 
@@ -391,7 +398,7 @@ Answer = (
     | Tokens
     | Joined
 )
-Push = TryNow | LeaseEnded | Members | Update
+Push = TryNow | LeaseEnded | Members | Update | Dismissed
 Message = Opening | Call | Answer | Push
 
 # The number of each message on the wire. Numbers are never reused.
@@ -428,7 +435,13 @@ ANSWERS: dict[int, type[Answer]] = {
     137: Tokens,
     138: Joined,
 }
-PUSHES: dict[int, type[Push]] = {192: TryNow, 193: LeaseEnded, 194: Members, 195: Update}
+PUSHES: dict[int, type[Push]] = {
+    192: TryNow,
+    193: LeaseEnded,
+    194: Members,
+    195: Update,
+    196: Dismissed,
+}
 KINDS: dict[int, type[Message]] = {**OPENINGS, **CALLS, **ANSWERS, **PUSHES}
 NUMBERS: dict[type[Message], int] = {kind: number for number, kind in KINDS.items()}
 

@@ -1,0 +1,210 @@
+"""What a server does unasked, without I/O: compare the table with what it sees, and propose.
+
+Level-triggered: each look proposes whatever is still to be done, so that nothing depends on any
+one proposal getting through. The plans themselves are ``pool.duties``; this adds a server's own
+inventory and readings, and keeps the same command from being under way twice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from gpupool.pool.commands import Command, GpuReading, ReportGpus, ServerUp
+from gpupool.pool.duties import host_plan, leader_plan
+from gpupool.pool.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.ports import Clock, LedgerHealth, Role
+from gpupool.pool.state import Gpu, PartStatus, PoolState, Server, ServerStatus
+from gpupool.remoting.proposals import Decision, Proposals
+from gpupool.remoting.sessions import SessionHost
+
+FOREIGN_STEP = 256 << 20
+"""Memory of processes that are not ours is reported when it moved by more than this."""
+
+REPORT_EVERY_S = 1.0
+"""Readings are reported at most so often; a flapping process must not fill the log."""
+
+ATTEMPT_S = 2.0
+"""One look's proposal is given up after so long; the next look proposes it again."""
+
+GONE_REASON = "its client disconnected"
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What a server says of itself besides its GPUs."""
+
+    address: str  # host:port under which peers and clients reach it
+    version: str = ""
+    driver_version: str = ""
+    cuda_version: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class Caretaker:
+    """The duties of one server."""
+
+    def __init__(
+        self,
+        *,
+        self_id: ServerId,
+        incarnation: Incarnation,
+        software: Software,
+        host: SessionHost,
+        clock: Clock,
+        proposals: Proposals,
+        kill: Callable[[LeaseId, str], None],
+    ) -> None:
+        self._self = self_id
+        self._incarnation = incarnation
+        self._software = software
+        self._host = host
+        self._clock = clock
+        self._proposals = proposals
+        self._kill = kill
+        self._under_way: set[tuple[str, object]] = set()
+        self._unattached: dict[LeaseId, float] = {}
+        self._reported_at = float("-inf")
+        self.gone: dict[LeaseId, str] = {}
+        """Leases held here whose client has disappeared, with the reason."""
+        self.busy: dict[LeaseId, int] = {}
+        """Workers that are being started: they count as alive."""
+
+    def look(
+        self, state: PoolState, health: LedgerHealth, attached: Mapping[LeaseId, object]
+    ) -> None:
+        """Propose and do whatever is to be done now.
+
+        Args:
+            state: the table as applied here.
+            health: of consensus.
+            attached: the leases that have a client's connection here.
+        """
+        counts = dict(self._host.worker_count())
+        for lease, count in self.busy.items():
+            counts[lease] = counts.get(lease, 0) + count
+        self._follow_leases(state, attached)
+        now = self._clock.monotonic()
+        unattached_s = {lease: now - since for lease, since in self._unattached.items()}
+        plan = host_plan(state, self._self, self._incarnation, counts, unattached_s, self.gone)
+        for lease in plan.kill:
+            self._kill(lease, "the table does not hold this lease here")
+        for command in plan.propose:
+            self._once(command)
+        if health.role is Role.LEADER:
+            wall_ms = self._clock.wall_ms()
+            for command in leader_plan(state, health.contact_age_s, wall_ms, self._self):
+                self._once(command)
+        server = state.servers.get(self._self)
+        if server is not None:
+            self._report(server)
+
+    def _follow_leases(self, state: PoolState, attached: Mapping[LeaseId, object]) -> None:
+        """Note since when each lease held here has had no client."""
+        now = self._clock.monotonic()
+        held = {
+            lease.id
+            for lease in state.leases.values()
+            if lease.held and lease.parts.get(self._self) is PartStatus.HELD
+        }
+        for lease in held:
+            if lease in attached:
+                self._unattached.pop(lease, None)
+            else:
+                self._unattached.setdefault(lease, now)
+        for lease in [lease for lease in self._unattached if lease not in held]:
+            del self._unattached[lease]
+        for lease in [lease for lease in self.gone if lease not in held]:
+            del self.gone[lease]
+
+    def _report(self, server: Server) -> None:
+        """Propose the inventory when the table has another one, else readings that moved."""
+        readings = self._host.readings()
+        gpus = tuple(_with_reading(gpu, readings.get(gpu.id)) for gpu in self._host.gpus())
+        if self._inventory_differs(server, gpus):
+            software = self._software
+            self._once(
+                ServerUp(
+                    server=self._self,
+                    incarnation=self._incarnation,
+                    address=software.address,
+                    version=software.version,
+                    driver_version=software.driver_version,
+                    cuda_version=software.cuda_version,
+                    gpus=gpus,
+                    labels=dict(software.labels),
+                )
+            )
+            return
+        now = self._clock.monotonic()
+        moved = {
+            gpu_id: reading
+            for gpu_id, reading in readings.items()
+            if (known := server.gpus.get(gpu_id)) is not None and _has_moved(known, reading)
+        }
+        if moved and now - self._reported_at >= REPORT_EVERY_S:
+            self._reported_at = now
+            self._once(ReportGpus(self._self, self._incarnation, moved))
+
+    def _inventory_differs(self, server: Server, gpus: tuple[Gpu, ...]) -> bool:
+        if server.incarnation > self._incarnation:
+            return False  # a later process of this server exists; this one has nothing to say
+        software = self._software
+        if server.incarnation < self._incarnation or server.status is ServerStatus.JOINED:
+            return True
+        said = (server.address, server.version, server.driver_version, server.cuda_version)
+        if said != (
+            software.address,
+            software.version,
+            software.driver_version,
+            software.cuda_version,
+        ):
+            return True
+        if software.labels and server.labels != dict(software.labels):
+            return True
+        known = {gpu.id: _fixed(gpu) for gpu in server.gpus.values()}
+        present = {gpu.id: _fixed(gpu) for gpu in gpus}
+        # What fell off the bus stays in the table, faulty, until its leases are over.
+        lost = {
+            gpu_id
+            for gpu_id in known.keys() - present.keys()
+            if not (server.gpus[gpu_id].fault and server.gpus[gpu_id].memory_granted)
+        }
+        return bool(lost) or any(known.get(gpu_id) != gpu for gpu_id, gpu in present.items())
+
+    def _once(self, command: Command) -> None:
+        """Propose ``command`` unless the same is under way."""
+        key = (type(command).__name__, _subject(command))
+        if key in self._under_way:
+            return
+        self._under_way.add(key)
+
+        def decided(_decision: Decision) -> None:
+            # Refused or lost, the next look sees what is still to be done.
+            self._under_way.discard(key)
+
+        self._proposals.propose(command, decided, timeout_s=ATTEMPT_S)
+
+
+def _subject(command: Command) -> object:
+    return getattr(command, "lease", None) or getattr(command, "server", None)
+
+
+def _fixed(gpu: Gpu) -> Gpu:
+    """Return ``gpu`` without what changes by the hour."""
+    return replace(gpu, memory_foreign=0, memory_granted=0, fault="")
+
+
+def _with_reading(gpu: Gpu, reading: GpuReading | None) -> Gpu:
+    if reading is None:
+        return gpu
+    return replace(gpu, memory_foreign=reading.memory_foreign, fault=reading.fault)
+
+
+def _has_moved(known: Gpu, reading: GpuReading) -> bool:
+    if known.fault != reading.fault[:200]:
+        return True
+    return abs(known.memory_foreign - reading.memory_foreign) > FOREIGN_STEP
+
+
+def readings_of(gpus: tuple[Gpu, ...]) -> dict[GpuId, GpuReading]:
+    """Return the readings that ``gpus`` themselves carry; for hosts that measure nothing else."""
+    return {gpu.id: GpuReading(gpu.memory_foreign, gpu.fault) for gpu in gpus}

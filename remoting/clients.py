@@ -1,0 +1,89 @@
+"""One welcomed client as the steward and its desk see it, and what the desk asks of the steward."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpupool.pool.commands import Command
+from gpupool.pool.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.ports import Clock, LedgerHealth
+from gpupool.pool.results import Result
+from gpupool.pool.state import PoolState, TokenKind
+from gpupool.remoting import messages as m
+from gpupool.remoting.proposals import Proposals
+from gpupool.remoting.waiters import Waiters
+
+
+class Signer(Protocol):
+    """Signs certificates for servers; there is one wherever the CA's key is."""
+
+    def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
+        """Return a certificate.
+
+        Raises:
+            AuthenticationError: when the request is malformed.
+        """
+        ...
+
+    def key_pem(self) -> bytes:
+        """Return the CA's key, for a new voter."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Client:
+    """One open connection, after ``Welcome``."""
+
+    connection: int
+    token: TokenId
+    user: str
+    kind: TokenKind
+    name: str
+    attached: set[LeaseId] = field(default_factory=set[LeaseId])
+    pending_calls: int = 0
+    update_every_s: float = 0.0
+    update_at: float = float("inf")
+    members: tuple[m.Member, ...] = ()
+
+    def __str__(self) -> str:
+        """Return who this is, for logs."""
+        return f"{self.user} ({self.name or 'unnamed client'}, token {self.token})"
+
+
+class Front(Protocol):
+    """What the desk needs of the steward."""
+
+    @property
+    def state(self) -> PoolState:
+        """Return the table as applied here."""
+        ...
+
+    self_id: ServerId
+    ca_pem: bytes
+    signer: Signer | None
+    clock: Clock
+    health: Callable[[], LedgerHealth]
+    waiters: Waiters
+    proposals: Proposals
+
+    def clients(self) -> list[Client]:
+        """Return everybody who has been welcomed."""
+        ...
+
+    def members(self) -> tuple[m.Member, ...]:
+        """Return where every server is reached."""
+        ...
+
+    def send(self, connection: int, call: int, message: m.Message) -> None:
+        """Send a push, with call 0."""
+        ...
+
+    def answer(self, client: Client, call: int, message: m.Message) -> None:
+        """Answer a call."""
+        ...
+
+    def propose_for(
+        self, client: Client, call: int, command: Command, then: Callable[[Result], m.Message]
+    ) -> None:
+        """Propose on behalf of a call, and answer it."""
+        ...

@@ -1,0 +1,238 @@
+"""The steward's calls that look at the pool or operate it: views, tokens, servers, joining.
+
+Who may do what: everybody with a user's token sees the whole pool and ends their own leases;
+operators do everything else. A server token lets one server join.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpupool.pool import commands
+from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
+from gpupool.pool.ids import Milliseconds, lease_name
+from gpupool.pool.results import Result
+from gpupool.pool.state import Server, Token, TokenKind
+from gpupool.pool.view import PoolView, Telemetry, build_view
+from gpupool.remoting import messages as m
+from gpupool.remoting.addresses import parse_address
+from gpupool.remoting.clients import Client, Front
+from gpupool.remoting.proposals import CLOCK_OFFSET_MAX_S
+from gpupool.remoting.sessions import SessionHost
+
+UPDATE_EVERY_MIN_S = 0.2
+UPDATE_EVERY_MAX_S = 60.0
+TOKEN_VALID_MAX_S = 10 * 365 * 86400.0
+SERVER_ID_LENGTH = 12
+
+
+class Desk:
+    """The counter at which people look and operate; ``steward`` keeps the connections."""
+
+    def __init__(
+        self,
+        steward: Front,
+        *,
+        host: SessionHost,
+        clock_offset_s: Callable[[], float],
+        loop_lag_s: Callable[[], float],
+    ) -> None:
+        self._steward = steward
+        self._host = host
+        self._clock_offset_s = clock_offset_s
+        self._loop_lag_s = loop_lag_s
+
+    def handle(self, client: Client, call: int, message: m.Message) -> None:
+        """Act on one call.
+
+        Raises:
+            GpupoolError: when it is refused.
+        """
+        steward = self._steward
+        match message:
+            case m.GetView():
+                steward.answer(client, call, m.ViewNow(self.view()))
+            case m.GetTelemetry():
+                steward.answer(client, call, m.TelemetryNow(self.telemetry()))
+            case m.Subscribe():
+                self._subscribe(client, message.interval_s)
+                steward.answer(client, call, m.Done())
+            case m.JoinPool():
+                self._join(client, call, message)
+            case m.EndLease():
+                self._end_lease(client, call, message)
+            case _:
+                self._operate(client, call, message)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def view(self) -> PoolView:
+        """Return the pool as this server sees it."""
+        steward = self._steward
+        view = build_view(steward.state, steward.health(), steward.self_id, steward.clock.wall_ms())
+        offset_s = self._clock_offset_s()
+        if abs(offset_s) <= CLOCK_OFFSET_MAX_S:
+            return view
+        ahead = "behind" if offset_s > 0 else "ahead of"
+        warning = (
+            f"the clock of this server is {abs(offset_s):.0f} s {ahead} the leader's; "
+            "set it with chrony or systemd-timesyncd"
+        )
+        return replace(view, warnings=(*view.warnings, warning))
+
+    def telemetry(self) -> Telemetry:
+        """Return what this server measures of itself."""
+        gpus, sessions = self._host.telemetry()
+        return Telemetry(
+            server=self._steward.self_id,
+            at=Milliseconds(self._steward.clock.wall_ms()),
+            gpus=gpus,
+            sessions=sessions,
+            loop_lag_s=self._loop_lag_s(),
+            counters={
+                "connections": len(self._steward.clients()),
+                "waiting": len(self._steward.waiters),
+                "proposals": len(self._steward.proposals),
+            },
+        )
+
+    def _subscribe(self, client: Client, interval_s: float) -> None:
+        if interval_s == 0:
+            client.update_every_s, client.update_at = 0.0, float("inf")
+            return
+        if not interval_s > 0:
+            raise UsageError("an interval is a positive number of seconds")
+        client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
+        client.update_at = self._steward.clock.monotonic()
+
+    def push_updates(self, now: float) -> None:
+        """Send the updates that are due; all of one moment show the same."""
+        due = [client for client in self._steward.clients() if client.update_at <= now]
+        if not due:
+            return
+        update = m.Update(self.view(), self.telemetry())
+        for client in due:
+            # A beat that was missed is not made up for.
+            client.update_at = now + client.update_every_s
+            self._steward.send(client.connection, 0, update)
+
+    # --- operating -------------------------------------------------------------------------------
+
+    def _operate(self, client: Client, call: int, message: m.Message) -> None:
+        if client.kind is not TokenKind.OPERATOR:
+            raise DeniedError(f"{client.user} may not do this", why="it takes an operator's token")
+        steward = self._steward
+        by = client.user
+        match message:
+            case m.ListTokens():
+                now_ms = steward.clock.wall_ms()
+                tokens = tuple(_token_view(t, now_ms) for t in steward.state.tokens.values())
+                steward.answer(client, call, m.Tokens(tokens))
+            case m.CreateToken():
+                if not 0 < message.valid_s <= TOKEN_VALID_MAX_S:
+                    raise UsageError("a token is valid for more than 0 s and at most 10 years")
+                expires_at = steward.clock.wall_ms() + int(message.valid_s * 1000)
+                command = commands.CreateToken(
+                    token=message.token,
+                    kind=message.kind,
+                    user=message.user,
+                    secret_hash=message.secret_hash,
+                    expires_at=Milliseconds(expires_at),
+                    by=by,
+                )
+                steward.propose_for(client, call, command, _done)
+            case m.RevokeToken():
+                command = commands.RevokeToken(message.token, by)
+                steward.propose_for(client, call, command, _done)
+            case m.RemoveServer():
+                command = commands.RemoveServer(self._server(message.server).id, by)
+                steward.propose_for(client, call, command, _done)
+            case m.DrainServer():
+                server = self._server(message.server)
+                command = commands.DrainServer(server.id, message.reason, by)
+                steward.propose_for(client, call, command, _done)
+            case _:
+                raise UsageError(f"{type(message).__name__} is not for this server")
+
+    def _server(self, name: str) -> Server:
+        server = self._steward.state.server_named(name)
+        if server is None:
+            raise UsageError(f"the pool has no server named {name[:64]}")
+        return server
+
+    def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
+        lease = self._steward.state.leases.get(message.lease)
+        if lease is None:
+            raise UsageError(f"the pool has no lease {lease_name(message.lease)}")
+        if client.kind is not TokenKind.OPERATOR and lease.user != client.user:
+            raise DeniedError(f"lease {lease_name(lease.id)} belongs to {lease.user}")
+        reason = message.reason[:150] or "ended by order"
+        command = commands.EndLease(message.lease, f"{reason} (by {client.user})", client.user)
+        self._steward.propose_for(client, call, command, _done)
+
+    # --- joining ---------------------------------------------------------------------------------
+
+    def _join(self, client: Client, call: int, message: m.JoinPool) -> None:
+        steward = self._steward
+        if client.kind is not TokenKind.SERVER:
+            raise DeniedError("joining takes a server token, not a user's")
+        signer = steward.signer
+        if signer is None:
+            raise GpupoolError(
+                "this server cannot admit others", why="it does not hold the CA's key"
+            )
+        server_id = message.server
+        if len(server_id) != SERVER_ID_LENGTH or not set(server_id) <= set("0123456789abcdef"):
+            raise UsageError("a server id is 12 lowercase hex digits")
+        parse_address(message.address)
+        # Signed before it is proposed, so that a malformed request spends no token.
+        certificate = signer.sign(server_id, message.csr_pem)
+        command = commands.JoinServer(
+            server=server_id,
+            name=message.name,
+            address=message.address,
+            witness=message.witness,
+            token=client.token,
+        )
+
+        def then(result: Result) -> m.Message:
+            if not result.ok:
+                raise AuthenticationError("the pool refuses this server", why=result.why)
+            server = steward.state.servers.get(server_id)
+            if server is None:
+                raise AuthenticationError("this server was removed from the pool")
+            return m.Joined(
+                certificate_pem=certificate,
+                ca_pem=steward.ca_pem,
+                ca_key_pem=signer.key_pem() if server.voter else b"",
+                voter=server.voter,
+                members=steward.members(),
+            )
+
+        steward.propose_for(client, call, command, then)
+
+
+def _done(result: Result) -> m.Message:
+    if result.ok:
+        return m.Done()
+    if result.kind == "never":
+        raise UsageError(result.why)
+    raise DeniedError("the pool refuses this", why=result.why)
+
+
+def _token_view(token: Token, now_ms: int) -> m.TokenView:
+    state = "valid"
+    if token.revoked_at:
+        state = "revoked"
+    elif token.used_by is not None:
+        state = "used"
+    elif now_ms >= token.expires_at:
+        state = "expired"
+    return m.TokenView(
+        token=token.id,
+        kind=token.kind,
+        user=token.user,
+        created_at=token.created_at,
+        expires_at=token.expires_at,
+        created_by=token.created_by,
+        state=state,
+    )

@@ -1,0 +1,164 @@
+"""Commands on their way into the log, without I/O: sealed, tried again, and decided for good.
+
+Every command is idempotent by its content, so one whose outcome is not known is simply proposed
+again until it is committed or its time is over. What comes back is definite, unless it says not.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpupool.pool.codec import CodecError, decode
+from gpupool.pool.commands import Command, seal
+from gpupool.pool.ids import Plain
+from gpupool.pool.ports import Clock, Committed, Outcome, Randomness, Unknown
+from gpupool.pool.results import Result
+from gpupool.pool.transition import PoolMachine
+
+ATTEMPT_S = 0.8
+"""One attempt: more than the 0.5 s in which a new leader is found after a crash."""
+
+TTL_SLACK_S = 2.0
+"""A command outlives its caller's deadline by so much at most; see ``seal``."""
+
+CLOCK_OFFSET_MAX_S = 5.0
+"""A server whose clock is further off the leader's does not move the table's time."""
+
+RETRY_BASE_S = 0.02
+RETRY_MAX_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Action: propose this command, and report its outcome under ``number``."""
+
+    number: int
+    command: Plain
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of a command.
+
+    ``result`` is the table's own answer. Without it nothing was committed: ``uncertain`` says
+    whether it still may be.
+    """
+
+    result: Result | None
+    uncertain: bool
+    why: str
+
+
+@dataclass(slots=True)
+class _Pending:
+    command: Command
+    deadline: float  # monotonic
+    then: Callable[[Decision], None]
+    bounded: bool  # carries an expiry, so that it cannot fire long after its caller has gone
+    attempts: int = 0
+    uncertain: bool = False
+    why: str = "no leader"
+    retry_at: float | None = None
+    expires_ms: int = 0  # table time
+
+
+class Proposals:
+    """All commands that this server has under way."""
+
+    def __init__(
+        self,
+        machine: PoolMachine,
+        *,
+        clock: Clock,
+        chance: Randomness,
+        clock_offset_s: Callable[[], float],
+        emit: Callable[[Propose], None],
+    ) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._chance = chance
+        self._clock_offset_s = clock_offset_s
+        self._emit = emit
+        self._pending: dict[int, _Pending] = {}
+        self._number = 0
+
+    def __len__(self) -> int:
+        """Return how many commands are under way."""
+        return len(self._pending)
+
+    def propose(
+        self,
+        command: Command,
+        then: Callable[[Decision], None],
+        *,
+        timeout_s: float,
+        bounded: bool = True,
+    ) -> None:
+        """Get ``command`` committed within ``timeout_s``, and call ``then`` once, in any case."""
+        self._number += 1
+        deadline = self._clock.monotonic() + timeout_s
+        self._pending[self._number] = _Pending(command, deadline, then, bounded)
+        self._attempt(self._number)
+
+    def outcome(self, number: int, outcome: Outcome) -> None:
+        """Take the outcome of one attempt."""
+        pending = self._pending.get(number)
+        if pending is None:
+            return
+        if isinstance(outcome, Committed):
+            try:
+                result = decode(Result, outcome.result)
+            except CodecError as error:
+                result = Result(ok=False, kind="invalid", why=str(error))
+            # An expired envelope rules out all earlier ones as well: they expired before it.
+            if result.kind != "expired":
+                self._decide(number, Decision(result, uncertain=False, why=result.why))
+                return
+            pending.uncertain = False
+            pending.why = result.why
+        else:
+            pending.uncertain |= isinstance(outcome, Unknown)
+            pending.why = outcome.reason
+        now = self._clock.monotonic()
+        wait_s = min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(pending.attempts, 8))
+        retry_at = now + wait_s * (0.5 + 0.5 * self._chance.random())
+        if retry_at < pending.deadline:
+            pending.retry_at = retry_at
+        else:
+            self._decide(number, Decision(None, pending.uncertain, pending.why))
+
+    def poll(self) -> None:
+        """Make the attempts that are due."""
+        now = self._clock.monotonic()
+        for number, pending in list(self._pending.items()):
+            if pending.retry_at is not None and pending.retry_at <= now:
+                self._attempt(number)
+
+    def wake_at(self) -> float:
+        """Return when ``poll`` has to be called next."""
+        times = (p.retry_at for p in self._pending.values() if p.retry_at is not None)
+        return min(times, default=float("inf"))
+
+    def _attempt(self, number: int) -> None:
+        pending = self._pending[number]
+        pending.retry_at = None
+        pending.attempts += 1
+        left_s = pending.deadline - self._clock.monotonic()
+        at_ms, ttl_ms = self._at_ms(), 0
+        if pending.bounded:
+            # No attempt expires before an earlier one, so the last to expire ends them all.
+            fresh_ms = at_ms + int((max(0.0, left_s) + TTL_SLACK_S) * 1000)
+            pending.expires_ms = max(pending.expires_ms, fresh_ms)
+            ttl_ms = pending.expires_ms - at_ms
+        plain = seal(pending.command, at_ms=at_ms, ttl_ms=ttl_ms)
+        self._emit(Propose(number, plain, timeout_s=min(ATTEMPT_S, max(0.05, left_s))))
+
+    def _at_ms(self) -> int:
+        """Return the table time to propose at: ours, unless our clock is plainly wrong."""
+        known = self._machine.state.now
+        if abs(self._clock_offset_s()) > CLOCK_OFFSET_MAX_S:
+            return known
+        return max(known, self._clock.wall_ms())
+
+    def _decide(self, number: int, decision: Decision) -> None:
+        self._pending.pop(number).then(decision)

@@ -1,0 +1,694 @@
+"""What a control server answers and does, as a state machine without I/O.
+
+``server.py`` drives it with sockets and a real ledger, the simulator with fakes. Inputs are method
+calls, each of which returns the actions to carry out, in order:
+
+    opened(connection)                          a connection is up, nobody is known yet
+    received(connection, call, message)         it sent a message
+    closed(connection)                          it is gone
+    decided(number, outcome)                    an attempt of a ``Propose`` has ended
+    session_opened(number, info or error)       a ``StartSession`` has ended
+    applied()                                   the table has changed
+    poll()                                      time has passed; call again at ``wake_at()``
+
+Actions: ``Send``, ``Hangup``, ``Propose``, ``StartSession``, ``KillLease``, ``AskKey``. The clock,
+chance, consensus' health and the host's books are read through the ports given at the start.
+"""
+
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gpupool.pool import commands
+from gpupool.pool.commands import Command
+from gpupool.pool.errors import (
+    AuthenticationError,
+    DeniedError,
+    GpupoolError,
+    LeaseLostError,
+    NoQuorumError,
+    UsageError,
+)
+from gpupool.pool.ids import Incarnation, LeaseId, ServerId, lease_name
+from gpupool.pool.placement import NoOffer, make_offer
+from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
+from gpupool.pool.results import Result
+from gpupool.pool.state import Lease, Partition, PartStatus, PoolState, Request, TokenKind
+from gpupool.pool.transition import PoolMachine
+from gpupool.pool.view import MAJORITY_FRESH_S
+from gpupool.remoting import messages as m
+from gpupool.remoting.caretaker import GONE_REASON, Caretaker, Software
+from gpupool.remoting.clients import Client, Signer
+from gpupool.remoting.desk import Desk
+from gpupool.remoting.proposals import Decision, Proposals, Propose
+from gpupool.remoting.sessions import SessionHost, SessionInfo
+from gpupool.remoting.tokens import hash_secret
+from gpupool.remoting.waiters import Waiters
+
+# --- actions -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` as the answer to ``call``, or as a push when that is 0."""
+
+    connection: int
+    call: int
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Close the connection once everything before has been sent, and log why."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartSession:
+    """Have the host start a worker; report with ``session_opened``."""
+
+    number: int
+    lease: Lease
+    partitions: tuple[Partition, ...]
+    door: str
+    program: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillLease:
+    """Have the host kill all workers of a lease, now."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskKey:
+    """Ask this voter for the CA's key."""
+
+    peer: ServerId
+
+
+Action = Send | Hangup | Propose | StartSession | KillLease | AskKey
+
+
+# --- settings ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StewardSettings:
+    """Durations in seconds of the server's monotonic clock."""
+
+    call_timeout_s: float = 1.6
+    """A claim or other command is answered within this, so that a minority refuses within 2 s."""
+
+    cleanup_timeout_s: float = 60.0
+    """How long a cancel that nobody waits for is tried; the lease itself ends by other means."""
+
+    lease_wait_s: float = 2.0
+    """How long a client that knows of a lease waits until this server knows of it too."""
+
+    look_every_s: float = 0.25
+    """The beat of the duties; the table's changes do not wait for it."""
+
+    key_every_s: float = 5.0
+    """How often a voter without the CA's key asks for it."""
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """An ``Attach`` for a lease that this server's table does not have yet."""
+
+    client: Client
+    call: int
+    message: m.Attach
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Starting:
+    """A session that the host is starting."""
+
+    client: Client
+    call: int
+    lease: LeaseId
+
+
+CALL_COUNT_MAX = 64
+"""Calls of one connection that may be under way; further ones are refused."""
+
+ATTACHED_COUNT_MAX = 64
+TEXT_LENGTH_MAX = 200
+SERVER_NAME_COUNT_MAX = 64
+
+NO_QUORUM_HINT = "it refuses until it is; ask another server, or start the missing ones"
+
+
+class Steward:
+    """The logic of one control server; see the module."""
+
+    def __init__(
+        self,
+        machine: PoolMachine,
+        *,
+        self_id: ServerId,
+        incarnation: Incarnation,
+        software: Software,
+        ca_pem: bytes,
+        signer: Signer | None,
+        host: SessionHost,
+        clock: Clock,
+        chance: Randomness,
+        health: Callable[[], LedgerHealth],
+        clock_offset_s: Callable[[], float] = lambda: 0.0,
+        loop_lag_s: Callable[[], float] = lambda: 0.0,
+        settings: StewardSettings | None = None,
+    ) -> None:
+        self.machine = machine
+        self.self_id = self_id
+        self.software = software
+        self.ca_pem = ca_pem
+        self.signer = signer
+        self.settings = settings or StewardSettings()
+        self.clock = clock
+        self.health = health
+        self._actions: list[Action] = []
+        self._clients: dict[int, Client | None] = {}
+        self._attached: dict[LeaseId, set[int]] = {}
+        self._awaited: list[_Awaited] = []
+        self._starting: dict[int, _Starting] = {}
+        self._number = 0
+        self._seen: PoolState | None = None
+        self._look_at = float("-inf")
+        self._key_at = float("-inf")
+        self.waiters = Waiters()
+        self.proposals = Proposals(
+            machine,
+            clock=clock,
+            chance=chance,
+            clock_offset_s=clock_offset_s,
+            emit=self._actions.append,
+        )
+        self.caretaker = Caretaker(
+            self_id=self_id,
+            incarnation=incarnation,
+            software=software,
+            host=host,
+            clock=clock,
+            proposals=self.proposals,
+            kill=self._kill,
+        )
+        self._desk = Desk(self, host=host, clock_offset_s=clock_offset_s, loop_lag_s=loop_lag_s)
+
+    @property
+    def state(self) -> PoolState:
+        """Return the table as applied here."""
+        return self.machine.state
+
+    # --- inputs ----------------------------------------------------------------------------------
+
+    def opened(self, connection: int) -> list[Action]:
+        """Take note of a new connection."""
+        self._clients[connection] = None
+        return self._take()
+
+    def received(self, connection: int, call: int, message: m.Message) -> list[Action]:
+        """Act on one message; ``connection.Connection`` has checked that it may come now."""
+        if connection not in self._clients:
+            return []
+        client = self._clients[connection]
+        try:
+            if client is not None:
+                self._handle(client, call, message)
+            elif isinstance(message, m.FetchCa):
+                self.send(connection, call, m.CaCertificate(self.ca_pem))
+                self._actions.append(Hangup(connection, ""))
+            elif isinstance(message, m.Hello):
+                self._greet(connection, call, message)
+        except GpupoolError as error:
+            self.send(connection, call, m.refused(error))
+            if client is None:
+                self._actions.append(Hangup(connection, f"refused: {error}"))
+        return self._take()
+
+    def closed(self, connection: int) -> list[Action]:
+        """Act on a connection that is gone: what only it held has lost its client."""
+        self._forget(connection)
+        return self._take()
+
+    def _forget(self, connection: int) -> None:
+        client = self._clients.pop(connection, None)
+        if client is not None:
+            self.waiters.closed(connection)
+            self._awaited = [each for each in self._awaited if each.client is not client]
+            for lease in sorted(client.attached):
+                self._detach(client, lease)
+                if lease not in self._attached:
+                    self._lose(lease, GONE_REASON)
+            self._look()
+
+    def decided(self, number: int, outcome: Outcome) -> list[Action]:
+        """Take the outcome of one attempt of a ``Propose``."""
+        self.proposals.outcome(number, outcome)
+        return self._take()
+
+    def session_opened(self, number: int, result: SessionInfo | GpupoolError) -> list[Action]:
+        """Take the result of a ``StartSession``."""
+        starting = self._starting.pop(number)
+        left = self.caretaker.busy[starting.lease] - 1
+        if left:
+            self.caretaker.busy[starting.lease] = left
+        else:
+            del self.caretaker.busy[starting.lease]
+        if isinstance(result, GpupoolError):
+            self.answer(starting.client, starting.call, m.refused(result))
+        else:
+            opened = m.SessionOpened(result, self.software.address, self.state.data_encryption)
+            self.answer(starting.client, starting.call, opened)
+        # If the lease has ended meanwhile, this look kills the new worker.
+        self._look()
+        return self._take()
+
+    def applied(self) -> list[Action]:
+        """Act on a change of the table."""
+        self._follow_table()
+        return self._take()
+
+    def poll(self) -> list[Action]:
+        """Act on the passing of time."""
+        now = self.clock.monotonic()
+        self.proposals.poll()
+        self._follow_table()
+        for each in [each for each in self._awaited if each.deadline <= now]:
+            self._awaited.remove(each)
+            name = lease_name(each.message.lease)
+            error = LeaseLostError(f"this server does not know lease {name}")
+            self.answer(each.client, each.call, m.refused(error))
+        if self._look_at <= now:
+            self._look()
+        self._hint(now)
+        self._desk.push_updates(now)
+        return self._take()
+
+    def wake_at(self) -> float:
+        """Return the monotonic time of the next ``poll``."""
+        times = [self._look_at, self.proposals.wake_at()]
+        times += [each.deadline for each in self._awaited]
+        times += [client.update_at for client in self.clients()]
+        return min(times)
+
+    def clients(self) -> list[Client]:
+        """Return everybody who has been welcomed."""
+        return [client for client in self._clients.values() if client is not None]
+
+    # --- what the desk uses as well ------------------------------------------------------------
+
+    def send(self, connection: int, call: int, message: m.Message) -> None:
+        """Send something to a connection that may not have been welcomed yet."""
+        self._actions.append(Send(connection, call, message))
+
+    def answer(self, client: Client, call: int, message: m.Message) -> None:
+        """Answer a call that was counted when it came; silently, when its client is gone."""
+        client.pending_calls -= 1
+        if self._clients.get(client.connection) is client:
+            self.send(client.connection, call, message)
+
+    def require_majority(self) -> None:
+        """Raise unless this server may act for the pool.
+
+        Raises:
+            NoQuorumError: when it was last in touch with a majority too long ago.
+        """
+        age_s = self.health().majority_age_s
+        if age_s >= MAJORITY_FRESH_S:
+            raise self.no_quorum(f"last contact {age_s:.0f} s ago")
+
+    def no_quorum(self, why: str) -> NoQuorumError:
+        """Return the error of a server that cannot act."""
+        server = self.state.servers.get(self.self_id)
+        name = server.name if server else self.self_id
+        return NoQuorumError(
+            f"server {name} is not in touch with a majority of the pool's servers",
+            why=why,
+            hint=NO_QUORUM_HINT,
+        )
+
+    def propose_for(
+        self,
+        client: Client,
+        call: int,
+        command: Command,
+        then: Callable[[Result], m.Message],
+    ) -> None:
+        """Propose on behalf of a call, and answer it: ``then`` turns a result into the answer."""
+        self.require_majority()
+
+        def decided(decision: Decision) -> None:
+            if decision.result is None:
+                self.answer(client, call, m.refused(self.no_quorum(decision.why)))
+                return
+            try:
+                self.answer(client, call, then(decision.result))
+            except GpupoolError as error:
+                self.answer(client, call, m.refused(error))
+
+        self.proposals.propose(command, decided, timeout_s=self.settings.call_timeout_s)
+
+    def members(self) -> tuple[m.Member, ...]:
+        """Return where every server is reached."""
+        return tuple(
+            m.Member(server.id, server.name, server.address, server.voter)
+            for server in self.state.servers.values()
+        )
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def _greet(self, connection: int, call: int, hello: m.Hello) -> None:
+        if hello.protocol != m.PROTOCOL:
+            raise AuthenticationError(
+                f"this server speaks version {m.PROTOCOL} of the protocol, not {hello.protocol}",
+                hint="install the same version of gpupool everywhere",
+            )
+        state = self.state
+        server = state.servers.get(self.self_id)
+        if server is None:
+            raise AuthenticationError("this server is not a member of its pool (any more)")
+        token = state.tokens.get(hello.token)
+        # Whether the id or the secret is wrong is nobody's business.
+        if token is None or not hmac.compare_digest(token.secret_hash, hash_secret(hello.secret)):
+            raise AuthenticationError(
+                "the pool does not know this token", hint="log in again with a new token"
+            )
+        if why := token.refusal(self.clock.wall_ms()):
+            raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
+        client = Client(connection, token.id, token.user, token.kind, hello.client[:100])
+        client.members = self.members()
+        self._clients[connection] = client
+        self.send(
+            connection,
+            call,
+            m.Welcome(
+                protocol=m.PROTOCOL,
+                version=self.software.version,
+                server=self.self_id,
+                server_name=server.name,
+                cluster_id=state.cluster_id,
+                pool=state.name,
+                user=token.user,
+                kind=token.kind,
+                members=client.members,
+            ),
+        )
+
+    def _handle(self, client: Client, call: int, message: m.Message) -> None:
+        client.pending_calls += 1
+        try:
+            if client.pending_calls > CALL_COUNT_MAX:
+                raise DeniedError(f"more than {CALL_COUNT_MAX} calls of one client under way")
+            if client.kind is TokenKind.SERVER and not isinstance(message, m.JoinPool):
+                raise DeniedError("a server token is good for `gpupool join` only")
+            match message:
+                case m.Ask():
+                    self._ask(client, call, message.request)
+                case m.AwaitGpus():
+                    self._await_gpus(client, call, message)
+                case m.Claim():
+                    self._claim(client, call, message)
+                case m.Cancel():
+                    self._cancel(client, call, message)
+                case m.Attach():
+                    self._attach_call(client, call, message)
+                case m.Release():
+                    self._release(client, call, message)
+                case m.OpenSession():
+                    self._open_session(client, call, message)
+                case _:
+                    self._desk.handle(client, call, message)
+        except GpupoolError:
+            client.pending_calls -= 1
+            raise
+
+    def _ask(self, client: Client, call: int, request: Request) -> None:
+        check_request(request)
+        state = self.state
+        server = state.servers.get(self.self_id)
+        age_s = self.health().majority_age_s
+        if server is None:
+            answer = NoOffer(self.self_id, self.self_id, "busy", "is not a member any more")
+        elif age_s >= MAJORITY_FRESH_S:
+            why = f"not in touch with a majority of the servers for {age_s:.0f} s"
+            answer = NoOffer(server.id, server.name, "no-quorum", why)
+        else:
+            answer = make_offer(state, server, request)
+        if isinstance(answer, NoOffer):
+            if answer.kind == "busy":
+                self.waiters.add(client.connection, request, self.clock.monotonic())
+            self.answer(client, call, m.Offered(None, answer))
+        else:
+            self.answer(client, call, m.Offered(answer, None))
+
+    def _await_gpus(self, client: Client, call: int, message: m.AwaitGpus) -> None:
+        check_request(message.request)
+        self.waiters.add(client.connection, message.request, self.clock.monotonic())
+        command = commands.Wait(message.request, client.user, client.token, message.reason)
+        self.propose_for(client, call, command, lambda _result: m.Done())
+
+    def _claim(self, client: Client, call: int, message: m.Claim) -> None:
+        check_request(message.request)
+        _check_room(client)
+        self.require_majority()
+        command = commands.Grant(
+            request=message.request,
+            user=client.user,
+            token=client.token,
+            ticket_hash=message.ticket_hash,
+            partitions=message.partitions,
+            incarnations=message.incarnations,
+        )
+        request = message.request.id
+
+        def decided(decision: Decision) -> None:
+            here = self._clients.get(client.connection) is client
+            result = decision.result
+            if result is not None and result.ok and result.lease is not None:
+                if not here:
+                    self._abandon(commands.EndLease(result.lease, "nobody waits for it any more"))
+                    return
+                self.waiters.discard(client.connection, request)
+                self._attach(client, result.lease)
+                self.answer(client, call, m.Claimed("granted", lease=result.lease))
+            elif result is not None:
+                claimed = m.Claimed("refused", kind=result.kind, why=result.why)
+                self.answer(client, call, claimed)
+            elif decision.uncertain:
+                if not here:
+                    self._abandon(commands.CancelRequest(request, "its client disconnected"))
+                self.answer(client, call, m.Claimed("uncertain", why=decision.why))
+            else:
+                claimed = m.Claimed("refused", kind="no-quorum", why=decision.why)
+                self.answer(client, call, claimed)
+
+        self.proposals.propose(command, decided, timeout_s=self.settings.call_timeout_s)
+
+    def _cancel(self, client: Client, call: int, message: m.Cancel) -> None:
+        command = commands.CancelRequest(
+            message.request, message.reason[:TEXT_LENGTH_MAX], client.user, message.successor
+        )
+
+        def then(result: Result) -> m.Message:
+            if not result.ok:
+                raise DeniedError("the cancel is refused", why=result.why)
+            self.waiters.discard(client.connection, message.request)
+            return m.Done()
+
+        self.propose_for(client, call, command, then)
+
+    def _attach_call(self, client: Client, call: int, message: m.Attach) -> None:
+        if len(message.ticket) > 64:
+            raise UsageError("malformed ticket")
+        _check_room(client)
+        if not self._try_attach(client, call, message):
+            deadline = self.clock.monotonic() + self.settings.lease_wait_s
+            self._awaited.append(_Awaited(client, call, message, deadline))
+
+    def _try_attach(self, client: Client, call: int, message: m.Attach) -> bool:
+        """Answer an ``Attach``, unless the lease may still reach this server's table."""
+        lease = self.state.leases.get(message.lease)
+        if lease is None and self.state.index < message.lease:
+            return False
+        if lease is None or not lease.held:
+            why = lease.end_reason if lease else "it is over"
+            error: GpupoolError = LeaseLostError(
+                f"lease {lease_name(message.lease)} has ended", why=why
+            )
+            self.answer(client, call, m.refused(error))
+        elif lease.user != client.user or not hmac.compare_digest(
+            lease.ticket_hash, hash_secret(message.ticket)
+        ):
+            error = DeniedError(f"lease {lease_name(lease.id)} is not yours")
+            self.answer(client, call, m.refused(error))
+        else:
+            self._attach(client, lease.id)
+            self.answer(client, call, m.Done())
+        return True
+
+    def _release(self, client: Client, call: int, message: m.Release) -> None:
+        lease = self.state.leases.get(message.lease)
+        if lease is not None and lease.user != client.user:
+            raise DeniedError(f"lease {lease_name(lease.id)} is not yours")
+        self._detach(client, message.lease)
+        self._kill(message.lease, message.reason)
+        command = commands.EndLease(message.lease, message.reason[:TEXT_LENGTH_MAX], client.user)
+        # Whatever becomes of this call, the client has let go: the duties end the lease.
+        self._lose(message.lease, message.reason[:TEXT_LENGTH_MAX] or "released")
+        self.propose_for(client, call, command, lambda _result: m.Done())
+
+    def _open_session(self, client: Client, call: int, message: m.OpenSession) -> None:
+        self.require_majority()
+        name = lease_name(message.lease)
+        lease = self.state.leases.get(message.lease)
+        if lease is None or not lease.held:
+            raise LeaseLostError(f"lease {name} has ended", why=lease.end_reason if lease else "")
+        if message.lease not in client.attached:
+            raise DeniedError(f"lease {name} is not attached to this connection")
+        if lease.parts.get(self.self_id) is not PartStatus.HELD:
+            raise UsageError(f"lease {name} has no GPU of this server")
+        partitions = tuple(p for p in lease.partitions if p.server == self.self_id)
+        self._number += 1
+        self._starting[self._number] = _Starting(client, call, lease.id)
+        self.caretaker.busy[lease.id] = self.caretaker.busy.get(lease.id, 0) + 1
+        self._actions.append(
+            StartSession(
+                self._number,
+                lease,
+                partitions,
+                message.door[:32],
+                message.program[:TEXT_LENGTH_MAX],
+            )
+        )
+
+    # --- leases and their connections ------------------------------------------------------------
+
+    def _attach(self, client: Client, lease: LeaseId) -> None:
+        client.attached.add(lease)
+        self._attached.setdefault(lease, set()).add(client.connection)
+
+    def _detach(self, client: Client, lease: LeaseId) -> None:
+        client.attached.discard(lease)
+        connections = self._attached.get(lease)
+        if connections is not None:
+            connections.discard(client.connection)
+            if not connections:
+                del self._attached[lease]
+
+    def _lose(self, lease: LeaseId, reason: str) -> None:
+        """Note that a lease has lost its client; its workers die now, with or without a quorum."""
+        known = self.state.leases.get(lease)
+        if known is not None and known.held and self.self_id in known.parts:
+            self.caretaker.gone.setdefault(lease, reason)
+            self._kill(lease, reason)
+
+    def _kill(self, lease: LeaseId, reason: str) -> None:
+        action = KillLease(lease, reason)
+        if action not in self._actions:
+            self._actions.append(action)
+
+    def _abandon(self, command: Command) -> None:
+        """Get a command committed that nobody waits for."""
+        timeout_s = self.settings.cleanup_timeout_s
+        self.proposals.propose(command, lambda _decision: None, timeout_s=timeout_s)
+
+    # --- following the table and the time --------------------------------------------------------
+
+    def _follow_table(self) -> None:
+        if self._seen is self.state:
+            return
+        self._seen = self.state
+        for each in list(self._awaited):
+            if self._try_attach(each.client, each.call, each.message):
+                self._awaited.remove(each)
+        for client in self.clients():
+            self._follow_client(client)
+        self._look()
+        self._hint(self.clock.monotonic())
+
+    def _follow_client(self, client: Client) -> None:
+        state = self.state
+        for lease_id in sorted(client.attached):
+            lease = state.leases.get(lease_id)
+            if lease is None or not lease.held:
+                self._detach(client, lease_id)
+                reason = lease.end_reason if lease else "it has ended"
+                self.send(client.connection, 0, m.LeaseEnded(lease_id, reason))
+        token = state.tokens.get(client.token)
+        reason = ""
+        if token is None or token.revoked_at:
+            reason = f"token {client.token} was revoked"
+        elif self.self_id not in state.servers:
+            reason = "this server has left the pool"
+        if reason:
+            error = AuthenticationError("the connection is closed", why=reason)
+            self.send(client.connection, 0, m.Dismissed(m.refused(error)))
+            self._actions.append(Hangup(client.connection, reason))
+            self._forget(client.connection)
+            return
+        if client.kind is not TokenKind.SERVER and client.members != (known := self.members()):
+            client.members = known
+            self.send(client.connection, 0, m.Members(known))
+
+    def _look(self) -> None:
+        now = self.clock.monotonic()
+        self._look_at = now + self.settings.look_every_s
+        state = self.state
+        self.caretaker.look(state, self.health(), self._attached)
+        me = state.servers.get(self.self_id)
+        if me is not None and me.voter and self.signer is None and self._key_at <= now:
+            self._key_at = now + self.settings.key_every_s
+            self._actions += [AskKey(voter) for voter in state.voters() if voter != self.self_id]
+
+    def _hint(self, now: float) -> None:
+        for connection, request in self.waiters.due(self.state, self.self_id, now):
+            self.send(connection, 0, m.TryNow((request,)))
+
+    def _take(self) -> list[Action]:
+        actions = list(self._actions)
+        self._actions.clear()
+        return actions
+
+
+def _check_room(client: Client) -> None:
+    """Refuse more leases than one connection may have, counting claims under way."""
+    if len(client.attached) + client.pending_calls > ATTACHED_COUNT_MAX:
+        raise DeniedError(f"more than {ATTACHED_COUNT_MAX} leases on one connection")
+
+
+def check_request(request: Request) -> None:
+    """Check what a client asks for.
+
+    Raises:
+        UsageError: when it makes no sense, or is larger than it may be.
+    """
+    if len(request.id) != 16:
+        raise UsageError("a request id has 16 bytes")
+    if not 0 < request.count <= 256:
+        raise UsageError("between 1 and 256 GPUs can be asked for")
+    by_fraction = 0.0 < request.fraction <= 1.0 and request.memory == 0
+    by_memory = request.fraction == 0.0 and 0 < request.memory <= 2**50
+    if not by_fraction and not by_memory:
+        raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
+    texts = (*request.servers, request.client, request.program)
+    if len(request.servers) > SERVER_NAME_COUNT_MAX or any(
+        len(text) > TEXT_LENGTH_MAX for text in texts
+    ):
+        raise UsageError("the request's texts are too long")
+
+
+def trim_request(request: Request) -> Request:
+    """Return ``request`` with its texts cut to what servers accept."""
+    return replace(
+        request,
+        client=request.client[:TEXT_LENGTH_MAX],
+        program=request.program[:TEXT_LENGTH_MAX],
+    )
