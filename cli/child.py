@@ -110,7 +110,7 @@ def caught_signals() -> Generator[AsyncIterator[int]]:
         yield received
 
 
-async def start(
+async def _start(
     program: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> trio.Process:
     """Start the program with our descriptors and process group.
@@ -136,34 +136,64 @@ async def start(
         raise NotExecutableError(f"cannot run {arguments[0]!r}", why=str(error)) from error
 
 
-def forward(process: trio.Process, number: int) -> None:
-    """Pass one signal on, unless the terminal has sent it to the program already."""
-    if process.returncode is None and not terminal_sent(number):
-        process.send_signal(number)
+class Supervisor:
+    """Receives our signals before, while and after the program runs."""
 
+    def __init__(
+        self,
+        *,
+        on_early: Callable[[int], None] = lambda _: None,
+        decided: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Make a supervisor of a program that has not started.
 
-async def wait(
-    process: trio.Process,
-    signals: AsyncIterator[int],
-    decided: Callable[[str], None] = lambda _: None,
-) -> Ending:
-    """Wait for the program and pass signals on; return how it ended."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_forward_all, process, signals, decided)
-        await process.wait()
-        nursery.cancel_scope.cancel()
-    return ending_of(process.returncode or 0)
+        Args:
+            on_early: called with a signal that comes before the program runs.
+            decided: told what is done about each signal, for people who want to know.
+        """
+        self._on_early = on_early
+        self._decided = decided
+        self._process: trio.Process | None = None
+        self._starting = False
+        self.early = 0
+        """The first signal that came before the program ran, or 0."""
 
+    async def watch(self, signals: AsyncIterator[int]) -> None:
+        """Deal with every signal until cancelled."""
+        async for number in signals:
+            name = signal.Signals(number).name
+            if self._process is None:
+                self.early = self.early or number
+                self._decided(f"signal {name}: the program does not run yet")
+                if not self._starting:
+                    self._on_early(number)
+            elif terminal_sent(number):
+                self._decided(f"signal {name}: the terminal has sent it to the program")
+            elif self._process.returncode is None:
+                self._decided(f"signal {name}: passed on")
+                self._process.send_signal(number)
 
-async def _forward_all(
-    process: trio.Process, signals: AsyncIterator[int], decided: Callable[[str], None]
-) -> None:
-    async for number in signals:
-        sent = terminal_sent(number)
-        how = "the terminal has sent it to the program" if sent else "passed on"
-        decided(f"signal {signal.Signals(number).name}: {how}")
-        if not sent and process.returncode is None:
-            process.send_signal(number)
+    async def run(
+        self, program: str, arguments: Sequence[str], environment: Mapping[str, str]
+    ) -> Ending:
+        """Run the program to its end.
+
+        Raises:
+            NotExecutableError: when the system refuses to execute it.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._starting = True
+        with trio.CancelScope(shield=True):
+            process = await _start(program, arguments, environment)
+        self._process = process
+        if self.early and process.returncode is None:
+            process.send_signal(self.early)  # it came while the program was being started
+        try:
+            await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()  # we are being torn down, and nobody else will end it
+        return ending_of(process.returncode or 0)
 
 
 def ending_of(returncode: int) -> Ending:

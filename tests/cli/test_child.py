@@ -16,16 +16,22 @@ PARENT = textwrap.dedent(
     """
     import os, sys, trio
     from gpupool.cli import child
+    from gpupool.cli.connect import run_async
     from gpupool.cli.exits import die_of
     from gpupool.pool.errors import GpupoolError
 
     async def main():
+        supervisor = child.Supervisor(decided=lambda text: print(text, flush=True))
         with child.caught_signals() as signals:
-            process = await child.start(child.find_program(sys.argv[1]), sys.argv[1:], os.environ)
-            return await child.wait(process, signals, lambda text: print(text, flush=True))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(supervisor.watch, signals)
+                program = child.find_program(sys.argv[1])
+                ending = await supervisor.run(program, sys.argv[1:], os.environ)
+                nursery.cancel_scope.cancel()
+        return ending
 
     try:
-        ending = trio.run(main)
+        ending = run_async(main)
     except GpupoolError as error:
         print(error)
         sys.exit(error.exit_code)

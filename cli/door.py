@@ -1,0 +1,44 @@
+"""``gpupool door``: what the array door covers, and what it does not yet."""
+
+import ast
+from pathlib import Path
+
+import click
+
+from gpupool.cli.options import json_option
+from gpupool.cli.output import print_json
+from gpupool.cli.program import dropin_dir
+from gpupool.pool.errors import GpupoolError
+
+NAMES_FILE = "_names.txt"
+
+
+@click.command()
+@click.option("--missing", is_flag=True, help="List what CuPy has and the drop-in does not yet.")
+@json_option
+def command(missing: bool, as_json: bool) -> None:
+    """Show where the drop-in cupy lies, or with --missing what it does not cover yet."""
+    folder = dropin_dir()
+    if not (folder / "cupy").is_dir():
+        raise GpupoolError("this installation has no drop-in cupy", why=f"no {folder / 'cupy'}")
+    if not missing:
+        if as_json:
+            print_json(door="arrays", path=str(folder))
+        else:
+            click.echo(folder)
+        return
+    names = missing_names(folder)
+    if as_json:
+        print_json(missing=names)
+        return
+    for name in names:
+        click.echo(name)
+
+
+def missing_names(folder: Path) -> list[str]:
+    """Return the public names of CuPy that the drop-in lacks."""
+    raise NotImplementedError
+
+
+def _literal(path: Path) -> object:
+    return ast.literal_eval(path.read_text(encoding="utf-8"))

@@ -1,0 +1,67 @@
+"""Tables on stdout, for terminals and for pipes; and the one look at the pool behind them."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import click
+
+from gpupool.cli.connect import connected, run_async
+from gpupool.cli.options import json_option, pool_options
+from gpupool.cli.output import stdout_console
+from gpupool.cli.tables import Column, Look, Seen, cells_of, chosen_columns
+
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def view_options(function: F) -> F:
+    """Add the options of every command that shows the pool once."""
+    function = click.option("--ascii", "in_ascii", is_flag=True, help="Draw with ASCII alone.")(
+        function
+    )
+    function = click.option("-w", "--wide", is_flag=True, help="Show every column.")(function)
+    return pool_options(json_option(function))
+
+
+def look_once(credentials: str | None) -> Seen:
+    """Return the pool as it is now, with what every server measures of itself."""
+    from gpupool.cli.completion import remember_servers
+
+    async def ask() -> Seen:
+        async with connected(credentials) as pool:
+            view = await pool.view()
+            measured = await pool.telemetry()
+        return Seen(view, telemetry={each.server: each for each in measured})
+
+    seen = run_async(ask)
+    remember_servers(server.name for server in seen.view.servers)
+    return seen
+
+
+def print_table(
+    columns: Sequence[Column[R]], rows: Sequence[R], *, wide: bool, look: Look, live: bool = False
+) -> None:
+    """Print rows below a header; columns are separated by two spaces, and never cut on a pipe."""
+    from rich.text import Text
+
+    shown = chosen_columns(columns, wide=wide, live=live)
+    cells = cells_of(shown, rows, look)
+    # A column that is empty in every row only takes room.
+    keep = [
+        at for at in range(len(shown)) if not rows or any(line[at].text.strip() for line in cells)
+    ]
+    widths = [max([len(shown[at].title), *(len(line[at].text) for line in cells)]) for at in keep]
+    console = stdout_console()
+
+    def line(parts: Sequence[tuple[str, str]]) -> Text:
+        text = Text(no_wrap=True)
+        for at, width, (word, style) in zip(keep, widths, parts, strict=True):
+            pad = " " * (width - len(word))
+            text.append(pad + word if shown[at].right else word, style)
+            text.append("  " if shown[at].right else pad + "  ")
+        text.rstrip()
+        return text
+
+    console.print(line([(shown[at].title, "dim") for at in keep]), overflow="ellipsis")
+    for row in cells:
+        console.print(line([(row[at].text, row[at].style) for at in keep]), overflow="ellipsis")

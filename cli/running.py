@@ -1,0 +1,199 @@
+"""One run: GPUs asked for, the program with its agent beside it, the GPUs given back."""
+
+import os
+import secrets
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from gpupool.cli.agent import Agent, private_dir
+from gpupool.cli.child import Ending, Supervisor, caught_signals, find_program
+from gpupool.cli.connect import connected
+from gpupool.cli.output import say
+from gpupool.cli.places import user_name
+from gpupool.cli.program import DoorChoice, choose_door, program_environment
+from gpupool.cli.tables import short_model
+from gpupool.cli.values import size_text
+from gpupool.cli.waiting import WaitingLine
+from gpupool.pool.errors import ExitCode
+from gpupool.pool.ids import RequestId
+from gpupool.pool.state import Request
+from gpupool.remoting.client import LeaseHold, Pool
+
+RELEASE_S = 2.0
+"""Longest wait for the release to be confirmed; closing the connection ends the lease as well."""
+
+LOST_GRACE_S = 0.2
+"""A program that fails because its lease is lost may be seen to end before the news of the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What was asked for."""
+
+    arguments: tuple[str, ...]
+    count: int
+    fraction: float  # of each GPU; 0 when ``memory`` is given
+    memory: int  # bytes on each GPU; 0 when ``fraction`` is given
+    wait_s: float | None  # None: for as long as it takes
+    servers: tuple[str, ...]
+    door: str
+    env: tuple[tuple[str, str], ...]
+    quiet: bool
+    verbose: int
+    credentials: str | None
+
+
+async def run_program(options: RunOptions) -> Ending:
+    """Get GPUs, run the program, give the GPUs back; return how it ended.
+
+    Raises:
+        GpupoolError: for every failure of ours; then the program did not run, or its lease is lost.
+    """
+    environment = dict(os.environ) | dict(options.env)
+    program = find_program(options.arguments[0], environment.get("PATH"))
+    until_started = trio.CancelScope()
+
+    def note(text: str) -> None:
+        if options.verbose:
+            say(f"gpupool: {text}")
+
+    supervisor = Supervisor(on_early=lambda _: until_started.cancel(), decided=note)
+    ending = Ending(0)
+    with caught_signals() as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.watch, signals)
+            with until_started:
+                ending = await _Run(options, program, environment, supervisor, note).to_end()
+            nursery.cancel_scope.cancel()
+    return Ending(0, supervisor.early) if until_started.cancelled_caught else ending
+
+
+class _Run:
+    """One run, from the request to the release."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        program: str,
+        environment: dict[str, str],
+        supervisor: Supervisor,
+        note: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._program = program
+        self._environment = environment
+        self._supervisor = supervisor
+        self._note = note
+        self._loud = not options.quiet and sys.stderr.isatty()
+        self._door = DoorChoice("", "")
+        self._lost = ""
+
+    async def to_end(self) -> Ending:
+        """Connect, wait for GPUs, run the program, release."""
+        async with connected(self._options.credentials) as pool:
+            hold = await self._allocate(pool)
+            try:
+                with private_dir() as folder:
+                    ending = await self._with_lease(hold, folder)
+            finally:
+                with trio.move_on_after(RELEASE_S, shield=True):
+                    await hold.release()
+        return ending
+
+    async def _allocate(self, pool: Pool) -> LeaseHold:
+        """Wait for GPUs, and meanwhile ask the program's own Python which door it needs."""
+        line = WaitingLine(shown=not self._options.quiet)
+
+        def news(text: str) -> None:
+            line.update(text)
+            self._note(text)
+
+        async with trio.open_nursery() as choosing:
+            choosing.start_soon(self._choose_door)
+            async with trio.open_nursery() as drawing:
+                drawing.start_soon(line.show)
+                hold = await pool.allocate(self._request(), self._options.wait_s, news)
+                drawing.cancel_scope.cancel()
+        return hold
+
+    def _request(self) -> Request:
+        options = self._options
+        return Request(
+            id=RequestId(secrets.token_bytes(16)),
+            count=options.count,
+            fraction=options.fraction,
+            memory=options.memory,
+            servers=options.servers,
+            client=f"{user_name()}@{os.uname().nodename}",
+            program=program_text(options.arguments),
+        )
+
+    async def _choose_door(self) -> None:
+        choose = partial(
+            choose_door,
+            self._options.door,
+            self._program,
+            self._options.arguments,
+            self._environment,
+        )
+        self._door = await trio.to_thread.run_sync(choose, abandon_on_cancel=True)
+
+    async def _with_lease(self, hold: LeaseHold, folder: Path) -> Ending:
+        self._announce(hold)
+        agent = Agent(folder, lease=hold.name, open_session=hold.open_session)
+        agent.log = self._note
+        environment = program_environment(
+            self._environment,
+            door=self._door.door,
+            agent=str(agent.path),
+            lease=hold.name,
+            servers=hold.servers,
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(agent.serve)
+            nursery.start_soon(self._watch_lease, hold, agent)
+            ending = await self._supervisor.run(self._program, self._options.arguments, environment)
+            if ending.failed and agent.opened and not self._lost:
+                await trio.sleep(LOST_GRACE_S)
+            nursery.cancel_scope.cancel()
+        if self._lost and ending.failed:
+            say(f"gpupool: {self._lost}")
+            return Ending(ExitCode.RUN_FAILED)
+        return ending
+
+    async def _watch_lease(self, hold: LeaseHold, agent: Agent) -> None:
+        reason = await hold.wait_lost()
+        self._lost = f"{reason}; lease {hold.name} is void"
+        self._note(self._lost)
+        await agent.lost(self._lost)
+
+    def _announce(self, hold: LeaseHold) -> None:
+        if self._loud or self._options.verbose:
+            say(f"gpupool: {lease_text(hold)}")
+        door = self._door
+        self._note(f"door: {door.door or 'none'}, because {door.why}")
+        if self._loud and (door.warning or not door.door):
+            say(f"gpupool: {door.warning or 'no door: ' + door.why}")
+
+
+def program_text(arguments: tuple[str, ...]) -> str:
+    """Return how people recognise a program: its name, and a script's rather than Python's."""
+    words = [os.path.basename(arguments[0])]
+    words += [os.path.basename(w) for w in arguments[1:] if not w.startswith("-")][:1]
+    return " ".join(words)[:200]
+
+
+def lease_text(hold: LeaseHold) -> str:
+    """Return what was granted, such as ``2 x H200 on server-a, lease 7f3a``."""
+    groups = Counter((short_model(g.model), g.memory, g.server) for g in hold.gpus)
+    parts = [
+        f"{count} x {model} ({size_text(memory)}) on {server}"
+        for (model, memory, server), count in groups.items()
+    ]
+    return f"{', '.join(parts)}, lease {hold.name}"

@@ -1,0 +1,134 @@
+"""``gpupool token``: who may join the pool, and who may use it."""
+
+import hashlib
+import secrets
+import ssl
+from datetime import UTC, datetime
+
+import click
+
+from gpupool.cli.connect import connected, run_async, stored_credentials
+from gpupool.cli.options import json_option, pool_options
+from gpupool.cli.output import print_json, say
+from gpupool.cli.places import user_name
+from gpupool.cli.values import DURATION, NAME_TYPE, duration_text
+from gpupool.pool.errors import UsageError
+from gpupool.pool.ids import TokenId
+from gpupool.pool.state import TokenKind
+
+USER_TOKEN_S = 365 * 86400.0
+SERVER_TOKEN_S = 3600.0
+"""A server's token is used once, and soon."""
+
+
+@click.group()
+def command() -> None:
+    """Create, list and revoke tokens."""
+
+
+@command.command("create")
+@click.option("--user", type=NAME_TYPE, help="Whom it names (default: you).")
+@click.option("--server", "for_server", is_flag=True, help="Let one server join, once.")
+@click.option("--operator", is_flag=True, help="May drain, remove, revoke and create tokens.")
+@click.option(
+    "--expires",
+    type=DURATION,
+    help="How long it is good (default: 365d; for a server 1h).",
+)
+@pool_options
+@json_option
+def create(
+    credentials: str | None,
+    user: str | None,
+    for_server: bool,
+    operator: bool,
+    expires: float | None,
+    as_json: bool,
+) -> None:
+    """Make a token, and print it together with the command that uses it.
+
+    Only this output ever shows it: the pool keeps a hash.
+    """
+    if for_server and (operator or user):
+        raise UsageError("a server's token names no user", hint="leave out --user and --operator")
+    if expires is not None and expires <= 0:
+        raise UsageError("a token that has expired already is no use", hint="--expires 30d")
+    kind = TokenKind.SERVER if for_server else TokenKind.OPERATOR if operator else TokenKind.USER
+    valid_s = expires or (SERVER_TOKEN_S if for_server else USER_TOKEN_S)
+    name = "" if for_server else user or user_name()
+    text = run_async(lambda: _create(credentials, kind, name, valid_s))
+    if as_json:
+        print_json(token=text, kind=kind, user=name, valid_s=valid_s)
+        return
+    use = f"gpupool join --token {text}" if for_server else f"gpupool login {text}"
+    what = "one server" if for_server else f"{kind.value} {name}"
+    say(f"gpupool: for {what}, good for {duration_text(valid_s)}; shown only here:")
+    click.echo(use)
+
+
+async def _create(credentials: str | None, kind: TokenKind, user: str, valid_s: float) -> str:
+    from gpupool.remoting.addresses import parse_address
+    from gpupool.remoting.tokens import TokenText, format_token
+
+    stored = stored_credentials(credentials)
+    secret, token = secrets.token_bytes(32), TokenId(secrets.token_hex(6))
+    async with connected(credentials) as pool:
+        digest = hashlib.sha256(secret).digest()
+        await pool.create_token(token, kind, user, digest, valid_s)
+        view = await pool.view()
+    addresses = [parse_address(s.address) for s in view.servers if s.state != "down"]
+    return format_token(
+        TokenText(
+            cluster_id=stored.cluster_id,
+            kind=kind,
+            token=token,
+            secret=secret,
+            ca_sha256=hashlib.sha256(ssl.PEM_cert_to_DER_cert(stored.ca_pem)).digest(),
+            addresses=tuple(addresses) or stored.addresses,
+        )
+    )
+
+
+@command.command("list")
+@pool_options
+@json_option
+def list_tokens(credentials: str | None, as_json: bool) -> None:
+    """List all tokens of the pool; secrets are not kept, and so not shown."""
+
+    async def ask() -> list[object]:
+        async with connected(credentials) as pool:
+            return list(await pool.tokens())
+
+    tokens = run_async(ask)
+    if as_json:
+        print_json(tokens=tokens)
+        return
+    lines = [("TOKEN", "KIND", "USER", "STATE", "EXPIRES", "CREATED BY")]
+    for each in tokens:
+        expires = datetime.fromtimestamp(each.expires_at / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+        lines.append(
+            (each.token, each.kind.value, each.user or "-", each.state, expires, each.created_by)
+        )
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    for line in lines:
+        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())
+
+
+@command.command("revoke")
+@click.argument("token")
+@pool_options
+def revoke(credentials: str | None, token: str) -> None:
+    """Refuse TOKEN from now on, and end the leases that it got.
+
+    TOKEN is its name in "gpupool token list", or the whole token.
+    """
+    from gpupool.remoting.tokens import PREFIX, parse_token
+
+    name = parse_token(token).token if token.lower().startswith(PREFIX) else TokenId(token)
+
+    async def revoke_it() -> None:
+        async with connected(credentials) as pool:
+            await pool.revoke_token(name)
+
+    run_async(revoke_it)
+    say(f"gpupool: token {name} is revoked")

@@ -1,0 +1,22 @@
+"""``gpupool undrain``: grant on a drained server again."""
+
+import click
+
+from gpupool.cli.completion import SERVER_NAME
+from gpupool.cli.connect import connected, run_async
+from gpupool.cli.options import pool_options
+from gpupool.cli.output import say
+
+
+@click.command()
+@click.argument("server", type=SERVER_NAME)
+@pool_options
+def command(credentials: str | None, server: str) -> None:
+    """Grant on a drained SERVER again."""
+
+    async def undrain() -> None:
+        async with connected(credentials) as pool:
+            await pool.undrain(server)
+
+    run_async(undrain)
+    say(f"gpupool: {server} takes leases again")
