@@ -1,0 +1,1 @@
+"""Arrays and ufuncs of the drop-in."""

@@ -1,0 +1,454 @@
+"""`cupy.ndarray`: an array that lives in a worker, described on this side."""
+
+import functools
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+
+from cupy._core import indexing, make
+from cupy._core.methods import Methods
+from cupy._core.operators import Operators
+from cupy._core.ufunc import UFUNCS
+from cupy._door import state
+from cupy._door.calls import Remote
+from cupy._door.meta import Meta, intern, reshaped
+
+_PYTHON_SCALARS = (int, float, bool, complex)
+
+
+class Flags:
+    """Memory layout of an array; see `numpy.ndarray.flags`."""
+
+    def __init__(self, c: bool, f: bool, own: bool) -> None:
+        self.c_contiguous = c
+        self.f_contiguous = f
+        self.owndata = own
+
+    @property
+    def forc(self) -> bool:
+        """Whether it is contiguous in either order."""
+        return self.c_contiguous or self.f_contiguous
+
+    @property
+    def fnc(self) -> bool:
+        """Whether it is Fortran-contiguous and not C-contiguous."""
+        return self.f_contiguous and not self.c_contiguous
+
+    def __getitem__(self, name: str) -> bool:
+        names = {
+            "C_CONTIGUOUS": self.c_contiguous, "C": self.c_contiguous,
+            "F_CONTIGUOUS": self.f_contiguous, "F": self.f_contiguous,
+            "OWNDATA": self.owndata, "O": self.owndata, "FORC": self.forc, "FNC": self.fnc,
+        }  # fmt: skip
+        if name not in names:
+            raise KeyError(f"{name} is not defined for cupy.ndarray.flags")
+        return names[name]
+
+    def __repr__(self) -> str:
+        return (
+            f"  C_CONTIGUOUS : {self.c_contiguous}\n"
+            f"  F_CONTIGUOUS : {self.f_contiguous}\n"
+            f"  OWNDATA : {self.owndata}\n"
+        )
+
+
+class ndarray(Operators, Methods, Remote):  # noqa: N801 - CuPy's name
+    """A multi-dimensional array on a GPU; see `numpy.ndarray`."""
+
+    __slots__ = ("_base", "_device", "_known")
+    __module__ = "cupy"
+    _base: Any
+    _device: int
+    _known: Meta | None
+
+    def __new__(
+        cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None,
+        order: str = "C",
+    ) -> Any:  # fmt: skip
+        """Make an uninitialised array, or one over memory that ``memptr`` points to."""
+        lengths = make.shape_of(shape)
+        if len(lengths) > 64:
+            raise ValueError(f"maximum supported dimension for an ndarray is 64, found {len(lengths)}")
+        letter = make.normalize_order(order)
+        if memptr is not None:
+            made = memptr.as_array(lengths, make.dtype_of(dtype), strides, letter)
+        elif strides is not None:
+            flat = make.empty(lengths, dtype)
+            made = state.hooks["as_strided"](flat, lengths, tuple(strides))
+        else:
+            made = make.empty(lengths, dtype, order="F" if letter == "F" else "C")
+        if cls is not ndarray:
+            made = made.view(type=cls)
+        return made
+
+    def __array_finalize__(self, obj: Any) -> None:
+        """Called for new instances of subclasses; see NumPy's guide to subclassing."""
+
+    # --- looks ----------------------------------------------------------------------------------
+
+    @property
+    def _meta(self) -> Meta:
+        known = self._known
+        if known is None:
+            self._session.describe(self)
+            known = self._known
+            assert known is not None
+        return known
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the axes."""
+        return self._meta.shape
+
+    @shape.setter
+    def shape(self, value: Any) -> None:
+        try:
+            lengths = tuple(value)
+        except TypeError:
+            lengths = (value,)
+        meta, is_view = reshaped(self._meta, lengths, "C")
+        if not is_view:
+            raise AttributeError("Incompatible shape for in-place modification. Use `.reshape()`")
+        self._become(self.reshape(meta.shape))
+
+    def _become(self, other: "ndarray") -> None:
+        """Take over another array's handle; it gets ours, and frees it."""
+        self._handle, other._handle = other._handle, self._handle
+        self._known, other._known = other._known, self._known
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one element to the next along each axis."""
+        return self._meta.strides
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self._meta.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self._meta.ndim
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self._meta.size
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return self._meta.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._meta.nbytes
+
+    @property
+    def flags(self) -> Flags:
+        """Memory layout."""
+        c, f = self._meta.contiguity
+        return Flags(c, f, self._base is None)
+
+    @property
+    def base(self) -> Any:
+        """The array that owns the memory of this view, or None."""
+        return self._base
+
+    @property
+    def device(self) -> Any:
+        """The device that holds it."""
+        return state.hooks["Device"](self._device)
+
+    @property
+    def data(self) -> Any:
+        """A pointer to the first element, on the server."""
+        return state.hooks["MemoryPointer"](self)
+
+    @property
+    def flat(self) -> Any:
+        """A 1-D iterator over the elements."""
+        return state.hooks["flatiter"](self)
+
+    @property
+    def cstruct(self) -> Any:
+        """Not available: the structure is made by the worker when a kernel is launched."""
+        raise AttributeError("cstruct is made on the server, when a kernel is launched")
+
+    # --- to the host ----------------------------------------------------------------------------
+
+    def get(
+        self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True
+    ) -> np.ndarray[Any, Any]:
+        """Return a copy on the host; always complete on return, also with ``blocking=False``."""
+        del blocking
+        if out is not None:
+            if not isinstance(out, np.ndarray):
+                raise TypeError("Only numpy.ndarray can be obtained from cupy.ndarray")
+            host: np.ndarray[Any, Any] = out
+            if self.dtype != host.dtype:
+                raise TypeError(f"{host.dtype} array cannot be obtained from {self.dtype} array")
+            if self.shape != host.shape:
+                raise ValueError(
+                    f"Shape mismatch. Expected shape: {self.shape}, actual shape: {host.shape}"
+                )
+            if not (host.flags.c_contiguous or host.flags.f_contiguous):
+                host[...] = make.download(self)
+                return host
+        letter = order.upper()[:1] if order else ""
+        if letter not in ("C", "F", "A"):
+            raise ValueError(f"unsupported order: {order}")
+        if stream is not None:
+            with stream:
+                return make.download(self, letter, out)
+        return make.download(self, letter, out)
+
+    def set(self, arr: Any, stream: Any = None) -> None:
+        """Copy a host array of the same shape and dtype into this one."""
+        if not isinstance(arr, np.ndarray):
+            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
+        host: np.ndarray[Any, Any] = arr
+        if self.dtype != host.dtype:
+            raise TypeError(f"{host.dtype} array cannot be set to {self.dtype} array")
+        if self.shape != host.shape:
+            raise ValueError(
+                f"Shape mismatch. Old shape: {self.shape}, new shape: {host.shape}"
+            )
+        del stream
+        self._session.call("ndarray.setitem", (self, (Ellipsis,), make.upload(host, self._session)), {})
+
+    def item(self) -> Any:
+        """Return the only element as a Python scalar."""
+        host = make.download(self) if self._known is None or self._known.size == 1 else None
+        if host is None or host.size != 1:
+            raise ValueError("can only convert an array of size 1 to a Python scalar")
+        return host.item()
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists."""
+        return make.download(self).tolist()
+
+    def tobytes(self, order: str = "C") -> bytes:
+        """Return the elements as bytes."""
+        return make.download(self).tobytes(order)  # type: ignore[arg-type]
+
+    def tofile(self, fid: Any, sep: str = "", format: str = "%s") -> None:  # noqa: A002
+        """Write the elements to a file of this machine."""
+        make.download(self).tofile(fid, sep, format)
+
+    def dump(self, file: Any) -> None:
+        """Write a pickle of the array to a file of this machine."""
+        pickle.dump(self, file, -1)
+
+    def dumps(self) -> bytes:
+        """Return a pickle of the array."""
+        return pickle.dumps(self, -1)
+
+    def __bool__(self) -> bool:
+        if self._known is None or self._known.size == 1:
+            host = make.download(self)
+            if host.size == 1:
+                return bool(host)
+        if self.size == 0:
+            warnings.warn(
+                "The truth value of an empty array is ambiguous. Returning False, but in future "
+                "this will result in an error. Use `array.size > 0` to check that an array is "
+                "not empty.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return False
+        raise ValueError(
+            "The truth value of an array with more than one element is ambiguous. "
+            "Use a.any() or a.all()"
+        )
+
+    def __int__(self) -> int:
+        return int(make.download(self))
+
+    def __float__(self) -> float:
+        return float(make.download(self))
+
+    def __complex__(self) -> complex:
+        return complex(make.download(self))
+
+    def __bytes__(self) -> bytes:
+        return bytes(make.download(self))
+
+    def __repr__(self) -> str:
+        return repr(make.download(self))
+
+    def __str__(self) -> str:
+        return str(make.download(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(make.download(self), spec)
+
+    def __reduce__(self) -> Any:
+        return make.array, (make.download(self, "A"),)
+
+    def __copy__(self) -> "ndarray":
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> "ndarray":
+        before = state.use(self._device, 0)
+        try:
+            return self.copy()
+        finally:
+            state.local.context = before
+
+    # --- parts ----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        if not self._meta.shape:
+            raise TypeError("len() of unsized object")
+        return self._meta.shape[0]
+
+    def __iter__(self) -> Any:
+        if not self._meta.shape:
+            raise TypeError("iteration over a 0-d array")
+        return (self[index] for index in range(self._meta.shape[0]))
+
+    def __getitem__(self, index: Any) -> Any:
+        return indexing.getitem(self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        indexing.setitem(self, index, value)
+
+    @property
+    def T(self) -> Any:  # noqa: N802 - NumPy's name
+        """The transpose, as a view."""
+        return self if self.ndim < 2 else self.transpose()
+
+    @property
+    def mT(self) -> Any:  # noqa: N802 - NumPy's name
+        """The transpose of the last two axes, as a view."""
+        if self.ndim < 2:
+            raise ValueError("matrix transpose with ndim < 2 is undefined")
+        return self.swapaxes(-1, -2)
+
+    def _component(self, name: str, first: bool) -> Any:
+        meta = self._meta
+        if meta.dtype.kind != "c":
+            if first:
+                return self
+            return make.full(meta.shape, 0, meta.dtype)
+        half = np.dtype(meta.dtype.char.lower())
+        return make.view(self, name, (), intern(half, meta.shape, meta.strides))
+
+    @property
+    def real(self) -> Any:
+        """The real part, as a view."""
+        return self._component("ndarray.real", True)
+
+    @real.setter
+    def real(self, value: Any) -> None:
+        self._component("ndarray.real", True)[...] = value
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary part, as a view; zeros for real arrays."""
+        return self._component("ndarray.imag", False)
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if self._meta.dtype.kind != "c":
+            raise TypeError("cupy.ndarray does not have imaginary part to set")
+        self._component("ndarray.imag", False)[...] = value
+
+    # --- other libraries ------------------------------------------------------------------------
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. "
+            "Please use `.get()` to construct a NumPy array explicitly."
+        )
+
+    @classmethod
+    def __class_getitem__(cls, item: Any) -> Any:
+        from types import GenericAlias
+
+        return GenericAlias(ndarray, item)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Shape and the address on the server, where only kernels of this session reach it."""
+        meta = self._meta
+        return {
+            "shape": meta.shape,
+            "typestr": meta.dtype.str,
+            "descr": meta.dtype.descr,
+            "stream": 1,
+            "version": 3,
+            "strides": None if meta.contiguity[0] else meta.strides,
+            "data": (self.data.ptr if meta.size else 0, False),
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self._device)
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:  # fmt: skip
+        if dl_device is None or tuple(dl_device) != (1, 0):
+            raise BufferError(
+                "the array is on a remote GPU, whose memory no library of this process can "
+                "reach; ask for a copy on the host with dl_device=(1, 0), or use cupy.asnumpy"
+            )
+        if copy is False:
+            raise ValueError("GPU memory cannot be exported to CPU without copy.")
+        host = make.download(self)
+        return host.__dlpack__()
+
+    def toDlpack(self) -> Any:  # noqa: N802 - CuPy's name
+        """Raise: a capsule would hold an address of another machine."""
+        return self.__dlpack__()
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        operands = inputs
+        if "out" in kwargs:
+            if len(kwargs["out"]) != 1:
+                raise ValueError("The 'out' parameter must have exactly one array value")
+            kwargs["out"] = kwargs["out"][0]
+            operands = (*inputs, kwargs["out"])
+        name = function.__name__
+        found: Any = UFUNCS.get(name) or getattr(state.hooks["module"], name, None)
+        if method != "__call__":
+            found = getattr(found, method, None)
+        if found is None:
+            return NotImplemented
+        for operand in operands:
+            known = type(operand) in _PYTHON_SCALARS or isinstance(
+                operand, (ndarray, np.ndarray, np.generic)
+            )
+            if not known and not hasattr(operand, "__cupy_get_ndarray__"):
+                return NotImplemented
+        if name in ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal"):
+            inputs = tuple(
+                item.item() if isinstance(item, np.ndarray) and item.ndim == 0 else item
+                for item in inputs
+            )
+        return found(*inputs, **kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            # NumPy says where its function lives; ours has the same place under `cupy`.
+            module = functools.reduce(
+                getattr, function.__module__.split(".")[1:], state.hooks["module"]
+            )
+            found = getattr(module, function.__name__)
+        except AttributeError:
+            return NotImplemented
+        if found is function:
+            return NotImplemented
+        for kind in types:
+            if not issubclass(kind, (ndarray, np.ndarray)):
+                return NotImplemented
+        return found(*args, **kwargs)
+
+
+state.hooks["ndarray"] = ndarray

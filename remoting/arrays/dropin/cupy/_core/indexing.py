@@ -1,0 +1,210 @@
+"""Reading and writing parts of arrays, with the shapes known before anything is sent."""
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._door import state
+from cupy._door.calls import Remote
+from cupy._door.meta import Meta, fresh, intern, of_view
+
+_FULL = slice(None)
+
+
+def prepare(index: Any) -> tuple[Any, ...]:
+    """Return an index as a tuple of int, slice, None, Ellipsis and device arrays."""
+    items: tuple[Any, ...] = index if isinstance(index, tuple) else (index,)
+    made: list[Any] = []
+    for item in items:
+        if item is None or item is Ellipsis or isinstance(item, (slice, Remote)):
+            made.append(item)
+        elif isinstance(item, (bool, np.bool_)):
+            made.append(make.array(np.asarray(item)))
+        elif hasattr(item, "__index__") and not isinstance(item, np.ndarray):
+            made.append(item.__index__())
+        else:
+            made.append(_index_array(item))
+    for item in made:
+        if isinstance(item, Remote):
+            kind = item._meta.dtype.kind  # type: ignore[attr-defined]
+            if kind not in "biu":
+                raise IndexError(
+                    "arrays used as indices must be of integer or boolean type. "
+                    f"(actual: {item._meta.dtype.type})"  # type: ignore[attr-defined]
+                )
+    return tuple(made)
+
+
+def _index_array(item: Any) -> Any:
+    try:
+        made = make.array(item)
+    except ValueError:
+        raise IndexError(
+            "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or "
+            "boolean arrays are valid indices"
+        ) from None
+    if made.size == 0 and not isinstance(item, np.ndarray):
+        return made.astype(np.int32)  # an empty list means no indices, not an empty mask
+    return made
+
+
+def getitem(a: Any, index: Any) -> Any:
+    """Return ``a[index]``: a view for basic indices, a copy for arrays."""
+    if type(index) is int:
+        return make.view(a, "ndarray.getitem", (index,), _row(a._meta, index))
+    items = prepare(index)
+    if not any(isinstance(item, Remote) for item in items):
+        return make.view(a, "ndarray.getitem", (items,), basic(a._meta, items))
+    if any(isinstance(item, Remote) and item._meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
+        check_masks(a._meta, items)
+        return make.lazy("ndarray.getitem", (a, items), {})
+    shape = advanced(a._meta, items)
+    return make.forward("ndarray.getitem", (a, items), {}, fresh(a._meta.dtype, shape))
+
+
+def _row(meta: Meta, index: int) -> Meta:
+    if not meta.shape:
+        raise IndexError("too many indices for array: array is 0-dimensional, but 1 were indexed")
+    length = meta.shape[0]
+    if not -length <= index < length:
+        raise IndexError(f"Index {index} is out of bounds for axis 0 with size {length}")
+    return intern(meta.dtype, meta.shape[1:], meta.strides[1:])
+
+
+def basic(meta: Meta, items: tuple[Any, ...]) -> Meta:
+    """Return the looks of a view by ints, slices, None and Ellipsis."""
+    if not any(item is Ellipsis for item in items):
+        # Without it, a complete index would make NumPy read the element.
+        items = (*items, Ellipsis)
+    return of_view(meta.shadow[items])
+
+
+def _consumed(item: Any) -> int:
+    if item is None or item is Ellipsis:
+        return 0
+    if isinstance(item, Remote) and item._meta.dtype.kind == "b":  # type: ignore[attr-defined]
+        return item._meta.ndim  # type: ignore[attr-defined]
+    return 1
+
+
+def _expanded(meta: Meta, items: tuple[Any, ...]) -> list[Any]:
+    used = sum(_consumed(item) for item in items)
+    if used > meta.ndim:
+        raise IndexError(
+            f"too many indices for array: array is {meta.ndim}-dimensional, but {used} were indexed"
+        )
+    fill = [_FULL] * (meta.ndim - used)
+    for at, item in enumerate(items):
+        if item is Ellipsis:
+            if any(other is Ellipsis for other in items[at + 1 :]):
+                raise IndexError("an index can only have a single ellipsis ('...')")
+            return [*items[:at], *fill, *items[at + 1 :]]
+    return [*items, *fill]
+
+
+def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
+    """Raise where a mask does not have the shape of the axes that it selects from."""
+    axis = 0
+    for item in _expanded(meta, items):
+        if isinstance(item, Remote) and item._meta.dtype.kind == "b":  # type: ignore[attr-defined]
+            shape = item._meta.shape  # type: ignore[attr-defined]
+            for offset, length in enumerate(shape):
+                if length != meta.shape[axis + offset]:
+                    raise IndexError(
+                        f"boolean index did not match indexed array along axis {axis + offset}; "
+                        f"size of axis is {meta.shape[axis + offset]} but size of corresponding "
+                        f"boolean axis is {length}"
+                    )
+        axis += _consumed(item)
+
+
+def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
+    """Return the shape of a read by integer arrays, by NumPy's rules of their place."""
+    expanded = _expanded(meta, items)
+    arrays = [item._meta.shape for item in expanded if isinstance(item, Remote)]  # type: ignore[attr-defined]
+    try:
+        joined = np.broadcast_shapes(*arrays)
+    except ValueError:
+        text = " ".join(str(shape).replace(" ", "") for shape in arrays)
+        raise IndexError(
+            f"shape mismatch: indexing arrays could not be broadcast together with shapes {text}"
+        ) from None
+    like = [isinstance(item, (int, Remote)) for item in expanded]
+    first = like.index(True)
+    together = all(like[first : first + sum(like)])
+    # Arrays become full slices, so that the shadow tells the lengths of everything else.
+    shape: list[int] = []
+    place = 0
+    axis = 0
+    for item in expanded:
+        if item is None:
+            shape.append(1)
+        elif isinstance(item, slice):
+            shape.append(len(range(*item.indices(meta.shape[axis]))))
+            axis += 1
+        else:
+            if type(item) is int and not -meta.shape[axis] <= item < meta.shape[axis]:
+                raise IndexError(
+                    f"Index {item} is out of bounds for axis {axis} with size {meta.shape[axis]}"
+                )
+            axis += 1
+            if isinstance(item, Remote) and place == 0:
+                place = len(shape) + 1
+    at = place - 1 if together else 0
+    return (*shape[:at], *joined, *shape[at:])
+
+
+def setitem(a: Any, index: Any, value: Any) -> None:
+    """Perform ``a[index] = value``; nothing waits."""
+    items = (index,) if type(index) is int else prepare(index)
+    if isinstance(value, np.ndarray):
+        value = _host_value(a, index, value)
+        if value is None:
+            return
+    elif isinstance(value, (list, tuple)):
+        value = make.array(value, dtype=a.dtype)
+    else:
+        value = make.operand(value)
+    if not any(isinstance(item, Remote) for item in items):
+        target = basic(a._meta, items)
+        if isinstance(value, Remote):
+            _check_fits(value._meta.shape, target.shape)  # type: ignore[attr-defined]
+    elif any(isinstance(item, Remote) and item._meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
+        check_masks(a._meta, items)
+    elif isinstance(value, Remote):
+        _check_fits(value._meta.shape, advanced(a._meta, items))  # type: ignore[attr-defined]
+    else:
+        advanced(a._meta, items)
+    if type(value) is complex and a._meta.dtype.kind not in "cb":
+        raise TypeError("Cannot cast complex values to real")
+    a._session.call("ndarray.setitem", (a, items, value), {})
+
+
+def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:
+    if value.ndim == 0:
+        return value.item()
+    if state.hooks["slice_copy"] and isinstance(index, slice) and index == _FULL:
+        if a.dtype != value.dtype or a.shape != value.shape:
+            raise ValueError(
+                "copying a numpy.ndarray to a cupy.ndarray by empty slice assignment must ensure "
+                "arrays have same shape and dtype"
+            )
+        return make.upload(value, a._session)
+    raise TypeError(f"Unsupported type {type(value)}")
+
+
+def _check_fits(source: tuple[int, ...], target: tuple[int, ...]) -> None:
+    short = source
+    while len(short) > len(target) and short[0] == 1:
+        short = short[1:]
+    ok = len(short) <= len(target) and all(
+        length in (1, wanted)
+        for length, wanted in zip(reversed(short), reversed(target), strict=False)
+    )
+    if not ok:
+        raise ValueError(f"could not broadcast input array from shape {source} into shape {target}")
+
+
+state.hooks["index"] = prepare
+state.hooks["slice_copy"] = False

@@ -1,0 +1,384 @@
+"""How arrays come to be: results of calls, uploads, and what is accepted as an operand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cupy._door import pool, state, wire
+from cupy._door.calls import Remote
+from cupy._door.meta import Meta, fresh, intern, keep_order
+from cupy._door.session import Reply, Session
+
+SUPPORTED = frozenset(wire.DTYPES)
+_new = object.__new__
+_PYTHON_NUMBERS = (bool, int, float, complex)
+
+
+def result(
+    session: Session, handle: int, meta: Meta | None, device: int, kind: Any = None, base: Any = None
+) -> Any:
+    """Return the array for a handle; ``meta`` is None while only the worker knows it."""
+    ndarray: Any = state.hooks["ndarray"]
+    array: Any = _new(ndarray if kind is None else kind)
+    array._handle = handle
+    array._session = session
+    array._known = meta
+    array._device = device
+    array._base = base
+    if kind is not None and kind is not ndarray:
+        array.__array_finalize__(base)
+    return array
+
+
+def dtype_of(dtype: Any) -> np.dtype[Any]:
+    """Return a dtype that devices compute with.
+
+    Raises:
+        ValueError: objects, text, dates and structures stay on the host.
+    """
+    made = np.dtype(dtype)
+    if made.char not in SUPPORTED:
+        raise ValueError(f"Unsupported dtype {made}")
+    return made if made.isnative else made.newbyteorder("=")
+
+
+def session_of(*values: Any) -> Session:
+    """Return the session of the first remote argument, or of the current device."""
+    for value in values:
+        if isinstance(value, Remote):
+            return value._session  # pyright: ignore[reportPrivateUsage]
+        if type(value) in (tuple, list):
+            for item in value:
+                if isinstance(item, Remote):
+                    return item._session  # pyright: ignore[reportPrivateUsage]
+    return pool.current()
+
+
+def forward(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta) -> Any:
+    """Send a call whose result is one new array of known looks."""
+    session = session_of(*args, *kwargs.values())
+    handle, device = session.call(name, args, kwargs, meta)
+    return result(session, handle, meta, device)
+
+
+def forward_many(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], metas: tuple[Meta, ...]
+) -> tuple[Any, ...]:
+    """Send a call whose result is several new arrays of known looks."""
+    session = session_of(*args, *kwargs.values())
+    first, device = session.call(name, args, kwargs, *metas)
+    return tuple(
+        [result(session, first + index, meta, device) for index, meta in enumerate(metas)]
+    )
+
+
+def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Send a call whose result is one array that only the worker can describe."""
+    session = session_of(*args, *kwargs.values())
+    handle, device = session.call(name, args, kwargs, wire.META_UNKNOWN)
+    array = result(session, handle, None, device)
+    session.expect(handle, array)
+    return array
+
+
+def in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Send a call that changes its arguments and has no result."""
+    session_of(*args, *kwargs.values()).call(name, args, kwargs)
+
+
+def ask(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Run a call and wait for its result, whatever its structure."""
+    return session_of(*args, *kwargs.values()).ask(name, args, kwargs)
+
+
+def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = None) -> Any:
+    """Send a call whose result shares the memory of ``source``."""
+    session: Session = source._session
+    handle, device = session.call(name, (source, *args), {}, meta)
+    base = source if source._base is None else source._base
+    del device  # a view is where its base is
+    return result(session, handle, meta, source._device, kind or type(source), base)
+
+
+# --- operands --------------------------------------------------------------------------------------
+
+
+def operand(value: Any) -> Any:
+    """Return ``value`` as an array or scalar that a kernel takes; TypeError for host arrays.
+
+    CuPy never uploads operands by itself (cupy#589): the cost would be hidden.
+    """
+    if isinstance(value, (Remote, *_PYTHON_NUMBERS)):
+        return value
+    if isinstance(value, np.generic) and value.dtype.char in SUPPORTED:
+        return value
+    convert = getattr(value, "__cupy_get_ndarray__", None)
+    if convert is not None:
+        return convert()
+    raise TypeError(f"Unsupported type {type(value)}")
+
+
+def operand_type(value: Any) -> Any:
+    """Return an operand's dtype, or int, float, complex for a Python number."""
+    if isinstance(value, Remote):
+        return value._meta.dtype  # type: ignore[attr-defined]
+    if isinstance(value, np.generic):
+        return value.dtype
+    if isinstance(value, bool):
+        return np.dtype(np.bool_)
+    return int if isinstance(value, int) else float if isinstance(value, float) else complex
+
+
+def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> None:
+    """Raise as a ufunc does for an output that cannot take the result."""
+    if casting != "unsafe" and not np.can_cast(source, target, casting):  # type: ignore[arg-type]
+        raise TypeError(
+            f"output operand requires a reduction from type {source!r} to {target!r}, but "
+            f"casting it is not allowed according to casting rule {casting!r}: "
+            f"Cannot cast output from {source!r} to {target!r}"
+        )
+
+
+def axis_of(axis: Any, ndim: int) -> int:
+    """Return a non-negative axis; AxisError if there is none such."""
+    made = axis.__index__()
+    if not -ndim <= made < ndim:
+        raise np.exceptions.AxisError(made, ndim)
+    return made + ndim if made < 0 else made
+
+
+def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return non-negative axes, all of them for None; ValueError for duplicates."""
+    if axis is None:
+        return tuple(range(ndim))
+    made = tuple(axis_of(item, ndim) for item in (axis if isinstance(axis, (tuple, list)) else (axis,)))
+    if len(set(made)) != len(made):
+        raise ValueError("duplicate value in 'axis'")
+    return made
+
+
+def shape_of(shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple of non-negative ints."""
+    try:
+        made = (shape.__index__(),)
+    except (AttributeError, TypeError):
+        made = tuple(length.__index__() for length in shape)
+    if any(length < 0 for length in made):
+        raise ValueError("Negative dimensions are not allowed")
+    return made
+
+
+# --- creation --------------------------------------------------------------------------------------
+
+
+def empty(shape: tuple[int, ...], dtype: Any, session: Session | None = None, order: str = "C") -> Any:
+    """Return a new uninitialised array on the current device."""
+    session = session or pool.current()
+    kind = dtype_of(dtype)
+    meta = fresh(kind, shape, order)
+    handle, device = session.call("door.empty", (shape, kind, order), {}, meta)
+    return result(session, handle, meta, device)
+
+
+def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
+    """Send a host array; nothing waits for its arrival."""
+    session = session or pool.current()
+    kind = dtype_of(array.dtype)
+    if array.dtype != kind:
+        array = array.astype(kind)
+    flags = array.flags
+    if not (flags.c_contiguous or flags.f_contiguous):
+        array = np.ascontiguousarray(array)
+    order = "C" if array.flags.c_contiguous else "F"
+    meta = fresh(kind, array.shape, order)
+    flat = array.reshape(-1, order=order).view(np.uint8)  # type: ignore[call-overload]
+    handle = next(session.handles)
+    device = session.put(handle, meta, memoryview(flat).cast("B") if flat.size else memoryview(b""))
+    return result(session, handle, meta, device)
+
+
+def download(source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+    """Fetch an array's elements; the one place where bulk bytes come in."""
+    session: Session = source._session
+    made: list[np.ndarray[Any, Any]] = []
+    known: Meta | None = source._known
+    letter = "C"
+    if out is not None:
+        letter = "C" if out.flags.c_contiguous else "F"
+    elif order == "F":
+        letter = "F"
+    elif order == "A" and source._meta.contiguity == (False, True):
+        letter = "F"
+
+    def host(_: Any = None) -> np.ndarray[Any, Any]:
+        meta: Meta = source._known
+        target = out if out is not None else np.empty(meta.shape, meta.dtype, order=letter)  # type: ignore[call-overload]
+        made.append(target)
+        return target
+
+    def sink(_body: Any, _nbytes: int) -> memoryview:
+        flat = host().reshape(-1, order=letter)  # type: ignore[call-overload]
+        return memoryview(flat.view(np.uint8))
+
+    if known is None or known.nbytes:
+        reply: Any = session.ask("door.get", (source, letter), sink=sink)
+        assert isinstance(reply, Reply)
+    if not made:
+        host(source._meta)
+    return made[0]
+
+
+def asarray(value: Any) -> Any:
+    """Return ``value`` as an array on the device, uploading it if it is none yet."""
+    ndarray: Any = state.hooks["ndarray"]
+    return value if isinstance(value, ndarray) else array(value)
+
+
+def array(
+    obj: Any, dtype: Any = None, copy: Any = True, order: str | None = "K", subok: bool = False,
+    ndmin: int = 0, *, blocking: bool = False,
+) -> Any:  # fmt: skip
+    """Return a new array on the current device; see `cupy.array`."""
+    if subok:
+        raise NotImplementedError("subok=True is not supported")
+    order = order or "K"
+    ndarray: Any = state.hooks["ndarray"]
+    convert = getattr(obj, "__cupy_get_ndarray__", None)
+    if convert is not None:
+        obj = convert()
+    if isinstance(obj, ndarray):
+        made = _from_device(obj, dtype, copy, order, ndmin)
+    elif isinstance(obj, (list, tuple)) and _has_device_leaf(obj):
+        made = _from_nested(obj, dtype, order, ndmin)
+    else:
+        made = _from_host(obj, dtype, copy, order, ndmin)
+    if blocking:
+        made._session.synchronize()
+    return made
+
+
+def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
+    if copy is False:
+        raise ValueError("Unable to avoid copy while creating an array as requested.")
+    letter = order if order in ("C", "F") else "K" if isinstance(obj, np.ndarray) else "C"
+    host = np.array(obj, dtype=dtype, copy=None if _COPY_NONE else False, order=letter, ndmin=ndmin)  # type: ignore[call-overload]
+    dtype_of(host.dtype)
+    if order == "A":
+        flags = host.flags
+        host = np.asarray(host, order="F" if flags.f_contiguous and not flags.c_contiguous else "C")
+    return upload(host)
+
+
+_COPY_NONE = int(np.__version__.split(".")[0]) >= 2
+
+
+def _has_device_leaf(obj: Any) -> bool:
+    while isinstance(obj, (list, tuple)):
+        if not obj:
+            return False
+        items: Any = obj
+        obj = items[0]
+    return isinstance(obj, Remote)
+
+
+def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
+    def build(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            items: Any = value
+            parts = [build(item) for item in items]
+            return state.hooks["stack"](parts)
+        if not isinstance(value, Remote):
+            raise TypeError(f"Unsupported type {type(value)}")
+        return value
+
+    made = build(obj)
+    kind = made.dtype if dtype is None else dtype_of(dtype)
+    made = made.astype(kind, order="F" if order == "F" else "C", copy=False)
+    return made.reshape((1,) * (ndmin - made.ndim) + made.shape) if made.ndim < ndmin else made
+
+
+def _from_device(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
+    kind = obj.dtype if dtype is None else dtype_of(dtype)
+    here = state.local.context[0]
+    if obj._device != here:
+        made = obj.copy(order)
+        if made.dtype != kind:
+            made = made.astype(kind, order=order)
+    else:
+        made = astype(obj, kind, order, copy)
+    if ndmin > made.ndim:
+        if made is obj:
+            made = made.view()
+        made = made.reshape((1,) * (ndmin - made.ndim) + made.shape)
+    return made
+
+
+def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
+    """Return a converted copy, or the array itself where ``copy`` allows and nothing changes.
+
+    ``copy``: True always, None if needed, False never (ValueError if it would be needed).
+    """
+    kind = dtype_of(dtype)
+    meta: Meta = source._meta
+    c, f = meta.contiguity
+    order = normalize_order(order)
+    same = (
+        order == "K" or (order == "A" and (c or f)) or (order == "C" and c) or (order == "F" and f)
+    )
+    if kind == meta.dtype and not copy and same:
+        return source
+    if copy is False:
+        raise ValueError("Unable to avoid copy while creating an array as requested.")
+    if order == "A":
+        order = "F" if f and not c else "C"
+    looks = keep_order(meta, kind) if order == "K" else fresh(kind, meta.shape, order)
+    return forward("ndarray.astype", (source, kind, order), {}, looks)
+
+
+def normalize_order(order: str | None) -> str:
+    """Return one of C, F, A, K; ValueError for anything else."""
+    letter = "K" if order is None else order[:1].upper()
+    if letter not in ("C", "F", "A", "K") or not letter:
+        raise ValueError(f"order not understood. order={order}")
+    return letter
+
+
+def adopt(
+    session: Session, handle: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...],
+    device: int,
+) -> Any:  # fmt: skip
+    """Return the array that an answer of the worker contains."""
+    meta = intern(np.dtype(dtype), shape, strides)
+    return result(session, handle, meta, session.first_device + device)
+
+
+def describe(target: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Fill in what an array looks like, once the worker has told."""
+    target._known = intern(np.dtype(dtype), shape, strides)
+
+
+state.hooks["adopt"] = adopt
+state.hooks["describe"] = describe
+Call = Callable[..., Any]
+
+
+def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> Any:
+    """Return a new array of one value."""
+    kind = dtype_of(dtype)
+    meta = fresh(kind, shape, order)
+    session = pool.current()
+    handle, device = session.call("full", (shape, value, kind, order), {}, meta)
+    return result(session, handle, meta, device)
+
+
+def copy_here(source: Any, order: str, meta: Meta) -> Any:
+    """Return a copy on the current device; between servers the elements pass through here."""
+    here = pool.current()
+    if source._session is here:
+        return forward("ndarray.copy", (source, order), {}, meta)
+    made = upload(download(source, order if order in ("C", "F") else "A"), here)
+    return made
+
+
+state.hooks["copy_here"] = copy_here

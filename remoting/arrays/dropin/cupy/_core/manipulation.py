@@ -1,0 +1,433 @@
+"""Changing shapes, joining, splitting and rearranging arrays."""
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.reductions import need
+from cupy._core.ufunc import broadcast
+from cupy._door import state
+from cupy._door.meta import Meta, fresh, of_view
+
+
+def reshape(a: Any, newshape: Any, order: str = "C", *, copy: Any = None) -> Any:
+    """Return the elements in another shape."""
+    return need(a).reshape(newshape, order=order, copy=copy)
+
+
+def ravel(a: Any, order: str = "C") -> Any:
+    """Return the elements in one dimension."""
+    return need(a).ravel(order)
+
+
+def transpose(a: Any, axes: Any = None) -> Any:
+    """Return the axes in another order."""
+    return need(a).transpose(axes) if axes is not None else need(a).transpose()
+
+
+def matrix_transpose(x: Any) -> Any:
+    """Return the transpose of the last two axes."""
+    if x.ndim < 2:
+        raise ValueError(f"Input array must be at least 2-dimensional, but it is {x.ndim}")
+    return x.swapaxes(-1, -2)
+
+
+def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
+    """Return two axes exchanged."""
+    return need(a).swapaxes(axis1, axis2)
+
+
+def moveaxis(a: Any, source: Any, destination: Any) -> Any:
+    """Return axes moved to other places."""
+    meta: Meta = need(a)._meta
+    sources = make.axes_of(source, meta.ndim)
+    targets = make.axes_of(destination, meta.ndim)
+    if len(sources) != len(targets):
+        raise ValueError("`source` and `destination` arguments must have the same number of elements")
+    order = [axis for axis in range(meta.ndim) if axis not in sources]
+    for target, axis in sorted(zip(targets, sources, strict=True)):
+        order.insert(target, axis)
+    return a.transpose(order) if order else a.view()
+
+
+def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
+    """Return an axis rolled back to a place."""
+    ndim = need(a).ndim
+    at = make.axis_of(axis, ndim)
+    begin = start + ndim if start < 0 else start
+    if not 0 <= begin <= ndim:
+        raise np.exceptions.AxisError(start, ndim)
+    if at < begin:
+        begin -= 1
+    order = [item for item in range(ndim) if item != at]
+    order.insert(begin, at)
+    return a.transpose(order)
+
+
+def squeeze(a: Any, axis: Any = None) -> Any:
+    """Return the array without axes of length one."""
+    return need(a).squeeze(axis)
+
+
+def expand_dims(a: Any, axis: Any) -> Any:
+    """Return the array with new axes of length one."""
+    array = need(a)
+    places = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    meta = of_view(np.expand_dims(array._meta.shadow, places))
+    kept = make.axes_of(places, meta.ndim)
+    index = tuple(None if at in kept else slice(None) for at in range(meta.ndim))
+    return array[index]
+
+
+def broadcast_to(array: Any, shape: Any) -> Any:
+    """Return a read view of the array in a larger shape."""
+    source = make.asarray(array)
+    lengths = make.shape_of(shape)
+    return make.view(source, "broadcast_to", (lengths,), of_view(np.broadcast_to(source._meta.shadow, lengths)))
+
+
+def broadcast_arrays(*args: Any) -> list[Any]:
+    """Return the arrays in their common shape."""
+    shape = broadcast(*[need(item).shape for item in args])
+    return [item if item.shape == shape else broadcast_to(item, shape) for item in args]
+
+
+def _at_least(count: int) -> Any:
+    def function(*arys: Any) -> Any:
+        made: list[Any] = []
+        for item in arys:
+            array = make.asarray(item)
+            if array.ndim < count:
+                shape = {
+                    1: (1,),
+                    2: (1, array.size),
+                    3: {0: (1, 1, 1), 1: (1, array.size, 1)}.get(array.ndim, (*array.shape, 1)),
+                }[count]
+                array = array.reshape(shape)
+            made.append(array)
+        return made[0] if len(made) == 1 else made
+
+    return function
+
+
+atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
+
+
+# --- joining ---------------------------------------------------------------------------------------
+
+
+def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
+    return make.dtype_of(dtype) if dtype is not None else np.result_type(*[a.dtype for a in arrays])
+
+
+def _device_arrays(tup: Any) -> list[Any]:
+    if isinstance(tup, state.hooks["ndarray"]):
+        tup = list(tup)
+    return [need(item, "arrays") for item in tup]
+
+
+def concatenate(
+    tup: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Any:
+    """Join arrays along an axis."""
+    arrays = _device_arrays(tup)
+    if not arrays:
+        raise ValueError("need at least one array to concatenate")
+    if out is not None and dtype is not None:
+        raise TypeError("concatenate() only takes `out` or `dtype` as an argument")
+    if axis is None:
+        arrays, axis = [a.ravel() for a in arrays], 0
+    first = arrays[0]
+    at = make.axis_of(axis, first.ndim) if first.ndim else _zero_dimensional()
+    total = 0
+    for array in arrays:
+        if array.ndim != first.ndim:
+            raise ValueError("All arrays to concatenate must have the same ndim")
+        if array.shape[:at] + array.shape[at + 1 :] != first.shape[:at] + first.shape[at + 1 :]:
+            raise ValueError(
+                "All arrays must have same shape except the axis to concatenate"
+            )
+        total += array.shape[at]
+    shape = (*first.shape[:at], total, *first.shape[at + 1 :])
+    kind = _joined_dtype(arrays, dtype) if out is None else out.dtype
+    for array in arrays:
+        if not np.can_cast(array.dtype, kind, casting):  # type: ignore[arg-type]
+            raise TypeError(f"Cannot cast array data from {array.dtype!r} to {kind!r} according to the rule {casting!r}")
+    if out is not None:
+        if out.shape != shape:
+            raise ValueError("Output array is the wrong shape")
+        make.in_place("door.concatenate_into", (arrays, at, out, casting), {})
+        return out
+    keywords = {} if dtype is None else {"dtype": kind, "casting": casting}
+    return make.forward("concatenate", (arrays, at), keywords, fresh(kind, shape))
+
+
+def _zero_dimensional() -> int:
+    raise ValueError("zero-dimensional arrays cannot be concatenated")
+
+
+def stack(
+    tup: Any, axis: int = 0, out: Any = None, *, dtype: Any = None, casting: str = "same_kind"
+) -> Any:
+    """Join arrays along a new axis."""
+    arrays = _device_arrays(tup)
+    if not arrays:
+        raise ValueError("need at least one array to stack")
+    if len({array.shape for array in arrays}) > 1:
+        raise ValueError("all input arrays must have the same shape")
+    at = make.axis_of(axis, arrays[0].ndim + 1)
+    return concatenate([expand_dims(a, at) for a in arrays], at, out, dtype=dtype, casting=casting)
+
+
+def vstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """Join arrays vertically."""
+    arrays = [atleast_2d(item) for item in _device_arrays(tup)]
+    return concatenate(arrays, 0, dtype=dtype, casting=casting)
+
+
+def hstack(tup: Any, *, dtype: Any = None, casting: str = "same_kind") -> Any:
+    """Join arrays horizontally."""
+    arrays = [atleast_1d(item) for item in _device_arrays(tup)]
+    axis = 0 if arrays and arrays[0].ndim == 1 else 1
+    return concatenate(arrays, axis, dtype=dtype, casting=casting)
+
+
+def dstack(tup: Any) -> Any:
+    """Join arrays along the third axis."""
+    return concatenate([atleast_3d(item) for item in _device_arrays(tup)], 2)
+
+
+def column_stack(tup: Any) -> Any:
+    """Join vectors as columns."""
+    arrays = [need(item) for item in tup]
+    if any(array.ndim not in (1, 2) for array in arrays):
+        raise ValueError("Only 1 or 2 dimensional arrays can be column stacked")
+    return concatenate([a[:, None] if a.ndim == 1 else a for a in arrays], 1)
+
+
+def append(arr: Any, values: Any, axis: Any = None) -> Any:
+    """Return an array with values added at its end."""
+    array = make.asarray(arr)
+    more = make.asarray(values)
+    if axis is None:
+        return concatenate((array.ravel(), more.ravel()), 0)
+    return concatenate((array, more), axis)
+
+
+# --- splitting -------------------------------------------------------------------------------------
+
+
+def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+    """Split into parts that need not be equal."""
+    array = need(ary)
+    if not array.ndim:
+        raise IndexError("tuple index out of range")
+    at = make.axis_of(axis, array.ndim)
+    size = array.shape[at]
+    if np.isscalar(indices_or_sections):
+        count = int(indices_or_sections)  # type: ignore[arg-type]
+        if count <= 0:
+            raise ValueError("number sections must be larger than 0.")
+        each, more = divmod(size, count)
+        lengths = [each + 1] * more + [each] * (count - more)
+        cuts = [sum(lengths[:part]) for part in range(count + 1)]
+    else:
+        host = indices_or_sections
+        if isinstance(host, state.hooks["ndarray"]):
+            host = host.get()
+        cuts = [0, *(int(cut) for cut in host), size]
+    full = (slice(None),) * at
+    return [array[(*full, slice(a, b))] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
+    """Split into equal parts, or at indices."""
+    array = need(ary)
+    if array.ndim <= axis:
+        raise ValueError("Axis exceeds ndim")
+    if np.isscalar(indices_or_sections) and array.shape[axis] % indices_or_sections:  # type: ignore[operator]
+        raise ValueError("indices_or_sections must divide the size along the axes.\n"
+                         "If you want to split the array into non-equally-sized arrays, use array_split instead.")  # fmt: skip
+    return array_split(array, indices_or_sections, axis)
+
+
+def _split_along(name: str, axis: int, least: int) -> Any:
+    def function(ary: Any, indices_or_sections: Any) -> list[Any]:
+        if need(ary).ndim < least:
+            raise ValueError(f"Cannot {name} an array with less than {least} dimensions")
+        at = 0 if name == "hsplit" and ary.ndim == 1 else axis
+        return split(ary, indices_or_sections, at)
+
+    return function
+
+
+# --- rearranging -----------------------------------------------------------------------------------
+
+
+def flip(a: Any, axis: Any = None) -> Any:
+    """Return a view with axes reversed."""
+    array = need(a)
+    axes = make.axes_of(axis, array.ndim)
+    index = tuple(slice(None, None, -1) if at in axes else slice(None) for at in range(array.ndim))
+    return array[index] if index else array.view()
+
+
+def fliplr(a: Any) -> Any:
+    """Return a view with the second axis reversed."""
+    if need(a).ndim < 2:
+        raise ValueError("Input must be >= 2-d")
+    return a[:, ::-1]
+
+
+def flipud(a: Any) -> Any:
+    """Return a view with the first axis reversed."""
+    if need(a).ndim < 1:
+        raise ValueError("Input must be >= 1-d")
+    return a[::-1]
+
+
+def rot90(a: Any, k: int = 1, axes: Any = (0, 1)) -> Any:
+    """Return the array turned by 90 degrees."""
+    array = need(a)
+    if len(axes) != 2:
+        raise ValueError("len(axes) must be 2")
+    first, second = make.axis_of(axes[0], array.ndim), make.axis_of(axes[1], array.ndim)
+    if first == second:
+        raise ValueError("Axes must be different")
+    turns = k % 4
+    if turns == 0:
+        return array[...]
+    if turns == 2:
+        return flip(flip(array, first), second)
+    if turns == 1:
+        return flip(array, second).swapaxes(first, second)
+    return flip(array.swapaxes(first, second), second)
+
+
+def roll(a: Any, shift: Any, axis: Any = None) -> Any:
+    """Return the elements shifted along axes, those that leave coming back."""
+    array = need(a)
+    if axis is not None:
+        make.axes_of(tuple(dict.fromkeys(make.axis_of(item, array.ndim) for item in (axis if isinstance(axis, (tuple, list)) else (axis,)))), array.ndim)
+    return make.forward("roll", (array, shift, axis), {}, fresh(array.dtype, array.shape))
+
+
+def tile(A: Any, reps: Any) -> Any:  # noqa: N803
+    """Return the array repeated along axes."""
+    array = make.asarray(A)
+    times = make.shape_of(reps)
+    lengths = (1,) * (len(times) - array.ndim) + array.shape
+    counts = (1,) * (array.ndim - len(times)) + times
+    shape = tuple(length * count for length, count in zip(lengths, counts, strict=True))
+    return make.forward("tile", (array, times), {}, fresh(array.dtype, shape))
+
+
+def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
+    """Return every element several times."""
+    array = need(a)
+    if isinstance(repeats, state.hooks["ndarray"]):
+        raise ValueError("cupy.ndarray cannot be specified as `repeats` argument.")
+    if isinstance(repeats, np.ndarray):
+        repeats = repeats.tolist()
+    source = array if axis is not None else array.ravel()
+    at = make.axis_of(axis if axis is not None else 0, source.ndim)
+    counts = [repeats] if isinstance(repeats, int) else list(repeats)
+    if any(count < 0 for count in counts):
+        raise ValueError("all elements of 'repeats' should be non-negative")
+    length = source.shape[at]
+    if len(counts) == 1:
+        total = length * counts[0]
+    elif len(counts) != length:
+        raise ValueError(
+            f"'repeats' and 'axis' of 'a' should be same length: {len(counts)} != {length}"
+        )
+    else:
+        total = sum(counts)
+    shape = (*source.shape[:at], total, *source.shape[at + 1 :])
+    given = counts[0] if len(counts) == 1 else counts
+    return make.forward("repeat", (source, given, at), {}, fresh(source.dtype, shape))
+
+
+def resize(a: Any, new_shape: Any) -> Any:
+    """Return the elements repeated or cut to a shape."""
+    array = need(a)
+    shape = make.shape_of(new_shape)
+    size = int(np.prod(shape, dtype=np.int64)) if shape else 1
+    if array.size == size:
+        return array.reshape(shape)
+    if array.size == 0:
+        return state.hooks["functions"]["zeros"](shape, array.dtype)
+    count = -(-size // array.size)
+    return tile(array.ravel(), count)[:size].reshape(shape)
+
+
+def delete(arr: Any, indices: Any, axis: Any = None) -> Any:
+    """Return the array without the slices at ``indices``."""
+    array = need(arr)
+    if not isinstance(indices, (int, slice)):
+        indices = make.asarray(indices)
+    return make.lazy("delete", (array, indices, axis), {})
+
+
+def trim_zeros(filt: Any, trim: str = "fb") -> Any:
+    """Return a vector without zeros at its ends."""
+    array = need(filt)
+    if array.ndim > 1:
+        raise ValueError("Multi-dimensional trim is not supported")
+    return make.lazy("trim_zeros", (array, trim), {})
+
+
+def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
+    """Return the array with borders added."""
+    source = make.asarray(array)
+    widths = np.broadcast_to(np.asarray(pad_width).round().astype(np.intp), (source.ndim, 2)).tolist()
+    if callable(mode):
+        return _pad_by(source, widths, mode, kwargs)
+    shape = tuple(length + a + b for length, (a, b) in zip(source.shape, widths, strict=True))
+    given = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in kwargs.items()}
+    return make.forward("pad", (source, widths, mode), given, fresh(source.dtype, shape))
+
+
+def _pad_by(source: Any, widths: list[list[int]], function: Any, kwargs: Any) -> Any:
+    shape = tuple(length + a + b for length, (a, b) in zip(source.shape, widths, strict=True))
+    padded = state.hooks["functions"]["zeros"](shape, source.dtype)
+    padded[tuple(slice(a, a + n) for n, (a, _) in zip(source.shape, widths, strict=True))] = source
+    for axis in range(padded.ndim):
+        view = moveaxis(padded, axis, -1)
+        for index in np.ndindex(view.shape[:-1]):
+            function(view[index], tuple(widths[axis]), axis, kwargs)
+    return padded
+
+
+def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
+    """Return an array that meets requirements of dtype and layout."""
+    wanted = {str(item).upper() for item in ([requirements] if isinstance(requirements, str) else requirements or [])}
+    known = {"C": "C", "CONTIGUOUS": "C", "C_CONTIGUOUS": "C", "F": "F", "FORTRAN": "F", "F_CONTIGUOUS": "F",
+             "O": "O", "OWNDATA": "O"}  # fmt: skip
+    for item in wanted:
+        if item not in known:
+            raise ValueError(f"Unsupported requirement {item}")
+    letters = {known[item] for item in wanted}
+    if letters >= {"C", "F"}:
+        raise ValueError('Cannot specify both "C" and "F" order')
+    order = "F" if "F" in letters else "C" if "C" in letters else "A"
+    made = make.array(a, dtype=dtype, order=order, copy=None)
+    return made.copy() if "O" in letters and made.base is not None else made
+
+
+MANIPULATION: dict[str, Any] = {
+    "reshape": reshape, "ravel": ravel, "transpose": transpose, "permute_dims": transpose,
+    "matrix_transpose": matrix_transpose, "swapaxes": swapaxes, "moveaxis": moveaxis,
+    "rollaxis": rollaxis, "squeeze": squeeze, "expand_dims": expand_dims,
+    "broadcast_to": broadcast_to, "broadcast_arrays": broadcast_arrays,
+    "atleast_1d": atleast_1d, "atleast_2d": atleast_2d, "atleast_3d": atleast_3d,
+    "concatenate": concatenate, "concat": concatenate, "stack": stack, "vstack": vstack,
+    "row_stack": vstack, "hstack": hstack, "dstack": dstack, "column_stack": column_stack,
+    "append": append, "array_split": array_split, "split": split,
+    "hsplit": _split_along("hsplit", 1, 1), "vsplit": _split_along("vsplit", 0, 2),
+    "dsplit": _split_along("dsplit", 2, 3), "flip": flip, "fliplr": fliplr, "flipud": flipud,
+    "rot90": rot90, "roll": roll, "tile": tile, "repeat": repeat, "resize": resize,
+    "delete": delete, "trim_zeros": trim_zeros, "pad": pad, "require": require,
+}  # fmt: skip
+state.hooks["stack"] = stack

@@ -1,0 +1,317 @@
+"""Methods of arrays: views derived here, everything else forwarded."""
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.ufunc import UFUNCS
+from cupy._door import state
+from cupy._door.meta import Meta, fresh, intern, keep_order, of_view, reshaped
+
+
+_TYPE = type
+
+
+def _function(name: str) -> Any:
+    return state.hooks["functions"][name]
+
+
+class Methods:
+    """What `cupy.ndarray` can do, other than operators and conversions."""
+
+    __slots__ = ()
+    _meta: Meta
+    _session: Any
+    _device: int
+    _base: Any
+
+    # --- views ----------------------------------------------------------------------------------
+
+    def view(self, dtype: Any = None, type: Any = None) -> Any:  # noqa: A002
+        """Return a view, maybe of another dtype."""
+        ndarray: Any = state.hooks["ndarray"]
+        if isinstance(dtype, _TYPE) and issubclass(dtype, ndarray):
+            if type is not None:
+                raise ValueError("Cannot specify output type twice.")
+            dtype, type = None, dtype  # noqa: A001
+        meta = self._meta
+        if dtype is None:
+            return make.view(self, "ndarray.view", (), meta, type)
+        kind = make.dtype_of(dtype)
+        if kind.itemsize == meta.dtype.itemsize:
+            looks = intern(kind, meta.shape, meta.strides)
+        else:
+            looks = of_view(meta.shadow.view(kind))
+        return make.view(self, "ndarray.view", (kind,), looks, type)
+
+    def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> Any:
+        """Return the elements in another shape, as a view where that is possible."""
+        lengths = shape[0] if len(shape) == 1 else shape
+        lengths = (
+            (lengths.__index__(),)
+            if hasattr(lengths, "__index__")
+            else tuple(length.__index__() for length in lengths)
+        )
+        letter = make.normalize_order(order)
+        meta, is_view = reshaped(self._meta, lengths, letter)
+        if copy is False and not is_view:
+            raise ValueError("Unable to avoid creating a copy while reshaping.")
+        if copy:
+            return make.forward("ndarray.copy", (self,), {}, fresh(meta.dtype, self._meta.shape)).reshape(lengths, order=letter)
+        if is_view:
+            return make.view(self, "ndarray.reshape", (meta.shape, letter), meta)
+        return make.forward("ndarray.reshape", (self, meta.shape, letter), {}, meta)
+
+    def ravel(self, order: str = "C") -> Any:
+        """Return the elements in one dimension, as a view where that is possible."""
+        letter = make.normalize_order(order)
+        c, f = self._meta.contiguity
+        if letter == "K":
+            if not (c or f):
+                raise NotImplementedError("ravel with order='K' is not yet implemented.")
+            letter = "C" if c else "F"
+        if letter == "A":
+            letter = "F" if f and not c else "C"
+        return self.reshape(-1, order=letter)
+
+    def flatten(self, order: str = "C") -> Any:
+        """Return a copy in one dimension."""
+        meta = self._meta
+        letter = make.normalize_order(order)
+        flat = fresh(meta.dtype, (meta.size,))
+        c, f = meta.contiguity
+        if letter in ("A", "K"):
+            letter = "F" if f and not c else "C"
+        return make.forward("ndarray.flatten", (self, letter), {}, flat)
+
+    def transpose(self, *axes: Any) -> Any:
+        """Return a view with the axes in another order."""
+        order = axes[0] if len(axes) == 1 else axes or None
+        if order is not None and not hasattr(order, "__index__"):
+            order = tuple(order)
+        meta = self._meta
+        if order is None:
+            if meta.ndim <= 1:
+                return self
+            looks = intern(meta.dtype, meta.shape[::-1], meta.strides[::-1])
+            return make.view(self, "ndarray.transpose", (), looks)
+        if hasattr(order, "__index__"):
+            order = (order,)
+        if len(order) == 0 and meta.ndim <= 1:
+            return self
+        return make.view(self, "ndarray.transpose", (order,), of_view(meta.shadow.transpose(order)))
+
+    def swapaxes(self, axis1: int, axis2: int) -> Any:
+        """Return a view with two axes exchanged."""
+        meta = of_view(self._meta.shadow.swapaxes(axis1, axis2))
+        return make.view(self, "ndarray.swapaxes", (axis1, axis2), meta)
+
+    def squeeze(self, axis: Any = None) -> Any:
+        """Return a view without axes of length one."""
+        meta = of_view(self._meta.shadow.squeeze(axis if axis is None else tuple(axis) if isinstance(axis, (list, tuple)) else axis))
+        return make.view(self, "ndarray.reshape", (meta.shape, "C"), meta) if meta is not self._meta else self
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        """Return a view of a diagonal."""
+        meta = of_view(self._meta.shadow.diagonal(offset, axis1, axis2))
+        return make.view(self, "ndarray.diagonal", (offset, axis1, axis2), meta)
+
+    # --- copies ---------------------------------------------------------------------------------
+
+    def astype(
+        self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
+    ) -> Any:  # fmt: skip
+        """Return the elements as another type."""
+        if casting is not None:
+            raise TypeError("casting is not supported yet")
+        if subok is not None:
+            raise TypeError("subok is not supported yet")
+        return make.astype(self, dtype, order, True if copy else None)
+
+    def copy(self, order: str = "C") -> Any:
+        """Return a copy on the current device, also from another device."""
+        meta = self._meta
+        letter = make.normalize_order(order)
+        c, f = meta.contiguity
+        if letter == "A":
+            letter = "F" if f and not c else "C"
+        looks = keep_order(meta, meta.dtype) if letter == "K" else fresh(meta.dtype, meta.shape, letter)
+        return state.hooks["copy_here"](self, letter, looks)
+
+    def byteswap(self, inplace: bool = False) -> Any:
+        """Return the elements with their bytes in the other order."""
+        meta = self._meta
+        if meta.dtype.itemsize == 1:
+            return self if inplace else self.copy()
+        made = make.forward("ndarray.byteswap", (self,), {}, fresh(meta.dtype, meta.shape))
+        if inplace:
+            self[...] = made  # type: ignore[index]
+            return self
+        return made
+
+    def fill(self, value: Any) -> None:
+        """Set every element to one scalar."""
+        if isinstance(value, np.ndarray):
+            if value.shape != ():
+                raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+            value = value.item()
+        if isinstance(value, complex) and self._meta.dtype.kind not in "cb":
+            raise TypeError("Cannot cast complex values to real")
+        self._session.call("ndarray.fill", (self, make.operand(value)), {})
+
+    def sort(self, axis: int = -1, kind: Any = None) -> None:
+        """Sort in place."""
+        if self._meta.ndim == 0:
+            raise np.exceptions.AxisError("Sorting arrays with the rank of zero is not supported")
+        if kind is not None and kind != "stable":
+            raise ValueError(f"kind can only be None or 'stable', got {kind}")
+        self._session.call("ndarray.sort", (self, make.axis_of(axis, self._meta.ndim)), {})
+
+    def partition(self, kth: Any, axis: int = -1) -> None:
+        """Put the ``kth`` element in its sorted place, smaller ones before it, in place."""
+        self._session.call("ndarray.partition", (self, kth, make.axis_of(axis, self._meta.ndim)), {})
+
+    def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
+        """Set elements of the flattened array."""
+        _function("put")(self, indices, values, mode)
+
+    def _scatter(self, name: str, slices: Any, value: Any) -> None:
+        UFUNCS[name].at(self, slices, value)
+
+    def scatter_add(self, slices: Any, value: Any) -> None:
+        """Add in place at indices."""
+        self._scatter("add", slices, value)
+
+    def scatter_max(self, slices: Any, value: Any) -> None:
+        """Take the maximum in place at indices."""
+        self._scatter("maximum", slices, value)
+
+    def scatter_min(self, slices: Any, value: Any) -> None:
+        """Take the minimum in place at indices."""
+        self._scatter("minimum", slices, value)
+
+    def reduced_view(self, dtype: Any = None) -> Any:
+        """Return a view with the fewest dimensions."""
+        made = self.view(dtype)
+        return made.ravel() if made.flags.c_contiguous else made
+
+    # --- functions as methods -------------------------------------------------------------------
+
+    def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Say whether all elements are true."""
+        return _function("all")(self, axis, out, keepdims)
+
+    def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Say whether any element is true."""
+        return _function("any")(self, axis, out, keepdims)
+
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Return the sum."""
+        return _function("sum")(self, axis, dtype, out, keepdims)
+
+    def prod(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = None) -> Any:
+        """Return the product."""
+        return _function("prod")(self, axis, dtype, out, bool(keepdims))
+
+    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Return the mean."""
+        return _function("mean")(self, axis, dtype, out, keepdims)
+
+    def var(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int = 0,
+        keepdims: bool = False,
+    ) -> Any:  # fmt: skip
+        """Return the variance."""
+        return _function("var")(self, axis, dtype, out, ddof, keepdims)
+
+    def std(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int = 0,
+        keepdims: bool = False,
+    ) -> Any:  # fmt: skip
+        """Return the standard deviation."""
+        return _function("std")(self, axis, dtype, out, ddof, keepdims)
+
+    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Return the maximum."""
+        return _function("max")(self, axis, out, keepdims)
+
+    def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Return the minimum."""
+        return _function("min")(self, axis, out, keepdims)
+
+    def ptp(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Return the maximum less the minimum."""
+        return _function("ptp")(self, axis, out, keepdims)
+
+    def argmax(self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+        """Return the index of the maximum."""
+        return _function("argmax")(self, axis, dtype, out, keepdims)
+
+    def argmin(self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+        """Return the index of the minimum."""
+        return _function("argmin")(self, axis, dtype, out, keepdims)
+
+    def cumsum(self, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        """Return the running sum."""
+        return _function("cumsum")(self, axis, dtype, out)
+
+    def cumprod(self, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        """Return the running product."""
+        return _function("cumprod")(self, axis, dtype, out)
+
+    def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:  # noqa: A002
+        """Return the elements limited to a range."""
+        return _function("clip")(self, min, max, out)
+
+    def round(self, decimals: int = 0, out: Any = None) -> Any:
+        """Return the elements rounded to decimals."""
+        return _function("around")(self, decimals, out)
+
+    def trace(
+        self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
+    ) -> Any:  # fmt: skip
+        """Return the sum of a diagonal."""
+        return _function("trace")(self, offset, axis1, axis2, dtype, out)
+
+    def dot(self, b: Any, out: Any = None) -> Any:
+        """Return the dot product."""
+        return _function("dot")(self, b, out)
+
+    def take(self, indices: Any, axis: Any = None, out: Any = None) -> Any:
+        """Return elements at indices along an axis."""
+        return _function("take")(self, indices, axis, out)
+
+    def repeat(self, repeats: Any, axis: Any = None) -> Any:
+        """Return every element several times."""
+        return _function("repeat")(self, repeats, axis)
+
+    def choose(self, choices: Any, out: Any = None, mode: str = "raise") -> Any:
+        """Return elements of ``choices`` that this array's elements number."""
+        return _function("choose")(self, choices, out, mode)
+
+    def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
+        """Return the slices where a condition holds."""
+        return _function("compress")(condition, self, axis, out)
+
+    def nonzero(self) -> Any:
+        """Return the indices of elements that are not zero."""
+        return _function("nonzero")(self)
+
+    def argsort(self, axis: Any = -1, kind: Any = None) -> Any:
+        """Return the indices that would sort the array."""
+        return _function("argsort")(self, axis, kind)
+
+    def argpartition(self, kth: Any, axis: Any = -1) -> Any:
+        """Return the indices that would partition the array."""
+        return _function("argpartition")(self, kth, axis)
+
+    def searchsorted(self, v: Any, side: str = "left", sorter: Any = None) -> Any:
+        """Return where elements would be inserted to keep the order."""
+        return _function("searchsorted")(self, v, side, sorter)
+
+    def conj(self) -> Any:
+        """Return the complex conjugate; real arrays return themselves."""
+        return UFUNCS["conjugate"](self) if self._meta.dtype.kind == "c" else self
+
+    conjugate = conj

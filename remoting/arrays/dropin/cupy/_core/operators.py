@@ -1,0 +1,190 @@
+"""Operators of arrays: the hot paths to ufuncs, and CuPy's rules of who computes."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.ufunc import UFUNCS
+from cupy._door import state
+
+_MISSING = object()
+
+
+def should_defer(x: Any, y: Any) -> bool:
+    """Say whether ``x`` leaves the operation to ``y``: NEP 13, then ``__array_priority__``."""
+    other = getattr(y, "__array_ufunc__", _MISSING)
+    if other is not _MISSING:
+        return other is None
+    return getattr(x, "__array_priority__", 0) < getattr(y, "__array_priority__", 0)
+
+
+def _forward(name: str) -> Callable[[Any, Any], Any]:
+    function = UFUNCS[name]
+    numpy_function: Any = getattr(np, name)
+
+    def operator(self: Any, other: Any) -> Any:
+        kind = type(other)
+        if kind is type(self):
+            return function.pair(self, other)
+        if kind is float or kind is int:
+            return function.right(self, other)
+        if isinstance(other, state.hooks["ndarray"]):
+            return function(self, other)
+        if should_defer(self, other):
+            return NotImplemented
+        return numpy_function(self, other)
+
+    return operator
+
+
+def _reflected(name: str) -> Callable[[Any, Any], Any]:
+    function = UFUNCS[name]
+    numpy_function: Any = getattr(np, name)
+
+    def operator(self: Any, other: Any) -> Any:
+        kind = type(other)
+        if kind is float or kind is int:
+            return function.left(other, self)
+        if should_defer(self, other):
+            return NotImplemented
+        return numpy_function(other, self)
+
+    return operator
+
+
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    function = UFUNCS[name]
+
+    def operator(self: Any, other: Any) -> Any:
+        return function(self, other, self)
+
+    return operator
+
+
+def _comparison(name: str) -> Callable[[Any, Any], Any]:
+    function = UFUNCS[name]
+    numpy_function: Any = getattr(np, name)
+
+    def operator(self: Any, other: Any) -> Any:
+        kind = type(other)
+        if kind is type(self):
+            return function.pair(self, other)
+        if kind is float or kind is int:
+            return function.right(self, other)
+        if isinstance(other, state.hooks["ndarray"]):
+            return function(self, other)
+        if should_defer(self, other):
+            return NotImplemented
+        if isinstance(other, np.ndarray) and other.ndim == 0:
+            other = other.item()
+        # Objects that only know identity can never equal an element.
+        if name == "equal" and (kind.__eq__ is object.__eq__ or other is None):
+            return make.full(self.shape, False, np.bool_)
+        if name == "not_equal" and (
+            (kind.__eq__ is object.__eq__ and kind.__ne__ is object.__ne__) or other is None
+        ):
+            return make.full(self.shape, True, np.bool_)
+        return numpy_function(self, other)
+
+    return operator
+
+
+class Operators:
+    """Arithmetic, comparisons and their in-place forms."""
+
+    __slots__ = ()
+    __hash__: Any = None
+    __array_priority__ = 100
+
+    __lt__ = _comparison("less")
+    __le__ = _comparison("less_equal")
+    __gt__ = _comparison("greater")
+    __ge__ = _comparison("greater_equal")
+    __eq__: Any = _comparison("equal")
+    __ne__: Any = _comparison("not_equal")
+
+    __add__, __radd__, __iadd__ = _forward("add"), _reflected("add"), _in_place("add")
+    __sub__, __rsub__ = _forward("subtract"), _reflected("subtract")
+    __isub__ = _in_place("subtract")
+    __mul__, __rmul__ = _forward("multiply"), _reflected("multiply")
+    __imul__ = _in_place("multiply")
+    __truediv__, __rtruediv__ = _forward("true_divide"), _reflected("true_divide")
+    __itruediv__ = _in_place("true_divide")
+    __floordiv__, __rfloordiv__ = _forward("floor_divide"), _reflected("floor_divide")
+    __ifloordiv__ = _in_place("floor_divide")
+    __mod__, __rmod__, __imod__ = _forward("remainder"), _reflected("remainder"), _in_place("remainder")
+    __lshift__, __rlshift__ = _forward("left_shift"), _reflected("left_shift")
+    __ilshift__ = _in_place("left_shift")
+    __rshift__, __rrshift__ = _forward("right_shift"), _reflected("right_shift")
+    __irshift__ = _in_place("right_shift")
+    __and__, __rand__, __iand__ = _forward("bitwise_and"), _reflected("bitwise_and"), _in_place("bitwise_and")
+    __or__, __ror__, __ior__ = _forward("bitwise_or"), _reflected("bitwise_or"), _in_place("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _forward("bitwise_xor"), _reflected("bitwise_xor"), _in_place("bitwise_xor")
+    __rpow__, __ipow__ = _reflected("power"), _in_place("power")
+
+    _power = _forward("power")
+
+    def __pow__(self, other: Any, _modulo: Any = None) -> Any:
+        function, cast = _short_power(self, other)
+        if function is not None:
+            return function(self) if cast is None else function(self, dtype=cast)
+        return self._power(other)
+
+    def __divmod__(self, other: Any) -> Any:
+        if should_defer(self, other):
+            return NotImplemented
+        return UFUNCS["divmod"](self, other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        if should_defer(self, other):
+            return NotImplemented
+        return UFUNCS["divmod"](other, self)
+
+    def __matmul__(self, other: Any) -> Any:
+        if isinstance(other, state.hooks["ndarray"]):
+            return state.hooks["matmul"](self, other)
+        if should_defer(self, other):
+            return NotImplemented
+        return np.matmul(self, other)  # type: ignore[arg-type]
+
+    def __rmatmul__(self, other: Any) -> Any:
+        if should_defer(self, other):
+            return NotImplemented
+        return np.matmul(other, self)  # type: ignore[arg-type]
+
+    def __neg__(self) -> Any:
+        return UFUNCS["negative"](self)
+
+    def __pos__(self: Any) -> Any:
+        if self.dtype == np.bool_:
+            warnings.warn(
+                "Applying '+' to a non-numerical array is ill-defined. Returning a copy, but in "
+                "the future this will error.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return self.copy()
+        return UFUNCS["positive"](self)
+
+    def __abs__(self) -> Any:
+        return UFUNCS["absolute"](self)
+
+    def __invert__(self) -> Any:
+        return UFUNCS["invert"](self)
+
+
+def _short_power(x: Any, y: Any) -> tuple[Any, Any]:
+    """Return the cheaper function that CuPy 14.2 takes for some exponents, and its dtype."""
+    kind = type(y)
+    if kind is int and y == 2:
+        cast = None if x.dtype.kind in "ifc" else np.result_type(x.dtype, np.int8 if x.dtype.kind == "b" else x.dtype)
+        return UFUNCS["square"], (np.dtype(np.int64) if x.dtype.kind == "b" else cast)
+    if kind is float:
+        name = {0.5: "sqrt", 2.0: "square", -1.0: "reciprocal"}.get(y)
+        if name is not None:
+            cast = None if x.dtype.kind in "fc" else np.dtype(np.float64)
+            return UFUNCS[name], cast
+    return None, None

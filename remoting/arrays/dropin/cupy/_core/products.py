@@ -1,0 +1,220 @@
+"""Matrix and tensor products."""
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.reductions import need
+from cupy._core.ufunc import broadcast
+from cupy._door import state
+from cupy._door.meta import fresh
+
+
+def _result(a: Any, b: Any) -> np.dtype[Any]:
+    return np.promote_types(a.dtype, b.dtype)
+
+
+def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+    """Return the matrix product, broadcasting over leading axes."""
+    if len(args) == 3 and out is None:
+        *args, out = args  # type: ignore[assignment]
+    if len(args) != 2:
+        raise TypeError(f"matmul() takes 2 arrays, but {len(args)} were given")
+    a, b = need(args[0], "x1"), need(args[1], "x2")
+    left, right = a.shape, b.shape
+    if not left or not right:
+        raise ValueError("matmul: operand has zero dimensions")
+    if left[-1] != (right[-2] if len(right) > 1 else right[0]):
+        raise ValueError(
+            f"matmul: Input operand 1 has a mismatch in its core dimension 0, with gufunc "
+            f"signature (n?,k),(k,m?)->(n?,m?) (size {right[-2] if len(right) > 1 else right[0]} is different from {left[-1]})"
+        )
+    batch = broadcast(left[:-2], right[:-2])
+    shape = batch + (left[-2:-1]) + (right[-1:] if len(right) > 1 else ())
+    keywords = {key: value for key, value in kwargs.items() if value is not None and not (key in ("casting", "order") and value in ("same_kind", "K"))}
+    if keywords:
+        extra = {key: value for key, value in keywords.items() if key not in ("dtype", "casting")}
+        if extra:
+            return make.lazy("matmul", (a, b), keywords)
+    kind = make.dtype_of(keywords["dtype"]) if "dtype" in keywords else _result(a, b)
+    if out is not None:
+        if need(out, "out").shape != shape:
+            raise ValueError("Output array has an invalid size")
+        make.check_cast(kind, out.dtype, keywords.get("casting", "same_kind"))
+        make.in_place("matmul", (a, b), {**keywords, "out": out})
+        return out
+    return make.forward("matmul", (a, b), keywords, fresh(kind, shape))
+
+
+def dot(a: Any, b: Any, out: Any = None) -> Any:
+    """Return the dot product of two arrays."""
+    ndarray: Any = state.hooks["ndarray"]
+    if not isinstance(a, ndarray) or not isinstance(b, ndarray):
+        if np.isscalar(a) or np.isscalar(b):
+            return state.hooks["ufuncs"]["multiply"](a, b, out=out)
+        need(a), need(b, "b")
+    kind = _result(a, b)
+    if not a.ndim or not b.ndim:
+        shape = a.shape or b.shape
+    else:
+        inner_axis = b.shape[-2] if b.ndim > 1 else b.shape[0]
+        if a.shape[-1] != inner_axis:
+            raise ValueError("Axis dimension mismatch")
+        shape = a.shape[:-1] + b.shape[:-2] + (b.shape[-1:] if b.ndim > 1 else ())
+    if out is not None:
+        if out.shape != shape or out.dtype != kind:
+            raise ValueError("Output array has an invalid size or dtype")
+        make.in_place("dot", (a, b), {"out": out})
+        return out
+    return make.forward("dot", (a, b), {}, fresh(kind, shape))
+
+
+def vdot(a: Any, b: Any) -> Any:
+    """Return the dot product of two flattened arrays, the first conjugated."""
+    if need(a).size != need(b, "b").size:
+        raise ValueError("Axis dimension mismatch")
+    return make.forward("vdot", (a, b), {}, fresh(_result(a, b), ()))
+
+
+def inner(a: Any, b: Any) -> Any:
+    """Return the product over the last axes."""
+    ndarray: Any = state.hooks["ndarray"]
+    if not isinstance(a, ndarray) or not isinstance(b, ndarray) or not a.ndim or not b.ndim:
+        return state.hooks["ufuncs"]["multiply"](a, b)
+    if a.shape[-1] != b.shape[-1]:
+        raise ValueError("Axis dimension mismatch")
+    return make.forward("inner", (a, b), {}, fresh(_result(a, b), a.shape[:-1] + b.shape[:-1]))
+
+
+def outer(a: Any, b: Any, out: Any = None) -> Any:
+    """Return the product of all pairs of elements."""
+    first, second = make.asarray(a).ravel(), make.asarray(b).ravel()
+    if out is not None:
+        return state.hooks["ufuncs"]["multiply"](first[:, None], second[None, :], out)
+    shape = (first.size, second.size)
+    return make.forward("outer", (first, second), {}, fresh(_result(first, second), shape))
+
+
+def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    """Return the product summed over axes."""
+    first, second = need(a), need(b, "b")
+    if not first.ndim or not second.ndim:
+        if axes not in (0, ((), ())):
+            raise ValueError("An input is zero-dim while axes has dimensions")
+        return state.hooks["ufuncs"]["multiply"](first, second)
+    if isinstance(axes, int):
+        over_a = list(range(first.ndim - axes, first.ndim))
+        over_b = list(range(axes))
+    else:
+        over_a = [make.axis_of(x, first.ndim) for x in (axes[0] if isinstance(axes[0], (tuple, list)) else [axes[0]])]
+        over_b = [make.axis_of(x, second.ndim) for x in (axes[1] if isinstance(axes[1], (tuple, list)) else [axes[1]])]
+    if len(over_a) != len(over_b) or any(
+        first.shape[x] != second.shape[y] for x, y in zip(over_a, over_b, strict=True)
+    ):
+        raise ValueError("Axes dimension mismatch")
+    shape = tuple(n for at, n in enumerate(first.shape) if at not in over_a)
+    shape += tuple(n for at, n in enumerate(second.shape) if at not in over_b)
+    pair = (tuple(over_a), tuple(over_b))
+    return make.forward("tensordot", (first, second, pair), {}, fresh(_result(first, second), shape))
+
+
+def kron(a: Any, b: Any) -> Any:
+    """Return the Kronecker product."""
+    first, second = make.asarray(a), make.asarray(b)
+    ndim = max(first.ndim, second.ndim)
+    left = (1,) * (ndim - first.ndim) + first.shape
+    right = (1,) * (ndim - second.ndim) + second.shape
+    shape = tuple(x * y for x, y in zip(left, right, strict=True))
+    return make.forward("kron", (first, second), {}, fresh(_result(first, second), shape))
+
+
+def trace(
+    a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
+) -> Any:
+    """Return the sum along a diagonal."""
+    return need(a).diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
+
+
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None) -> Any:
+    """Return the vector product."""
+    keywords = {"axisa": axisa, "axisb": axisb, "axisc": axisc} if axis is None else {"axis": axis}
+    return make.lazy("cross", (make.asarray(a), make.asarray(b)), keywords)
+
+
+def _einsum_plain(operands: tuple[Any, ...]) -> tuple[str, list[Any]]:
+    """Return subscripts and arrays, also from the form that alternates arrays and lists."""
+    if isinstance(operands[0], str):
+        return operands[0].replace(" ", ""), list(operands[1:])
+    arrays: list[Any] = []
+    parts: list[str] = []
+    items = list(operands)
+    while len(items) >= 2:
+        arrays.append(items.pop(0))
+        parts.append(_letters(items.pop(0)))
+    text = ",".join(parts)
+    return (f"{text}->{_letters(items[0])}" if items else text), arrays
+
+
+def _letters(numbers: Any) -> str:
+    return "".join("..." if n is Ellipsis else chr(ord("A") + n if n < 26 else ord("a") + n - 26) for n in numbers)
+
+
+def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
+    """Return the shape of a result; ValueError where the subscripts do not fit."""
+    left, arrow, right = text.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(arrays):
+        raise ValueError("more operands provided to einstein sum function than specified in the subscripts string")
+    sizes: dict[str, int] = {}
+    spread: tuple[int, ...] = ()
+    for term, array in zip(terms, arrays, strict=True):
+        before, dots, after = term.partition("...")
+        named = len(before) + len(after)
+        if named > array.ndim or (not dots and named != array.ndim):
+            raise ValueError(
+                "einstein sum subscripts string contains too many subscripts for operand"
+                if named > array.ndim
+                else "operand has more dimensions than subscripts given in einstein sum, but no '...' ellipsis provided to broadcast the extra dimensions."
+            )
+        tail = array.ndim - len(after)
+        spread = broadcast(spread, array.shape[len(before) : tail])
+        for letter, length in zip(before + after, array.shape[: len(before)] + array.shape[tail:], strict=True):
+            if not letter.isalpha():
+                raise ValueError(f"invalid subscript {letter!r} in einstein sum subscripts string, subscripts must be letters")
+            known = sizes.setdefault(letter, length)
+            if known == 1:
+                sizes[letter] = length
+            elif length not in (1, known):
+                raise ValueError(f"dimension mismatch for label {letter!r}: {known} and {length}")
+    if not arrow:
+        letters = left.replace(",", "").replace(".", "")
+        right = "..." + "".join(sorted({x for x in letters if letters.count(x) == 1}))
+    before, dots, after = right.partition("...")
+    for letter in before + after:
+        if letter not in sizes or (before + after).count(letter) > 1:
+            raise ValueError(f"einstein sum subscripts string includes output subscript {letter!r} wrongly")
+    return (*(sizes[x] for x in before), *(spread if dots else ()), *(sizes[x] for x in after))
+
+
+def einsum(*operands: Any, **kwargs: Any) -> Any:
+    """Evaluate the Einstein summation of arrays."""
+    text, arrays = _einsum_plain(operands)
+    dtype = kwargs.pop("dtype", None)
+    optimize = kwargs.pop("optimize", False)
+    if kwargs:
+        raise TypeError(f"Did not understand the following kwargs: {sorted(kwargs)}")
+    arrays = [make.asarray(item) for item in arrays]
+    shape = _einsum_shape(text, arrays)
+    kind = np.result_type(*[a.dtype for a in arrays]) if dtype is None else make.dtype_of(dtype)
+    keywords: dict[str, Any] = {} if dtype is None else {"dtype": kind}
+    if optimize is not False and isinstance(optimize, (bool, str)):
+        keywords["optimize"] = optimize
+    return make.forward("einsum", (text, *arrays), keywords, fresh(kind, shape))
+
+
+PRODUCTS: dict[str, Any] = {
+    "matmul": matmul, "dot": dot, "vdot": vdot, "inner": inner, "outer": outer,
+    "tensordot": tensordot, "kron": kron, "trace": trace, "cross": cross, "einsum": einsum,
+}  # fmt: skip
+state.hooks["matmul"] = matmul

@@ -1,0 +1,293 @@
+"""Reductions and scans: the shape and dtype follow from the axes, so nothing waits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._door import state
+from cupy._door.calls import Plan, plan_of
+from cupy._door.meta import Meta, fresh
+
+_MEMO_MAX = 1 << 14
+_memo: dict[Any, tuple[Plan, tuple[Any, ...]]] = {}
+_INT64 = np.dtype(np.int64)
+_UINT64 = np.dtype(np.uint64)
+_FLOAT64 = np.dtype(np.float64)
+_BOOL = np.dtype(np.bool_)
+
+Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
+
+
+def need(a: Any, name: str = "a") -> Any:
+    """Return ``a`` if it is a device array; CuPy's functions take nothing else."""
+    ndarray: Any = state.hooks["ndarray"]
+    if isinstance(a, ndarray):
+        return a
+    convert = getattr(a, "__cupy_get_ndarray__", None)
+    if convert is not None:
+        return convert()
+    raise TypeError(
+        f"Argument {name!r} has incorrect type (expected cupy.ndarray, got {type(a).__name__})"
+    )
+
+
+def same(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Keep the dtype."""
+    return dtype
+
+
+def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Sum small integers in 64 bits."""
+    if dtype.kind in "bi":
+        return _INT64
+    return _UINT64 if dtype.kind == "u" else dtype
+
+
+def floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Take the mean of integers in float64."""
+    return _FLOAT64 if dtype.kind in "biu" else dtype
+
+
+def real_floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Take the variance of complex numbers as real ones."""
+    if dtype.kind in "biu":
+        return _FLOAT64
+    return np.dtype(dtype.char.lower()) if dtype.kind == "c" else dtype
+
+
+def index(_dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Number elements in int64."""
+    return _INT64
+
+
+def boolean(_dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Give truth values."""
+    return _BOOL
+
+
+def reduced_shape(meta: Meta, axis: Any, keepdims: bool) -> tuple[int, ...]:
+    """Return the shape of a reduction along ``axis``."""
+    if axis is None and not keepdims:
+        return ()
+    axes = make.axes_of(axis, meta.ndim)
+    if keepdims:
+        return tuple([1 if at in axes else length for at, length in enumerate(meta.shape)])
+    return tuple([length for at, length in enumerate(meta.shape) if at not in axes])
+
+
+def reduce(
+    name: str, a: Any, rule: Rule, axis: Any, dtype: Any, out: Any, keepdims: bool,
+    empty_ok: bool = True, **extra: Any,
+) -> Any:  # fmt: skip
+    """Send one reduction."""
+    array = need(a)
+    meta: Meta = array._meta
+    if type(axis) is list:
+        axis = tuple(axis)
+    if dtype is not None:
+        dtype = make.dtype_of(dtype)
+    session = array._session
+    if out is None:
+        key = (name, meta, axis, dtype, keepdims, tuple(extra.items()) if extra else ())
+        found = _memo.get(key)
+        if found is None:
+            found = _plan(session, key, array, rule, empty_ok, extra)
+        plan, values = found
+        handle = next(session.handles)
+        device = session.emit(plan, plan.packer.pack(handle, array._handle, *values))
+        return make.result(session, handle, plan.metas[0], device)
+    shape = reduced_shape(meta, axis, keepdims)
+    if need(out, "out").shape != shape:
+        raise ValueError("Out shape is mismatched")
+    keywords = _keywords(axis, dtype, keepdims, extra)
+    session.call(name, (array,), {**keywords, "out": out})
+    return out
+
+
+def _keywords(axis: Any, dtype: Any, keepdims: bool, extra: dict[str, Any]) -> dict[str, Any]:
+    keywords: dict[str, Any] = {}
+    if axis is not None:
+        keywords["axis"] = axis
+    if dtype is not None:
+        keywords["dtype"] = dtype
+    if keepdims:
+        keywords["keepdims"] = True
+    return keywords | extra
+
+
+def _plan(
+    session: Any, key: Any, array: Any, rule: Rule, empty_ok: bool, extra: dict[str, Any]
+) -> tuple[Plan, tuple[Any, ...]]:
+    name, meta, axis, dtype, keepdims, _ = key
+    shape = reduced_shape(meta, axis, keepdims)
+    if not empty_ok and meta.size == 0:
+        lengths = [meta.shape[at] for at in make.axes_of(axis, meta.ndim)]
+        if 0 in lengths:
+            raise ValueError(f"zero-size array to reduction operation cupy_{name} which has no identity")
+    looks = fresh(rule(meta.dtype) if dtype is None else dtype, shape)
+    keywords = _keywords(axis, dtype, keepdims, extra)
+    plan, values = plan_of(session.plans, name, (array,), keywords, (looks,), session)
+    # The plan of the memo is its own, because a session may drop its plans.
+    if len(_memo) >= _MEMO_MAX:
+        _memo.clear()
+    _memo[key] = found = (plan, tuple(values[1:]))
+    return found
+
+
+def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> Any:
+    if typed:
+
+        def function(
+            a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+        ) -> Any:
+            return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
+
+    else:
+
+        def function(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:  # type: ignore[misc]
+            return reduce(name, a, rule, axis, None, out, keepdims, empty_ok)
+
+    return function
+
+
+def _deviation(name: str) -> Any:
+    def function(
+        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
+        keepdims: bool = False,
+    ) -> Any:  # fmt: skip
+        extra = {"ddof": ddof} if ddof else {}
+        return reduce(name, a, real_floating, axis, dtype, out, keepdims, **extra)
+
+    return function
+
+
+def _argument(name: str) -> Any:
+    def function(
+        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> Any:
+        return reduce(name, a, index, axis, dtype, out, keepdims, empty_ok=False)
+
+    return function
+
+
+def _scan(name: str) -> Any:
+    def function(a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        array = need(a)
+        meta: Meta = array._meta
+        shape = (meta.size,) if axis is None else meta.shape
+        keywords: dict[str, Any] = {}
+        if axis is not None:
+            keywords["axis"] = make.axis_of(axis, meta.ndim)
+        if dtype is not None:
+            keywords["dtype"] = make.dtype_of(dtype)
+        if out is not None:
+            array._session.call(name, (array,), {**keywords, "out": out})
+            return out
+        looks = fresh(keywords.get("dtype", wide(meta.dtype)), shape)
+        return make.forward(name, (array,), keywords, looks)
+
+    return function
+
+
+def count_nonzero(a: Any, axis: Any = None) -> Any:
+    """Count the elements that are not zero; an array of no dimensions for all axes."""
+    return reduce("count_nonzero", a, index, axis, None, None, False)
+
+
+def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepdims: bool) -> Any:
+    """Send ``quantile`` or ``percentile``."""
+    array = need(a)
+    points: tuple[int, ...] = ()
+    if not np.isscalar(q):
+        q = make.asarray(q)
+        points = q.shape
+    shape = points + reduced_shape(array._meta, axis, keepdims)
+    keywords: dict[str, Any] = {} if axis is None else {"axis": tuple(axis) if isinstance(axis, list) else axis}
+    if keepdims:
+        keywords["keepdims"] = True
+    if method != "linear":
+        keywords["method"] = method
+    if out is not None:
+        array._session.call(name, (array, q), {**keywords, "out": out})
+        return out
+    if method != "linear":
+        return make.lazy(name, (array, q), keywords)
+    return make.forward(name, (array, q), keywords, fresh(floating(array.dtype), shape))
+
+
+def percentile(
+    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+    method: str = "linear", keepdims: bool = False, *, interpolation: Any = None,
+) -> Any:  # fmt: skip
+    """Return percentiles along an axis."""
+    return quantiles("percentile", a, q, axis, out, interpolation or method, keepdims)
+
+
+def quantile(
+    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+    method: str = "linear", keepdims: bool = False, *, interpolation: Any = None,
+) -> Any:  # fmt: skip
+    """Return quantiles along an axis."""
+    return quantiles("quantile", a, q, axis, out, interpolation or method, keepdims)
+
+
+def _median(name: str) -> Any:
+    def function(
+        a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+        keepdims: bool = False,
+    ) -> Any:  # fmt: skip
+        return reduce(name, a, floating, axis, None, out, keepdims)
+
+    return function
+
+
+def average(
+    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
+) -> Any:
+    """Return the weighted mean, and with ``returned`` the sum of the weights."""
+    array = make.asarray(a)
+    keywords: dict[str, Any] = {} if axis is None else {"axis": axis}
+    if weights is not None:
+        keywords["weights"] = make.asarray(weights)
+    if keepdims:
+        keywords["keepdims"] = True
+    if returned:
+        return tuple(make.ask("average", array, **keywords, returned=True))
+    return make.lazy("average", (array,), keywords)
+
+
+REDUCTIONS: dict[str, Any] = {
+    "all": _reduction("all", boolean, typed=False),
+    "any": _reduction("any", boolean, typed=False),
+    "max": _reduction("max", same, typed=False, empty_ok=False),
+    "min": _reduction("min", same, typed=False, empty_ok=False),
+    "nanmax": _reduction("nanmax", same, typed=False, empty_ok=False),
+    "nanmin": _reduction("nanmin", same, typed=False, empty_ok=False),
+    "ptp": _reduction("ptp", same, typed=False, empty_ok=False),
+    "sum": _reduction("sum", wide, typed=True),
+    "prod": _reduction("prod", wide, typed=True),
+    "nansum": _reduction("nansum", wide, typed=True),
+    "nanprod": _reduction("nanprod", wide, typed=True),
+    "mean": _reduction("mean", floating, typed=True),
+    "nanmean": _reduction("nanmean", floating, typed=True),
+    "argmax": _argument("argmax"),
+    "argmin": _argument("argmin"),
+    "nanargmax": _argument("nanargmax"),
+    "nanargmin": _argument("nanargmin"),
+    "var": _deviation("var"),
+    "std": _deviation("std"),
+    "nanvar": _deviation("nanvar"),
+    "nanstd": _deviation("nanstd"),
+    "cumsum": _scan("cumsum"),
+    "cumprod": _scan("cumprod"),
+    "nancumsum": _scan("nancumsum"),
+    "nancumprod": _scan("nancumprod"),
+    "count_nonzero": count_nonzero,
+    "percentile": percentile,
+    "quantile": quantile,
+    "median": _median("median"),
+    "nanmedian": _median("nanmedian"),
+    "average": average,
+}

@@ -1,0 +1,400 @@
+"""Universal functions: which loop CuPy would choose, and the shortest way to send the call."""
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.loops import LOOPS
+from cupy._door import state
+from cupy._door.calls import Plan, Remote
+from cupy._door.meta import Meta, fresh
+
+_MEMO_MAX = 1 << 14
+_PAIR = struct.Struct("<QQQ").pack
+_ONE = struct.Struct("<QQ").pack
+_FLOAT_RIGHT = struct.Struct("<QQd").pack
+_FLOAT_LEFT = struct.Struct("<QdQ").pack
+_INT_RIGHT = struct.Struct("<QQq").pack
+_INT_LEFT = struct.Struct("<QqQ").pack
+_WEAK: dict[type, np.dtype[Any]] = {
+    int: np.dtype(np.int64),
+    float: np.dtype(np.float64),
+    complex: np.dtype(np.complex128),
+}
+_BOOL = np.dtype(np.bool_)
+_COMPARE = frozenset(
+    "equal not_equal greater greater_equal less less_equal "
+    "logical_and logical_or logical_xor".split()
+)
+
+Operand = np.dtype[Any] | type
+"""A dtype, or int, float, complex for a Python number, whose type gives way to the arrays'."""
+
+
+class Loop:
+    """One type signature of a ufunc."""
+
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, text: str) -> None:
+        left, _, right = text.partition("->")
+        self.inputs = tuple(np.dtype(char) for char in left)
+        self.outputs = tuple(np.dtype(char) for char in right)
+
+
+def _kind_score(kind: Any) -> int:
+    if issubclass(kind, np.bool_):
+        return 0
+    if issubclass(kind, (np.integer, int)):
+        return 1
+    return 2 if issubclass(kind, (np.inexact, float, complex)) else 3
+
+
+def _use_weak(operands: tuple[Operand, ...]) -> bool:
+    arrays = [_kind_score(item.type) for item in operands if isinstance(item, np.dtype)]
+    scalars = [_kind_score(item) for item in operands if not isinstance(item, np.dtype)]
+    return bool(arrays) and bool(scalars) and max(arrays) >= max(scalars)
+
+
+def _accepts(operand: Operand, wanted: np.dtype[Any], weak: bool) -> bool:
+    if isinstance(operand, np.dtype):
+        return np.can_cast(operand, wanted)
+    if np.can_cast(_WEAK[operand], wanted):
+        return True
+    if not weak:
+        return False
+    # A weak scalar fits unless it is of a higher kind than the loop.
+    return wanted.kind != "b" and {int: "iufc", float: "fc", complex: "c"}[operand].find(wanted.kind) >= 0
+
+
+class ufunc:  # noqa: N801 - CuPy's name
+    """A function that works element by element and broadcasts; see `numpy.ufunc`."""
+
+    def __init__(self, name: str, loops: list[str], operation: str | None = None) -> None:
+        self.name = f"cupy_{name}"
+        self.__name__ = name
+        self.operation = operation or name
+        self._loops = [Loop(text) for text in loops if "V" not in text]
+        self.types = loops
+        self.nin = len(self._loops[0].inputs)
+        self.nout = len(self._loops[0].outputs)
+        self.nargs = self.nin + self.nout
+        self._memo: dict[Any, Plan] = {}
+        self._resolved: dict[Any, Loop] = {}
+
+    def __repr__(self) -> str:
+        return f"<ufunc '{self.name}'>"
+
+    def resolve(self, operands: tuple[Operand, ...], dtype: Any = None) -> Loop:
+        """Return the loop that CuPy's ``guess_routine`` chooses; TypeError if there is none."""
+        key = (operands, dtype)
+        found = self._resolved.get(key)
+        if found is None:
+            found = self._resolved[key] = self._find(operands, dtype)
+        return found
+
+    def _find(self, operands: tuple[Operand, ...], dtype: Any) -> Loop:
+        if dtype is not None:
+            for loop in self._loops:
+                if all(output == dtype for output in loop.outputs):
+                    return loop
+            raise TypeError(f"Wrong type ({dtype}) of arguments for {self.name}")
+        weak = _use_weak(operands)
+        for loop in self._loops:
+            if all(
+                _accepts(operand, wanted, weak or self.operation in _COMPARE)
+                for operand, wanted in zip(operands, loop.inputs, strict=True)
+            ):
+                if (self.operation, loop.inputs[0].kind) in (("subtract", "b"), ("negative", "b")):
+                    self._refuse_bool()
+                return loop
+        types = tuple(item if isinstance(item, np.dtype) else _WEAK[item] for item in operands)
+        raise TypeError(f"Wrong type ({types}) of arguments for {self.name}")
+
+    def _refuse_bool(self) -> None:
+        if self.operation == "subtract":
+            raise TypeError(
+                "numpy boolean subtract, the `-` operator, is deprecated, use the bitwise_xor, "
+                "the `^` operator, or the logical_xor function instead."
+            )
+        raise TypeError(
+            "The numpy boolean negative, the `-` operator, is not supported, "
+            "use the `~` operator or the logical_not function instead."
+        )
+
+    # --- the hot paths --------------------------------------------------------------------------
+
+    def pair(self, a: Any, b: Any) -> Any:
+        """Apply to two arrays."""
+        plan = self._memo.get((a._known, b._known))
+        session = a._session
+        if plan is None or b._session is not session:
+            plan = self._plan_pair(a, b)
+        handle = next(session.handles)
+        device = session.emit(plan, _PAIR(handle, a._handle, b._handle))
+        return make.result(session, handle, plan.metas[0], device)
+
+    def right(self, a: Any, number: Any) -> Any:
+        """Apply to an array and a Python int or float, in this order."""
+        kind = type(number)
+        plan = self._memo.get((a._known, kind)) or self._plan_scalar(a, kind, right=True)
+        session = a._session
+        handle = next(session.handles)
+        if kind is float:
+            packed = _FLOAT_RIGHT(handle, a._handle, number)
+        else:
+            low, high = plan.limits
+            if not low <= number <= high:
+                return self._general((a, number), {})
+            packed = _INT_RIGHT(handle, a._handle, number)
+        device = session.emit(plan, packed)
+        return make.result(session, handle, plan.metas[0], device)
+
+    def left(self, number: Any, a: Any) -> Any:
+        """Apply to a Python int or float and an array, in this order."""
+        kind = type(number)
+        plan = self._memo.get((kind, a._known)) or self._plan_scalar(a, kind, right=False)
+        session = a._session
+        handle = next(session.handles)
+        if kind is float:
+            packed = _FLOAT_LEFT(handle, number, a._handle)
+        else:
+            low, high = plan.limits
+            if not low <= number <= high:
+                return self._general((number, a), {})
+            packed = _INT_LEFT(handle, number, a._handle)
+        device = session.emit(plan, packed)
+        return make.result(session, handle, plan.metas[0], device)
+
+    def one(self, a: Any) -> Any:
+        """Apply to one array."""
+        plan = self._memo.get(a._known)
+        if plan is None:
+            meta = a._meta
+            loop = self.resolve((meta.dtype,))
+            outputs = tuple(fresh(output, meta.shape) for output in loop.outputs)
+            plan = self._remember(meta, Plan(self.operation, ("h",), (), "Q", outputs))
+        session = a._session
+        handle = next(session.handles)
+        device = session.emit(plan, _ONE(handle, a._handle))
+        return make.result(session, handle, plan.metas[0], device)
+
+    def _remember(self, key: Any, plan: Plan) -> Plan:
+        if len(self._memo) >= _MEMO_MAX:
+            self._memo.clear()
+        self._memo[key] = plan
+        return plan
+
+    def _plan_pair(self, a: Any, b: Any) -> Plan:
+        if b._session is not a._session:
+            a._session.refuse(b)
+        first: Meta = a._meta
+        second: Meta = b._meta
+        loop = self.resolve((first.dtype, second.dtype))
+        shape = broadcast(first.shape, second.shape)
+        plan = Plan(self.operation, ("h", "h"), (), "QQ", (fresh(loop.outputs[0], shape),))
+        return self._remember((first, second), plan)
+
+    def _plan_scalar(self, a: Any, kind: type, *, right: bool) -> Plan:
+        meta: Meta = a._meta
+        loop = self.resolve((meta.dtype, kind) if right else (kind, meta.dtype))
+        code = "f" if kind is float else "i"
+        letter = "d" if kind is float else "q"
+        nodes = ("h", code) if right else (code, "h")
+        layout = "Q" + letter if right else letter + "Q"
+        plan = Plan(self.operation, nodes, (), layout, (fresh(loop.outputs[0], meta.shape),))
+        wanted = loop.inputs[1 if right else 0]
+        if wanted.kind in "iu" and self.operation not in _COMPARE:
+            limits = np.iinfo(wanted)
+            plan.limits = (int(limits.min), min(int(limits.max), (1 << 63) - 1))
+        return self._remember((meta, kind) if right else (kind, meta), plan)
+
+    # --- the general call -----------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply the function; ``out``, ``dtype`` and ``casting`` are as in CuPy."""
+        if not kwargs and len(args) == self.nin and self.nout == 1:
+            ndarray: Any = state.hooks["ndarray"]
+            if self.nin == 1:
+                if type(args[0]) is ndarray:
+                    return self.one(args[0])
+            elif self.nin == 2:
+                a, b = args
+                if type(a) is ndarray and type(b) is ndarray:
+                    return self.pair(a, b)
+        return self._general(args, kwargs)
+
+    def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = kwargs.pop("out", None)
+        where = kwargs.pop("_where", None)
+        dtype = kwargs.pop("dtype", None)
+        casting = kwargs.pop("casting", "same_kind")
+        if kwargs:
+            raise TypeError(f"Wrong arguments {kwargs}")
+        if not self.nin <= len(args) <= self.nargs:
+            raise TypeError(
+                f"Wrong number of arguments for {self.name!r}. It must be either {self.nin} or "
+                f"{self.nargs} (with outputs), but given {len(args)}."
+            )
+        inputs = tuple(make.operand(arg) for arg in args[: self.nin])
+        outs = self._outs(args[self.nin :], out)
+        if dtype is not None:
+            dtype = np.dtype(dtype)
+        loop = self.resolve(tuple(make.operand_type(item) for item in inputs), dtype)
+        inputs = self._checked(inputs, loop)
+        given = [item for item in outs if item is not None]
+        shapes = [item._meta.shape for item in (*inputs, *given) if isinstance(item, Remote)]
+        shape = broadcast(*shapes) if shapes else ()
+        for item, result in zip(outs, loop.outputs, strict=True):
+            if item is not None:
+                if item._meta.shape != shape:
+                    raise ValueError("Out shape is mismatched")
+                make.check_cast(result, item.dtype, casting)
+        keywords: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+        if casting != "same_kind":
+            keywords["casting"] = casting
+        if where is not None:
+            keywords["_where"] = make.operand(where)
+        session = make.session_of(*inputs, *given)
+        if given:
+            return self._into(session, inputs, outs, given, keywords, loop, shape)
+        metas = [fresh(result, shape) for result in loop.outputs]
+        handle, device = session.call(self.operation, inputs, keywords, *metas)
+        kind = next((type(item) for item in inputs if isinstance(item, Remote)), None)
+        results = [
+            make.result(session, handle + index, meta, device, kind)
+            for index, meta in enumerate(metas)
+        ]
+        return results[0] if self.nout == 1 else tuple(results)
+
+    def _into(
+        self, session: Any, inputs: Any, outs: Any, given: Any, keywords: Any, loop: Loop, shape: Any
+    ) -> Any:  # fmt: skip
+        if len(given) < self.nout:
+            # Some of several outputs are given: the others are made here, so that the worker
+            # has only one form to handle.
+            outs = [
+                item if item is not None else make.empty(shape, result, session)
+                for item, result in zip(outs, loop.outputs, strict=True)
+            ]
+        keywords["out"] = tuple(outs) if self.nout > 1 else outs[0]
+        session.call(self.operation, inputs, keywords)
+        return outs[0] if self.nout == 1 else tuple(outs)
+
+    def _outs(self, positional: tuple[Any, ...], out: Any) -> list[Any]:
+        outs: tuple[Any, ...] = positional
+        if out is not None:
+            if positional:
+                raise ValueError("Cannot specify 'out' as both a positional and keyword argument")
+            outs = out if isinstance(out, tuple) else (out,)
+            if isinstance(out, tuple) and len(outs) != self.nout:
+                raise ValueError("The 'out' tuple must have exactly one entry per ufunc output")
+            if not isinstance(out, tuple) and self.nout != 1:
+                raise ValueError("'out' must be a tuple of arrays")
+        for item in outs:
+            if item is not None and not isinstance(item, state.hooks["ndarray"]):
+                raise TypeError("Output arguments type must be cupy.ndarray")
+        return [*outs, *[None] * (self.nout - len(outs))]
+
+    def _checked(self, inputs: Any, loop: Loop) -> tuple[Any, ...]:
+        """Refuse Python integers that the loop's type cannot hold, as NEP 50 has it."""
+        made: list[Any] = []
+        for item, wanted in zip(inputs, loop.inputs, strict=True):
+            if type(item) is int:
+                if wanted.kind in "iu" and self.operation not in _COMPARE:
+                    limits = np.iinfo(wanted)
+                    if not limits.min <= item <= limits.max:
+                        raise OverflowError(f"Python integer {item} out of bounds for {wanted}")
+                elif wanted.kind in "fc" and not -(1 << 63) <= item < 1 << 64:
+                    made.append(float(item))
+                    continue
+            made.append(item)
+        return tuple(made)
+
+    # --- methods --------------------------------------------------------------------------------
+
+    def outer(self, a: Any, b: Any, **kwargs: Any) -> Any:
+        """Apply to all pairs of elements of two arrays."""
+        left, right = make.asarray(a), make.asarray(b)
+        return self(
+            left.reshape(left.shape + (1,) * right.ndim),
+            right.reshape((1,) * left.ndim + right.shape),
+            **kwargs,
+        )
+
+    def at(self, a: Any, indices: Any, b: Any = None) -> None:
+        """Apply in place at ``indices``, repeated ones as often as they occur."""
+        if self.operation not in ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"):
+            raise NotImplementedError(f"`{self.name}.at` is not supported yet")
+        index = state.hooks["index"](indices)
+        value = make.operand(b) if not isinstance(b, (list, tuple)) else make.asarray(b)
+        a._session.call("ufunc.at", (self.operation, a, index, value), {})
+
+    def reduce(
+        self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> Any:
+        """Reduce along ``axis``; CuPy has this for ``add`` and ``multiply`` only."""
+        if self.operation == "add":
+            return array.sum(axis, dtype, out, keepdims)
+        if self.operation == "multiply":
+            return array.prod(axis, dtype, out, keepdims)
+        raise NotImplementedError(f"`{self.name}.reduce` is not supported yet")
+
+    def accumulate(self, array: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
+        """Accumulate along ``axis``; CuPy has this for ``add`` and ``multiply`` only."""
+        if self.operation == "add":
+            return array.cumsum(axis, dtype, out)
+        if self.operation == "multiply":
+            return array.cumprod(axis, dtype, out)
+        raise NotImplementedError(f"`{self.name}.accumulate` is not supported yet")
+
+    def reduceat(
+        self, array: Any, indices: Any, axis: int = 0, dtype: Any = None, out: Any = None
+    ) -> Any:
+        """Reduce between ``indices``; CuPy has this for ``add`` only."""
+        if self.operation != "add":
+            raise NotImplementedError(f"`{self.name}.reduceat` is not supported yet")
+        return make.lazy("ufunc.reduceat", (array, make.asarray(indices)), {"axis": axis, "dtype": dtype, "out": out})
+
+
+def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the common shape; ValueError in NumPy's words if there is none."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        text = " ".join(str(shape).replace(" ", "") for shape in shapes)
+        raise ValueError(f"operands could not be broadcast together with shapes {text}") from None
+
+
+ALIASES = {
+    "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh",
+    "atan": "arctan", "atan2": "arctan2", "atanh": "arctanh", "bitwise_invert": "invert",
+    "bitwise_left_shift": "left_shift", "bitwise_not": "invert",
+    "bitwise_right_shift": "right_shift", "conj": "conjugate", "degrees": "rad2deg",
+    "divide": "true_divide", "mod": "remainder", "pow": "power", "radians": "deg2rad",
+}  # fmt: skip
+
+
+def _load() -> dict[str, ufunc]:
+    table: dict[str, ufunc] = {}
+    current = ""
+    texts: dict[str, list[str]] = {}
+    for line in LOOPS.strip().splitlines():
+        words = line.split()
+        if not line.startswith(" "):
+            current = words.pop(0)
+            texts[current] = []
+        texts[current] += words
+    for name, loops in texts.items():
+        table[name] = ufunc(name, loops)
+    for alias, name in ALIASES.items():
+        table[alias] = table[name]
+    return table
+
+
+UFUNCS = _load()

@@ -1,0 +1,1 @@
+"""The connection of the drop-in to its GPU servers: wire format, sessions, inference."""

@@ -1,0 +1,161 @@
+"""Plans of calls: the constant part of a call, sent once, and how its varying part is packed."""
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from cupy._door import wire
+from cupy._door.meta import Meta
+
+LEAVES_MAX = 4096
+_DTYPE_TYPES = (bool, int, float, complex)
+
+
+class Remote:
+    """Something that lives in a worker. Dropping the last reference frees it there."""
+
+    __slots__ = ("__weakref__", "_handle", "_session")
+    _handle: int
+    _session: Any
+
+    def __del__(self) -> None:
+        # Only an append: destructors run anywhere, so they must neither lock nor send.
+        try:
+            self._session.garbage.append(self._handle)
+        except AttributeError:
+            return  # creation failed before there was a handle
+
+
+class Plan:
+    """One call of one operation with one arrangement of arguments and results."""
+
+    __slots__ = ("keywords", "limits", "metas", "name", "nodes", "outputs", "packer", "wire")
+
+    def __init__(
+        self, name: str, nodes: Any, keywords: Any, layout: str, metas: tuple[Any, ...]
+    ) -> None:
+        self.name = name
+        self.nodes = nodes
+        self.keywords = keywords
+        self.metas = metas
+        self.outputs = len(metas)
+        self.packer = struct.Struct("<Q" + layout)
+        # What a Python integer among the arguments may be, for ufuncs.
+        self.limits = (-(1 << 63), (1 << 63) - 1)
+        # The session's epoch and this plan's prefix there, replaced as one object so that two
+        # threads with two sessions never mix them.
+        self.wire: tuple[object, bytes] = (None, b"")
+
+
+class UnsupportedArgumentError(TypeError):
+    """An argument cannot be sent: CuPy would not take it either."""
+
+
+def _integer(value: int, values: list[Any], layout: list[str]) -> Any:
+    if -(1 << 63) <= value < 1 << 63:
+        values.append(value)
+        layout.append("q")
+        return "i"
+    if 0 <= value < 1 << 64:
+        return value
+    raise OverflowError(f"Python integer {value} does not fit in 64 bits")
+
+
+def flatten(value: Any, session: Any, values: list[Any], layout: list[str]) -> Any:
+    """Return the hashable arrangement of ``value``; its varying leaves go to ``values``.
+
+    Handles, integers, floats, complex numbers and NumPy scalars vary from call to call and are
+    packed; everything else is part of the arrangement and travels once.
+    """
+    kind = type(value)
+    if value is None or kind is bool:
+        return value
+    if kind is int:
+        return _integer(value, values, layout)
+    if kind is float:
+        values.append(value)
+        layout.append("d")
+        return "f"
+    if kind is str:
+        return ("q", value)
+    if isinstance(value, Remote):
+        if value._session is not session:  # pyright: ignore[reportPrivateUsage]
+            session.refuse(value)
+        values.append(value._handle)  # pyright: ignore[reportPrivateUsage]
+        layout.append("Q")
+        return "h"
+    if len(values) > LEAVES_MAX:
+        raise ValueError("too many arguments in one call")
+    return _flatten_rest(value, kind, session, values, layout)
+
+
+def _flatten_rest(value: Any, kind: Any, session: Any, values: list[Any], layout: list[str]) -> Any:
+    if kind is slice:
+        parts = (value.start, value.stop, value.step)
+        return ("s", *(flatten(_index(part), session, values, layout) for part in parts))
+    if isinstance(value, (tuple, list)):
+        items: Any = value
+        code = "l" if isinstance(value, list) else "t"
+        return (code, *(flatten(item, session, values, layout) for item in items))
+    if value is Ellipsis:
+        return "e"
+    if isinstance(value, np.generic):
+        return _scalar(value, values, layout)
+    if isinstance(value, complex):
+        values += (value.real, value.imag)
+        layout.append("dd")
+        return "c"
+    if isinstance(value, (int, float)):  # subclasses, such as an IntEnum
+        return flatten(
+            int(value) if isinstance(value, int) else float(value), session, values, layout
+        )
+    if isinstance(value, np.dtype):
+        return ("d", value.str)
+    if isinstance(value, type) and (value in _DTYPE_TYPES or issubclass(value, np.generic)):
+        return ("d", np.dtype(value).str)
+    if isinstance(value, bytes):
+        return ("b", value)
+    if isinstance(value, dict):
+        pairs: Any = value
+        return (
+            "m",
+            *((str(key), flatten(item, session, values, layout)) for key, item in pairs.items()),
+        )
+    if isinstance(value, np.ndarray) or not hasattr(kind, "__index__"):
+        raise UnsupportedArgumentError(f"Unsupported type {kind}")
+    return _integer(value.__index__(), values, layout)
+
+
+def _index(part: Any) -> Any:
+    return part if part is None else part.__index__()
+
+
+def _scalar(value: Any, values: list[Any], layout: list[str]) -> Any:
+    if value.dtype.char not in wire.DTYPES:
+        raise UnsupportedArgumentError(f"Unsupported dtype {value.dtype}")
+    values.append(value.tobytes())
+    layout.append(f"{value.dtype.itemsize}s")
+    return ("n", value.dtype.str)
+
+
+def plan_of(
+    cache: dict[Any, Plan], name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
+    metas: tuple[Meta | int, ...], session: Any,
+) -> tuple[Plan, list[Any]]:  # fmt: skip
+    """Return the plan of one call and the values to pack into its record."""
+    values: list[Any] = []
+    layout: list[str] = []
+    nodes = tuple([flatten(arg, session, values, layout) for arg in args])
+    keywords = (
+        tuple([(key, flatten(value, session, values, layout)) for key, value in kwargs.items()])
+        if kwargs
+        else ()
+    )
+    key = (name, nodes, keywords, metas)
+    plan = cache.get(key)
+    if plan is None:
+        if len(cache) >= wire.MAX_TEMPLATES:
+            cache.clear()
+        plan = cache[key] = Plan(name, nodes, keywords, "".join(layout), metas)
+    return plan, values

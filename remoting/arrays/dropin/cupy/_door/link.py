@@ -1,0 +1,240 @@
+"""Sockets of the drop-in: the agent on this machine, and one connection per GPU server."""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import select
+import socket
+import ssl
+import sys
+import time
+from typing import Any
+
+from cupy._door.errors import DoorError, NotConnectedError
+
+HANDSHAKE_S = 10.0
+AGENT_LINE_MAX = 1 << 16
+_MAGIC = b"gpupool\x01"
+# Linux refuses more buffers than this in one sendmsg (IOV_MAX).
+_IOV_MAX = 512
+
+
+class ConnectionLostError(DoorError):
+    """The worker or the network went away in the middle of the session."""
+
+
+class Agent:
+    """The connection to ``gpupool run``; it stays open as long as this process lives."""
+
+    def __init__(self, path: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(HANDSHAKE_S)
+        self.buffer = b""
+        try:
+            self.socket.connect(path)
+        except OSError as error:
+            raise NotConnectedError(
+                f"cannot reach `gpupool run` at {path} ({error.strerror or error}); "
+                "it has ended, or this program was not started by it"
+            ) from error
+
+    def open_session(self) -> dict[str, Any]:
+        """Ask for a session of the array door; return the agent's answer."""
+        request = {
+            "op": "session",
+            "door": "arrays",
+            "pid": os.getpid(),
+            "ppid": os.getppid(),
+            "program": os.path.basename(sys.argv[0] if sys.argv else "") or "python",
+        }
+        self.socket.sendall(json.dumps(request).encode() + b"\n")
+        self.socket.settimeout(None)
+        while True:
+            answer = self._line(block=True)
+            if answer is None:
+                raise ConnectionLostError("`gpupool run` ended before it answered")
+            if "ok" in answer:
+                break
+        if not answer["ok"]:
+            words = [str(answer.get(key, "")) for key in ("what", "why", "hint")]
+            raise NotConnectedError("; ".join(word for word in words if word))
+        self.socket.setblocking(False)
+        return answer
+
+    def _line(self, *, block: bool) -> dict[str, Any] | None:
+        while b"\n" not in self.buffer:
+            try:
+                piece = self.socket.recv(4096)
+            except BlockingIOError:
+                return None
+            if not piece:
+                return None if block else {"op": "lost", "what": "`gpupool run` has ended"}
+            self.buffer += piece
+            if len(self.buffer) > AGENT_LINE_MAX:
+                raise DoorError("the agent sent a line that is too long")
+        line, _, self.buffer = self.buffer.partition(b"\n")
+        value = json.loads(line)
+        if not isinstance(value, dict):
+            raise DoorError("the agent sent something that is not an object")
+        return value
+
+    def pushed(self) -> dict[str, Any] | None:
+        """Return one line that the agent pushed, or None; never blocks."""
+        try:
+            return self._line(block=False)
+        except OSError as error:
+            return {"op": "lost", "what": f"the connection to `gpupool run` broke ({error})"}
+
+    def close(self) -> None:
+        """Close this end."""
+        self.socket.close()
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # macOS calls the idle time TCP_KEEPALIVE; not every system has every option.
+    for names, value in (
+        (("TCP_KEEPIDLE", "TCP_KEEPALIVE"), 2),
+        (("TCP_KEEPINTVL",), 2),
+        (("TCP_KEEPCNT",), 4),
+    ):
+        for name in names:
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                break
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        if not piece:
+            raise ConnectionLostError("the server closed the connection during the handshake")
+        data += piece
+    return data
+
+
+def _prove(connection: socket.socket, session: bytes, ticket: bytes) -> None:
+    client_nonce = secrets.token_bytes(16)
+    connection.sendall(_MAGIC + session + client_nonce)
+    answer = _receive_exactly(connection, 48)
+    server_nonce, proof = answer[:16], answer[16:]
+    nonces = client_nonce + server_nonce
+    if not hmac.compare_digest(proof, hmac.digest(ticket, b"server" + nonces, "sha256")):
+        raise DoorError("the server could not prove that it knows this lease's ticket")
+    connection.sendall(hmac.digest(ticket, b"client" + nonces, "sha256"))
+    if _receive_exactly(connection, 1) != b"\x01":
+        raise DoorError("the server refused this lease's ticket")
+
+
+def _secure(connection: socket.socket, offer: dict[str, Any]) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # The certificate is the worker's own; its fingerprint came over the authenticated control
+    # connection and is compared below, which is stronger than any chain.
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    secured = context.wrap_socket(connection, server_hostname=offer["server_name"])
+    certificate = secured.getpeercert(binary_form=True) or b""
+    found = hashlib.sha256(certificate).hexdigest()
+    if not hmac.compare_digest(found, offer["certificate_sha256"]):
+        raise DoorError("the server's certificate is not the one that the lease names")
+    secured.sendall(bytes.fromhex(offer["ticket"]))
+    if _receive_exactly(secured, 1) != b"\x01":
+        raise DoorError("the server refused this lease's ticket")
+    return secured
+
+
+def connect(offer: dict[str, Any]) -> socket.socket:
+    """Connect to the worker that one entry of the agent's ``sessions`` names, and authenticate."""
+    session, ticket = bytes.fromhex(offer["session"]), bytes.fromhex(offer["ticket"])
+    path = offer.get("unix")
+    if path and hasattr(socket, "AF_UNIX") and os.path.exists(path):
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local.settimeout(HANDSHAKE_S)
+        try:
+            local.connect(path)
+        except OSError:
+            local.close()  # a path of another host or container; TCP reaches the server itself
+        else:
+            _prove(local, session, ticket)
+            return local
+    host, port = offer["address"]
+    try:
+        remote = socket.create_connection((host, port), timeout=HANDSHAKE_S)
+    except OSError as error:
+        raise ConnectionLostError(
+            f"cannot reach {offer['server']} at {host}:{port}: {error}"
+        ) from error
+    _keep_alive(remote)
+    if offer["encryption"] == "tls":
+        return _secure(remote, offer)
+    _prove(remote, session, ticket)
+    return remote
+
+
+class Link:
+    """One connected socket, read and written without ever blocking in the kernel for long.
+
+    Both directions are polled together, so that two ends that both have much to send cannot
+    wait for each other for ever.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.socket = connection
+        self.tls = isinstance(connection, ssl.SSLSocket)
+
+    def receive_into(self, target: memoryview) -> int | None:
+        """Read what is there: a count, None if nothing is, 0 if the other side closed."""
+        try:
+            return self.socket.recv_into(target)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
+            return None
+        except (ConnectionError, ssl.SSLError, TimeoutError, OSError):
+            return 0
+
+    def send_some(self, buffers: list[memoryview]) -> int:
+        """Write what fits now of ``buffers``; return how many bytes that was, 0 if none fits.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        try:
+            if self.tls or not hasattr(self.socket, "sendmsg"):
+                # 1 MiB at a time, because OpenSSL repeats a refused write from its start.
+                return self.socket.send(buffers[0][: 1 << 20])
+            return self.socket.sendmsg(buffers[:_IOV_MAX])
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
+            return 0
+
+    def pending(self) -> bool:
+        """Say whether decrypted bytes wait that `poll` cannot see."""
+        return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
+
+    def close(self) -> None:
+        """Close the socket; the worker sees the end of the stream."""
+        self.socket.close()
+
+
+def wait(
+    read: list[socket.socket], write: list[socket.socket], timeout_s: float | None
+) -> set[int]:
+    """Return the descriptors that are ready; an empty set after ``timeout_s``."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    if not hasattr(select, "poll"):
+        ready = select.select(read, write, [], timeout_s)
+        return {item.fileno() for group in ready[:2] for item in group}
+    poller = select.poll()
+    for item in read:
+        poller.register(item, select.POLLIN | select.POLLHUP)
+    for item in write:
+        if item in read:
+            poller.modify(item, select.POLLIN | select.POLLHUP | select.POLLOUT)
+        else:
+            poller.register(item, select.POLLOUT)
+    left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+    return {descriptor for descriptor, _ in poller.poll(left)}

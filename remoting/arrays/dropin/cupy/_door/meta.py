@@ -1,0 +1,160 @@
+"""Shape, dtype and strides of arrays, known on this side without asking the worker."""
+
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
+_ADDRESS = 1 << 40
+_INTERNED_MAX = 1 << 16
+_COPY_FLAG = tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 1)
+
+
+class _NoMemory:
+    """Carries an ``__array_interface__`` whose address has no memory behind it."""
+
+    def __init__(self, meta: "Meta") -> None:
+        self.__array_interface__ = {
+            "shape": meta.shape,
+            "typestr": meta.dtype.str,
+            "data": (_ADDRESS, False),
+            "strides": meta.strides,
+            "version": 3,
+        }
+
+
+class Meta:
+    """What an array looks like. Equal ones are the same object, so plans are found by identity."""
+
+    __slots__ = ("_flags", "_shadow", "dtype", "nbytes", "ndim", "shape", "size", "strides")
+
+    def __init__(self, dtype: np.dtype[Any], shape: Shape, strides: Shape) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
+        self.ndim = len(shape)
+        size = 1
+        for length in shape:
+            size *= length
+        self.size = size
+        self.nbytes = size * dtype.itemsize
+        self._shadow: np.ndarray[Any, Any] | None = None
+        self._flags: tuple[bool, bool] | None = None
+
+    @property
+    def shadow(self) -> np.ndarray[Any, Any]:
+        """A NumPy array without memory: for views only; computing with it would crash.
+
+        NumPy derives shapes, strides and error messages of views from it, exactly and without
+        touching an element. Indices must keep it an array: always end them with an Ellipsis.
+        """
+        if self._shadow is None:
+            self._shadow = np.asarray(_NoMemory(self))
+        return self._shadow
+
+    @property
+    def contiguity(self) -> tuple[bool, bool]:
+        """Whether it is C-contiguous, and whether it is Fortran-contiguous."""
+        if self._flags is None:
+            flags = self.shadow.flags
+            self._flags = (flags.c_contiguous, flags.f_contiguous)
+        return self._flags
+
+
+_interned: dict[tuple[Any, Shape, Shape], Meta] = {}
+_fresh: dict[tuple[Any, Shape, str], Meta] = {}
+
+
+def intern(dtype: np.dtype[Any], shape: Shape, strides: Shape) -> Meta:
+    """Return the one `Meta` of this dtype, shape and strides (bytes)."""
+    key = (dtype, shape, strides)
+    found = _interned.get(key)
+    if found is None:
+        if len(_interned) >= _INTERNED_MAX:
+            # Forgetting is safe: a duplicate costs a plan that is not found, nothing else.
+            _interned.clear()
+            _fresh.clear()
+        found = _interned[key] = Meta(dtype, shape, strides)
+    return found
+
+
+def contiguous_strides(shape: Shape, itemsize: int, order: str = "C") -> Shape:
+    """Return the strides in bytes of a contiguous array."""
+    strides: list[int] = []
+    step = itemsize
+    for length in reversed(shape) if order == "C" else shape:
+        strides.append(step)
+        step *= max(length, 1) if 0 in shape else length
+    return tuple(reversed(strides)) if order == "C" else tuple(strides)
+
+
+def fresh(dtype: Any, shape: Shape, order: str = "C") -> Meta:
+    """Return the `Meta` of a new contiguous array."""
+    key = (dtype, shape, order)
+    found = _fresh.get(key)
+    if found is None:
+        kind = np.dtype(dtype)
+        strides = contiguous_strides(shape, kind.itemsize, order)
+        found = _fresh[key] = intern(kind, shape, strides)
+    return found
+
+
+def of_view(view: np.ndarray[Any, Any]) -> Meta:
+    """Return the `Meta` of a view that was derived from a shadow."""
+    return intern(view.dtype, view.shape, view.strides)
+
+
+def keep_order(meta: Meta, dtype: np.dtype[Any]) -> Meta:
+    """Return the `Meta` of a copy that keeps the order of axes in memory (NumPy's order K)."""
+    c, f = meta.contiguity
+    if c or f:
+        return fresh(dtype, meta.shape, "C" if c else "F")
+    axes = sorted(range(meta.ndim), key=lambda axis: -abs(meta.strides[axis]))
+    strides = [0] * meta.ndim
+    step = dtype.itemsize
+    for axis in reversed(axes):
+        strides[axis] = step
+        step *= meta.shape[axis]
+    return intern(dtype, meta.shape, tuple(strides))
+
+
+def reshaped(meta: Meta, shape: Shape, order: str) -> tuple[Meta, bool]:
+    """Return what ``reshape`` gives and whether it is a view; raises as NumPy does."""
+    c, f = meta.contiguity
+    if order == "A":
+        order = "F" if f and not c else "C"
+    total = 1
+    unknown = -1
+    for index, length in enumerate(shape):
+        if length < 0:
+            if unknown >= 0:
+                raise ValueError("can only specify one unknown dimension")
+            unknown = index
+        else:
+            total *= length
+    if unknown >= 0:
+        if total == 0 or meta.size % total:
+            raise ValueError(f"cannot reshape array of size {meta.size} into shape {shape}")
+        shape = (*shape[:unknown], meta.size // total, *shape[unknown + 1 :])
+        total *= shape[unknown]
+    if total != meta.size:
+        raise ValueError(f"cannot reshape array of size {meta.size} into shape {shape}")
+    if (c and order == "C") or (f and order == "F") or meta.size == 0:
+        return fresh(meta.dtype, shape, order), True
+    view = _view_reshaped(meta, shape, order)
+    return (of_view(view), True) if view is not None else (fresh(meta.dtype, shape, order), False)
+
+
+def _view_reshaped(meta: Meta, shape: Shape, order: str) -> np.ndarray[Any, Any] | None:
+    if _COPY_FLAG:
+        try:
+            return meta.shadow.reshape(shape, order=order, copy=False)  # pyright: ignore
+        except ValueError:
+            return None
+    # Older NumPy has no way to refuse a copy but assignment to ``shape``, which knows order C.
+    view = meta.shadow.T if order == "F" else meta.shadow.view()
+    try:
+        view.shape = shape[::-1] if order == "F" else shape
+    except AttributeError:
+        return None
+    return view.T if order == "F" else view

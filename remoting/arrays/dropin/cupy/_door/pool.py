@@ -1,0 +1,111 @@
+"""All sessions of this process, and which device belongs to which."""
+
+import atexit
+import os
+import sys
+import threading
+from typing import Any
+
+from cupy._door import link, state
+from cupy._door.errors import DoorError, NotConnectedError
+from cupy._door.session import Session
+
+VERSION = "0.1.0"
+
+_lock = threading.RLock()
+_sessions: list[Session] = []
+_devices: list[Session] = []
+_pid = os.getpid()
+
+
+def attach(connection: Any, agent: link.Agent | None = None) -> Session:
+    """Greet the worker at the other end of a connected socket; its devices come after others."""
+    session = Session(link.Link(connection), agent, len(_devices))
+    session.greet(VERSION)
+    with _lock:
+        _sessions.append(session)
+        _devices.extend([session] * len(session.devices))
+    return session
+
+
+def _open() -> None:
+    path = os.environ.get("GPUPOOL_AGENT")
+    if not path:
+        raise NotConnectedError(
+            "this `cupy` computes on GPUs of a pool, and there is no GPU session here; "
+            "start the program with: gpupool run -- python ..."
+        )
+    agent = link.Agent(path)
+    try:
+        answer = agent.open_session()
+        for notice in answer.get("notices", []):
+            sys.stderr.write(f"gpupool: {notice}\n")
+        for offer in answer["sessions"]:
+            attach(link.connect(offer), agent)
+    except BaseException:
+        agent.close()
+        reset()
+        raise
+
+
+def devices() -> list[Session]:
+    """Return the session of every device, by the device's number; connects at first use."""
+    if not _devices:
+        with _lock:
+            if not _devices:
+                _open()
+    return _devices
+
+
+def current() -> Session:
+    """Return the session of this thread's current device."""
+    found = _devices or devices()
+    number = state.local.context[0]
+    if number >= len(found):
+        raise DoorError(f"device {number} does not exist: there are {len(found)}")
+    return found[number]
+
+
+def sessions() -> list[Session]:
+    """Return the sessions that are open; connects to none."""
+    return list(_sessions)
+
+
+def reset() -> None:
+    """Forget all sessions, so that the next use opens new ones."""
+    with _lock:
+        _sessions.clear()
+        _devices.clear()
+
+
+def _after_fork() -> None:
+    # The worker belongs to the parent. A byte from here would corrupt the parent's stream, so
+    # the descriptors are only closed, and the child asks for a session of its own when it needs
+    # one. Locks may have been held by threads that do not exist here.
+    global _lock
+    _lock = threading.RLock()
+    for session in _sessions:
+        if session.agent is not None:
+            session.agent.close()
+        session.abandon(
+            "this array belongs to the parent process: a forked process has GPU memory of its "
+            "own; pass arrays between processes by pickling them or with cupy.asnumpy"
+        )
+    _sessions.clear()
+    _devices.clear()
+    state.local.context = state.DEFAULT
+
+
+def _at_exit() -> None:
+    for session in list(_sessions):
+        try:
+            session.close()
+        except Exception as error:  # noqa: BLE001 - the process ends; all that is left is to say so
+            sys.stderr.write(f"cupy: {type(error).__name__}: {error}\n")
+            for note in getattr(error, "__notes__", []):
+                sys.stderr.write(f"cupy: {note}\n")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

@@ -1,0 +1,663 @@
+"""One session with one worker: batches of calls out; replies, descriptions and errors in."""
+
+import contextlib
+import gc
+import itertools
+import os
+import struct
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cupy._door import cbor, state, wire
+from cupy._door.calls import Plan, Remote, plan_of
+from cupy._door.errors import DoorError, MismatchError, exception_named
+from cupy._door.link import Agent, ConnectionLostError, Link, wait
+from cupy._door.meta import Meta
+
+BATCH_CALLS = 64
+IDLE_S = 0.0003
+POLL_S = 0.05
+SITES_MAX = 1 << 16
+INLINE_MAX = 4096
+_READ = 1 << 16
+_U32 = struct.Struct("<I")
+_U32S = tuple(struct.Struct(f"<{count}I") for count in range(34))
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class Reply:
+    """Where the answer to one question goes."""
+
+    __slots__ = ("body", "bulk", "done", "sink")
+
+    def __init__(self, sink: Callable[[Any, int], memoryview] | None) -> None:
+        self.sink = sink
+        self.body: Any = None
+        self.bulk: memoryview | None = None
+        self.done = False
+
+
+class Session:
+    """All of one worker: its connection, and what this side must remember about it."""
+
+    def __init__(self, link: Link, agent: Agent | None, first_device: int) -> None:
+        self.link = link
+        self.agent = agent
+        self.first_device = first_device
+        self.failure: BaseException | None = None
+        self.garbage: deque[int] = deque()
+        self.handles = itertools.count(1)
+        self.plans: dict[Any, Plan] = {}
+        self.operations: dict[str, int] = {}
+        self.devices: list[dict[str, Any]] = []
+        self.server: dict[str, Any] = {}
+        self.blocking = os.environ.get("GPUPOOL_BLOCKING", "") not in ("", "0")
+        self.unfinished = False  # calls were sent, and no answer has covered them yet
+        self.sequence = 0
+        self.flushes = 0
+        self._lock = threading.RLock()
+        self._sending = False
+        self._parts: list[bytes] = []
+        self._calls = 0
+        self._size = 0
+        self._context: state.Context | None = None
+        self._where = first_device
+        self._epoch: object = object()
+        self._templates: dict[Any, int] = {}
+        self._metas: dict[Meta, int] = {}
+        self._sites: deque[tuple[Any, int]] = deque(maxlen=SITES_MAX)
+        self._requests = itertools.count(1)
+        self._replies: dict[int, Reply] = {}
+        self._described: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._deferred: list[tuple[int, BaseException]] = []
+        self._reading = threading.Lock()
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._inbox = bytearray(wire.MAX_BODY + wire.HEADER.size + _READ)
+        self._inbox_view = memoryview(self._inbox)
+        self._start = self._end = 0
+        self._bulk: tuple[Reply, memoryview] | None = None
+        self._bulk_left = 0
+        self._collect = False
+        self._wake = threading.Event()
+        self._flusher: threading.Thread | None = None
+
+    # --- start ----------------------------------------------------------------------------------
+
+    def greet(self, version: str) -> None:
+        """Exchange versions; learn the worker's operations and devices.
+
+        Raises:
+            DoorError: the worker speaks another protocol.
+        """
+        hello = {"protocol": wire.PROTOCOL, "version": version, "numpy": np.__version__}
+        reply = self._replies[0] = Reply(None)
+        self._transmit(wire.HELLO, cbor.encode(hello), 0, 0, None)
+        self._await(lambda: reply.done)
+        welcome = reply.body
+        if welcome.get("protocol") != wire.PROTOCOL:
+            raise DoorError(
+                f"this drop-in (gpupool {version}) speaks array protocol {wire.PROTOCOL}, the "
+                f"server (gpupool {welcome.get('version')}) speaks {welcome.get('protocol')}; "
+                "install the same version on both"
+            )
+        self.operations = {name: number for number, name in enumerate(welcome["operations"])}
+        self.devices = welcome["devices"]
+        self.server = welcome
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def refuse(self, value: Any) -> None:
+        """Raise for a remote object of another session."""
+        other = value._session
+        if other.failure is not None:
+            raise other.failure
+        raise ValueError(
+            "an array of another GPU server cannot be used here; copy it first: "
+            "`with cupy.cuda.Device(i): b = cupy.asarray(a)`"
+        )
+
+    def emit(self, plan: Plan, packed: bytes) -> int:
+        """Queue one call; return the device on which it runs.
+
+        Nothing waits; errors come back at the next synchronising call.
+        """
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+            frame = frame.f_back
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            if self.garbage:
+                self._sweep()
+            context = state.local.context
+            if context is not self._context:
+                self._switch(context)
+            epoch, prefix = plan.wire
+            if epoch is not self._epoch:
+                prefix = self._register(plan)
+            self._parts.append(prefix + packed)
+            self._sites.append((frame.f_code, frame.f_lasti))
+            self.sequence += 1
+            self._size += len(packed)
+            self._calls += 1
+            if self._calls >= BATCH_CALLS or self._size >= wire.MAX_BATCH:
+                self.flush()
+            elif self._calls == 1:
+                self._arm()
+        if self.blocking:
+            self.synchronize()
+
+    def call(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *metas: Meta | int
+    ) -> int:
+        """Queue one call by name; return the handle of its first result."""
+        plan, values = plan_of(self.plans, name, args, kwargs, metas, self)
+        handle = next(self.handles) if plan.outputs == 1 else self.reserve(plan.outputs)
+        return handle, self.emit(plan, plan.packer.pack(handle, *values))
+
+    def reserve(self, count: int) -> int:
+        """Return the first of ``count`` consecutive new handles."""
+        if count == 0:
+            return 0
+        with self._lock:
+            first = next(self.handles)
+            for _ in range(count - 1):
+                next(self.handles)
+            return first
+
+    def _switch(self, context: state.Context) -> None:
+        device, stream = context
+        local = device - self.first_device
+        if not 0 <= local < len(self.devices):
+            # The current device is another server's; calls run where their arrays are.
+            local = stream = 0
+        self._where = self.first_device + local
+        self._parts.append(wire.CONTEXT_RECORD.pack(wire.CONTEXT, local, stream))
+        self._context = context
+
+    def _sweep(self) -> None:
+        pop, pack = self.garbage.popleft, wire.FREE_RECORD.pack
+        try:
+            while True:
+                self._parts.append(pack(wire.FREE, pop()))
+                self._size += wire.FREE_RECORD.size
+        except IndexError:
+            return
+
+    def _control(self, code: int, body: Any) -> None:
+        data = cbor.encode(body)
+        self._size += len(data)
+        self._parts.append(wire.SIZED_RECORD.pack(code, len(data)) + data)
+
+    def _register(self, plan: Plan) -> bytes:
+        number = self.operations.get(plan.name)
+        if number is None:
+            raise NotImplementedError(
+                f"{plan.name}: the server (gpupool {self.server.get('version')}) does not offer it"
+            )
+        if len(self._templates) >= wire.MAX_TEMPLATES or len(self._metas) >= wire.MAX_METAS - 64:
+            self._parts.append(_U32.pack(wire.RESET))
+            self._templates.clear()
+            self._metas.clear()
+            self._epoch = object()
+        key = (plan.name, plan.nodes, plan.keywords, plan.outputs)
+        template = self._templates.get(key)
+        if template is None:
+            template = wire.FIRST_TEMPLATE + len(self._templates)
+            self._templates[key] = template
+            self._control(
+                wire.TEMPLATE, [template, number, plan.outputs, plan.nodes, plan.keywords]
+            )
+        metas = [self._meta_id(meta) for meta in plan.metas]
+        prefix = _U32S[1 + len(metas)].pack(template, *metas)
+        plan.wire = (self._epoch, prefix)
+        return prefix
+
+    def _meta_id(self, meta: Meta | int) -> int:
+        if isinstance(meta, int):
+            return meta
+        found = self._metas.get(meta)
+        if found is None:
+            found = self._metas[meta] = wire.FIRST_META + len(self._metas)
+            self._control(wire.META, [found, meta.dtype.str, meta.shape, meta.strides])
+        return found
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if self._flusher is None:
+            self._flusher = threading.Thread(target=self._idle, name="cupy-flush", daemon=True)
+            self._flusher.start()
+        self._wake.set()
+
+    def _idle(self) -> None:
+        """Send what waits when the program pauses, and hear the worker while it computes."""
+        while self.failure is None:
+            self._wake.wait()
+            self._wake.clear()
+            threading.Event().wait(IDLE_S)
+            with contextlib.suppress(Exception):  # raised again by the next call
+                self.flush()
+            while self.failure is None and self.unfinished and not self._wake.wait(POLL_S):
+                # The worker may have run out of memory and wait for this side's garbage.
+                with contextlib.suppress(Exception):
+                    self._listen()
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        with self._lock:
+            if self._sending or not self._parts:
+                return
+            body = b"".join(self._parts)
+            calls = self._calls
+            self._parts = []
+            self._calls = self._size = 0
+            self.unfinished = True
+            self._transmit(wire.CALLS, body, calls, 0, None)
+        self._listen()
+
+    def _transmit(
+        self, kind: int, body: bytes, calls: int, request: int, bulk: memoryview | None
+    ) -> None:
+        """Send one frame whole, reading meanwhile what the worker may have to say."""
+        if self.failure is not None:
+            raise self.failure
+        if self._sending:
+            # Only a destructor that the garbage collector ran in the middle of a frame gets here.
+            raise DoorError("a destructor cannot wait for the GPU server at this moment")
+        size = bulk.nbytes if bulk is not None else 0
+        header = wire.HEADER.pack(len(body), kind, 0, 0, request, calls, size)
+        buffers = [memoryview(header + body)]
+        if bulk is not None and size:
+            buffers.append(bulk)
+        self.flushes += 1
+        self._sending = True
+        whole = False
+        try:
+            while buffers:
+                sent = self.link.send_some(buffers)
+                if not sent:
+                    self._wait_to_send()
+                while sent:
+                    if sent >= buffers[0].nbytes:
+                        sent -= buffers.pop(0).nbytes
+                    else:
+                        buffers[0] = buffers[0][sent:]
+                        sent = 0
+            whole = True
+        except OSError as error:
+            raise self._lose(f"the connection to the GPU server broke ({error})") from error
+        finally:
+            self._sending = False
+            if not whole and self.failure is None:
+                self._lose("a transfer to the GPU server was interrupted half-way")
+
+    def _wait_to_send(self) -> None:
+        reading = self._reading.acquire(blocking=False)
+        try:
+            readers: list[Any] = [self.link.socket] if reading else []
+            if self.agent is not None:
+                readers.append(self.agent.socket)
+            ready = wait(readers, [self.link.socket], 1.0)
+            if self.agent is not None and self.agent.socket.fileno() in ready:
+                self._hear_agent()
+            if reading:
+                self._pump()
+        finally:
+            if reading:
+                self._reading.release()
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    def ask(
+        self, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
+        *, sink: Callable[[Any, int], memoryview] | None = None,
+    ) -> Any:  # fmt: skip
+        """Run everything queued and then one operation; return its answer.
+
+        This is the only way to wait for the worker. ``sink`` gives the memory for bulk bytes.
+        """
+        reply = Reply(sink)
+        request = next(self._requests) & 0xFFFFFFFF
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            self.flush()
+            plan, values = plan_of(self.plans, name, args, kwargs or {}, (), self)
+            if self.garbage:
+                self._sweep()
+            context = state.local.context
+            if context is not self._context:
+                self._switch(context)
+            epoch, prefix = plan.wire
+            if epoch is not self._epoch:
+                prefix = self._register(plan)
+            first = self.reserve(64)
+            self._parts.append(prefix + plan.packer.pack(first, *values))
+            body = b"".join(self._parts)
+            self._parts = []
+            self._calls = self._size = 0
+            self.sequence += 1
+            self._sites.append((None, 0))
+            self._replies[request] = reply
+            self._transmit(wire.ASK, body, 1, request, None)
+            asked = self.sequence
+        try:
+            self._await(lambda: reply.done)
+        finally:
+            self._replies.pop(request, None)
+        if asked == self.sequence:
+            self.unfinished = False
+        self._raise_deferred()
+        error = reply.body.get("error")
+        if error is not None:
+            raise exception_named(error[0], error[1], error[2])
+        return self._value(reply.body.get("value"), first, reply)
+
+    def synchronize(self) -> None:
+        """Wait until the worker has run everything; raise what went wrong there."""
+        if self.unfinished or self._parts or self._deferred or self.failure is not None:
+            self.ask("door.sync")
+
+    def _value(self, node: Any, first: int, reply: Reply) -> Any:
+        if not isinstance(node, list):
+            return node
+        code: Any = node[0]
+        if code == "h":
+            _, index, dtype, shape, strides, device = node
+            make = state.hooks["adopt"]
+            return make(self, first + index, dtype, tuple(shape), tuple(strides), device)
+        if code == "o":
+            return first + node[1]
+        if code == "c":
+            return complex(node[1], node[2])
+        if code == "w":
+            return reply
+        items = [self._value(item, first, reply) for item in node[1:]]
+        return tuple(items) if code == "t" else items
+
+    def expect(self, handle: int, array: Any) -> None:
+        """Remember an array whose shape the worker will tell."""
+        self._described[handle] = array
+
+    def describe(self, array: Any) -> None:
+        """Wait until the worker has told what ``array`` looks like."""
+        if array._known is None:
+            self.flush()
+            self._await(lambda: array._known is not None or bool(self._deferred))
+            if array._known is None:
+                self.synchronize()
+                raise DoorError("the worker did not describe a result")
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            if self.failure is not None:
+                raise self.failure
+            if self._reading.acquire(blocking=False):
+                try:
+                    if not ready():
+                        self._read_blocking()
+                finally:
+                    self._reading.release()
+                    if self._waiting:
+                        with self._changed:
+                            self._changed.notify_all()
+                if self._collect:
+                    self._answer_collect()
+            else:
+                # Another thread reads for all. The time-out only bounds a lost wake-up.
+                with self._changed:
+                    self._waiting += 1
+                    self._changed.wait(0.02)
+                    self._waiting -= 1
+
+    def _read_blocking(self) -> None:
+        if self._pump():
+            return
+        readers: list[Any] = [self.link.socket]
+        if self.agent is not None:
+            readers.append(self.agent.socket)
+        ready = wait(readers, [], 1.0)
+        if self.agent is not None and self.agent.socket.fileno() in ready:
+            self._hear_agent()
+        self._pump()
+
+    def _listen(self) -> None:
+        """Take in what has arrived, without waiting."""
+        if self._reading.acquire(blocking=False):
+            try:
+                while self._pump():
+                    pass
+                if self.agent is not None:
+                    self._hear_agent()
+            finally:
+                self._reading.release()
+        if self._collect and not self._sending:
+            self._answer_collect()
+
+    def _hear_agent(self) -> None:
+        assert self.agent is not None
+        pushed = self.agent.pushed()
+        if pushed is None:
+            return
+        if pushed.get("op") == "lost":
+            raise self._lose(str(pushed.get("what", "the lease is lost")))
+        if pushed.get("op") == "notice":
+            sys.stderr.write(f"gpupool: {pushed.get('text', '')}\n")
+
+    def _lose(self, what: str) -> BaseException:
+        if self.failure is None:
+            make = state.hooks.get("ConnectionLost")
+            lost = f"{what}; the arrays of this session are gone"
+            self.failure = make(46, lost) if make is not None else ConnectionLostError(lost)
+            self.link.close()
+            self._wake.set()
+        return self.failure
+
+    def _pump(self) -> bool:
+        """Read once and handle every whole frame; say whether anything came."""
+        if self.failure is not None:
+            raise self.failure
+        if self._bulk is not None:
+            return self._pump_bulk()
+        if len(self._inbox) - self._end < _READ:
+            self._inbox[: self._end - self._start] = self._inbox[self._start : self._end]
+            self._start, self._end = 0, self._end - self._start
+        count = self.link.receive_into(self._inbox_view[self._end : self._end + _READ])
+        if count is None:
+            return False
+        if count == 0:
+            raise self._lose("the GPU server closed the connection: its worker ended")
+        self._end += count
+        self._parse()
+        return True
+
+    def _pump_bulk(self) -> bool:
+        assert self._bulk is not None
+        reply, target = self._bulk
+        done = target.nbytes - self._bulk_left
+        count = self.link.receive_into(target[done:])
+        if count is None:
+            return False
+        if count == 0:
+            raise self._lose("the GPU server closed the connection in the middle of a transfer")
+        self._bulk_left -= count
+        if not self._bulk_left:
+            self._bulk = None
+            reply.done = True
+        return True
+
+    def _parse(self) -> None:
+        size = wire.HEADER.size
+        while self._bulk is None and self._end - self._start >= size:
+            length, kind, _, _, request, _, bulk = wire.HEADER.unpack_from(self._inbox, self._start)
+            if length > wire.MAX_BODY or bulk > wire.MAX_BULK:
+                raise self._lose("the GPU server sent a frame that is too large")
+            if self._end - self._start < size + length:
+                break
+            begin = self._start + size
+            body = bytes(self._inbox_view[begin : begin + length])
+            self._start = begin + length
+            try:
+                self._handle(kind, request, cbor.decode(body) if body else None, bulk)
+            except (cbor.CborError, KeyError, IndexError, TypeError, ValueError) as error:
+                raise self._lose(f"the GPU server sent a malformed frame ({error})") from error
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def _handle(self, kind: int, request: int, body: Any, bulk: int) -> None:
+        if kind in (wire.REPLY, wire.WELCOME):
+            reply = self._replies.get(request)
+            if reply is None:  # its thread was interrupted; the bytes still have to be read
+                reply = Reply(None)
+            reply.body = body
+            if bulk:
+                self._begin_bulk(reply, body, bulk)
+            else:
+                reply.done = True
+        elif kind == wire.DESCRIBED:
+            for handle, dtype, shape, strides in body:
+                array = self._described.pop(handle, None)
+                if array is not None:
+                    state.hooks["describe"](array, dtype, tuple(shape), tuple(strides))
+        elif kind == wire.FAILED:
+            sequence, name, message, details = body
+            if len(self._deferred) < 16:
+                error = exception_named(name, message, details)
+                self._deferred.append((sequence, error))
+        elif kind == wire.COLLECT:
+            self._collect = True
+        elif kind == wire.NOTICE:
+            if body.get("lost"):
+                raise self._lose(str(body["lost"]))
+        else:
+            raise ValueError(f"frame kind {kind}")
+
+    def _begin_bulk(self, reply: Reply, body: Any, bulk: int) -> None:
+        target = memoryview(bytearray(bulk)) if reply.sink is None else reply.sink(body, bulk)
+        if target.nbytes != bulk:
+            raise ValueError("bulk of another size than announced")
+        reply.bulk = target
+        have = min(bulk, self._end - self._start)
+        target[:have] = self._inbox_view[self._start : self._start + have]
+        self._start += have
+        self._bulk_left = bulk - have
+        if self._bulk_left:
+            self._bulk = (reply, target)
+        else:
+            reply.done = True
+
+    def _answer_collect(self) -> None:
+        """Drop this program's garbage, because the worker has no memory left, and say so."""
+        self._collect = False
+        gc.collect()
+        with self._lock:
+            if self._sending:
+                self._collect = True
+                return
+            handles: list[int] = []
+            while self.garbage and len(handles) < wire.MAX_BODY // 8:
+                handles.append(self.garbage.popleft())
+            body = struct.pack(f"<{len(handles)}Q", *handles)
+            # Calls queued here may still use what is freed, so they go first.
+            self.flush()
+            self._transmit(wire.COLLECTED, body, 0, 0, None)
+
+    def _raise_deferred(self) -> None:
+        if not self._deferred:
+            return
+        sequence, error = self._deferred[0]
+        self._deferred.clear()
+        place = self._site(sequence)
+        if place:
+            error.add_note(
+                f"by the call at {place}; it was sent without waiting, so its error shows here "
+                "(GPUPOOL_BLOCKING=1 waits after every call)"
+            )
+        if isinstance(error, MismatchError):
+            raise self._broken(error)
+        raise error
+
+    def _broken(self, error: BaseException) -> BaseException:
+        self.failure = error
+        self.link.close()
+        return error
+
+    def _site(self, sequence: int) -> str:
+        back = self.sequence - sequence
+        if not 0 <= back < len(self._sites):
+            return ""
+        code, instruction = self._sites[len(self._sites) - 1 - back]
+        if code is None:
+            return ""
+        line = next(
+            (at[0] for index, at in enumerate(code.co_positions()) if index * 2 == instruction),
+            None,
+        )
+        return f"{code.co_filename}:{line or code.co_firstlineno}"
+
+    # --- arrays in and out ------------------------------------------------------------------------
+
+    def put(self, handle: int, meta: Meta, data: memoryview) -> int:
+        """Send the bytes of a contiguous array, made under ``handle``; return its device."""
+        with self._lock:
+            if self.failure is not None:
+                raise self.failure
+            if self.garbage:
+                self._sweep()
+            context = state.local.context
+            if context is not self._context:
+                self._switch(context)
+            if data.nbytes <= INLINE_MAX:
+                number = self._meta_id(meta)
+                head = wire.PUT_RECORD.pack(wire.INLINE_PUT, handle, number, data.nbytes)
+                self._parts.append(head + bytes(data))
+                self._size += data.nbytes
+                self._calls += 1
+                if self._calls >= BATCH_CALLS or self._size >= wire.MAX_BATCH:
+                    self.flush()
+                elif self._calls == 1:
+                    self._arm()
+                return self._where
+            # The parts that name the meta must be sent before the frame that uses it.
+            number = self._meta_id(meta)
+            self.flush()
+            self.unfinished = True
+            body = cbor.encode([handle, number])
+            self._transmit(wire.PUT, body, 0, 0, data)
+            return self._where
+
+    def close(self) -> None:
+        """End the session. What is queued is run first, and what failed is reported."""
+        if self.failure is None:
+            try:
+                if self.unfinished or self._parts:
+                    self.synchronize()
+                self._transmit(wire.BYE, b"", 0, 0, None)
+            finally:
+                if self.failure is None:
+                    self.failure = DoorError("the GPU session is closed")
+                self.link.close()
+
+    def abandon(self, reason: str) -> None:
+        """Mark as unusable in a forked child, without a byte to the worker, who is the parent's."""
+        self.failure = DoorError(reason)
+        self._lock = threading.RLock()
+        self._reading = threading.Lock()
+        self._changed = threading.Condition()
+        self.link.close()
+
+
+def remote_object(kind: Any, session: Session, handle: int) -> Any:
+    """Return a new instance of ``kind``, a `Remote`, for a handle."""
+    made: Remote = kind.__new__(kind)
+    made._handle = handle  # pyright: ignore[reportPrivateUsage]
+    made._session = session  # pyright: ignore[reportPrivateUsage]
+    return made

@@ -1,0 +1,71 @@
+"""Devices, streams, events and memory of remote GPUs."""
+
+from cupy._door import pool as _pool
+from cupy._door.errors import DoorError as _DoorError
+from cupy.cuda import device as device
+from cupy.cuda import memory as memory
+from cupy.cuda import runtime as runtime
+from cupy.cuda import stream as stream
+from cupy.cuda.device import Device as Device
+from cupy.cuda.device import get_device_id as get_device_id
+from cupy.cuda.memory import (
+    Memory as Memory,
+)
+from cupy.cuda.memory import (
+    MemoryAsyncPool as MemoryAsyncPool,
+)
+from cupy.cuda.memory import (
+    MemoryPointer as MemoryPointer,
+)
+from cupy.cuda.memory import (
+    MemoryPool as MemoryPool,
+)
+from cupy.cuda.memory import (
+    PinnedMemoryPool as PinnedMemoryPool,
+)
+from cupy.cuda.memory import (
+    alloc as alloc,
+)
+from cupy.cuda.memory import (
+    alloc_pinned_memory as alloc_pinned_memory,
+)
+from cupy.cuda.memory import (
+    get_allocator as get_allocator,
+)
+from cupy.cuda.memory import (
+    malloc_async as malloc_async,
+)
+from cupy.cuda.memory import (
+    malloc_managed as malloc_managed,
+)
+from cupy.cuda.memory import (
+    set_allocator as set_allocator,
+)
+from cupy.cuda.memory import (
+    set_pinned_memory_allocator as set_pinned_memory_allocator,
+)
+from cupy.cuda.memory import (
+    using_allocator as using_allocator,
+)
+from cupy.cuda.stream import Event as Event
+from cupy.cuda.stream import ExternalStream as ExternalStream
+from cupy.cuda.stream import Stream as Stream
+from cupy.cuda.stream import get_current_stream as get_current_stream
+from cupy.cuda.stream import get_elapsed_time as get_elapsed_time
+
+
+def is_available() -> bool:
+    """Say whether there is a GPU session with at least one device."""
+    try:
+        return bool(_pool.devices())
+    except (_DoorError, OSError):
+        return False
+
+
+def get_cuda_path() -> None:
+    """Return None: CUDA is on the server."""
+
+
+def get_local_runtime_version() -> int:
+    """Return the version of the CUDA runtime on the server."""
+    return runtime.runtimeGetVersion()

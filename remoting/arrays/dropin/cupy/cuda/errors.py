@@ -1,0 +1,55 @@
+"""Errors of `cupy.cuda`, with the classes and texts that programs catch."""
+
+from cupy._door import state
+from cupy._door.errors import DoorError
+
+_NAMES = {
+    1: "cudaErrorInvalidValue", 2: "cudaErrorMemoryAllocation", 46: "cudaErrorDevicesUnavailable",
+    100: "cudaErrorNoDevice", 101: "cudaErrorInvalidDevice", 400: "cudaErrorInvalidResourceHandle",
+    700: "cudaErrorIllegalAddress", 719: "cudaErrorLaunchFailure", 801: "cudaErrorNotSupported",
+    999: "cudaErrorUnknown",
+}  # fmt: skip
+
+
+class CUDARuntimeError(RuntimeError):
+    """A CUDA runtime call failed; ``status`` is CUDA's number of the error."""
+
+    def __init__(self, status: int, message: str = "") -> None:
+        self.status = status
+        text = message or _NAMES.get(status, "cudaErrorUnknown")
+        super().__init__(text if text.startswith("cuda") else f"{_NAMES.get(status, 'cudaErrorUnknown')}: {text}")
+
+    def __reduce__(self) -> object:
+        return (type(self), (self.status, str(self)))
+
+
+class ConnectionLostError(CUDARuntimeError, DoorError):
+    """The worker, its server or the lease is gone, and the arrays with it."""
+
+
+class OutOfMemoryError(MemoryError):
+    """The partition has no room; its text is CuPy's."""
+
+
+class CompileException(Exception):  # noqa: N818 - CuPy's name
+    """A kernel did not compile; the text has the compiler's log."""
+
+    def __init__(
+        self, msg: str, source: str = "", name: str = "", options: object = (), backend: str = "nvrtc"
+    ) -> None:
+        super().__init__(msg)
+        self._msg = msg
+        self.source = source
+        self.name = name
+        self.options = options
+        self.backend = backend
+
+    def get_message(self) -> str:
+        """Return the compiler's log."""
+        return self._msg
+
+
+state.hooks["CUDARuntimeError"] = CUDARuntimeError
+state.hooks["ConnectionLost"] = ConnectionLostError
+state.hooks["OutOfMemoryError"] = OutOfMemoryError
+state.hooks["CompileException"] = CompileException

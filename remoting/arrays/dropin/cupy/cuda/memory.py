@@ -1,0 +1,245 @@
+"""Memory pools, whose numbers come from the server, and pointers into arrays."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._door import pool, state
+from cupy._door.meta import contiguous_strides, intern
+from cupy.cuda.device import Device
+
+
+class MemoryPool:
+    """The pool of each device. All instances show the same: the partition has but one."""
+
+    def __init__(self, allocator: Any = None) -> None:
+        del allocator  # memory always comes from the partition
+
+    def malloc(self, size: int) -> "MemoryPointer":
+        """Return memory on the current device."""
+        return alloc(size)
+
+    def free_all_blocks(self, stream: Any = None) -> None:
+        """Give the memory that no array uses back to the lease."""
+        pool.current().ask("cuda.pool.free_all_blocks")
+
+    def free_all_free(self) -> None:
+        """Do what `free_all_blocks` does."""
+        self.free_all_blocks()
+
+    def n_free_blocks(self) -> int:
+        """Return how many blocks are kept for reuse."""
+        return self._numbers()[3]
+
+    def used_bytes(self) -> int:
+        """Return the bytes that arrays use."""
+        return self._numbers()[0]
+
+    def free_bytes(self) -> int:
+        """Return the bytes that are kept for reuse."""
+        return self._numbers()[1] - self._numbers()[0]
+
+    def total_bytes(self) -> int:
+        """Return the bytes that were taken from the partition."""
+        return self._numbers()[1]
+
+    def get_limit(self) -> int:
+        """Return the limit in bytes; 0 if only the partition limits."""
+        return self._numbers()[2]
+
+    def set_limit(self, size: Any = None, fraction: Any = None) -> None:
+        """Limit the pool further, in bytes or as a fraction of the partition."""
+        if size is None and fraction is None:
+            size = 0
+        if size is not None and fraction is not None:
+            raise ValueError("size and fraction cannot be specified at one time")
+        if fraction is not None:
+            if not 0 <= fraction <= 1:
+                raise ValueError(f"memory limit fraction out of range: {fraction}")
+            size = int(fraction * Device().mem_info[1])
+        if size < 0:
+            raise ValueError(f"memory limit size out of range: {size}")
+        pool.current().ask("cuda.pool.set_limit", (int(size),))
+
+    def _numbers(self) -> list[int]:
+        return pool.current().ask("cuda.pool.numbers")
+
+
+class MemoryAsyncPool(MemoryPool):
+    """The same pool: the partition's accounting holds whichever allocator is asked for."""
+
+
+class PinnedMemoryPool:
+    """Host memory is this process's own; there is nothing to pin and nothing to keep."""
+
+    def free_all_blocks(self) -> None:
+        """Do nothing."""
+
+    def n_free_blocks(self) -> int:
+        """Return 0."""
+        return 0
+
+    def malloc(self, size: int) -> np.ndarray[Any, Any]:
+        """Return host memory."""
+        return np.empty(size, np.uint8)
+
+
+class Memory:
+    """What `MemoryPointer.mem` is: the allocation that a pointer points into."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    @property
+    def ptr(self) -> int:
+        """The address on the server."""
+        return self._owner._session.ask("door.pointer", (self._owner,))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the allocation."""
+        return self._owner.nbytes
+
+    @property
+    def device_id(self) -> int:
+        """The device that holds it."""
+        return self._owner._device
+
+
+class MemoryPointer:
+    """A pointer to an array's memory, with an offset in bytes."""
+
+    def __init__(self, array: Any, offset: int = 0) -> None:
+        self._array = array
+        self._offset = offset
+
+    @property
+    def ptr(self) -> int:
+        """The address on the server; asking for it waits for everything before."""
+        return self._array._session.ask("door.pointer", (self._array,)) + self._offset
+
+    @property
+    def mem(self) -> Memory:
+        """The allocation."""
+        return Memory(self._array if self._array._base is None else self._array._base)
+
+    @property
+    def device_id(self) -> int:
+        """The device that holds it."""
+        return self._array._device
+
+    @property
+    def device(self) -> Device:
+        """The device that holds it."""
+        return Device(self._array._device)
+
+    def __int__(self) -> int:
+        return self.ptr
+
+    def __add__(self, offset: int) -> "MemoryPointer":
+        return MemoryPointer(self._array, self._offset + offset)
+
+    __radd__ = __add__
+
+    def __sub__(self, offset: int) -> "MemoryPointer":
+        return MemoryPointer(self._array, self._offset - offset)
+
+    def as_array(self, shape: tuple[int, ...], dtype: Any, strides: Any, order: str) -> Any:
+        """Return an array over the memory; the server checks that it stays inside."""
+        steps = tuple(strides) if strides is not None else contiguous_strides(shape, dtype.itemsize, order)
+        meta = intern(dtype, shape, steps)
+        return make.view(self._array, "door.memory", (self._offset, shape, dtype, steps), meta)
+
+    def _bytes(self, size: int) -> Any:
+        return self.as_array((size,), np.dtype(np.uint8), None, "C")
+
+    def copy_from_device(self, src: "MemoryPointer", size: int) -> None:
+        """Copy bytes from another pointer."""
+        self._bytes(size)[...] = src._bytes(size)
+
+    def copy_from_host(self, mem: Any, size: int) -> None:
+        """Copy bytes from an object with a buffer; addresses mean nothing on another machine."""
+        host = np.frombuffer(mem, np.uint8, size)
+        self._bytes(size)[...] = make.upload(host, self._array._session)
+
+    def copy_from(self, mem: Any, size: int) -> None:
+        """Copy bytes from a pointer or a buffer."""
+        if isinstance(mem, MemoryPointer):
+            self.copy_from_device(mem, size)
+        else:
+            self.copy_from_host(mem, size)
+
+    def copy_to_host(self, mem: Any, size: int) -> None:
+        """Copy bytes into a writable buffer."""
+        np.frombuffer(mem, np.uint8, size)[...] = make.download(self._bytes(size))
+
+    def memset(self, value: int, size: int) -> None:
+        """Set bytes."""
+        self._bytes(size).fill(value)
+
+    def copy_from_device_async(self, src: "MemoryPointer", size: int, stream: Any = None) -> None:
+        """Copy bytes from another pointer."""
+        self.copy_from_device(src, size)
+
+    def copy_from_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
+        """Copy bytes from a buffer."""
+        self.copy_from_host(mem, size)
+
+    def copy_from_async(self, mem: Any, size: int, stream: Any = None) -> None:
+        """Copy bytes from a pointer or a buffer."""
+        self.copy_from(mem, size)
+
+    def copy_to_host_async(self, mem: Any, size: int, stream: Any = None) -> None:
+        """Copy bytes into a buffer."""
+        self.copy_to_host(mem, size)
+
+    def memset_async(self, value: int, size: int, stream: Any = None) -> None:
+        """Set bytes."""
+        self.memset(value, size)
+
+
+def alloc(size: int) -> MemoryPointer:
+    """Return memory on the current device."""
+    return MemoryPointer(make.empty((int(size),), np.uint8))
+
+
+def malloc_managed(size: int) -> MemoryPointer:
+    """Return ordinary device memory: managed memory has no meaning across machines."""
+    return alloc(size)
+
+
+def malloc_async(size: int) -> MemoryPointer:
+    """Return device memory from the partition's pool."""
+    return alloc(size)
+
+
+def set_allocator(allocator: Any = None) -> None:
+    """Accept any allocator: memory always comes from the partition, and is accounted there."""
+
+
+def get_allocator() -> Any:
+    """Return the allocator, which is always the partition's."""
+    return alloc
+
+
+@contextlib.contextmanager
+def using_allocator(allocator: Any = None) -> Iterator[None]:
+    """Accept any allocator for a block of code."""
+    yield
+
+
+def alloc_pinned_memory(size: int) -> np.ndarray[Any, Any]:
+    """Return host memory."""
+    return np.empty(size, np.uint8)
+
+
+def set_pinned_memory_allocator(allocator: Any = None) -> None:
+    """Accept any allocator; host memory is this process's own."""
+
+
+default_pool = MemoryPool()
+default_pinned_pool = PinnedMemoryPool()
+state.hooks["MemoryPointer"] = MemoryPointer

@@ -1,0 +1,106 @@
+"""Discrete Fourier transforms; lengths and types follow from the arguments."""
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.reductions import need
+from cupy._door.meta import fresh
+
+__all__ = [
+    "fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "ifft", "ifft2", "ifftn", "ifftshift",
+    "ihfft", "irfft", "irfft2", "irfftn", "rfft", "rfft2", "rfftfreq", "rfftn",
+]  # fmt: skip
+
+
+def _complex(kind: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.complex64) if kind.char in "efF" else np.dtype(np.complex128)
+
+
+def _norm(norm: Any) -> None:
+    if norm not in (None, "backward", "ortho", "forward"):
+        raise ValueError(f'Invalid norm value {norm}, should be "backward", "ortho", or "forward".')
+
+
+def _checked(length: int) -> int:
+    if length < 1:
+        raise ValueError(f"Invalid number of FFT data points ({length}) specified.")
+    return length
+
+
+def _one(name: str) -> Any:
+    def function(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
+        array = need(a)
+        _norm(norm)
+        at = make.axis_of(axis, array.ndim)
+        source = array.shape[at]
+        length = n if n is not None else (source - 1) * 2 if name in ("irfft", "hfft") else source
+        _checked(length)
+        if name in ("rfft", "ihfft"):
+            length = length // 2 + 1
+        kind = _complex(array.dtype)
+        if name in ("irfft", "hfft"):
+            kind = np.dtype(kind.char.lower())
+        shape = (*array.shape[:at], length, *array.shape[at + 1 :])
+        return make.forward(f"fft.{name}", (array, n, axis, norm), {}, fresh(kind, shape))
+
+    return function
+
+
+def _many(name: str, default: Any) -> Any:
+    def function(a: Any, s: Any = None, axes: Any = default, norm: Any = None) -> Any:
+        array = need(a)
+        _norm(norm)
+        if s is not None and axes is not None and len(s) != len(axes):
+            raise ValueError("Shape and axes have different lengths.")
+        over = axes
+        if over is None:
+            over = range(array.ndim) if s is None else range(array.ndim - len(s), array.ndim)
+        places = [make.axis_of(axis, array.ndim) for axis in over]
+        shape = list(array.shape)
+        for index, at in enumerate(places):
+            if s is not None and s[index] is not None:
+                shape[at] = _checked(s[index])
+        if not places:
+            return array.astype(_complex(array.dtype)) if name[0] != "r" else make.ask(f"fft.{name}", array, s, axes, norm)
+        last = places[-1]
+        kind = _complex(array.dtype)
+        if name.startswith("rfft"):
+            shape[last] = shape[last] // 2 + 1
+        elif name.startswith("irfft"):
+            kind = np.dtype(kind.char.lower())
+            if s is None or s[-1] is None:
+                shape[last] = _checked((array.shape[last] - 1) * 2)
+        return make.forward(f"fft.{name}", (array, s, axes, norm), {}, fresh(kind, tuple(shape)))
+
+    return function
+
+
+fft, ifft, rfft, irfft, hfft, ihfft = (
+    _one(name) for name in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+)
+fft2, ifft2, rfft2, irfft2 = (
+    _many(name, (-2, -1)) for name in ("fft2", "ifft2", "rfft2", "irfft2")
+)
+fftn, ifftn, rfftn, irfftn = (_many(name, None) for name in ("fftn", "ifftn", "rfftn", "irfftn"))
+
+
+def fftfreq(n: int, d: float = 1.0) -> Any:
+    """Return the frequencies of a transform."""
+    return make.forward("fft.fftfreq", (n, d), {}, fresh(np.dtype(np.float64), (n,)))
+
+
+def rfftfreq(n: int, d: float = 1.0) -> Any:
+    """Return the frequencies of a transform of real data."""
+    return make.forward("fft.rfftfreq", (n, d), {}, fresh(np.dtype(np.float64), (n // 2 + 1,)))
+
+
+def fftshift(x: Any, axes: Any = None) -> Any:
+    """Move the zero frequency to the middle."""
+    return make.forward("fft.fftshift", (need(x, "x"), axes), {}, fresh(x.dtype, x.shape))
+
+
+def ifftshift(x: Any, axes: Any = None) -> Any:
+    """Undo `fftshift`."""
+    return make.forward("fft.ifftshift", (need(x, "x"), axes), {}, fresh(x.dtype, x.shape))

@@ -1,0 +1,114 @@
+"""What a worker's devices are to the array door: specifications, budget and backend."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+CHUNK = 16 << 20
+"""Bytes that are staged at a time between a socket and a device: larger pieces gain nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One partition of one GPU, as the worker may use it."""
+
+    index: int  # among the devices of this session
+    uuid: str
+    name: str
+    memory: int  # bytes of the partition
+    emulated: bool
+    ordinal: int | None  # CUDA ordinal in this process, None when emulated
+
+
+class Budget(Protocol):
+    """The lease's memory account, held by the host process, where no client reaches."""
+
+    def reserve(self, device_index: int, nbytes: int) -> bool:
+        """Take ``nbytes`` from the partition; False if it has not that much left."""
+        ...
+
+    def release(self, device_index: int, nbytes: int) -> None:
+        """Give ``nbytes`` back."""
+        ...
+
+    def usage(self, device_index: int) -> int:
+        """Return the bytes reserved on that GPU by the whole lease."""
+        ...
+
+
+class DeviceMemoryError(MemoryError):
+    """The partition has no room; the text is CuPy's."""
+
+
+class UnsupportedError(NotImplementedError):
+    """This kind of device cannot do that; the text says why."""
+
+
+Fill = Callable[[memoryview], None]
+"""Fills a host buffer completely with the next bytes of the stream."""
+
+
+class Backend(Protocol):
+    """How calls are executed: by CuPy on real GPUs, or by NumPy on emulated ones."""
+
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the closed table of what a client may call."""
+        ...
+
+    def use(self, device: int, stream: Any) -> None:
+        """Make a device (and a stream object there, or None) current."""
+        ...
+
+    def is_array(self, value: Any) -> bool:
+        """Say whether ``value`` is an array of this backend."""
+        ...
+
+    def adopt(self, value: Any) -> Any:
+        """Return a result as an array whose memory is accounted; raise if there is no room."""
+        ...
+
+    def expect(self, nbytes: int) -> None:
+        """Raise before a result of ``nbytes`` is computed that could never fit."""
+        ...
+
+    def conform(self, value: Any, strides: tuple[int, ...]) -> Any:
+        """Return a new array of the same elements with these strides (of a dense layout)."""
+        ...
+
+    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """Return a new dense array on the current device."""
+        ...
+
+    def upload(self, array: Any, fill: Fill) -> None:
+        """Fill a dense array with the bytes of the stream, in memory order."""
+        ...
+
+    def download(self, array: Any, order: str) -> Iterator[memoryview]:
+        """Yield the elements in C or F order, piece by piece; each is valid until the next."""
+        ...
+
+    def device_of(self, value: Any) -> int:
+        """Return the index of the device that holds an array."""
+        ...
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Say whether freeing memory could make the call succeed."""
+        ...
+
+    def reclaim(self) -> None:
+        """Free what the backend itself keeps for later."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until everything that was started on all devices is done."""
+        ...
+
+    def describe_devices(self) -> Sequence[dict[str, Any]]:
+        """Return what a client may know of each device, as plain values."""
+        ...
+
+    def close(self) -> None:
+        """Give all memory back to the budget."""
+        ...

@@ -1,0 +1,135 @@
+"""An emulated GPU: arrays in host memory, computed by NumPy, with CuPy's rules and accounting."""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpupool.remoting.devices.base import CHUNK, Budget, DeviceMemoryError, DeviceSpec, Fill
+from gpupool.remoting.devices.emulated_operations import operations
+from gpupool.remoting.devices.pool import EmulatedPool
+
+Array = np.ndarray[Any, Any]
+
+
+class EmulatedBackend:
+    """Executes the array door's calls with NumPy."""
+
+    def __init__(self, devices: Sequence[DeviceSpec], budget: Budget) -> None:
+        self.devices = devices
+        self.pools = [EmulatedPool(budget, spec.index, spec.memory) for spec in devices]
+        self.current = 0
+        # Every array that owns memory, by id: its device and the size of its block. The weak
+        # reference gives the block back when the last view of the array is gone.
+        self._owners: dict[int, tuple[int, int, Any]] = {}
+        # NumPy keeps this per thread; GPUs neither warn nor raise.
+        np.seterr(all="ignore")
+
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the closed table of what a client may call."""
+        return operations(self)
+
+    def use(self, device: int, stream: Any) -> None:
+        """Make a device current; all its streams are the one thread that computes."""
+        self.current = device
+
+    def is_array(self, value: Any) -> bool:
+        """Say whether ``value`` is a NumPy array or scalar."""
+        return isinstance(value, (np.ndarray, np.generic))
+
+    def adopt(self, value: Any) -> Any:
+        """Account for the memory of a new result; views cost nothing."""
+        if type(value) is not np.ndarray:
+            value = np.asarray(value)
+        owner: Any = value
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        key = id(owner)
+        if key not in self._owners:
+            device = self.current
+            size = self.pools[device].allocate(owner.nbytes)
+            reference = weakref.ref(owner, lambda _: self._disown(key))
+            self._owners[key] = (device, size, reference)
+        return value
+
+    def _disown(self, key: int) -> None:
+        found = self._owners.pop(key, None)
+        if found is not None:  # None once the backend is closed
+            self.pools[found[0]].release(found[1])
+
+    def expect(self, nbytes: int) -> None:
+        """Raise before NumPy fills host memory with a result that the partition cannot hold."""
+        self.pools[self.current].check(nbytes)
+
+    def conform(self, value: Array, strides: tuple[int, ...]) -> Array:
+        """Return a copy with these strides."""
+        made = self.empty(value.dtype, value.shape, strides)
+        made[...] = value
+        return made
+
+    def empty(
+        self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> Array:
+        """Return a new dense array with the axes in the order that the strides have.
+
+        New memory is zero, so that nothing of an ended session can be read by the next.
+        """
+        axes = sorted(range(len(shape)), key=lambda axis: -strides[axis])
+        made = np.zeros([shape[axis] for axis in axes], dtype)
+        return made.transpose(np.argsort(axes)) if axes else made
+
+    def upload(self, array: Array, fill: Fill) -> None:
+        """Receive straight into the array's memory."""
+        flat: Any = array
+        while isinstance(flat.base, np.ndarray):
+            flat = flat.base
+        fill(memoryview(flat.reshape(-1).view(np.uint8)))
+
+    def download(self, array: Array, order: str) -> Iterator[memoryview]:
+        """Yield the bytes of one contiguous copy, or of the array itself if it is contiguous."""
+        dense = np.asarray(array, order="F" if order == "F" else "C")
+        flat = dense.reshape(-1, order="F" if order == "F" else "C").view(np.uint8)
+        data = memoryview(flat)
+        for start in range(0, data.nbytes, CHUNK):
+            yield data[start : start + CHUNK]
+
+    def device_of(self, value: Array) -> int:
+        """Return the index of the device that holds an array."""
+        owner: Any = value
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        found = self._owners.get(id(owner))
+        return found[0] if found is not None else self.current
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Say whether it is the partition's or the host's memory that ran out."""
+        return isinstance(error, (DeviceMemoryError, MemoryError))
+
+    def reclaim(self) -> None:
+        """Free the blocks that are kept for reuse."""
+        for pool in self.pools:
+            pool.free_all_blocks()
+
+    def synchronize(self) -> None:
+        """Return at once: every call was complete when it returned."""
+
+    def describe_devices(self) -> Sequence[dict[str, Any]]:
+        """Return what a client may know of each device."""
+        return [
+            {
+                "name": spec.name,
+                "uuid": spec.uuid,
+                "memory": spec.memory,
+                "emulated": True,
+                "compute_capability": "90",
+                "pci_bus_id": f"0000:00:{spec.index:02x}.0",
+            }
+            for spec in self.devices
+        ]
+
+    def close(self) -> None:
+        """Give all memory back to the budget."""
+        self._owners.clear()
+        for pool in self.pools:
+            pool.close()
