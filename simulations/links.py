@@ -140,7 +140,8 @@ class _PeerEnd:
         del reason
         self._links.lost(self._peer, None)
 
-    def received(self, end: End, payload: bytes) -> None:
+    def received(self, end: End, payload: object) -> None:
+        assert isinstance(payload, bytes)
         self._links.received(self._peer, end, payload)
 
     def closed(self, end: End, reason: str) -> None:

@@ -37,7 +37,7 @@ class Endpoint(Protocol):
         """There will be no connection."""
         ...
 
-    def received(self, end: "End", payload: bytes) -> None:
+    def received(self, end: "End", payload: object) -> None:
         """Take what the other side sent."""
         ...
 
@@ -45,6 +45,9 @@ class Endpoint(Protocol):
         """The connection is gone, not by our own ``close``."""
         ...
 
+
+FRAME_BYTES = 256
+"""What a message that travels as an object counts for."""
 
 Accept = Callable[[str, str], Endpoint | None]
 """Called with the dialling machine and the kind of connection; None refuses it."""
@@ -68,7 +71,7 @@ class _Pipe:
     def __init__(self) -> None:
         self.arrives_at = 0.0  # of the newest frame under way: nothing overtakes it
         self.count = 0
-        self.held: list[tuple[int, float, bytes | None]] = []
+        self.held: list[tuple[int, float, object | None]] = []
         self.held_bytes = 0
 
 
@@ -84,7 +87,7 @@ class End:
         self.peer = ""
         """The machine at the other end."""
 
-    def send(self, payload: bytes) -> bool:
+    def send(self, payload: object) -> bool:
         """Send ``payload`` as one piece; False when the connection is gone or its queue full."""
         if not self.open or self._connection.pipes[self._side].held_bytes > HELD_BYTES_MAX:
             return False
@@ -113,12 +116,12 @@ class _Connection:
         """Return the machines that data of this direction travels between."""
         return self.ends[side].process.machine, self.ends[1 - side].process.machine
 
-    def send(self, side: int, payload: bytes | None) -> None:
+    def send(self, side: int, payload: object | None) -> None:
         """Put a frame, or with None the end of the stream, on its way."""
         pipe = self.pipes[side]
         pipe.count += 1
         source, target = self.machines(side)
-        if payload is not None:
+        if isinstance(payload, bytes):
             self._network.count(source, self.kind, len(payload))
         if pipe.held or self._network.blocked(source, target):
             self._hold(pipe, pipe.count, payload)
@@ -141,17 +144,17 @@ class _Connection:
         for end, delay in zip(self.ends, delay_s, strict=True):
             end.process.after(delay, partial(self._tell_closed, end, reason))
 
-    def _hold(self, pipe: _Pipe, number: int, payload: bytes | None) -> None:
+    def _hold(self, pipe: _Pipe, number: int, payload: object | None) -> None:
         pipe.held.append((number, self._network.world.now, payload))
-        pipe.held_bytes += len(payload or b"")
+        pipe.held_bytes += len(payload) if isinstance(payload, bytes) else FRAME_BYTES
 
-    def _schedule(self, side: int, number: int, payload: bytes | None) -> None:
+    def _schedule(self, side: int, number: int, payload: object | None) -> None:
         pipe, network = self.pipes[side], self._network
         when = network.world.now + network.latency(*self.machines(side))
         pipe.arrives_at = max(when, pipe.arrives_at + 1e-7)
         network.world.at(pipe.arrives_at, partial(self._arrive, side, number, payload))
 
-    def _arrive(self, side: int, number: int, payload: bytes | None) -> None:
+    def _arrive(self, side: int, number: int, payload: object | None) -> None:
         if self.broken:
             return
         pipe = self.pipes[side]
@@ -159,11 +162,10 @@ class _Connection:
             self._hold(pipe, number, payload)
             return
         receiver = self.ends[1 - side]
-        if payload is not None:
-            self._network.trace.frame(payload)
+        self._network.trace.frame(payload)
         receiver.process.run(partial(self._deliver, receiver, payload))
 
-    def _deliver(self, end: End, payload: bytes | None) -> None:
+    def _deliver(self, end: End, payload: object | None) -> None:
         if not end.open or end.endpoint is None:
             return
         if payload is not None:

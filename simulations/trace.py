@@ -45,9 +45,10 @@ class Trace:
         if len(self.lines) < LINE_COUNT_MAX:
             self.lines.append(Line(now, subject, kind, text))
 
-    def frame(self, payload: bytes) -> None:
-        """Record bytes that arrived: in the hash only, for there are too many to read."""
-        self._hash.update(_FRAME.pack(self._world.now, crc32(payload)))
+    def frame(self, payload: object) -> None:
+        """Record what arrived: in the hash only, for there is too much of it to read."""
+        data = payload if isinstance(payload, bytes) else type(payload).__name__.encode()
+        self._hash.update(_FRAME.pack(self._world.now, crc32(data)))
 
     def digest(self) -> str:
         """Return the hash of everything so far, in hex."""

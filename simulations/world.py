@@ -27,6 +27,8 @@ class World:
         self.now = 0.0
         """Virtual seconds since the beginning."""
         self.event_count = 0
+        self.stopped = False
+        """Set when there is no point in going on; nothing happens any more then."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = itertools.count()
 
@@ -53,10 +55,11 @@ class World:
             StuckError: when that takes more events than any sane run.
         """
         heap = self._heap
-        while heap and heap[0][0] <= when:
+        while heap and heap[0][0] <= when and not self.stopped:
             self.now, _, action = heapq.heappop(heap)
             self.event_count += 1
             if self.event_count > EVENT_COUNT_MAX:
                 raise StuckError(f"{EVENT_COUNT_MAX} events, and only {self.now:.3f} s have passed")
             action()
-        self.now = when
+        if not self.stopped:
+            self.now = when

@@ -1,0 +1,59 @@
+"""What all parts of one run share: the world, the wires, the options and the checkers."""
+
+from dataclasses import dataclass, field
+
+from gpupool.pool.ids import ServerId
+from gpupool.simulations.checkers import (
+    DeadClientsLeave,
+    Linearizable,
+    LogsAgree,
+    MemoryTruth,
+    OneLeader,
+    RevokedMeansRevoked,
+    TableSound,
+)
+from gpupool.simulations.history import History
+from gpupool.simulations.judge import Judge
+from gpupool.simulations.machines import Machine
+from gpupool.simulations.network import Network
+from gpupool.simulations.options import Options
+from gpupool.simulations.trace import Trace
+from gpupool.simulations.world import World
+
+
+class Checkers:
+    """Every checker of a run."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.logs = LogsAgree(judge)
+        self.leaders = OneLeader(judge)
+        self.table = TableSound(judge)
+        self.memory = MemoryTruth(judge)
+        self.dead_clients = DeadClientsLeave(judge)
+        self.policy = RevokedMeansRevoked(judge)
+        self.linearizable = Linearizable(judge)
+
+
+@dataclass(slots=True)
+class Environment:
+    """Shared by everything in one run."""
+
+    options: Options
+    world: World
+    trace: Trace
+    network: Network
+    checkers: Checkers
+    history: History = field(default_factory=History)
+    machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
+    machine_of: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
+    """Where a server is; the table's addresses say the same."""
+
+    def locate(self, server: ServerId) -> str | None:
+        """Return the machine of a server."""
+        return self.machine_of.get(server)
+
+    def identify(self, machine: str) -> ServerId | None:
+        """Return whose certificate a machine shows."""
+        found = self.machines.get(machine)
+        return found.server if found is not None else None

@@ -1,0 +1,179 @@
+"""What survives a server process: its machine, with disk, clock, GPUs, and workers that still run.
+
+Here lies the truth about GPU memory, whatever the table says: a worker occupies the partitions of
+its lease from its start until it is really gone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from gpupool.pool.commands import GpuReading
+from gpupool.pool.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.state import Gpu, Lease, Partition
+from gpupool.simulations.clock import DriftingClock
+from gpupool.simulations.disk import SimulatedDisk
+from gpupool.simulations.process import Process
+from gpupool.simulations.trace import Trace
+from gpupool.simulations.world import World
+
+GPU_MEMORY = 16 << 30
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One worker process, with the memory that it may occupy."""
+
+    lease: LeaseId
+    partitions: tuple[Partition, ...]
+    incarnation: Incarnation  # of the server process that started it
+    dying: bool = False
+
+
+class Machine:
+    """One machine of the pool."""
+
+    def __init__(
+        self,
+        name: str,
+        server: ServerId,
+        *,
+        world: World,
+        trace: Trace,
+        random: Random,
+        clock: DriftingClock,
+        gpu_count: int,
+        kill_s: float,
+        workers_changed: Callable[["Machine"], None],
+    ) -> None:
+        self.name = name
+        self.server = server
+        """The server's identity; another one after it was removed and joined again."""
+        self.clock = clock
+        self.disk = SimulatedDisk(random)
+        self.incarnation = Incarnation(0)
+        self.process: Process | None = None
+        self.workers: list[Worker] = []
+        self.kill_s = kill_s
+        """Mean time that a worker takes to be gone once it is killed."""
+        self.dark = False
+        """Without power."""
+        self._world = world
+        self._trace = trace
+        self._random = random
+        self._workers_changed = workers_changed
+        self._gpu_count = gpu_count
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices of this machine."""
+        return tuple(
+            Gpu(
+                id=self.gpu_id(index),
+                index=index,
+                name="Simulated",
+                memory_total=GPU_MEMORY,
+                emulated=True,
+            )
+            for index in range(self._gpu_count)
+        )
+
+    def gpu_id(self, index: int) -> GpuId:
+        """Return the name of one device."""
+        return GpuId(f"EMU-{self.name}-{index}")
+
+    def occupied(self) -> dict[GpuId, int]:
+        """Return the bytes that live workers may occupy on each GPU, each lease counted once."""
+        leases = {(w.lease, p.gpu): p.memory for w in self.workers for p in w.partitions}
+        sums: dict[GpuId, int] = {}
+        for (_, gpu), memory in leases.items():
+            sums[gpu] = sums.get(gpu, 0) + memory
+        return sums
+
+    def start_worker(self, lease: LeaseId, partitions: Sequence[Partition]) -> None:
+        """Start a worker, which occupies its memory from now on."""
+        self.workers.append(Worker(lease, tuple(partitions), self.incarnation))
+        self._trace.note(self.name, "worker", f"starts for lease {lease}")
+        self._workers_changed(self)
+
+    def kill(self, worker: Worker, gone: Callable[[], None] | None = None) -> None:
+        """Kill a worker; ``gone`` is called once it is really gone, which takes a while."""
+        delay_s = self._random.expovariate(1.0) * self.kill_s if not worker.dying else self.kill_s
+        worker.dying = True
+        self._world.after(delay_s, partial(self._remove, worker, gone))
+
+    def lose_workers(self) -> None:
+        """Let every worker be gone at once, as when the power fails."""
+        self.workers.clear()
+
+    def _remove(self, worker: Worker, gone: Callable[[], None] | None) -> None:
+        if worker in self.workers:
+            self.workers.remove(worker)
+            self._trace.note(self.name, "worker", f"of lease {worker.lease} is gone")
+            self._workers_changed(self)
+        if gone is not None:
+            gone()
+
+
+class SimulatedHost:
+    """The workers of one server process, as ``remoting.sessions.SessionHost`` has them.
+
+    What is a coroutine there takes a callback here, since nothing awaits under virtual time.
+    """
+
+    def __init__(self, machine: Machine, process: Process, *, start_s: float) -> None:
+        self._machine = machine
+        self._process = process
+        self._start_s = start_s
+
+    def sweep(self, done: Callable[[], None]) -> None:
+        """Kill all workers of former incarnations; ``done`` follows once every one is gone."""
+        waiting = list(self._machine.workers)
+        if not waiting:
+            self._process.run(done)
+            return
+
+        def gone(worker: Worker) -> None:
+            waiting.remove(worker)
+            if not waiting:
+                self._process.run(done)
+
+        for worker in list(waiting):
+            self._machine.kill(worker, partial(gone, worker))
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices to offer."""
+        return self._machine.gpus()
+
+    def readings(self) -> dict[GpuId, GpuReading]:
+        """Return foreign memory and fault of every GPU: none."""
+        return {gpu.id: GpuReading(0, "") for gpu in self._machine.gpus()}
+
+    def worker_count(self) -> dict[LeaseId, int]:
+        """Return how many live workers each lease has."""
+        counts: dict[LeaseId, int] = {}
+        for worker in self._machine.workers:
+            counts[worker.lease] = counts.get(worker.lease, 0) + 1
+        return counts
+
+    def open_session(
+        self, lease: Lease, partitions: Sequence[Partition], opened: Callable[[], None]
+    ) -> None:
+        """Start a worker; ``opened`` follows once it is ready."""
+        self._machine.start_worker(lease.id, partitions)
+        self._process.after(self._start_s, opened)
+
+    def kill_lease(self, lease: LeaseId, gone: Callable[[], None]) -> None:
+        """Kill every worker of a lease; ``gone`` follows once all are."""
+        waiting = [worker for worker in self._machine.workers if worker.lease == lease]
+        if not waiting:
+            self._process.run(gone)
+            return
+
+        def one_gone(worker: Worker) -> None:
+            waiting.remove(worker)
+            if not waiting:
+                self._process.run(gone)
+
+        for worker in list(waiting):
+            self._machine.kill(worker, partial(one_gone, worker))

@@ -1,0 +1,109 @@
+"""Everything that one run depends on, drawn from its seed and printed before anything happens."""
+
+from dataclasses import dataclass, fields, replace
+from hashlib import sha256
+from random import Random
+
+FAULT_KINDS = (
+    "reset",  # connections of one pair of servers break, with all that is in flight
+    "slow-link",  # one direction of one pair becomes slow
+    "partition",  # the servers fall into two groups
+    "deaf",  # one server hears nothing, or cannot be heard
+    "cut",  # one direction of one pair
+    "isolate-leader",  # whoever leads is alone
+    "kill",  # kill -9 of a server, its workers live on; it restarts
+    "kill-leader",
+    "power",  # a server's machine loses power, unsynced data and workers
+    "torn",  # the power fails in the middle of one of the next file operations
+    "power-all",  # all servers at once
+    "pause",  # SIGSTOP, later SIGCONT
+    "pause-leader",
+    "clock-rate",  # a monotonic clock runs too fast or too slow
+    "clock-jump",  # a wall clock jumps
+    "disk-slow",
+    "disk-full",
+    "disk-broken",  # every sync fails
+    "client-kill",
+    "client-dark",  # a client's machine vanishes without a word
+    "client-cut",  # a client is cut off from all servers for a while
+    "client-pause",  # Ctrl-Z: its leases must stay
+    "worker-death",
+    "slow-kill",  # workers take long to die
+    "end-lease",  # by an operator
+    "revoke",  # of a user's token, by an operator
+    "drain",
+    "replace",  # a server is removed for good, and its machine joins under a new identity
+)
+"""Kinds of faults, and of what operators do, which is as bad."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """One run. Durations are virtual seconds."""
+
+    seed: int
+    scenario: str = "swarm"
+    servers: int = 5
+    clients: int = 20
+    fault_s: float = 30.0
+    heal_s: float = 10.0
+    gpus: int = 2  # of each server
+    delay_s: float = 0.0003  # one way
+    jitter_s: float = 0.0002
+    sync_s: float = 0.0002  # of every disk
+    drift: float = 0.0  # clocks run at up to this much off
+    wall_error_s: float = 0.0
+    kill_s: float = 0.05  # mean time until a killed worker is gone
+    worker_start_s: float = 0.1
+    hold_s: float = 3.0  # mean time for which a client keeps a lease
+    think_s: float = 1.0  # mean time between two leases of a client
+    across: float = 0.1  # share of requests that several servers may satisfy together
+    snapshot_entries: int = 10_000
+    faults: tuple[tuple[str, float], ...] = ()  # kind, mean seconds between two of them
+    keep: tuple[int, ...] | None = None  # numbers of the faults that happen; None for all
+
+    def lines(self) -> list[str]:
+        """Return every option as one line each."""
+        return [f"{f.name:<16}  {getattr(self, f.name)}" for f in fields(self)]
+
+
+def chance(seed: int, what: str) -> Random:
+    """Return a source of chance for one purpose of one seed."""
+    digest = sha256(f"{seed}/{what}".encode()).digest()
+    return Random(int.from_bytes(digest))  # noqa: S311 - chance that repeats is the point
+
+
+def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) -> Options:
+    """Draw options: each run has some of the faults only, each at a rate of its own.
+
+    A run with all faults at once is a run in which nothing else happens; leaving out a random
+    part of them reaches deeper (Groce et al., Swarm testing, ISSTA 2012).
+    """
+    random = chance(seed, "options")
+    some = random.choice((0.15, 0.3, 0.5))
+    faults = tuple(
+        (kind, round(random.choice((3.0, 6.0, 12.0, 25.0)) * (0.5 + random.random()), 2))
+        for kind in FAULT_KINDS
+        if random.random() < some
+    )
+    drawn = Options(
+        seed=seed,
+        servers=random.choice((3, 3, 5, 5, 5, 7)),
+        clients=random.choice((6, 12, 20, 20)),
+        gpus=random.choice((1, 2, 2, 4)),
+        delay_s=random.choice((0.0001, 0.0003, 0.001, 0.005)),
+        jitter_s=random.choice((0.00005, 0.0002, 0.002)),
+        sync_s=random.choice((0.0, 0.0002, 0.001, 0.005)),
+        drift=random.choice((0.0, 0.0001, 0.05)),
+        wall_error_s=random.choice((0.0, 0.5, 3.0)),
+        kill_s=random.choice((0.01, 0.05, 0.5)),
+        worker_start_s=random.choice((0.01, 0.1, 0.5)),
+        hold_s=random.choice((1.0, 3.0, 8.0)),
+        think_s=random.choice((0.3, 1.0, 3.0)),
+        across=random.choice((0.0, 0.1, 0.4)),
+        snapshot_entries=random.choice((40, 200, 1000, 10_000)),
+        faults=faults,
+    )
+    if servers is not None:
+        drawn = replace(drawn, servers=servers)
+    return replace(drawn, clients=clients) if clients is not None else drawn
