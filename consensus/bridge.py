@@ -27,10 +27,10 @@ applying it once does, because it carries a key (such as a request id) that the 
 recognises. A command whose time is up is never appended afterwards, neither here nor by a leader
 that gets it late.
 
-**Joining.** A server with empty storage has no vote. It pulls committed entries from the voters that
-``set_servers`` tells it of, until the leader, by ``reconcile_voters``, gives it one. Links should
-accept connections from every authenticated server of the pool: a server that was away may hear
-first from voters that it does not know yet.
+**Joining.** A server with empty storage has no vote. It pulls committed entries from the voters
+that ``set_servers`` tells it of, until the leader, by ``reconcile_voters``, gives it one. Links
+should accept connections from every authenticated server of the pool: a server that was away may
+hear first from voters that it does not know yet.
 
 Everything runs on the trio thread. One loop iteration handles all that arrived, syncs the journal
 once, and lets frames and results out.
@@ -67,7 +67,7 @@ RETRY_MAX_S = 0.2
 """Longest pause; the pauses double up to here."""
 
 GRACE_S = 0.25
-"""How much longer than its time a proposal waits for the driver's verdict before it says Unknown."""
+"""How much longer than its time a proposal waits for the driver before it says Unknown."""
 
 _log = logging.getLogger(__name__)
 
@@ -322,7 +322,7 @@ _STOPPED = "this server is stopping"
 
 
 def _is_final(outcome: Outcome) -> bool:
-    """True for refusals that no repetition changes: they lie in the command or in this server."""
+    """Tell refusals that no repetition changes: they lie in the command or in this server."""
     return isinstance(outcome, NotCommitted) and (
         outcome.reason == _STOPPED or outcome.reason.startswith("the command ")
     )

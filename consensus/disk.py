@@ -3,7 +3,7 @@
 import errno
 import fcntl
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -62,7 +62,7 @@ class Disk(Protocol):
 
 
 @contextmanager
-def storage_errors(what: str) -> Iterator[None]:
+def storage_errors(what: str) -> Generator[None]:
     """Turn ``OSError`` into a ``StorageError`` that says what could not be done."""
     try:
         yield

@@ -1,4 +1,4 @@
-"""One server of the replicated table, sans-IO: frames, time and proposals in; frames and results out.
+"""One server of the replicated table, sans-IO: frames, time, proposals in; frames, results out.
 
 The driver (``bridge.py``, or a simulator) owns time, sockets and the moment of syncing:
 
@@ -127,6 +127,15 @@ class RaftNode:
         self._applied_by: dict[ServerId, int] = {}
         self._desired: tuple[ServerId, ...] | None = None
         self._hand_over_at = -NEVER
+        self._handlers: dict[str, Callable[[ServerId, Message], None]] = {
+            "forward": self._on_forward,
+            "forward_response": self._on_forward_response,
+            "pull": self._on_pull,
+            "pulled": self._on_pulled,
+            "alive": self._on_alive,
+            "snapshot": self._on_snapshot,
+            "snapshot_ack": self._on_snapshot_ack,
+        }
         snapshot = storage.snapshots.latest
         if snapshot is not None:
             machine.restore(snapshot.state)
@@ -187,9 +196,9 @@ class RaftNode:
             return
         self._heard_at[peer] = self._now
         with self._core.stepping(self._now):
-            handler = _HANDLERS.get(message["type"])
+            handler = self._handlers.get(message["type"])
             if handler is not None:
-                handler(self, peer, message)
+                handler(peer, message)
             else:
                 if message["type"] == "next_node_idx" and message["success"]:
                     self._senders.pop(peer, None)
@@ -287,9 +296,9 @@ class RaftNode:
         core = self._core
         if self._queue or self._resolved or self._outbox:
             return self._now
-        if core.state == LEADER and core.voters == (self.server_id,):
-            if core.commit_index < self._storage.journal.last_index:
-                return self._now
+        alone = core.state == LEADER and core.voters == (self.server_id,)
+        if alone and core.commit_index < self._storage.journal.last_index:
+            return self._now
         due = core.next_step_at()
         if self._expiries:
             due = min(due, self._expiries[0][0])
@@ -537,10 +546,9 @@ class RaftNode:
         step = membership.next_step(core.voters, desired, ready=caught_up, leader=self.server_id)
         if step is not None:
             core.set_voters(step, lambda outcome: _log.info("voters %s: %s", step, outcome))
-        elif self.server_id not in desired:
-            if self._now >= self._hand_over_at:
-                self._hand_over_at = self._now + self.settings.hand_over_retry_s
-                self._hand_over_to(voter for voter in core.voters if voter in desired)
+        elif self.server_id not in desired and self._now >= self._hand_over_at:
+            self._hand_over_at = self._now + self.settings.hand_over_retry_s
+            self._hand_over_to(voter for voter in core.voters if voter in desired)
 
     def _hand_over_to(self, candidates: Iterable[ServerId]) -> bool:
         core = self._core
@@ -620,9 +628,9 @@ class RaftNode:
             return
         leader = message["leader"]
         core.observe_leader(None if leader is None else ServerId(leader), message)
-        match, _ = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
-        if match is not None:
-            core.commit_to(min(message["commit_index"], match))
+        stored = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
+        if stored.match is not None:
+            core.commit_to(min(message["commit_index"], stored.match))
         if core.votes and not entries:
             self._excluded, self._pull_from = False, None  # It was the other who did not know.
         else:
@@ -721,19 +729,9 @@ class RaftNode:
 
 _NO_VOTERS = Configuration(0, ())
 
-_HANDLERS: dict[str, Callable[[RaftNode, ServerId, Message], None]] = {
-    "forward": RaftNode._on_forward,
-    "forward_response": RaftNode._on_forward_response,
-    "pull": RaftNode._on_pull,
-    "pulled": RaftNode._on_pulled,
-    "alive": RaftNode._on_alive,
-    "snapshot": RaftNode._on_snapshot,
-    "snapshot_ack": RaftNode._on_snapshot_ack,
-}
-
 
 def _is_command(command: bytes) -> bool:
-    """True for what may enter the log on a peer's behalf: one readable command, or a barrier."""
+    """Tell what may enter the log on a peer's behalf: one readable command, or a barrier."""
     if command == BARRIER_TYPE:
         return True
     if command[:1] != COMMAND_TYPE or len(command) > COMMAND_BYTES_MAX + 1:

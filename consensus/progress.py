@@ -39,7 +39,7 @@ class Progress:
         self._in_flight_bytes = 0
 
     def has_room(self) -> bool:
-        """True when another message with entries may go out."""
+        """Tell whether another message with entries may go out."""
         return (
             len(self._in_flight) < IN_FLIGHT_MESSAGES_MAX
             and self._in_flight_bytes < IN_FLIGHT_BYTES_MAX

@@ -24,7 +24,7 @@ import hashlib
 import importlib.util
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import ModuleType
@@ -35,13 +35,13 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
 from gpupool.consensus import codec, membership
-from gpupool.consensus.journal import Entry, Journal, decode_entries, encode_entries
-from gpupool.consensus.membership import Configuration, Configurations
+from gpupool.consensus.journal import Entry, Journal, decode_entries
+from gpupool.consensus.log import ReplicatedLog, Stored
+from gpupool.consensus.membership import Configuration
 from gpupool.consensus.messages import Message
 from gpupool.consensus.progress import Mode, Progress
 from gpupool.consensus.settings import BATCH_BYTES_MAX, PROBE_BYTES_MAX, ConsensusSettings
 from gpupool.consensus.storage import MEMBERSHIP_TYPE
-from gpupool.pool.errors import GpupoolError
 from gpupool.pool.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Randomness, Unknown
 
@@ -90,12 +90,6 @@ AUDITED = {
     "_SyncObj__onSetCodeVersion": "17b050edb193c853",
     "_isLeader": "56c32c31db26cdc0",
 }
-
-
-class SafetyError(GpupoolError):
-    """An invariant of Raft would be broken; the server stops instead."""
-
-    code = "consensus-safety"
 
 
 class _Active:
@@ -185,15 +179,21 @@ check_library(_SyncObj)
 
 
 class _Peer(Node):
-    """A server as the library knows it, with a hash that is the same in every process."""
+    """A server as the library knows it, with a hash that is the same in every process.
 
-    id: str
+    The library iterates over sets of nodes, and the order of a set follows from the hashes.
+    """
+
+    def __init__(self, server_id: ServerId) -> None:
+        super().__init__(server_id)  # pyright: ignore[reportUnknownMemberType]
+        self.name = server_id
+        self._hash = crc32(server_id.encode())
 
     def __hash__(self) -> int:
-        return crc32(self.id.encode())
+        return self._hash
 
 
-class _Log:
+class _LibraryLog:
     """The journal, under the names that the library calls."""
 
     def __init__(self, journal: Journal) -> None:
@@ -206,7 +206,8 @@ class _Log:
         return len(self._entries)
 
     def __getitem__(self, position: Any) -> Any:
-        return self._entries[position]
+        entries: Any = self._entries
+        return entries[position]
 
     def getCurrentTerm(self) -> int:
         return self._journal.term
@@ -219,7 +220,7 @@ class _Log:
         return self._journal.base_index
 
     def setRaftCommitIndex(self, index: int) -> None:
-        """The commit index is learnt anew after a start, from the leader."""
+        """Do nothing: after a start the commit index is learnt anew, from the leader."""
 
     def onOneSecondTimer(self) -> None:
         self._journal.seal()
@@ -311,18 +312,27 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         self._leader_majority_age_s = 0.0
         self._leader_clock_offset_s = 0.0
         self._matched_index = 0
-        self._encoded: dict[tuple[int, int, int], tuple[int, bytes]] = {}
+        self._handlers: dict[str, Callable[[_Peer, Message], None]] = {
+            "request_prevote": self._on_request_prevote,
+            "response_prevote": self._on_response_prevote,
+            "request_vote": self._on_request_vote,
+            "response_vote": self._on_response_vote,
+            "timeout_now": self._on_timeout_now,
+            "append_entries": self._on_append_entries,
+            "next_node_idx": self._on_next_node_idx,
+            "commit": self._on_commit,
+            "heartbeat": self._on_heartbeat,
+        }
         self.server_id = server_id
         self.elections = 0
-        self.configurations = Configurations(base)
-        for command, index, _term in journal.entries[1:]:
-            if command[:1] == MEMBERSHIP_TYPE and index > base.index:
-                self.configurations.append(index, membership.decode_voters(command[1:]))
+        self._log = ReplicatedLog(journal, base)
+        self.configurations = self._log.configurations
         with self.stepping(now):
-            super().__init__(
+            _SyncObj.__init__(
+                self,
                 self._peer(server_id),
                 [self._peer(voter) for voter in self.voters if voter != server_id],
-                _library_settings(_Log(journal), settings),
+                _library_settings(_LibraryLog(journal), settings),
                 nodeClass=_Peer,
                 transport=_Links(self),
             )
@@ -357,7 +367,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     def leader(self) -> ServerId | None:
         """The leader, as far as this server knows."""
         node = self._SyncObj__raftLeader
-        return None if node is None else ServerId(node.id)
+        return None if node is None else node.name
 
     @property
     def commit_index(self) -> int:
@@ -372,10 +382,10 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     @property
     def connected(self) -> tuple[ServerId, ...]:
         """The peers with a connection, sorted."""
-        return tuple(sorted(ServerId(node.id) for node in self._SyncObj__connectedNodes))
+        return tuple(sorted(node.name for node in self._SyncObj__connectedNodes))
 
     def is_connected(self, peer: ServerId) -> bool:
-        """True when there is a connection with ``peer``."""
+        """Tell whether there is a connection with ``peer``."""
         return self._peer(peer) in self._SyncObj__connectedNodes
 
     @property
@@ -389,7 +399,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         )
 
     def match_index(self, peer: ServerId) -> int:
-        """The index up to which a voter is known to have the leader's log."""
+        """Return the index up to which a voter is known to have the leader's log."""
         return self._SyncObj__raftMatchIndex.get(self._peer(peer), 0)
 
     def majority_age_s(self) -> float:
@@ -413,7 +423,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         return int((deadline + offset) * 1000)
 
     def next_step_at(self) -> float:
-        """The instant at which a step is due if nothing arrives before."""
+        """Return the instant at which a step is due if nothing arrives before."""
         if self.state == LEADER:
             return self._SyncObj__newAppendEntriesTime
         if not self.votes or not (self._SyncObj__connectedNodes or len(self.voters) == 1):
@@ -423,7 +433,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     # --- stepping ----------------------------------------------------------------------------
 
     @contextmanager
-    def stepping(self, now: float) -> Iterator[None]:
+    def stepping(self, now: float) -> Generator[None]:
         """Make this core's clock and randomness the ones that the library sees."""
         self._active.now = max(self._active.now, now)
         token = _ACTIVE.set(self._active)
@@ -442,9 +452,9 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             self._postpone_election()
         if self.state != LEADER and self._election_is_due():
             self._before_election()
-        super()._onTick(0.0)
+        _SyncObj._onTick(self, 0.0)
         self._hand_over = self._hand_over and self._SyncObj__raftElectionDeadline == -NEVER
-        self._encoded.clear()
+        self._log.forget_encoded()
 
     def _election_is_due(self) -> bool:
         return self._SyncObj__raftElectionDeadline < self._active.now and bool(
@@ -474,7 +484,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
                 "last_log_index": last_index,
                 "last_log_term": last_term,
             }
-            self._host.send(ServerId(peer.id), message)
+            self._host.send(peer.name, message)
 
     def append(self, command: bytes, resolve: Callable[[Outcome], None] | None) -> tuple[int, int]:
         """Add a command to a leader's log; return its index and term."""
@@ -521,7 +531,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             return
         command = MEMBERSHIP_TYPE + membership.encode_voters(desired)
         index, _ = self.append(command, resolve)
-        self.configurations.append(index, desired)
+        self._log.append_voters(desired, index)
         self._reconfigure()
 
     def hand_over(self, peer: ServerId) -> bool:
@@ -537,7 +547,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             for peer in self._others():
                 if peer in self._SyncObj__connectedNodes:
                     self._replicate_to(peer, heartbeat=False)
-            self._encoded.clear()
+            self._log.forget_encoded()
 
     def installed(self, index: int, voters: tuple[ServerId, ...]) -> None:
         """Go on from a snapshot that was installed: everything up to ``index`` is applied."""
@@ -549,8 +559,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, index)
         if self._journal.last_index < self._SyncObj__raftCommitIndex:
             self._SyncObj__raftCommitIndex = self._journal.last_index
-        self.configurations.truncate(self._journal.last_index + 1)
-        self.configurations.reset(Configuration(index, voters))
+        self._log.installed(index, voters)
         self._reconfigure()
 
     # --- connections and messages ------------------------------------------------------------
@@ -572,22 +581,21 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
 
     def receive(self, sender: ServerId, message: Message) -> None:
         """Take one message of a connected peer, decoded and checked."""
-        handler = _HANDLERS.get(message["type"])
+        handler = self._handlers.get(message["type"])
         if handler is not None:
-            handler(self, self._peer(sender), message)
+            handler(self._peer(sender), message)
 
     def forward_to_host(self, node: _Peer, message: Message) -> None:
         """Pass on what the library itself sends: requests for votes, and votes."""
         if message["type"] == "request_vote":
             message["hand_over"] = self._hand_over
-        self._host.send(ServerId(node.id), message)
+        self._host.send(node.name, message)
 
     # --- votes -------------------------------------------------------------------------------
 
     def _on_request_prevote(self, node: _Peer, message: Message) -> None:
         granted = (
-            self.votes
-            and message["term"] > self.term
+            message["term"] > self.term
             and not self._leader_is_fresh()
             and self._may_vote_for(node, message)
         )
@@ -598,13 +606,17 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             "granted": granted,
             "member": node in self._SyncObj__otherNodes,
         }
-        self._host.send(ServerId(node.id), answer)
+        self._host.send(node.name, answer)
+        if granted:
+            # Two candidates at once would split the votes: let this one try first.
+            soon = self._active.now + self._settings.election_min_s / 2
+            self._SyncObj__raftElectionDeadline = max(self._SyncObj__raftElectionDeadline, soon)
 
     def _on_response_prevote(self, node: _Peer, message: Message) -> None:
         if message["current_term"] > self.term:
             self._step_down(message["current_term"])
         if not message["granted"] and not message["member"]:
-            self._host.excluded(ServerId(node.id))
+            self._host.excluded(node.name)
         if (
             not message["granted"]
             or message["term"] != self._prevote_term
@@ -613,7 +625,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             or node not in self._SyncObj__otherNodes
         ):
             return
-        self._prevotes.add(ServerId(node.id))
+        self._prevotes.add(node.name)
         if len(self._prevotes) > len(self.voters) // 2:
             self._prevote_term = 0
             self._election_won = True
@@ -624,8 +636,11 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
 
         A server that hears the leader ignores elections altogether (dissertation, section 4.2.3),
         so that a removed server cannot depose it. The leader itself may call for one.
+
+        A server that knows of no vote of its own answers all the same: the entry that made it a
+        voter may be in the asker's log only, which then cannot be committed without this vote.
         """
-        if not self.votes or not self._may_vote_for(node, message):
+        if not self._may_vote_for(node, message):
             return
         if self._leader_is_fresh() and not message["hand_over"]:
             return
@@ -640,10 +655,10 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             message["term"] != self.term
             or self.state != CANDIDATE
             or node not in self._SyncObj__otherNodes
-            or node.id in self._voters_of_term
+            or node.name in self._voters_of_term
         ):
             return
-        self._voters_of_term.add(ServerId(node.id))
+        self._voters_of_term.add(node.name)
         self._library_receives(node, message)
 
     def _on_timeout_now(self, node: _Peer, message: Message) -> None:
@@ -652,7 +667,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             self._SyncObj__raftElectionDeadline = -NEVER
 
     def _may_vote_for(self, node: _Peer, message: Message) -> bool:
-        """True when the asker's log is as new as ours, and it can be a voter.
+        """Tell whether the asker's log is as new as ours, and it can be a voter.
 
         A server that is no voter here may be one in a configuration that has not arrived yet, but
         only if its log is newer than ours.
@@ -680,86 +695,29 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     # --- entries, at a follower --------------------------------------------------------------
 
     def _on_append_entries(self, node: _Peer, message: Message) -> None:
-        if not self.follow(ServerId(node.id), message):
+        if not self.follow(node.name, message):
             return
         try:
             entries = decode_entries(message["entries"])
         except ValueError as error:
-            _log.warning("entries from %s cannot be read: %s", node.id, error)
+            _log.warning("entries from %s cannot be read: %s", node.name, error)
             return
-        match, hint = self.store(message["prevLogIdx"], message["prevLogTerm"], entries)
-        if match is None:
-            self._acknowledge(node, next_index=hint, rejected=message["prevLogIdx"])
+        stored = self.store(message["prevLogIdx"], message["prevLogTerm"], entries)
+        if (match := stored.match) is None:
+            self._acknowledge(node, next_index=stored.hint, rejected=message["prevLogIdx"])
             return
         self._matched_index = max(self._matched_index, match)
         self._acknowledge(node, next_index=match + 1, success=True)
         self.commit_to(min(message["commit_index"], match))
 
-    def store(
-        self, previous_index: int, previous_term: int, entries: list[Entry]
-    ) -> tuple[int | None, int]:
-        """Put entries behind ``previous_index`` where the log meets it.
-
-        Removes own entries only where they conflict (finding S3): the library removes everything
-        behind ``previous_index`` even when it is the same, and a crash before the rest arrives
-        loses what this server acknowledged.
-
-        Returns:
-            The index up to which the log is now the sender's, or None with a hint at which index
-            the sender should try next.
-        """
-        journal = self._journal
-        base, last = journal.base_index, journal.last_index
-        if previous_index > last:
-            return None, last + 1
-        if previous_index < base:
-            # Up to the base everything is committed, hence the same in every leader's log.
-            if not entries or entries[-1][1] <= base:
-                return base, 0
-            entries = [entry for entry in entries if entry[1] > base]
-            previous_index = base
-        elif journal.term_at(previous_index) != previous_term:
-            return None, self._conflict_hint(previous_index)
-        for position, (command, index, _) in enumerate(entries):
-            if index != previous_index + 1 + position:
-                raise SafetyError("a leader sent entries out of order")
-            if command[:1] == MEMBERSHIP_TYPE:
-                membership.decode_voters(command[1:])
-        for position, (_, index, term) in enumerate(entries):
-            if journal.term_at(index) != term:
-                self._replace_suffix(index, entries[position:])
-                break
-        return previous_index + len(entries), 0
-
-    def _conflict_hint(self, index: int) -> int:
-        """The first index of the term that conflicts: one round trip per term, not per entry."""
-        journal = self._journal
-        term = journal.term_at(index)
-        while index > self.commit_index + 1 and journal.term_at(index - 1) == term:
-            index -= 1
-        return max(index, self.commit_index + 1)
-
-    def _replace_suffix(self, first_index: int, entries: list[Entry]) -> None:
-        journal = self._journal
-        reconfigured = False
-        if first_index <= journal.last_index:
-            if first_index <= self.commit_index:
-                raise SafetyError(
-                    f"a leader would replace the committed entry {first_index}",
-                    hint="this server's state directory may be an old copy; "
-                    "remove the server and let it join again",
-                )
-            journal.truncate(first_index)
-            before = self.configurations.current
-            self.configurations.truncate(first_index)
-            reconfigured = before != self.configurations.current
-        for command, index, term in entries:
-            journal.append(command, index, term)
-            if command[:1] == MEMBERSHIP_TYPE:
-                self.configurations.append(index, membership.decode_voters(command[1:]))
-                reconfigured = True
-        if reconfigured:
+    def store(self, previous_index: int, previous_term: int, entries: list[Entry]) -> Stored:
+        """Put another server's entries into the log; see ``ReplicatedLog.store``."""
+        stored = self._log.store(
+            previous_index, previous_term, entries, commit_index=self.commit_index
+        )
+        if stored.reconfigured:
             self._reconfigure()
+        return stored
 
     def commit_to(self, index: int) -> None:
         """Learn that the log is committed up to ``index``, which it reaches."""
@@ -773,7 +731,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             self.commit_to(min(message["commit_index"], self._matched_index))
 
     def _on_heartbeat(self, node: _Peer, message: Message) -> None:
-        if self.follow(ServerId(node.id), message):
+        if self.follow(node.name, message):
             self._acknowledge(node, next_index=0)
 
     def follow(self, sender: ServerId, message: Message) -> bool:
@@ -818,7 +776,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             self._SyncObj__lastResponseTime[node] = self._active.now
 
     def clock_ms(self) -> int:
-        """The leader's clock as this server knows it; its own if it leads."""
+        """Return the leader's clock as this server knows it; its own if it leads."""
         return self.leader_clock_ms(self._active.now)
 
     def acknowledge_snapshot(self, sender: ServerId, index: int) -> None:
@@ -841,7 +799,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             "success": success,
             "rejected": rejected,
         }
-        self._host.send(ServerId(node.id), answer)
+        self._host.send(node.name, answer)
 
     # --- entries, at the leader --------------------------------------------------------------
 
@@ -856,7 +814,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         next_index, match = message["next_node_idx"], self._SyncObj__raftMatchIndex[node]
         if message["success"]:
             if next_index > self._journal.last_index + 1:
-                _log.error("%s acknowledged an entry that does not exist; ignored", node.id)
+                _log.error("%s acknowledged an entry that does not exist; ignored", node.name)
                 return
             match = max(match, next_index - 1)
             self._SyncObj__raftMatchIndex[node] = match
@@ -884,9 +842,9 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         next_index = self._SyncObj__raftNextIndex[peer]
         if next_index <= journal.base_index or progress.mode is Mode.SNAPSHOT:
             progress.mode = Mode.SNAPSHOT
-            self._host.send_snapshot(ServerId(peer.id), leading=True)
+            self._host.send_snapshot(peer.name, leading=True)
             if heartbeat:
-                self._host.send(ServerId(peer.id), {"type": "heartbeat", **self._authority()})
+                self._host.send(peer.name, {"type": "heartbeat", **self._authority()})
             return
         if progress.mode is Mode.PROBE:
             if heartbeat or not progress.probe_sent:
@@ -904,7 +862,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             self._send_entries(peer, next_index, 0)
         elif idle and commit_index > progress.commit_sent:
             message = {"type": "commit", "term": self.term, "commit_index": commit_index}
-            self._host.send(ServerId(peer.id), message)
+            self._host.send(peer.name, message)
         progress.commit_sent = commit_index
 
     def _send_entries(self, peer: _Peer, next_index: int, bytes_max: int) -> tuple[int, int]:
@@ -918,31 +876,12 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             "entries": data,
             **self._authority(),
         }
-        self._host.send(ServerId(peer.id), message)
+        self._host.send(peer.name, message)
         return last_index, len(data)
 
     def encoded_entries(self, first: int, last: int, bytes_max: int) -> tuple[int, bytes]:
-        """Return entries from ``first``, at least one if there is any, and the last one's index.
-
-        Followers mostly lack the same entries, so the encoding is kept for the rest of a step.
-        """
-        if first > last or bytes_max == 0:
-            return first - 1, b""
-        key = (first, last, bytes_max)
-        if (known := self._encoded.get(key)) is not None:
-            return known
-        start = first - self._journal.base_index
-        selected: list[Entry] = []
-        size = 0
-        for position in range(start, last - self._journal.base_index + 1):
-            entry = self._journal.entries[position]
-            size += len(entry[0])
-            if selected and size > bytes_max:
-                break
-            selected.append(entry)
-        result = (selected[-1][1], encode_entries(selected))
-        self._encoded[key] = result
-        return result
+        """Return entries for a peer; see ``ReplicatedLog.encoded``."""
+        return self._log.encoded(first, last, bytes_max)
 
     def _authority(self) -> Message:
         return {
@@ -963,7 +902,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     def _SyncObj__onBecomeLeader(self) -> None:
         """Begin a leadership knowing nothing of the followers' logs."""
         self._reset_progress()
-        super()._SyncObj__onBecomeLeader()
+        _SyncObj._SyncObj__onBecomeLeader(self)
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Plain:
         """Apply an entry; replaces unpickling and calling a method by number (finding L3)."""
@@ -973,7 +912,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
 
     def _SyncObj__onMessageReceived(self, node: _Peer, message: Message) -> None:
         """Dispatch to the handlers above; the library's own runs for votes only."""
-        self.receive(ServerId(node.id), message)
+        self.receive(node.name, message)
 
     def _checkCommandsToApply(self) -> None:
         """Leave the library's queue alone: commands expire, which it knows nothing about."""
@@ -996,7 +935,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     # --- small things ------------------------------------------------------------------------
 
     def _library_receives(self, node: _Peer, message: Message) -> None:
-        super()._SyncObj__onMessageReceived(node, message)
+        _SyncObj._SyncObj__onMessageReceived(self, node, message)
 
     def _peer(self, server_id: ServerId) -> _Peer:
         peer = self._peers.get(server_id)
@@ -1005,7 +944,7 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         return peer
 
     def _others(self) -> list[_Peer]:
-        """The other voters, always in the same order."""
+        """Return the other voters, always in the same order."""
         return sorted(self._SyncObj__otherNodes, key=_peer_id)
 
     def _response_time(self, voter: ServerId) -> float:
@@ -1053,24 +992,11 @@ class RaftCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         self._host.configuration_changed()
 
 
-_HANDLERS: dict[str, Callable[[RaftCore, _Peer, Message], None]] = {
-    "request_prevote": RaftCore._on_request_prevote,
-    "response_prevote": RaftCore._on_response_prevote,
-    "request_vote": RaftCore._on_request_vote,
-    "response_vote": RaftCore._on_response_vote,
-    "timeout_now": RaftCore._on_timeout_now,
-    "append_entries": RaftCore._on_append_entries,
-    "next_node_idx": RaftCore._on_next_node_idx,
-    "commit": RaftCore._on_commit,
-    "heartbeat": RaftCore._on_heartbeat,
-}
-
-
 def _peer_id(peer: _Peer) -> str:
-    return peer.id
+    return peer.name
 
 
-def _library_settings(log: _Log, settings: ConsensusSettings) -> Any:
+def _library_settings(log: _LibraryLog, settings: ConsensusSettings) -> Any:
     """Return the library's settings, every one that matters stated rather than left to default."""
     return _library.SyncObjConf(
         autoTick=False,

@@ -237,14 +237,19 @@ class World:
         assert server.node is None
         server.machine = Register()
         server.busy = False
-        server.node = RaftNode(
-            name,
-            storage=Storage(server.disk, create=False),
-            machine=_Checked(self, server),
-            randomness=random.Random(self.rng.random()),
-            now=self.local(server),
-            settings=self.settings,
-        )
+        try:
+            server.node = RaftNode(
+                name,
+                storage=Storage(server.disk, create=False),
+                machine=_Checked(self, server),
+                randomness=random.Random(self.rng.random()),
+                now=self.local(server),
+                settings=self.settings,
+            )
+        except PowerLossError:
+            server.disk.lose_power(self.rng)
+            self._note("crash at boot", name)
+            return
         server.node.set_servers(self.names)
         self._note("boot", name)
         self._schedule_work(server)
@@ -515,9 +520,9 @@ class World:
         self.propose(leader, "final", ttl_s=5.0)
         self.run_until(self._agreed, seconds)
         self.check_logs()
-        log = self.node(leader).core and self.servers[leader].machine.log
+        log = self.servers[leader].machine.log
         seen = {repr(command) for command in log}
-        if len(seen) != len([repr(command) for command in log]):
+        if len(seen) != len(log):
             raise Violation("a command was applied twice")
         lost = [command for command in self.acknowledged if repr(command) not in seen]
         if lost:
