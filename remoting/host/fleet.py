@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import socket
 import stat
 import tempfile
@@ -227,6 +226,7 @@ class Fleet:
         return Worker(
             number=self._number,
             process=process,
+            pidfd=os.pidfd_open(process.pid),
             control=control,
             errors=errors,
             directory=directory,
@@ -256,7 +256,7 @@ class Fleet:
     async def _wait_end(self, worker: Worker) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._start_deadline, worker)
-            await wait_exit(worker.process)
+            await wait_exit(worker)
             nursery.cancel_scope.cancel()
 
     async def _start_deadline(self, worker: Worker) -> None:
@@ -273,6 +273,7 @@ class Fleet:
     async def _clean_up(self, worker: Worker) -> None:
         await trio.to_thread.run_sync(self._remove_remains, worker)
         worker.control.close()
+        os.close(worker.pidfd)
         if worker.budget is not None:
             worker.budget.close()
         if worker.uid >= 0:
@@ -283,7 +284,7 @@ class Fleet:
             self._record()
         except StorageError as error:
             self._log(str(error))  # A record too many does no harm: it names a dead process.
-        if worker.failed or worker.process.returncode not in (0, -signal.SIGKILL):
+        if worker.failed or (worker.process.returncode and not worker.kill_reason):
             self._log(f"{worker.label} ended: {worker.exit_reason()}")
         self._bury(worker)
         worker.ended.set()
@@ -306,7 +307,7 @@ class Fleet:
         elif isinstance(message, messages.Log):
             self._log(f"{worker.label}: {message.text}")
         elif isinstance(message, messages.Ended):
-            worker.end_reason = worker.end_reason or message.reason
+            worker.said_reason = message.reason
             worker.failed = worker.failed or message.failed
         else:
             self._handle(worker, message)

@@ -97,7 +97,7 @@ class Host:
         self._openings: dict[LeaseId, list[_Opening]] = {}
         self._totals: dict[LeaseId, messages.Report] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
-        self._fleet = Fleet(
+        self.fleet = Fleet(
             FleetSettings(
                 runtime_dir=runtime_dir,
                 state_dir=state_dir,
@@ -120,7 +120,7 @@ class Host:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await nursery.start(self._fleet.run)
+                await nursery.start(self.fleet.run)
                 nursery.start_soon(self._sample_for_ever)
                 if listener is not None:
                     self._unix_path = str(self._runtime_dir / SOCKET_NAME)
@@ -147,7 +147,7 @@ class Host:
     def worker_count(self) -> dict[LeaseId, int]:
         """Return how many live workers each lease has."""
         count: dict[LeaseId, int] = {}
-        for worker in self._fleet.workers.values():
+        for worker in self.fleet.workers.values():
             if worker.lease is not None:
                 count[worker.lease] = count.get(worker.lease, 0) + 1
         return count
@@ -157,7 +157,7 @@ class Host:
         accounted = {gpu.id: self.budget.used_on(gpu.id) for gpu in self.gpus()}
         workers = self.worker_count()
         totals = dict(self._totals)
-        for worker in self._fleet.workers.values():
+        for worker in self.fleet.workers.values():
             if worker.lease is not None:
                 totals[worker.lease] = _sum(totals.get(worker.lease), worker.totals)
         sessions = tuple(
@@ -175,7 +175,7 @@ class Host:
 
     def confinement(self) -> tuple[str, ...]:
         """Return what separates the live workers from this server; for ``doctor`` and tests."""
-        found = [set(w.confinement) for w in self._fleet.workers.values() if w.ready.is_set()]
+        found = [set(w.confinement) for w in self.fleet.workers.values() if w.ready.is_set()]
         return tuple(sorted(found[0].intersection(*found[1:]))) if found else ()
 
     # --- sessions -------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Host:
                 self.budget.open_lease(lease.id, {p.gpu: p.memory for p in partitions})
             except BudgetError as error:
                 raise GpupoolError("no session can be opened", why=str(error)) from error
-            worker = await self._fleet.claim()
+            worker = await self.fleet.claim()
             try:
                 return await self._assign(worker, lease.id, partitions, gpus, door, program)
             except (GpupoolError, trio.Cancelled) as error:
@@ -236,8 +236,8 @@ class Host:
         for opening in list(self._openings.get(lease, ())):
             opening.scope.cancel()
             await opening.done.wait()
-        while doomed := [w for w in self._fleet.workers.values() if w.lease == lease]:
-            await self._fleet.end(doomed, reason)
+        while doomed := [w for w in self.fleet.workers.values() if w.lease == lease]:
+            await self.fleet.end(doomed, reason)
         await trio.lowlevel.checkpoint()
         self.budget.close_lease(lease)
         self._totals.pop(lease, None)
@@ -261,8 +261,8 @@ class Host:
             raise GpupoolError(what, why="one session cannot mix emulated and real GPUs")
         if len(gpus) > 1 and any(gpu.parent for gpu in gpus):
             raise GpupoolError(what, why="CUDA shows a process one MIG instance at most")
-        if door not in self._fleet.doors:
-            known = ", ".join(sorted(self._fleet.doors))
+        if door not in self.fleet.doors:
+            known = ", ".join(sorted(self.fleet.doors))
             raise GpupoolError(what, why=f"this server has no door {door!r}, only {known}")
         opening = len(self._openings.get(lease.id, ()))
         if self.worker_count().get(lease.id, 0) + opening >= self._limits.workers_per_lease:
@@ -332,7 +332,7 @@ class Host:
         with theirs:
             worker.send(assign, theirs.fileno())
         with trio.move_on_after(ASSIGN_TIMEOUT_S):
-            await self._fleet.until(worker, worker.assigned)
+            await self.fleet.until(worker, worker.assigned)
         if not worker.assigned.is_set():
             raise WorkerFailedError("no session can be opened", why="the worker does not answer")
         assert self._nursery is not None
@@ -362,7 +362,7 @@ class Host:
         self.budget.charge(worker.number, gpu, overhead)
 
     def _waiting(self, session: bytes) -> Worker | None:
-        for worker in self._fleet.workers.values():
+        for worker in self.fleet.workers.values():
             if worker.state is WorkerState.WAITING and worker.session == session:
                 return worker
         return None
@@ -370,7 +370,7 @@ class Host:
     async def _await_client(self, worker: Worker) -> None:
         with trio.move_on_after(self._limits.connect_timeout_s):
             try:
-                await self._fleet.until(worker, worker.connected)
+                await self.fleet.until(worker, worker.connected)
             except WorkerFailedError:
                 return  # It has ended meanwhile, which was logged.
         if not worker.connected.is_set():
@@ -404,7 +404,7 @@ class Host:
     # --- NVML against the books -----------------------------------------------------------------
 
     def _own_use(self) -> dict[GpuId, OwnUse]:
-        pids = frozenset(worker.process.pid for worker in self._fleet.workers.values())
+        pids = frozenset(worker.process.pid for worker in self.fleet.workers.values())
         return {gpu.id: OwnUse(pids, self.budget.used_on(gpu.id)) for gpu in self.gpus()}
 
     async def _sample_for_ever(self) -> None:
@@ -431,7 +431,7 @@ class Host:
         """Charge what NVML finds beyond the reservations; kill who is far over the partition."""
         over: dict[tuple[LeaseId, GpuId], list[tuple[int, Worker]]] = {}
         found: dict[tuple[LeaseId, GpuId], int] = {}
-        for worker in self._fleet.workers.values():
+        for worker in self.fleet.workers.values():
             if worker.lease is None or not worker.contexts:
                 continue
             for gpu in worker.real:

@@ -34,7 +34,11 @@ class SessionStream(Protocol):
         ...
 
     def send_buffers(self, buffers: Sequence[Buffer]) -> None:
-        """Send all bytes of all buffers, in order."""
+        """Send all bytes of all buffers, in order.
+
+        Raises:
+            ConnectionError: when the client has gone.
+        """
         ...
 
     def close(self) -> None:
@@ -173,6 +177,9 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 self._wait(select.POLLIN)
                 continue
+            except ssl.SSLError as error:
+                # Such as SSLEOFError: to a door, one kind of broken connection is enough.
+                raise BrokenPipeError(str(error)) from error
             sent += count
             self.bytes_out += count
 

@@ -107,22 +107,18 @@ def _prepare(start: messages.Start, parent_pid: int) -> tuple[ssl.SSLContext, me
 def _preload(start: messages.Start) -> str:
     """Import what sessions need, without touching a GPU; return why CUDA cannot be used."""
     doors = [path.partition(":")[0] for path in start.doors.values()]
-    for name in (*PRELOADED, *PRELOADED_DEVICES, *doors):
+    wanted = (*PRELOADED, *PRELOADED_DEVICES, *doors, *(PRELOADED_CUDA if start.cuda else ()))
+    cuda_problem = ""
+    for name in wanted:
         try:
             importlib.import_module(name)
-        except ImportError as error:
+        except Exception as error:  # noqa: BLE001 - CuPy raises all kinds on a broken installation
             # Only a session that needs it may fail for it, and it will say so.
-            sys.stderr.write(f"not preloaded: {name}: {error}\n")
-    if not start.cuda:
-        return ""
-    for name in PRELOADED_CUDA:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
             if name == "cupy":
-                return f"CuPy cannot be imported on this server: {error}"
+                cuda_problem = f"CuPy cannot be imported on this server: {error}"
+                break
             sys.stderr.write(f"not preloaded: {name}: {error}\n")
-    return ""
+    return cuda_problem
 
 
 class Worker:

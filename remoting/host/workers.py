@@ -1,7 +1,6 @@
 """One worker process as its host sees it: its state, what can be sent to it, how it ends."""
 
 import array
-import os
 import signal
 import socket
 import subprocess
@@ -48,6 +47,7 @@ class Worker:
 
     number: int
     process: "subprocess.Popen[bytes]"
+    pidfd: int  # opened before anything could reap the process; readable once it has ended
     control: socket.socket  # non-blocking
     errors: int  # read end of the pipe that is the worker's stderr
     directory: Path
@@ -58,7 +58,8 @@ class Worker:
     ready: trio.Event = field(default_factory=trio.Event)
     assigned: trio.Event = field(default_factory=trio.Event)
     connected: trio.Event = field(default_factory=trio.Event)
-    ended: trio.Event = field(default_factory=trio.Event)
+    exited: trio.Event = field(default_factory=trio.Event)  # the process is reaped
+    ended: trio.Event = field(default_factory=trio.Event)  # and nothing of it is left
     certificate_sha256: bytes = b""
     confinement: tuple[str, ...] = ()
     cuda_problem: str = ""
@@ -69,8 +70,9 @@ class Worker:
     contexts: bool = False  # its CUDA contexts exist
     budget: socket.socket | None = None  # non-blocking
     totals: messages.Report = messages.Report(0, 0, 0)
-    end_reason: str = ""
-    failed: bool = False
+    kill_reason: str = ""  # why the host killed it, if it did
+    said_reason: str = ""  # why it exits, by its own last message
+    failed: bool = False  # its end is worth a line in the log
 
     @property
     def label(self) -> str:
@@ -101,29 +103,33 @@ class Worker:
         """Kill the process; the first reason given stays."""
         if self.state is WorkerState.ENDED:
             return
-        if not self.end_reason:
-            self.end_reason, self.failed = reason, failed
+        if not self.kill_reason:
+            self.kill_reason = reason
+            self.failed = self.failed or failed
         # Popen looks first whether the process was reaped, so this never hits a stranger's pid.
         self.process.kill()
 
     def exit_reason(self) -> str:
-        """Return why it ended, once the process has been waited for."""
-        if self.end_reason:
-            return self.end_reason
+        """Return why it ended, once the process has been waited for.
+
+        A process that crashed is often noticed first by what no longer works, and killed for
+        that; so a reason to kill it counts only if that is what it died of.
+        """
         code = self.process.returncode
+        if code == -signal.SIGKILL and self.kill_reason:
+            return self.kill_reason
+        if self.said_reason:
+            return self.said_reason
         if code is not None and code < 0:
             return f"killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
 
 
-async def wait_exit(process: "subprocess.Popen[bytes]") -> None:
-    """Wait until the process has ended, and reap it."""
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        await trio.lowlevel.wait_readable(descriptor)
-    finally:
-        os.close(descriptor)
-    process.wait()
+async def wait_exit(worker: Worker) -> None:
+    """Wait until the process of ``worker`` has ended, and reap it."""
+    await trio.lowlevel.wait_readable(worker.pidfd)
+    worker.process.wait()
+    worker.exited.set()
 
 
 async def read_messages(worker: Worker, handle: Callable[[messages.WorkerMessage], None]) -> None:
@@ -135,7 +141,11 @@ async def read_messages(worker: Worker, handle: Callable[[messages.WorkerMessage
             reader.feed(data)
             for frame in reader.frames():
                 handle(messages.decode_from_worker(frame))
-        worker.kill("it closed its control socket")
+        # A process that dies closes its sockets first, and its exit status says more than that.
+        with trio.move_on_after(LAST_WORDS_TIMEOUT_S):
+            await worker.exited.wait()
+        if not worker.exited.is_set():
+            worker.kill("it closed its control socket")
     except RemoteProtocolError as error:
         worker.kill(f"it broke the protocol: {error}")
     except OSError as error:

@@ -1,0 +1,157 @@
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from gpupool.pool.ids import GpuId, LeaseId
+from gpupool.remoting.host.budget import Budget, BudgetError
+
+GPUS = (GpuId("GPU-a"), GpuId("GPU-b"))
+LEASES = (LeaseId(1), LeaseId(2))
+PARTITIONS = {GPUS[0]: 100, GPUS[1]: 60}
+
+
+def budget_with(*workers: int) -> Budget:
+    budget = Budget()
+    budget.open_lease(LEASES[0], PARTITIONS)
+    for worker in workers:
+        budget.add_worker(worker, LEASES[0])
+    return budget
+
+
+def test_workers_of_a_lease_share_its_partition() -> None:
+    budget = budget_with(1, 2)
+    assert budget.reserve(1, GPUS[0], 70)
+    assert not budget.reserve(2, GPUS[0], 31)
+    assert budget.reserve(2, GPUS[0], 30)
+    assert budget.usage(LEASES[0], GPUS[0]) == 100
+    assert budget.usage(LEASES[0], GPUS[1]) == 0
+
+
+def test_death_returns_what_the_worker_held_and_nothing_else() -> None:
+    budget = budget_with(1, 2)
+    assert budget.reserve(1, GPUS[0], 70)
+    assert budget.reserve(2, GPUS[0], 20)
+    budget.charge(1, GPUS[1], 5)
+    budget.end_worker(1)
+    assert budget.usage(LEASES[0], GPUS[0]) == 20
+    assert budget.usage(LEASES[0], GPUS[1]) == 0
+    assert budget.held(1, GPUS[0]) == (0, 0)
+    budget.end_worker(1)  # harmless
+
+
+def test_charge_may_exceed_the_partition_and_then_nothing_fits() -> None:
+    budget = budget_with(1)
+    budget.charge(1, GPUS[1], 70)
+    assert not budget.reserve(1, GPUS[1], 1)
+    assert not budget.reserve(1, GPUS[1], 0)
+    budget.charge(1, GPUS[1], 10)
+    assert budget.reserve(1, GPUS[1], 50)
+
+
+def test_what_a_worker_must_not_do_changes_nothing() -> None:
+    budget = budget_with(1)
+    assert budget.reserve(1, GPUS[0], 10)
+    for call in (
+        lambda: budget.release(1, GPUS[0], 11),
+        lambda: budget.release(1, GPUS[1], 1),
+        lambda: budget.reserve(1, GpuId("GPU-c"), 1),
+        lambda: budget.reserve(1, GPUS[0], -1),
+        lambda: budget.release(1, GPUS[0], -1),
+        lambda: budget.reserve(9, GPUS[0], 1),
+        lambda: budget.add_worker(1, LEASES[0]),
+        lambda: budget.add_worker(3, LEASES[1]),
+        lambda: budget.open_lease(LEASES[0], {GPUS[0]: 1}),
+        lambda: budget.close_lease(LEASES[0]),
+    ):
+        with pytest.raises(BudgetError):
+            call()
+    assert budget.usage(LEASES[0], GPUS[0]) == 10
+
+
+def test_lease_closes_once_its_workers_have_ended() -> None:
+    budget = budget_with(1)
+    budget.end_worker(1)
+    budget.close_lease(LEASES[0])
+    assert budget.leases() == ()
+    budget.close_lease(LEASES[0])
+
+
+class BudgetMachine(RuleBasedStateMachine):
+    """The books against a plain list of who holds what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.budget = Budget()
+        for lease in LEASES:
+            self.budget.open_lease(lease, PARTITIONS)
+        self.lease_of: dict[int, LeaseId] = {}
+        self.reserved: dict[tuple[int, GpuId], int] = {}
+        self.charged: dict[tuple[int, GpuId], int] = {}
+
+    workers = st.integers(1, 5)
+    gpus = st.sampled_from(GPUS)
+    sizes = st.integers(0, 120)
+
+    def expected(self, lease: LeaseId, gpu: GpuId) -> int:
+        keys = [(w, gpu) for w, each in self.lease_of.items() if each == lease]
+        return sum(self.reserved.get(k, 0) + self.charged.get(k, 0) for k in keys)
+
+    @rule(worker=workers, lease=st.sampled_from(LEASES))
+    def start(self, worker: int, lease: LeaseId) -> None:
+        if worker not in self.lease_of:
+            self.budget.add_worker(worker, lease)
+            self.lease_of[worker] = lease
+
+    @rule(worker=workers, gpu=gpus, size=sizes)
+    def reserve(self, worker: int, gpu: GpuId, size: int) -> None:
+        lease = self.lease_of.get(worker)
+        if lease is None:
+            with pytest.raises(BudgetError):
+                self.budget.reserve(worker, gpu, size)
+            return
+        fits = self.expected(lease, gpu) + size <= PARTITIONS[gpu]
+        assert self.budget.reserve(worker, gpu, size) == fits
+        if fits:
+            self.reserved[worker, gpu] = self.reserved.get((worker, gpu), 0) + size
+
+    @rule(worker=workers, gpu=gpus, size=sizes)
+    def release(self, worker: int, gpu: GpuId, size: int) -> None:
+        held = self.reserved.get((worker, gpu), 0)
+        if worker not in self.lease_of or size > held:
+            with pytest.raises(BudgetError):
+                self.budget.release(worker, gpu, size)
+            return
+        self.budget.release(worker, gpu, size)
+        self.reserved[worker, gpu] = held - size
+
+    @rule(worker=workers, gpu=gpus, size=sizes)
+    def charge(self, worker: int, gpu: GpuId, size: int) -> None:
+        if worker in self.lease_of:
+            self.budget.charge(worker, gpu, size)
+            self.charged[worker, gpu] = size
+
+    @rule(worker=workers)
+    def die(self, worker: int) -> None:
+        self.budget.end_worker(worker)
+        self.lease_of.pop(worker, None)
+        for books in (self.reserved, self.charged):
+            for key in [key for key in books if key[0] == worker]:
+                del books[key]
+
+    @invariant()
+    def books_agree(self) -> None:
+        for gpu in GPUS:
+            for lease in LEASES:
+                assert self.budget.usage(lease, gpu) == self.expected(lease, gpu)
+            assert self.budget.used_on(gpu) == sum(self.expected(each, gpu) for each in LEASES)
+
+
+TestBudgetMachine = BudgetMachine.TestCase
+
+
+@given(st.lists(st.integers(0, 50), max_size=20))
+def test_reservations_never_exceed_the_partition(sizes: list[int]) -> None:
+    budget = budget_with(1)
+    granted = [size for size in sizes if budget.reserve(1, GPUS[0], size)]
+    assert sum(granted) == budget.usage(LEASES[0], GPUS[0]) <= PARTITIONS[GPUS[0]]

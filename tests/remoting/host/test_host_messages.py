@@ -1,0 +1,207 @@
+import contextlib
+import socket
+import threading
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting import wire
+from gpupool.remoting.host import messages
+from gpupool.remoting.host.channel import BudgetClient, HostGoneError, WorkerChannel
+
+text = st.text(max_size=40)
+device = st.builds(
+    messages.AssignedDevice,
+    index=st.integers(0, 255),
+    uuid=text,
+    name=text,
+    memory=st.integers(0, 2**48),
+    emulated=st.booleans(),
+    ordinal=st.integers(-1, 255),
+)
+host_message = st.one_of(
+    st.builds(
+        messages.Start,
+        uid=st.integers(-1, 2**31),
+        gid=st.integers(-1, 2**31),
+        groups=st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
+        cuda=st.booleans(),
+        landlock=st.booleans(),
+        directory=text,
+        readable=st.lists(text, max_size=3).map(tuple),
+        doors=st.dictionaries(text, text, max_size=3),
+    ),
+    st.builds(
+        messages.Assign,
+        lease=st.integers(0, 2**63),
+        session=st.binary(min_size=16, max_size=16),
+        ticket=st.binary(min_size=32, max_size=32),
+        door=text,
+        program=text,
+        cuda_visible=text,
+        devices=st.lists(device, max_size=3).map(tuple),
+    ),
+    st.builds(messages.Connection, plain=st.booleans()),
+    st.builds(messages.Proceed),
+)
+counts = st.integers(0, 2**63)
+worker_message = st.one_of(
+    st.builds(
+        messages.Ready,
+        certificate_sha256=st.binary(max_size=32),
+        confinement=st.lists(text, max_size=3).map(tuple),
+        cuda_problem=text,
+    ),
+    st.builds(messages.Assigned),
+    st.builds(messages.ContextReady),
+    st.builds(messages.Connected, transport=text),
+    st.builds(messages.Rejected, reason=text),
+    st.builds(messages.Report, calls=counts, bytes_in=counts, bytes_out=counts),
+    st.builds(messages.Log, text=text),
+    st.builds(messages.Ended, reason=text, failed=st.booleans()),
+)
+
+
+def frames_of(data: bytes) -> list[wire.Frame]:
+    reader = messages.frame_reader()
+    reader.feed(data)
+    return list(reader.frames())
+
+
+@given(host_message)
+def test_host_messages_survive_the_wire(message: messages.HostMessage) -> None:
+    (frame,) = frames_of(messages.encode(message))
+    assert messages.decode_from_host(frame) == message
+
+
+@given(worker_message)
+def test_worker_messages_survive_the_wire(message: messages.WorkerMessage) -> None:
+    (frame,) = frames_of(messages.encode(message))
+    assert messages.decode_from_worker(frame) == message
+
+
+@given(st.integers(0, 20), st.binary(max_size=60))
+def test_garbage_is_refused_and_nothing_else(kind: int, body: bytes) -> None:
+    for decode in (messages.decode_from_host, messages.decode_from_worker):
+        try:
+            decode(wire.Frame(kind, body))
+        except RemoteProtocolError:
+            continue
+
+
+@given(worker_message, st.data())
+def test_damaged_messages_are_refused_and_nothing_else(
+    message: messages.WorkerMessage, data: st.DataObject
+) -> None:
+    damaged = bytearray(messages.encode(message))
+    position = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[position] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(RemoteProtocolError):
+        for frame in frames_of(bytes(damaged)):
+            messages.decode_from_worker(frame)
+
+
+def test_oversize_message_is_refused_by_its_header() -> None:
+    with pytest.raises(RemoteProtocolError, match="oversize"):
+        frames_of(wire.HEADER.pack(messages.MESSAGE_SIZE_MAX + 1, 0))
+
+
+def test_largest_assignment_fits() -> None:
+    device = messages.AssignedDevice(255, "GPU-" + "0" * 36, "NVIDIA " + "x" * 40, 2**47, True, 255)
+    uuids = ",".join([device.uuid] * 256)
+    assign = messages.Assign(2**63, bytes(16), bytes(32), "arrays", "p", uuids, (device,) * 256)
+    assert len(messages.encode(assign)) < messages.MESSAGE_SIZE_MAX
+
+
+def test_ticket_is_not_in_the_repr() -> None:
+    assign = messages.Assign(1, b"s" * 16, b"T" * 32, "arrays", "p", "", ())
+    assert "TTTT" not in repr(assign)
+
+
+@given(st.text())
+def test_shortened_text_fits_and_prints_on_one_line(text: str) -> None:
+    short = messages.shortened(text * 50)
+    assert len(short) <= messages.TEXT_SIZE_MAX + 3
+    assert "\n" not in short
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1, 2, 3]), st.integers(0, 65535), st.integers(0, 2**64 - 1))
+    ),
+    st.integers(1, 40),
+)
+def test_budget_calls_survive_being_cut_anywhere(
+    calls: list[tuple[int, int, int]], step: int
+) -> None:
+    data = b"".join(messages.BUDGET_CALL.pack(*call) for call in calls)
+    buffer, found = bytearray(), list[messages.BudgetCall]()
+    for start in range(0, len(data), step):
+        buffer += data[start : start + step]
+        found += messages.decode_budget_calls(buffer)
+    assert found == [messages.BudgetCall(*call) for call in calls]
+    assert not buffer
+
+
+@given(st.binary(max_size=100))
+def test_malformed_budget_calls_are_refused_and_nothing_else(data: bytes) -> None:
+    with contextlib.suppress(RemoteProtocolError):
+        messages.decode_budget_calls(bytearray(data))
+
+
+def test_descriptor_arrives_with_its_message() -> None:
+    host, worker = socket.socketpair()
+    ours, theirs = socket.socketpair()
+    with host, worker, ours, theirs:
+        host.sendall(messages.encode(messages.Proceed()))
+        message = messages.Connection(plain=True)
+        socket.send_fds(host, [messages.encode(message)], [theirs.fileno()])
+        host.sendall(messages.encode(messages.Proceed()))
+        channel = WorkerChannel(worker)
+        assert channel.receive() == messages.Proceed()
+        assert channel.receive() == message
+        with channel.take_descriptor() as received:
+            ours.sendall(b"through")
+            assert received.recv(10) == b"through"
+            assert received.family == socket.AF_UNIX
+        with pytest.raises(RemoteProtocolError):
+            channel.take_descriptor()
+        assert channel.receive() == messages.Proceed()
+        host.close()
+        with pytest.raises(HostGoneError):
+            channel.receive()
+        with pytest.raises(HostGoneError):
+            channel.send(messages.Assigned())
+
+
+def test_budget_client_asks_and_hears() -> None:
+    host, worker = socket.socketpair()
+    with host, worker:
+        heard: list[Any] = []
+
+        def answer() -> None:
+            buffer = bytearray()
+            while data := host.recv(100):
+                buffer += data
+                for call in messages.decode_budget_calls(buffer):
+                    heard.append((call.operation, call.device, call.size))
+                    if call.operation != messages.RELEASE:
+                        host.sendall(messages.BUDGET_ANSWER.pack(call.size < 50, 7))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = BudgetClient(worker)
+        assert client.reserve(3, 10)
+        client.release(3, 4)
+        assert not client.reserve(0, 60)
+        assert client.usage(2) == 7
+        with pytest.raises(ValueError, match="negative"):
+            client.reserve(0, -1)
+        worker.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+        assert heard == [(1, 3, 10), (2, 3, 4), (1, 0, 60), (3, 2, 0)]
+        with pytest.raises(HostGoneError):
+            client.usage(0)

@@ -1,0 +1,199 @@
+"""What a worker process cannot do, asked from inside of it."""
+
+import os
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+from host_kit import EchoClient, MakeHost
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.host import confine, former, spawn
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its uid")
+
+
+def landlock_version() -> int:
+    import ctypes
+
+    return ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+
+
+with_landlock = pytest.mark.skipif(landlock_version() < 1, reason="this kernel has no Landlock")
+
+
+async def process_facts(client: EchoClient) -> dict[str, str]:
+    lines = (await client.ask(b"i")).decode().splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.fixture
+def secret() -> Iterator[Path]:
+    """Make a file like those of the state directory: its owner's alone, and out of the way."""
+    directory = Path(tempfile.mkdtemp(prefix="gpupool-test-state-"))
+    path = directory / "server.key"
+    path.touch(mode=0o600)
+    path.write_text("secret")
+    yield path
+    shutil.rmtree(directory)
+
+
+@as_root
+async def test_each_worker_has_its_own_powerless_uid(make_host: MakeHost, secret: Path) -> None:
+    kit = await make_host(landlock=False)
+    client, worker = await kit.connect(kit.lease())
+    other, other_worker = await kit.connect(kit.lease())
+    facts = await process_facts(client)
+    uid = str(worker.uid)
+    assert worker.uid >= spawn.UID_BASE
+    assert worker.uid != other_worker.uid
+    assert facts["Uid"] == " ".join([uid] * 4)
+    assert facts["Groups"] == ""
+    assert facts["NoNewPrivs"] == "1"
+    assert int(facts["CapEff"], 16) == 0
+    assert facts["cwd"] == "/"
+    assert await client.ask(b"o", str(secret).encode()) == b"PermissionError"
+    memory = f"/proc/{other_worker.process.pid}/mem".encode()
+    assert await client.ask(b"o", memory) == b"PermissionError"
+    for pid in (os.getpid(), other_worker.process.pid):
+        assert await client.ask(b"k", str(pid).encode()) == b"PermissionError"
+    assert await other.ask(b"e", b"x") == b"x"
+    assert {"own-uid", "no-new-privileges", "not-dumpable"} <= set(kit.host.confinement())
+
+
+@with_landlock
+async def test_worker_of_the_same_user_is_kept_off_files_and_signals(
+    make_host: MakeHost, secret: Path
+) -> None:
+    kit = await make_host(own_uids=False)
+    client, worker = await kit.connect(kit.lease())
+    assert worker.uid == -1
+    assert await client.ask(b"o", str(secret).encode()) == b"PermissionError"
+    assert await client.ask(b"o", b"/etc/hostname") not in (b"PermissionError", b"")
+    if landlock_version() >= 6:
+        assert await client.ask(b"k", str(os.getpid()).encode()) == b"PermissionError"
+    await kit.logged("as configured")
+    assert "own-uid" not in kit.host.confinement()
+    assert "landlock" in kit.host.confinement()
+
+
+async def test_worker_inherits_no_secret(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUPOOL_CREDENTIALS", "/root/credentials.json")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cr3t")
+    opened = os.open("/etc/hostname", os.O_RDONLY)
+    os.set_inheritable(opened, True)
+    try:
+        kit = await make_host()
+        client, _ = await kit.connect(kit.lease())
+        facts = await process_facts(client)
+    finally:
+        os.close(opened)
+    names = set(facts["environment"].split())
+    assert not names & {"GPUPOOL_CREDENTIALS", "AWS_SECRET_ACCESS_KEY"}
+    assert {"CUPY_CACHE_DIR", "CUDA_CACHE_PATH", "TMPDIR", "HOME"} <= names
+    # Standard streams, control, budget, client, and the directory being listed.
+    assert len(facts["fds"].split()) <= 7
+
+
+@as_root
+async def test_children_of_a_worker_die_with_it(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    child = int(await client.ask(b"c"))
+    assert former.start_time_of(child) is not None
+    os.kill(worker.process.pid, signal.SIGKILL)
+    with trio.fail_after(10):
+        await worker.ended.wait()
+    assert former.start_time_of(child) is None
+
+
+async def test_private_directory_is_removed(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    assert worker.directory.stat().st_mode & 0o777 == 0o700
+    (worker.directory / "cupy").mkdir()
+    (worker.directory / "cupy" / "kernel.cubin").write_bytes(b"x")
+    (worker.directory / "link").symlink_to(kit.directory)
+    client.stream.close()
+    with trio.fail_after(10):
+        await worker.ended.wait()
+    assert not worker.directory.exists()
+    assert kit.directory.exists()
+
+
+def test_environment_is_a_short_list(tmp_path: Path) -> None:
+    inherited = {"PATH": "/bin", "SECRET": "x", "LD_PRELOAD": "y.so", "OMP_NUM_THREADS": "3"}
+    environment = spawn.clean_environment(inherited, tmp_path)
+    assert "SECRET" not in environment
+    assert "LD_PRELOAD" not in environment
+    assert environment["PATH"] == "/bin"
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment["TMPDIR"] == str(tmp_path)
+
+
+def test_uids_are_shared_by_no_two_servers(tmp_path: Path) -> None:
+    one = spawn.UidPool(60_000, 3, tmp_path)
+    two = spawn.UidPool(60_000, 3, tmp_path)
+    assert one.take() == 60_000
+    assert two.take() == 60_001
+    assert one.take() == 60_002
+    with pytest.raises(GpupoolError, match="in use"):
+        two.take()
+    one.give_back(60_000)
+    assert two.take() == 60_000
+    two.give_back(60_000)
+    two.give_back(60_001)
+    one.give_back(60_002)
+
+
+def test_isolation_says_what_keeps_workers_from_their_own_uid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "does not run as root" in spawn.choose_isolation(cuda=False).reason
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert spawn.choose_isolation(cuda=False).own_uid
+    closed = tmp_path / "venv"
+    closed.mkdir(mode=0o700)
+    monkeypatch.setattr(spawn, "installation_paths", lambda: (closed,))
+    isolation = spawn.choose_isolation(cuda=True)
+    assert not isolation.own_uid
+    assert str(closed) in isolation.reason or str(tmp_path) in isolation.reason
+    monkeypatch.setattr(spawn, "installation_paths", lambda: (Path("/usr"),))
+    assert spawn.choose_isolation(cuda=True).own_uid
+
+
+def test_installation_is_found() -> None:
+    paths = spawn.installation_paths()
+    assert Path(sys.prefix).resolve() in paths
+    assert Path(__file__).parents[3] / "remoting" in paths
+
+
+@as_root
+def test_become_cannot_be_taken_back() -> None:
+    """In a child process: this one has to stay who it is."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            confine.become(52_999, 52_999, ())
+            try:
+                os.setuid(0)
+                os.write(write, b"root again")
+            except PermissionError:
+                os.write(write, struct.pack(">II", os.getuid(), os.getgid()))
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    assert struct.unpack(">II", os.read(read, 100)) == (52_999, 52_999)
+    os.close(read)

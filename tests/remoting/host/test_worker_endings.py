@@ -1,0 +1,262 @@
+"""How workers end: by their client, by a crash, by an order, with their host; and what is left."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import trio
+from host_kit import GIB, EchoClient, MakeHost
+
+from gpupool.pool.errors import LeaseLostError, StorageError
+from gpupool.remoting.host import former
+from gpupool.remoting.host.host import HostLimits
+
+DIE_S = 10.0
+"""Bounds every wait for a death; normally it takes milliseconds."""
+
+
+async def ends(client: EchoClient) -> bool:
+    """Return whether the client saw the end of its connection."""
+    with trio.move_on_after(DIE_S):
+        return await client.at_end()
+    return False
+
+
+async def test_client_that_closes_ends_its_worker(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    assert await client.reserve(GIB)
+    client.stream.close()
+    with trio.fail_after(DIE_S):
+        await worker.ended.wait()
+    assert worker.process.returncode == 0
+    assert worker.exit_reason() == "the client has closed"
+    assert kit.host.budget.used_on(kit.host.gpus()[0].id) == 0
+    assert kit.host.worker_count() == {}
+    assert not worker.directory.exists()
+
+
+async def test_client_that_vanishes_while_the_door_is_busy(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    await client.send(b"z")
+    client.stream.close()
+    with trio.fail_after(DIE_S):
+        await worker.ended.wait()
+    assert worker.exit_reason() == "the client has gone"
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (b"S", "killed by SIGSEGV"),
+        (b"X", "exited with code 7"),
+        (b"!", "RuntimeError: the door fell off"),
+    ],
+)
+async def test_crash_harms_nobody_else(make_host: MakeHost, command: bytes, reason: str) -> None:
+    kit = await make_host()
+    lease = kit.lease()
+    client, worker = await kit.connect(lease)
+    neighbour, _ = await kit.connect(lease)
+    assert await client.reserve(GIB)
+    assert not await neighbour.reserve(1)
+    await client.send(command)
+    assert await ends(client)
+    with trio.fail_after(DIE_S):
+        await worker.ended.wait()
+    assert worker.exit_reason() == reason
+    await kit.logged(f"lease 7f3a ended: {reason}")
+    assert await neighbour.reserve(GIB)
+    assert kit.host.worker_count() == {lease.id: 1}
+
+
+async def test_killed_worker_returns_its_memory(make_host: MakeHost) -> None:
+    kit = await make_host()
+    lease = kit.lease()
+    client, worker = await kit.connect(lease)
+    neighbour, _ = await kit.connect(lease)
+    assert await client.reserve(GIB)
+    os.kill(worker.process.pid, signal.SIGKILL)
+    assert await ends(client)
+    with trio.fail_after(DIE_S):
+        await worker.ended.wait()
+    assert await neighbour.reserve(GIB)
+
+
+async def test_lease_ends_with_all_of_its_workers(make_host: MakeHost) -> None:
+    kit = await make_host()
+    lease = kit.lease()
+    busy, busy_worker = await kit.connect(lease)
+    await busy.send(b"z")
+    stopped, stopped_worker = await kit.connect(lease)
+    os.kill(stopped_worker.process.pid, signal.SIGSTOP)
+    waiting = kit.worker_of(await kit.open(lease))
+    other, _ = await kit.connect(kit.lease(0x7F3B))
+    with trio.fail_after(DIE_S):
+        await kit.host.kill_lease(lease.id, "an operator ended it")
+    for worker in (busy_worker, stopped_worker, waiting):
+        assert worker.process.returncode == -signal.SIGKILL
+        assert former.start_time_of(worker.process.pid) is None
+    assert await ends(busy)
+    assert await ends(stopped)
+    assert kit.host.budget.leases() == (0x7F3B,)
+    assert await other.ask(b"e", b"x") == b"x"
+    await kit.host.kill_lease(lease.id, "twice does no harm")
+
+
+async def test_lease_that_ends_while_a_session_opens(make_host: MakeHost) -> None:
+    kit = await make_host(idle_spares=0)
+    lease = kit.lease()
+    lost: list[LeaseLostError] = []
+
+    async def attempt() -> None:
+        with pytest.raises(LeaseLostError) as caught:
+            await kit.open(lease)
+        lost.append(caught.value)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(attempt)
+        await trio.testing.wait_all_tasks_blocked()
+        await kit.host.kill_lease(lease.id, "the client has gone")
+    assert len(lost) == 1
+    assert kit.host.worker_count() == {}
+    assert kit.host.budget.leases() == ()
+    await kit.open(kit.lease(0x7F3B))  # takes over the process that had been started
+
+
+async def test_session_whose_client_never_comes(make_host: MakeHost) -> None:
+    kit = await make_host(limits=HostLimits(connect_timeout_s=0.05))
+    info = await kit.open(kit.lease())
+    worker = kit.worker_of(info)
+    with trio.fail_after(DIE_S):
+        await worker.ended.wait()
+    assert worker.exit_reason() == "its client never connected"
+    assert not kit.host.knows_session(info.session)
+
+
+async def test_output_of_a_worker_is_logged_up_to_a_limit(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    await client.ask(b"p", b"from the driver\n")
+    for _ in range(4):
+        await client.ask(b"p", b"x" * 50_000 + b"\n")
+    client.stream.close()
+    with trio.fail_after(DIE_S):
+        await worker.ended.wait()
+    await kit.logged("lease 7f3a: from the driver")
+    assert sum(map(len, kit.log)) < 20_000
+
+
+# --- with the host ------------------------------------------------------------------------------
+
+HOST_PROGRAM = """
+import os, sys
+from pathlib import Path
+import trio
+from gpupool.remoting.host.host import Host
+from gpupool.remoting.host.inventory import Inventory
+
+async def main():
+    directory = Path(sys.argv[1])
+    inventory = Inventory.discover("s", None, emulated_count=1, emulated_memory=1 << 30)
+    host = Host(inventory, runtime_dir=directory, state_dir=directory, idle_spares=3,
+                own_uids=sys.argv[2] == "own")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(host.run)
+        while not host.fleet.workers or not all(
+            w.ready.is_set() for w in host.fleet.workers.values()
+        ) or len(host.fleet.workers) < 3:
+            await trio.sleep(0.01)
+        print(*(w.process.pid for w in host.fleet.workers.values()), flush=True)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("uids", ["own", "same"])
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_workers_die_with_their_host(tmp_path: Path, uids: str, stop: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOST_PROGRAM), str(tmp_path), uids],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with process:
+        assert process.stdout is not None
+        pids = [int(text) for text in process.stdout.readline().split()]
+        descriptors = [os.pidfd_open(pid) for pid in pids]
+        started = {pid: former.start_time_of(pid) for pid in pids}
+        # Even one that does nothing at all any more.
+        os.kill(pids[0], signal.SIGSTOP)
+        process.send_signal(stop)
+        process.wait(DIE_S)
+    try:
+        assert len(pids) == 3
+        for descriptor in descriptors:
+            assert wait_readable(descriptor)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    assert all(former.start_time_of(pid) != started[pid] for pid in pids)
+    assert former.sweep_former_workers(tmp_path) == 0
+
+
+def wait_readable(descriptor: int) -> bool:
+    import select
+
+    return bool(select.select([descriptor], [], [], DIE_S)[0])
+
+
+def sleeper() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(["/bin/sleep", "300"])
+
+
+def test_sweep_kills_what_was_recorded_and_nothing_else(tmp_path: Path) -> None:
+    recorded, stranger = sleeper(), sleeper()
+    with recorded, stranger:
+        try:
+            started = {p.pid: former.start_time_of(p.pid) or 0 for p in (recorded, stranger)}
+            assert all(started.values())
+            # The second pid was reused: another process has it now.
+            workers = {recorded.pid: started[recorded.pid], stranger.pid: started[stranger.pid] - 1}
+            former.write_record(tmp_path, workers | {2**22 - 7: 5})
+            assert former.sweep_former_workers(tmp_path) == 1
+            assert recorded.wait(DIE_S) == -signal.SIGKILL
+            assert stranger.poll() is None
+            assert former.sweep_former_workers(tmp_path) == 0
+        finally:
+            stranger.kill()
+            recorded.kill()
+
+
+def test_sweep_ignores_a_record_of_another_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = sleeper()
+    with process:
+        try:
+            former.write_record(tmp_path, {process.pid: former.start_time_of(process.pid) or 0})
+            monkeypatch.setattr(former, "boot_id", lambda: "another")
+            assert former.sweep_former_workers(tmp_path) == 0
+            assert process.poll() is None
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"boot": "x"}', '{"boot": "x", "workers": [1]}', "null"]
+)
+def test_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / former.FILE_NAME).write_text(text)
+    with pytest.raises(StorageError):
+        former.sweep_former_workers(tmp_path)
+
+
+def test_record_is_private(tmp_path: Path) -> None:
+    former.write_record(tmp_path, {1: 2})
+    assert (tmp_path / former.FILE_NAME).stat().st_mode & 0o777 == 0o600
