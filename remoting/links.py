@@ -12,6 +12,7 @@ Public: ``Links(identity, ...)``, ``await run(events)``, ``await accept(stream, 
 ``send``, ``set_peers``, ``clock_offset_s(peer)``, ``ask_key(peer)``.
 """
 
+import contextlib
 import logging
 import ssl
 import struct
@@ -26,6 +27,7 @@ from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents, Randomness
 from gpupool.remoting.addresses import Address, parse_address
+from gpupool.remoting.failures import GONE, explain
 from gpupool.remoting.identity import Identity, peer_client_context, server_name, server_of
 from gpupool.remoting.sockets import tune
 from gpupool.remoting.wire import FrameReader, frame_bytes
@@ -55,15 +57,6 @@ VERSION = 1
 KEY_SIZE_MAX = 4096
 LONG_S = 3600.0
 
-GONE = (
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-    trio.TooSlowError,
-    RemoteProtocolError,
-    OSError,
-)
-"""How a connection ends, other than by a clean close. ``ssl.SSLError`` is an ``OSError``."""
-
 Dial = Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]
 
 
@@ -74,6 +67,7 @@ class Kind(IntEnum):
     GREETING = 1
     KEY_ASK = 2
     KEY_GIVE = 3
+    REMOVED = 4  # the receiver is not a member of the pool any more
 
 
 @dataclass(eq=False, slots=True)
@@ -154,6 +148,8 @@ class Links:
         """Returns the CA's key for a peer that may have it, else nothing."""
         self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
         """Takes the CA's key that a peer sent."""
+        self.removed_by: set[ServerId] = set()
+        """Servers that hung up on this one because it was removed from the pool."""
 
     # --- the port that consensus uses ----------------------------------------------------------
 
@@ -198,12 +194,29 @@ class Links:
     async def accept(self, stream: trio.abc.Stream, peer: ServerId) -> None:
         """Use a connection that ``peer`` opened and proved itself on, until it ends.
 
-        One from a server that is not among the peers (yet) is closed; it will dial again.
+        The caller has checked that the table does not exclude it. One that is not among the peers
+        is welcome: a server that was away may hear first from a voter that it does not know yet.
         """
-        if peer in self._peers and self._nursery is not None:
+        if self._nursery is not None:
             await self._converse(_Link(peer, stream))
         else:
             await trio.aclose_forcefully(stream)
+
+    async def reject(self, stream: trio.abc.Stream, peer: ServerId) -> None:
+        """Tell a server that it was removed from the pool, and hang up."""
+        wall = GREETING.pack(VERSION, self._clock.wall_ms())
+        data = frame_bytes(Kind.GREETING, wall, size_max=GREETING.size)
+        data += frame_bytes(Kind.REMOVED, b"", size_max=0)
+        self._log.warning("refused a link from server %s, which was removed from the pool", peer)
+        with trio.move_on_after(GREETING_TIMEOUT_S), contextlib.suppress(*GONE):
+            await stream.send_all(data)
+            while await stream.receive_some(READ_SIZE):
+                pass  # until it hangs up, so that it reads what was sent
+        await trio.aclose_forcefully(stream)
+
+    def wants(self, peer: ServerId) -> bool:
+        """Return whether consensus wants to stay connected to ``peer``."""
+        return peer in self._peers
 
     def clock_offset_s(self, peer: ServerId) -> float | None:
         """Return by how much the wall clock of ``peer`` is ahead of ours, when last heard."""
@@ -263,7 +276,7 @@ class Links:
             with trio.fail_after(DIAL_TIMEOUT_S):
                 stream = await self._dial(peer, parse_address(text))
         except (*GONE, GpupoolError) as error:
-            failure = f"{type(error).__name__}: {error}"
+            failure = explain(error)
             if state.failure != failure:
                 state.failure = failure
                 self._log.info("no link to server %s at %s: %s", peer, text, failure)
@@ -285,10 +298,7 @@ class Links:
             if link.scope.cancelled_caught:
                 reason = "replaced or no longer wanted"
         except* GONE as group:
-            error = group.exceptions[0]
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            reason = f"{type(error).__name__}: {error}"
+            reason = explain(group)
         finally:
             self._drop(link)
             await trio.aclose_forcefully(link.stream)
@@ -336,7 +346,7 @@ class Links:
                 reader.feed(bytes(data))
                 # One at a time: the greeting raises the limit for the frame after it.
                 while (frame := reader.next()) is not None:
-                    if link.peer not in self._peers or link.scope.cancel_called:
+                    if link.scope.cancel_called:
                         return
                     if not link.greeted:
                         self._take_greeting(link, frame.kind, frame.body)
@@ -358,6 +368,9 @@ class Links:
                     link.put(frame_bytes(Kind.KEY_GIVE, key, size_max=KEY_SIZE_MAX))
             case Kind.KEY_GIVE if len(body) <= KEY_SIZE_MAX:
                 self.take_key(link.peer, body)
+            case Kind.REMOVED:
+                self._log.warning("server %s says that this one was removed", link.peer)
+                self.removed_by.add(link.peer)
             case _:
                 raise RemoteProtocolError("unknown frame from a peer", why=f"kind {kind}")
 

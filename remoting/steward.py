@@ -292,6 +292,11 @@ class Steward:
         self._desk.push_updates(now)
         return self._take()
 
+    def look_now(self) -> list[Action]:
+        """Look at the table again: something that it does not show, such as a worker, has gone."""
+        self._look()
+        return self._take()
+
     def wake_at(self) -> float:
         """Return the monotonic time of the next ``poll``."""
         times = [self._look_at, self.proposals.wake_at()]

@@ -1,0 +1,87 @@
+"""How connections fail, in words: the one line on either side that says why."""
+
+import logging
+import ssl
+from typing import Any, cast
+
+import trio
+
+from gpupool.pool.errors import ProtocolError
+from gpupool.pool.ports import Clock
+
+GONE = (
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+    trio.TooSlowError,
+    ProtocolError,
+    OSError,
+)
+"""How a connection ends, other than by a clean close. ``ssl.SSLError`` is an ``OSError``."""
+
+_TLS: dict[str, str] = {
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not of this pool's CA",
+    "TLSV1_ALERT_UNKNOWN_CA": "the other side does not know this pool's CA",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the other side refused our certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the other side demands a certificate",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the other side does not speak TLS 1.3",
+    "UNEXPECTED_EOF_WHILE_READING": "it hung up during the TLS handshake",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+}
+
+
+def explain(error: BaseException) -> str:
+    """Return why a connection failed, as a clause without names."""
+    error = innermost(error)
+    if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
+        # trio wraps what OpenSSL or the kernel said.
+        error = error.__cause__
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or ""
+        return _TLS.get(reason, reason.lower().replace("_", " ") or str(error))
+    if isinstance(error, trio.TooSlowError):
+        return "timed out"
+    if isinstance(error, ProtocolError):
+        return str(error)
+    if isinstance(error, OSError):
+        return (error.strerror or str(error) or type(error).__name__).lower()
+    if isinstance(error, trio.BrokenResourceError | trio.ClosedResourceError):
+        return "connection lost"
+    return f"{type(error).__name__}: {error}"
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the first error inside groups, or ``error`` itself."""
+    while isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[Any]", error)
+        error = group.exceptions[0]
+    return error
+
+
+class Grumbles:
+    """Logs refused connections, but no more of them than somebody could want to read."""
+
+    BURST = 20
+    REFILL_S = 1.0
+
+    def __init__(self, log: logging.Logger, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._left = float(self.BURST)
+        self._at = clock.monotonic()
+        self._swallowed = 0
+
+    def say(self, text: str) -> None:
+        """Log ``text``, or count it when there were too many just now."""
+        now = self._clock.monotonic()
+        self._left = min(self.BURST, self._left + (now - self._at) / self.REFILL_S)
+        self._at = now
+        if self._left < 1:
+            self._swallowed += 1
+            return
+        self._left -= 1
+        if self._swallowed:
+            self._log.info("%d more refused or lost connections", self._swallowed)
+            self._swallowed = 0
+        self._log.info("%s", text)

@@ -1,0 +1,378 @@
+"""The shell of ``allocation``: its actions over real connections, and the lease that they hold."""
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+
+import trio
+
+from gpupool.pool.errors import GpupoolError, LeaseLostError, UnreachableError
+from gpupool.pool.ids import LeaseId, ServerId, lease_name
+from gpupool.pool.ports import Clock, Randomness
+from gpupool.pool.state import Partition, Request
+from gpupool.remoting import messages as m
+from gpupool.remoting.addresses import parse_address
+from gpupool.remoting.allocation import (
+    Action,
+    Allocation,
+    AllocationSettings,
+    Call,
+    Failed,
+    Granted,
+    Tell,
+    Widen,
+)
+from gpupool.remoting.connections import Connections, ServerConnection
+from gpupool.remoting.identity import SESSION_SUFFIX
+from gpupool.remoting.tokens import hash_secret
+
+ATTACH_TIMEOUT_S = 5.0
+"""A server that cannot serve its part of an across lease by then is done without."""
+
+RELEASE_TIMEOUT_S = 2.0
+FAREWELL_TIMEOUT_S = 1.0
+SESSION_TIMEOUT_S = 60.0
+"""A cold worker imports CuPy and makes a CUDA context; that takes seconds on a busy server."""
+
+SessionAnswer = dict[str, object]
+
+
+class LeaseHold:
+    """A lease, held by this client's connections to its servers until released or lost."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        lease: LeaseId,
+        ticket: bytes,
+        request: Request,
+        partitions: tuple[Partition, ...],
+    ) -> None:
+        self.lease = lease
+        self.name = lease_name(lease)
+        self.request = request
+        self.partitions = partitions
+        self.servers: tuple[ServerId, ...] = tuple(dict.fromkeys(p.server for p in partitions))
+        self.lost = ""
+        """Why the lease ended before it was released; empty while it is held."""
+        self._ticket = ticket
+        self._connections = connections
+        self._mine: dict[ServerId, ServerConnection] = {}
+        self._over = trio.Event()
+        self._released = False
+        connections.listen(self)
+
+    def server_names(self) -> tuple[str, ...]:
+        """Return the names of the servers of this lease."""
+        members = self._connections.members
+        return tuple(members[s].name if s in members else s for s in self.servers)
+
+    async def attach(self, server: ServerId, claimed: ServerConnection | None) -> None:
+        """Tie the lease to the connection to ``server``; a claim has done so with its own.
+
+        Raises:
+            GpupoolError: when that server cannot be reached, or does not hold its part.
+        """
+        with trio.move_on_after(ATTACH_TIMEOUT_S):
+            connection = claimed
+            if connection is None:
+                connection = await self._connections.reach(server, ATTACH_TIMEOUT_S)
+                attach = m.Attach(self.lease, self._ticket)
+                await connection.call(attach, timeout_s=ATTACH_TIMEOUT_S)
+            self._mine[server] = connection
+            if connection.closed.is_set():
+                raise UnreachableError(f"lost server {connection.name}", why=connection.reason)
+            return
+        raise UnreachableError(f"server {server} did not take its part of the lease in time")
+
+    async def open_session(
+        self, door: str, program: str, *, timeout_s: float = SESSION_TIMEOUT_S
+    ) -> list[SessionAnswer]:
+        """Have a worker started on every server of the lease, for one client process.
+
+        Returns:
+            one object per server, as the data session's contract has them.
+
+        Raises:
+            LeaseLostError: when the lease is over.
+            GpupoolError: when a server cannot start a worker.
+        """
+        answers: dict[ServerId, SessionAnswer] = {}
+        failures: list[GpupoolError] = []
+
+        async def open_one(server: ServerId) -> None:
+            self._check_held()
+            message = m.OpenSession(self.lease, door, program)
+            try:
+                opened = await self._mine[server].call(message, timeout_s=timeout_s)
+            except GpupoolError as error:
+                failures.append(error)
+            else:
+                assert isinstance(opened, m.SessionOpened)
+                answers[server] = session_answer(self._mine[server].name, opened)
+
+        self._check_held()
+        async with trio.open_nursery() as nursery:
+            for server in self.servers:
+                nursery.start_soon(open_one, server)
+        self._check_held()
+        if failures:
+            raise failures[0]
+        return [answers[server] for server in self.servers]
+
+    async def wait_lost(self) -> str:
+        """Wait until the lease ends without having been released, and return why."""
+        await self._over.wait()
+        return self.lost
+
+    async def release(self, reason: str = "released") -> None:
+        """Give the memory back. Whatever goes wrong, the lease ends with the connections."""
+        if self._released:
+            return
+        self._released = True
+        self._connections.unlisten(self)
+        if self.lost:
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + RELEASE_TIMEOUT_S):
+            for connection in self._mine.values():
+                try:
+                    release = m.Release(self.lease, reason)
+                    await connection.call(release, timeout_s=RELEASE_TIMEOUT_S)
+                except GpupoolError:
+                    continue  # the next server of the lease can end it as well
+                return
+        # Nobody confirmed it. Hanging up leaves no doubt.
+        for connection in self._mine.values():
+            await connection.aclose()
+
+    async def __aenter__(self) -> "LeaseHold":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+    def _check_held(self) -> None:
+        if self.lost or self._released:
+            raise LeaseLostError(f"lease {self.name} is void", why=self.lost or "released")
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost and not self._released:
+            self.lost = reason
+            self._over.set()
+
+    # --- what the connections report -------------------------------------------------------------
+
+    def arrived(self, connection: ServerConnection) -> None:
+        """Do nothing: the lease went with the old connection."""
+
+    def left(self, connection: ServerConnection) -> None:
+        """Lose the lease with the connection to any server of it."""
+        if self._mine.get(connection.server) is connection:
+            self._lose(f"lost server {connection.name}: {connection.reason}")
+
+    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
+        """Take note of the end of the lease."""
+        if isinstance(message, m.LeaseEnded) and message.lease == self.lease:
+            self._lose(message.reason)
+
+
+def session_answer(name: str, opened: m.SessionOpened) -> SessionAnswer:
+    """Return what a client process is told about its session with one server."""
+    info = opened.info
+    address = parse_address(opened.address)
+    return {
+        "server": name,
+        "address": [address.host, address.port],
+        "unix": info.unix_path or None,
+        "session": info.session.hex(),
+        "server_name": info.session.hex() + SESSION_SUFFIX,
+        "certificate_sha256": info.certificate_sha256.hex(),
+        "ticket": info.ticket.hex(),
+        "encryption": opened.encryption,
+        "devices": [
+            {
+                "index": device.index,
+                "name": device.name,
+                "uuid": device.uuid,
+                "memory": device.memory,
+                "emulated": device.emulated,
+            }
+            for device in info.devices
+        ],
+    }
+
+
+class Allocator:
+    """Drives one ``Allocation`` over the connections of a client."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        request: Request,
+        *,
+        wait_s: float | None,
+        clock: Clock,
+        chance: Randomness,
+        on_status: Callable[[str], None],
+        settings: AllocationSettings | None = None,
+    ) -> None:
+        self._connections = connections
+        self._clock = clock
+        self._on_status = on_status
+        self._ticket = os.urandom(32)
+        self._final: Granted | Failed | None = None
+        self._wake = trio.Event()
+        self._claimed: ServerConnection | None = None
+        self._cancel_count = 0
+        self._nursery: trio.Nursery | None = None
+        self.allocation = Allocation(
+            request,
+            ticket_hash=hash_secret(self._ticket),
+            wait_s=wait_s,
+            clock=clock,
+            chance=chance,
+            settings=settings,
+        )
+
+    async def run(self) -> LeaseHold:
+        """Return the lease.
+
+        Raises:
+            GpupoolError: when there will be none.
+        """
+        done = False
+        self._connections.listen(self)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._do(self.allocation.start(list(self._connections.by_server)))
+                result = await self._until_held()
+                with trio.move_on_after(FAREWELL_TIMEOUT_S):
+                    while self._cancel_count:
+                        self._wake = trio.Event()
+                        await self._wake.wait()
+                nursery.cancel_scope.cancel()
+            done = True
+        finally:
+            self._connections.unlisten(self)
+            if not done:
+                await self._withdraw()
+        if isinstance(result, Failed):
+            raise result.error
+        return result
+
+    async def _until_held(self) -> LeaseHold | Failed:
+        while True:
+            final = await self._until_final()
+            if isinstance(final, Failed):
+                return final
+            partitions = final.choice.partitions
+            hold = LeaseHold(
+                self._connections, final.lease, self._ticket, final.request, partitions
+            )
+            try:
+                unusable = await self._attach_all(hold, final.choice.server)
+            except BaseException:
+                await hold.release("its client gave up")
+                raise
+            if unusable is None:
+                return hold
+            await hold.release("one of its servers did not take its part")
+            self._do(self.allocation.retry_without(unusable))
+
+    async def _until_final(self) -> Granted | Failed:
+        self._final = None
+        while self._final is None:
+            self._wake = trio.Event()
+            wait_s = self.allocation.wake_at() - self._clock.monotonic()
+            with trio.move_on_after(max(0.0, wait_s)):
+                await self._wake.wait()
+            self._do(self.allocation.poll())
+        return self._final
+
+    async def _attach_all(self, hold: LeaseHold, claimed_at: ServerId) -> ServerId | None:
+        """Return the first server that does not take its part, or None."""
+        failed: list[ServerId] = []
+
+        async def attach(server: ServerId) -> None:
+            try:
+                await hold.attach(server, self._claimed if server == claimed_at else None)
+            except GpupoolError as error:
+                self._on_status(f"{error}; trying without it")
+                failed.append(server)
+
+        async with trio.open_nursery() as nursery:
+            for server in hold.servers:
+                nursery.start_soon(attach, server)
+        return failed[0] if failed else None
+
+    def _do(self, actions: list[Action]) -> None:
+        assert self._nursery is not None
+        for action in actions:
+            match action:
+                case Call():
+                    if isinstance(action.message, m.Claim):
+                        self._claimed = self._connections.by_server.get(action.server)
+                    elif isinstance(action.message, m.Cancel):
+                        self._cancel_count += 1
+                    self._nursery.start_soon(self._call, action)
+                case Tell():
+                    self._on_status(action.text)
+                case Widen():
+                    self._connections.widen(action.count)
+                case Granted() | Failed():
+                    self._final = action
+        self._wake.set()
+
+    async def _call(self, action: Call) -> None:
+        connection = self._connections.by_server.get(action.server)
+        try:
+            if connection is None:
+                raise UnreachableError(f"lost server {action.server}")
+            answer = await connection.call(action.message, timeout_s=action.timeout_s)
+        except GpupoolError as error:
+            answer = error
+        if isinstance(action.message, m.Cancel):
+            self._cancel_count -= 1
+        self._do(self.allocation.answered(action.number, answer))
+
+    async def _withdraw(self) -> None:
+        """Leave no claim and no place in the waiting line behind."""
+        if not self.allocation.leaves_trace:
+            return
+        claimed = self._claimed
+        live = self._connections.by_server
+        connection = claimed or next(iter(live.values()), None)
+        if connection is None:
+            return
+        cancel = m.Cancel(self.allocation.request.id, "its client gave up")
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_TIMEOUT_S):
+            try:
+                await connection.call(cancel, timeout_s=FAREWELL_TIMEOUT_S)
+            except GpupoolError:
+                pass  # hanging up says the same
+            else:
+                return
+        # A grant may still come of the claim. Without its connection it ends at once.
+        if claimed is not None:
+            await claimed.aclose()
+
+    # --- what the connections report -------------------------------------------------------------
+
+    def arrived(self, connection: ServerConnection) -> None:
+        """Ask that server too."""
+        self._do(self.allocation.arrived(connection.server))
+
+    def left(self, connection: ServerConnection) -> None:
+        """Ask that server no more."""
+        self._do(self.allocation.left(connection.server))
+
+    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
+        """Follow a hint."""
+        if isinstance(message, m.TryNow) and self.allocation.request.id in message.requests:
+            self._do(self.allocation.hinted())
