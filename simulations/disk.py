@@ -176,7 +176,7 @@ class SimulatedDisk:
             self._files[name] = _File()
             self._directory_log.append((None, name, self._files[name]))
 
-    # --- the simulation's side ---------------------------------------------------------------------
+    # --- the simulation's side --------------------------------------------------------------------
 
     def take_latency(self) -> float:
         """Return how long the operations since the last call took, in seconds."""

@@ -111,7 +111,9 @@ class History:
         """Record a claim that was answered with a lease."""
         self._of_request(request, called_at, returned_at, Granted(lease))
         for gpu, size in memory.items():
-            operation = Operation[GpuOperation](called_at, returned_at, Take(lease, size))
+            operation: Operation[GpuOperation] = Operation(
+                called_at, returned_at, Take(lease, size)
+            )
             self.gpus.setdefault(gpu, []).append(operation)
 
     def over(
@@ -119,7 +121,7 @@ class History:
     ) -> None:
         """Record that a lease was given back, or lost, between two instants."""
         for gpu in gpus:
-            operation = Operation[GpuOperation](called_at, returned_at, GiveBack(lease))
+            operation: Operation[GpuOperation] = Operation(called_at, returned_at, GiveBack(lease))
             self.gpus.setdefault(gpu, []).append(operation)
 
     def refused_for_good(self, request: RequestId, called_at: float, returned_at: float) -> None:
@@ -152,5 +154,5 @@ class History:
     def _of_request(
         self, request: RequestId, called_at: float, returned_at: float, what: RequestOperation
     ) -> None:
-        operation = Operation[RequestOperation](called_at, returned_at, what)
+        operation: Operation[RequestOperation] = Operation(called_at, returned_at, what)
         self.requests.setdefault(request, []).append(operation)

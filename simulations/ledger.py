@@ -87,7 +87,7 @@ class LedgerDriver:
         links.events = self
         disk.take_latency()
 
-    # --- PeerEvents ----------------------------------------------------------------------------------
+    # --- PeerEvents -------------------------------------------------------------------------------
 
     def connected(self, peer: ServerId) -> None:
         """Say that a connection with ``peer`` is up."""
@@ -101,7 +101,7 @@ class LedgerDriver:
         """Take one frame."""
         self._put(partial(self.node.receive, peer, frame))
 
-    # --- proposals -----------------------------------------------------------------------------------
+    # --- proposals --------------------------------------------------------------------------------
 
     def propose(
         self, command: Plain, timeout_s: float, callback: Callback, *, idempotent: bool = False
@@ -129,7 +129,7 @@ class LedgerDriver:
         """Return what this server knows of the state of consensus."""
         return self.node.health(self._clock.monotonic())
 
-    # --- the loop ------------------------------------------------------------------------------------
+    # --- the loop ---------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Make the first step."""

@@ -71,7 +71,7 @@ class SimulatedLinks:
         """Return the peers with a live connection."""
         return tuple(self._links)
 
-    # --- for the ends ------------------------------------------------------------------------------
+    # --- for the ends -----------------------------------------------------------------------------
 
     def raised(self, peer: ServerId, end: End) -> None:
         """Put a connection into use, in the place of any older one."""

@@ -201,7 +201,7 @@ class Network:
         self.sent_bytes: dict[tuple[str, str], int] = {}
         """By machine and kind of connection."""
 
-    # --- for processes -----------------------------------------------------------------------------
+    # --- for processes ----------------------------------------------------------------------------
 
     def listen(self, process: Process, accept: Accept) -> None:
         """Take connections for the machine of ``process``, instead of whoever did before."""
@@ -214,7 +214,7 @@ class Network:
         attempt = _Attempt(self, process, target, kind, endpoint)
         attempt.start(timeout_s)
 
-    # --- for faults --------------------------------------------------------------------------------
+    # --- for faults -------------------------------------------------------------------------------
 
     def link(self, source: str, target: str) -> Link:
         """Return the link from one machine to another."""
@@ -279,7 +279,7 @@ class Network:
                 delays = (self._random.random(), self._random.random())
                 connection.break_("connection reset", delays)
 
-    # --- inside --------------------------------------------------------------------------------------
+    # --- inside -----------------------------------------------------------------------------------
 
     def latency(self, source: str, target: str) -> float:
         """Draw how long the next frame takes."""

@@ -4,9 +4,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import override
 
-from gpupool.consensus.raft import SafetyError
+from gpupool.consensus.log import SafetyError
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.storage import Storage, bootstrap
 from gpupool.pool.errors import StorageError
@@ -70,7 +69,6 @@ class WatchedMachine(PoolMachine):
         self._server = server
         environment.checkers.logs.began(server)
 
-    @override
     def apply(self, index: int, command: Plain) -> Plain:
         result = super().apply(index, command)
         checkers = self._environment.checkers
@@ -80,7 +78,6 @@ class WatchedMachine(PoolMachine):
             checkers.memory.applied(index, self.state, machines)
         return result
 
-    @override
     def restore(self, snapshot: Plain) -> None:
         super().restore(snapshot)
         self._environment.checkers.logs.restored(self._server, self.state)
@@ -130,7 +127,7 @@ class ServerProcess(Process):
         self.steward: Steward | None = None
         self.host = SimulatedHost(machine, self, start_s=environment.options.worker_start_s)
 
-    # --- life ----------------------------------------------------------------------------------------
+    # --- life -------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Open the storage, join the peers, kill former workers, then serve."""
@@ -208,7 +205,7 @@ class ServerProcess(Process):
             self._seen = self.table.state
             self.after(POLL_DELAY_S, self._table_changed)
 
-    # --- consensus -------------------------------------------------------------------------------------
+    # --- consensus --------------------------------------------------------------------------------
 
     def propose(self, command: Plain, timeout_s: float, decided: Callable[[Outcome], None]) -> None:
         """Propose a command, as the real server's task does, with the checkers looking on."""
@@ -224,7 +221,8 @@ class ServerProcess(Process):
 
     def _table_changed(self) -> None:
         state = self.table.state
-        if self._followed is not state.servers:
+        # The empty table of a server that has only just joined says nothing about the pool.
+        if state.servers and self._followed is not state.servers:
             self._followed = state.servers
             ledger = self.ledger
             assert ledger is not None
@@ -246,7 +244,7 @@ class ServerProcess(Process):
             self._offset_s = ahead_ms / 1000
         return 0.0 if leader == self.server else self._offset_s
 
-    # --- the steward -----------------------------------------------------------------------------------
+    # --- the steward ------------------------------------------------------------------------------
 
     def _poll(self) -> None:
         if self.steward is not None:
@@ -313,7 +311,7 @@ class ServerProcess(Process):
         if self.steward is not None:
             self.do(self.steward.look_now())
 
-    # --- connections -----------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def _accept(self, machine: str, kind: str) -> Endpoint | None:
         if kind == PEER:

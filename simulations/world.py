@@ -1,5 +1,4 @@
-"""Virtual time: one heap of events, one seed, and chance split so that subsystems do not disturb
-each other."""
+"""Virtual time: one heap of events, one seed, and chance split between the subsystems."""
 
 import hashlib
 import heapq

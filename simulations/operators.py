@@ -1,0 +1,143 @@
+"""Those who run the pool: they make it, let servers in, and revoke, drain, end and replace."""
+
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from random import Random
+
+from gpupool.pool.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.state import TokenKind
+from gpupool.remoting import messages as m
+from gpupool.simulations.calls import Caller
+from gpupool.simulations.clients import Credentials
+from gpupool.simulations.environment import Environment
+from gpupool.simulations.process import Process
+
+TOKEN_VALID_S = 30 * 86400.0
+"""Longer than any clock in a simulation can be wrong."""
+
+
+def draw_credentials(random: Random, user: str) -> Credentials:
+    """Return a new token with its secret."""
+    return Credentials(TokenId(random.randbytes(6).hex()), random.randbytes(32), user)
+
+
+class Operator:
+    """One operator, who repeats every order until it is confirmed."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        admin: Credentials,
+        random: Random,
+        targets: Callable[[], list[str]],
+    ) -> None:
+        self._environment = environment
+        self._random = random
+        self.process = Process(environment.world, "operator")
+        self._caller = Caller(
+            self.process, environment.network, hello=admin.hello("operator"), targets=targets
+        )
+
+    def create_token(
+        self, kind: TokenKind, user: str, created: Callable[[Credentials], None]
+    ) -> None:
+        """Make a token; ``created`` gets it once the pool has it."""
+        credentials = draw_credentials(self._random, user)
+        order = m.CreateToken(
+            token=credentials.token,
+            kind=kind,
+            user=user,
+            secret_hash=sha256(credentials.secret).digest(),
+            valid_s=TOKEN_VALID_S,
+        )
+        self._order(order, lambda _called_at, _at: created(credentials))
+
+    def revoke(self, token: TokenId) -> None:
+        """Revoke a token."""
+        policy = self._environment.checkers.policy
+        self._order(m.RevokeToken(token), lambda _called_at, at: policy.revoked(token, at))
+
+    def drain(self, server: ServerId, for_s: float) -> None:
+        """Stop granting on a server for a while."""
+        policy = self._environment.checkers.policy
+
+        def drained(_called_at: float, at: float) -> None:
+            policy.drained(server, at)
+            self.process.after(for_s, partial(self._undrain, server))
+
+        self._order(m.DrainServer(server, "maintenance"), drained)
+
+    def _undrain(self, server: ServerId) -> None:
+        self._environment.checkers.policy.drained(server, None)
+        self._order(m.DrainServer(server, None), lambda _called_at, _at: None)
+
+    def end_lease(self, lease: LeaseId) -> None:
+        """End a lease by order."""
+        self._order(m.EndLease(lease, "by order"), lambda _called_at, _at: None)
+
+    def remove(self, server: ServerId, removed: Callable[[], None]) -> None:
+        """Take a server out of the pool for good."""
+        self._order(m.RemoveServer(server), lambda _called_at, _at: removed())
+
+    def _order(self, order: m.Call, done: Callable[[float, float], None]) -> None:
+        trace = self._environment.trace
+        trace.note("operator", "orders", describe(order))
+
+        def answered(answer: m.Message, called_at: float, at: float) -> None:
+            outcome = "" if isinstance(answer, m.Done) else f" refused: {answer}"
+            trace.note("operator", "confirmed", describe(order) + outcome)
+            done(called_at, at)
+
+        self._caller.call(order, answered)
+
+
+class Joiner:
+    """``gpupool join`` on one machine, until the pool has let its server in."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        machine: str,
+        server: ServerId,
+        *,
+        credentials: Credentials,
+        targets: Callable[[], list[str]],
+        joined: Callable[[list[ServerId]], None],
+    ) -> None:
+        self._joined = joined
+        self._environment = environment
+        self._machine = machine
+        self.process = Process(environment.world, machine)
+        caller = Caller(
+            self.process, environment.network, hello=credentials.hello(machine), targets=targets
+        )
+        name = f"{machine}-{server[:4]}"
+        order = m.JoinPool(server, name, f"{machine}:7470", witness=False, csr_pem=b"csr")
+        caller.call(order, self._answered)
+
+    def _answered(self, answer: m.Message, called_at: float, at: float) -> None:
+        del called_at, at
+        if isinstance(answer, m.Joined):
+            self.process.kill()
+            self._joined([member.server for member in answer.members])
+        else:
+            self._environment.trace.note(self._machine, "not-joined", f"{answer}")
+
+
+def describe(order: m.Call) -> str:
+    """Return an order as a few words."""
+    match order:
+        case m.CreateToken():
+            return f"token for {order.user}"
+        case m.RevokeToken():
+            return f"revoke {order.token}"
+        case m.DrainServer():
+            return f"{'drain' if order.reason else 'undrain'} {order.server}"
+        case m.EndLease():
+            return f"end lease {order.lease}"
+        case m.RemoveServer():
+            return f"remove {order.server}"
+        case _:
+            return type(order).__name__

@@ -1,0 +1,204 @@
+"""One run: make a pool, let faults happen for a while, heal, and see whether all came right."""
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+from gpupool.pool.placement import Offer, make_offer
+from gpupool.simulations.cluster import Cluster
+from gpupool.simulations.faults import Fault, happen, schedule
+from gpupool.simulations.judge import Failure
+from gpupool.simulations.options import Options
+from gpupool.simulations.trace import Line
+from gpupool.simulations.world import StuckError
+
+CREATE_S_MAX = 30.0
+"""A pool without faults must be complete within this."""
+
+CONVERGE_S_MAX = 5.0
+"""After healing, all servers must agree within this, without help."""
+
+GONE_S_MAX = 14.0
+"""What is left of a dead client ends within this: 10 s until the kernel notices, and some more."""
+
+GRANT_S_MAX = 7.0
+"""A request that could be granted all the time is granted within this: the longest back-off of
+5 s, a round of asking and a claim."""
+
+LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came out of one run."""
+
+    options: Options
+    failure: Failure | None
+    digest: str
+    lines: tuple[Line, ...]
+    faults: tuple[Fault, ...]
+    virtual_s: float
+    event_count: int
+    granted: int
+    applied: int
+    converged_s: float
+    histories: int
+    histories_unknown: int
+
+
+def run(
+    options: Options, *, broken: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Report:
+    """Run one seed.
+
+    Args:
+        options: of the run.
+        broken: a deliberately broken build, in force during the run.
+    """
+    # Nothing of a run is garbage before its end, and looking for some takes a tenth of the time.
+    gc.collect()
+    gc.disable()
+    try:
+        with broken():
+            return _Run(options).run()
+    finally:
+        gc.enable()
+
+
+class _Run:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._cluster = Cluster(options)
+        self._healed_at = 0.0
+        self._converged_s = -1.0
+        self._grantable_since: dict[bytes, float] = {}
+
+    def run(self) -> Report:
+        cluster, options = self._cluster, self._options
+        world = cluster.world
+        faults = schedule(options)
+        try:
+            self._create()
+            begin = world.now
+            for fault in faults:
+                if options.keep is None or fault.number in options.keep:
+                    world.at(begin + fault.at, partial(self._happen, fault))
+            world.run_until(begin + options.fault_s)
+            self._heal()
+        except StuckError as error:
+            cluster.judge.fail("not-stuck", str(error))
+        checkers = cluster.environment.checkers
+        return Report(
+            options=options,
+            failure=cluster.judge.failure,
+            digest=cluster.trace.digest(),
+            lines=tuple(cluster.trace.lines),
+            faults=tuple(faults),
+            virtual_s=world.now,
+            event_count=world.event_count,
+            granted=cluster.counters.granted,
+            applied=checkers.logs.newest,
+            converged_s=self._converged_s,
+            histories=checkers.linearizable.checked,
+            histories_unknown=checkers.linearizable.unknown,
+        )
+
+    def _create(self) -> None:
+        cluster, world = self._cluster, self._cluster.world
+        cluster.create()
+        while not cluster.complete and not world.stopped:
+            world.run_until(world.now + LOOK_EVERY_S)
+            if world.now > CREATE_S_MAX:
+                cluster.judge.fail("creates", f"no complete pool after {CREATE_S_MAX} s")
+        cluster.trace.note("nemesis", "begin", "the pool is complete")
+        cluster.start_clients()
+
+    def _happen(self, fault: Fault) -> None:
+        random = fault.random(self._options.seed)
+        if fault.kind.startswith("client") and not self._cluster.client_names():
+            return
+        happen(fault, self._cluster, random)
+
+    # --- after the faults ----------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        cluster, world = self._cluster, self._cluster.world
+        if world.stopped:
+            return
+        cluster.heal()
+        self._healed_at = world.now
+        end = world.now + self._options.heal_s
+        while world.now < end and not world.stopped:
+            world.run_until(min(world.now + LOOK_EVERY_S, end))
+            self._look_at_convergence()
+            self._look_at_waiting()
+        self._settle()
+        if world.stopped:
+            return
+        checkers = cluster.environment.checkers
+        checkers.logs.end((n, p.table.state) for n, p in cluster.servers.items())
+        checkers.linearizable.end(cluster.environment.history)
+
+    def _settle(self) -> None:
+        """Let no more requests be made, and wait until nothing of dead clients is left."""
+        cluster, world = self._cluster, self._cluster.world
+        for client in cluster.clients.values():
+            client.retired = True
+        checkers = cluster.environment.checkers
+        end = self._healed_at + max(GONE_S_MAX, self._options.heal_s)
+        while world.now < end and not world.stopped:
+            world.run_until(world.now + LOOK_EVERY_S)
+            if not self._left_over() and self._quiet():
+                return
+        if not world.stopped:
+            living = self._living()
+            machines = cluster.environment.machines.values()
+            checkers.dead_clients.end(checkers.logs.state, living, machines)
+
+    def _living(self) -> set[bytes]:
+        return {bytes(r) for client in self._cluster.clients.values() for r in client.wanted}
+
+    def _left_over(self) -> bool:
+        state, living = self._cluster.environment.checkers.logs.state, self._living()
+        machines = self._cluster.environment.machines.values()
+        return any(lease.request not in living for lease in state.leases.values()) or any(
+            worker.lease not in state.leases for machine in machines for worker in machine.workers
+        )
+
+    def _quiet(self) -> bool:
+        newest = self._cluster.environment.checkers.logs.newest
+        return all(p.table.state.index == newest for p in self._cluster.servers.values())
+
+    def _look_at_convergence(self) -> None:
+        cluster = self._cluster
+        if self._converged_s >= 0.0:
+            return
+        elapsed_s = cluster.world.now - self._healed_at
+        if cluster.converged:
+            self._converged_s = elapsed_s
+            cluster.trace.note("checker", "converged", f"{elapsed_s:.1f} s after healing")
+        elif elapsed_s > CONVERGE_S_MAX:
+            cluster.judge.fail("converges", f"not within {CONVERGE_S_MAX:.0f} s of healing")
+
+    def _look_at_waiting(self) -> None:
+        """Fail when a request could have been granted for long, and was not."""
+        cluster = self._cluster
+        if self._converged_s < 0.0:
+            return
+        state, now = cluster.environment.checkers.logs.state, cluster.world.now
+        seen: set[bytes] = set()
+        for client in cluster.clients.values():
+            request = client.waits_for
+            if request is None:
+                continue
+            answers = (make_offer(state, server, request) for server in state.servers.values())
+            if not request.across and any(isinstance(answer, Offer) for answer in answers):
+                seen.add(request.id)
+                since = self._grantable_since.setdefault(request.id, now)
+                if now - since > GRANT_S_MAX:
+                    text = f"{client.machine} waits {now - since:.1f} s for what is free"
+                    cluster.judge.fail("everything-granted", text)
+        for request_id in [r for r in self._grantable_since if r not in seen]:
+            del self._grantable_since[request_id]
