@@ -74,3 +74,10 @@ GENERATOR = tuple(
 )
 
 BIT_GENERATORS = ("XORWOW", "MRG32k3a", "Philox4x3210")
+
+KERNELS = tuple(
+    """
+    ElementwiseKernel ReductionKernel RawKernel RawModule module function launch launch_raw compile
+    attributes global
+    """.split()
+)

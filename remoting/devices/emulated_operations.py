@@ -1,12 +1,14 @@
 """The closed table of an emulated device: CuPy's operations in terms of NumPy's."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gpupool.remoting.arrays.names import FFT, FUNCTIONS, LINALG, UFUNCS
+from gpupool.remoting.arrays.names import FFT, FUNCTIONS, KERNELS, LINALG, UFUNCS
 from gpupool.remoting.devices.base import UnsupportedError
+from gpupool.remoting.devices.emulated_random import random_operations
 
 if TYPE_CHECKING:
     from gpupool.remoting.devices.emulated import EmulatedBackend
@@ -74,36 +76,216 @@ def _astype(a: Array, dtype: Any, order: str = "K") -> Array:
     return a.astype(dtype, order=order)  # pyright: ignore
 
 
+def _float_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the float type of a function that NumPy computes in float64 and CuPy does not."""
+    for char in "efd":
+        if np.can_cast(dtype, char):
+            return np.dtype(char)
+    return dtype
+
+
+def _ufunc(name: str) -> Operation:
+    function: Any = getattr(np, name)
+    if not isinstance(function, np.ufunc):
+        return _pseudo_ufunc(name, function)
+
+    def call(*args: Any, _where: Any = None, **kwargs: Any) -> Any:
+        if _where is not None:
+            kwargs["where"] = _where
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _pseudo_ufunc(name: str, function: Operation) -> Operation:
+    # i0, sinc and fix are ufuncs in CuPy, and Python functions in NumPy.
+    def call(x: Any, out: Any = None, dtype: Any = None, **_: Any) -> Any:
+        value = np.asarray(x) if dtype is None else np.asarray(x, dtype)
+        kind = value.dtype if name == "fix" else _float_of(value.dtype)
+        made = np.asarray(function(value)).astype(kind)
+        if out is None:
+            return made
+        out[...] = made
+        return out
+
+    return call
+
+
+def _at(name: str, a: Array, index: Any, value: Any) -> None:
+    if name not in UFUNCS:
+        raise ValueError(f"no ufunc {name}")
+    items = index if isinstance(index, tuple) else (index,)
+    getattr(np, name).at(a, _wrapped(a, items), value)
+
+
+def _reduceat(a: Array, indices: Array, **kwargs: Any) -> Any:
+    return np.add.reduceat(a, indices, **kwargs)
+
+
+def _copyto(target: Array, source: Any, casting: Any = "same_kind", where: Any = None) -> None:
+    np.copyto(target, source, casting=casting, where=True if where is None else where)
+
+
+def _choose(a: Array, choices: Any, out: Any = None, mode: Any = "raise") -> Any:
+    return np.choose(a, choices, out=out, mode=mode)
+
+
+def _take(a: Array, indices: Any, axis: Any = None, out: Any = None) -> Any:
+    return np.take(a, indices, axis, out=out, mode="wrap")
+
+
+def _put(a: Array, indices: Any, values: Any, mode: Any = "wrap") -> None:
+    np.put(a, indices, values, mode=mode)
+
+
+def _along(function: Operation) -> Operation:
+    def call(a: Array, indices: Array, *rest: Any) -> Any:
+        axis = rest[-1]
+        length = a.size if axis is None else a.shape[axis]
+        return function(a, indices % length if length else indices, *rest)
+
+    return call
+
+
+def _into(arrays: Any, axis: int, out: Array, casting: Any) -> None:
+    np.concatenate(arrays, axis, out, casting=casting)
+
+
+def _lstsq(a: Array, b: Array, rcond: Any = None) -> Any:
+    return np.linalg.lstsq(a, b, -1 if rcond == "warn" else rcond)
+
+
+def _owner(a: Array) -> Array:
+    while isinstance(a.base, np.ndarray):
+        a = a.base
+    return a
+
+
+def _address(a: Array) -> int:
+    return int(a.__array_interface__["data"][0])
+
+
+def _memory(a: Array, offset: int, shape: Any, dtype: Any, strides: Any) -> Array:
+    """Return an array over the memory that ``a`` starts in; it must stay inside."""
+    owner = _owner(a)
+    flat = owner.reshape(-1, order="A").view(np.uint8)
+    start = _address(a) - _address(owner) + offset
+    low = high = 0
+    for length, stride in zip(shape, strides, strict=True):
+        if length:
+            low += min(0, (length - 1) * stride)
+            high += max(0, (length - 1) * stride)
+    if start + low < 0 or start + high + np.dtype(dtype).itemsize > flat.nbytes:
+        raise ValueError("the array would reach outside its allocation")
+    return np.ndarray(shape, dtype, flat, start, strides)
+
+
+def _as_strided(a: Array, shape: Any, strides: Any) -> Array:
+    return _memory(a, 0, shape, a.dtype, strides)
+
+
+def _no_kernels(name: str) -> Operation:
+    def refuse(*_args: Any, **_kwargs: Any) -> Any:
+        raise UnsupportedError(
+            f"{name} needs a real GPU: this device is emulated, it computes with NumPy and cannot "
+            "compile CUDA source"
+        )
+
+    return refuse
+
+
+class _Marker:
+    """Stands for a stream or an event: an emulated device finishes every call at once."""
+
+    def __init__(self, *_: Any) -> None:
+        self.time = time.perf_counter()
+
+
+def _record(event: _Marker, _stream: Any) -> None:
+    event.time = time.perf_counter()
+
+
+def _cuda(backend: "EmulatedBackend") -> dict[str, Operation]:
+    def current() -> Any:
+        return backend.pools[backend.current]
+
+    def set_limit(size: int) -> None:
+        current().limit = min(size, current().memory)
+
+    def properties() -> dict[str, Any]:
+        spec = backend.devices[backend.current]
+        return {
+            "name": spec.name, "uuid": spec.uuid, "totalGlobalMem": spec.memory, "major": 9,
+            "minor": 0, "multiProcessorCount": 1, "warpSize": 32, "maxThreadsPerBlock": 1024,
+        }  # fmt: skip
+
+    return {
+        "cuda.device.synchronize": lambda: None,
+        "cuda.mem_info": lambda: (current().free_memory(), current().memory),
+        "cuda.properties": properties,
+        "cuda.attributes": dict,
+        "cuda.attribute": lambda _number: 0,
+        "cuda.versions": lambda: [0, 0],
+        "cuda.pool.numbers": lambda: [
+            current().used, current().total, current().limit, current().free_blocks(),
+        ],
+        "cuda.pool.set_limit": set_limit,
+        "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
+        "cuda.stream.create": _Marker,
+        "cuda.stream.synchronize": lambda _stream: None,
+        "cuda.stream.done": lambda _stream: True,
+        "cuda.stream.wait_event": lambda _stream, _event: None,
+        "cuda.event.create": _Marker,
+        "cuda.event.record": _record,
+        "cuda.event.done": lambda _event: True,
+        "cuda.event.synchronize": lambda _event: None,
+        "cuda.event.elapsed": lambda first, last: (last.time - first.time) * 1e3,
+        **{f"kernel.{name}": _no_kernels(name) for name in KERNELS},
+    }  # fmt: skip
+
+
 def operations(backend: "EmulatedBackend") -> Mapping[str, Operation]:
     """Return name to callable; anything absent here is refused by name at the client."""
-    table: dict[str, Operation] = {}
-    for name in (*UFUNCS, *FUNCTIONS):
-        found = getattr(np, name, None)
-        if found is not None:
-            table[name] = found
+    table: dict[str, Operation] = {name: _ufunc(name) for name in UFUNCS}
+    table |= {name: getattr(np, name) for name in FUNCTIONS}
     table |= {f"linalg.{name}": getattr(np.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(np.fft, name) for name in FFT}
+    table |= random_operations()
+    table |= _cuda(backend)
     table |= {
+        "rsqrt": lambda x, **kwargs: np.reciprocal(np.sqrt(x), **kwargs),
+        "argsort": lambda a, axis=-1: np.argsort(a, axis, kind="stable"),
+        "choose": _choose,
+        "copyto": _copyto,
+        "put": _put,
+        "put_along_axis": _along(np.put_along_axis),
+        "take": _take,
+        "take_along_axis": _along(np.take_along_axis),
+        "linalg.lstsq": _lstsq,
         "ndarray.getitem": _getitem,
         "ndarray.setitem": _setitem,
         "ndarray.astype": _astype,
         "ndarray.copy": lambda a, order="C": a.copy(order),
         "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
+        "ndarray.flatten": lambda a, order="C": a.flatten(order),
         "ndarray.transpose": lambda a, axes=None: a.transpose(axes),
         "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),
         "ndarray.view": lambda a, dtype=None: a.view() if dtype is None else a.view(dtype),
         "ndarray.real": lambda a: a.real,
         "ndarray.imag": lambda a: a.imag,
-        "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
-        "ndarray.diagonal": lambda a, *args: np.diagonal(a, *args),
+        "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
         "ndarray.fill": lambda a, value: a.fill(_cast(value, a.dtype)),
-        "ndarray.flatten": lambda a, order="C": a.flatten(order),
         "ndarray.sort": lambda a, axis=-1: a.sort(axis, kind="stable"),
         "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
         "ndarray.byteswap": lambda a: a.byteswap(),
-        "ndarray.as_strided": lambda a, shape, strides: np.lib.stride_tricks.as_strided(a, shape, strides),
-        "door.zeros": lambda shape, dtype, order="C": np.zeros(shape, dtype, order=order),
-        "door.arange": lambda start, count, step, dtype: (start + np.arange(count) * step).astype(dtype),
+        "ndarray.as_strided": _as_strided,
+        "ufunc.at": _at,
+        "ufunc.reduceat": _reduceat,
         "door.empty": lambda shape, dtype, order="C": np.zeros(shape, dtype, order=order),
+        "door.zeros": lambda shape, dtype, order="C": np.zeros(shape, dtype, order=order),
+        "door.arange": lambda first, count, step, dtype: (first + np.arange(count) * step).astype(dtype),
+        "door.concatenate_into": _into,
+        "door.pointer": _address,
+        "door.memory": _memory,
     }
     return table

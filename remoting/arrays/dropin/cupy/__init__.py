@@ -4,16 +4,81 @@ Needs the standard library and NumPy only. Where this package has no such name, 
 see an AttributeError; ``gpupool door --missing`` lists those names.
 """
 
-from typing import Any
+import sys as _sys
+from typing import Any as _Any
+
+import numpy as _numpy
 
 from cupy._core import make as _make
 from cupy._core.array import ndarray as ndarray
 from cupy._core.functions import FUNCTIONS as _FUNCTIONS
+from cupy._core.host import HOST as _HOST
+from cupy._core.kernels import KERNEL_CLASSES as _KERNEL_CLASSES
+from cupy._core.poly import POLY as _POLY
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as ufunc
-from cupy._door import pool as _pool
+from cupy._door import state as _state
+from cupy import exceptions as exceptions
+from cupy import cuda as cuda
+from cupy import fft as fft
+from cupy import lib as lib
+from cupy import linalg as linalg
+from cupy import random as random
 
 __version__ = "14.2.0"
-globals().update(_FUNCTIONS)
-globals().update(_UFUNCS)
-array = _make.array
+
+# What CuPy takes from NumPy as it is.
+_REEXPORTED = """
+    bool bool_ byte cdouble clongdouble complex128 complex64 complexfloating csingle double dtype
+    finfo flexible float16 float32 float64 floating generic half iinfo inexact int16 int32 int64
+    int8 int_ intc integer intp isdtype longlong number short signedinteger single ubyte uint
+    uint16 uint32 uint64 uint8 uintc uintp ulonglong unsignedinteger ushort broadcast_shapes
+    get_printoptions set_printoptions printoptions issubdtype iterable mintypecode promote_types
+    typename e euler_gamma inf nan newaxis pi float64 complex128 long ulong datetime64 timedelta64
+    object_ str_ bytes_ void character errstate_
+""".split()
+_OLD_NAMES = {
+    "float_": "float64", "complex_": "complex128", "cfloat": "complex128",
+    "singlecomplex": "complex64", "NaN": "nan", "NAN": "nan", "Inf": "inf", "Infinity": "inf",
+    "infty": "inf", "PINF": "inf",
+}  # fmt: skip
+_ALIASES = {
+    "alltrue": "all", "sometrue": "any", "amax": "max", "amin": "min", "cumproduct": "cumprod",
+    "product": "prod", "round_": "around", "trapz": "trapezoid",
+}  # fmt: skip
+
+
+def _fill(names: dict[str, _Any]) -> None:
+    for name in _REEXPORTED:
+        if hasattr(_numpy, name):
+            names[name] = getattr(_numpy, name)
+    for name, source in _OLD_NAMES.items():
+        names[name] = getattr(_numpy, source)
+    names["NINF"], names["NZERO"], names["PZERO"] = -_numpy.inf, -0.0, 0.0
+    for name in dir(exceptions):
+        if not name.startswith("_"):
+            names[name] = getattr(exceptions, name)
+    for table in (_FUNCTIONS, _HOST, _POLY, _UFUNCS, _KERNEL_CLASSES):
+        names.update(table)
+    for name, source in _ALIASES.items():
+        names[name] = names[source]
+    names["array"] = _make.array
+    for table in (_FUNCTIONS, _HOST):
+        for name, function in table.items():
+            # Programs and NumPy's dispatcher look at the name of a function.
+            if getattr(function, "__name__", None) == "function":
+                function.__name__ = function.__qualname__ = name
+
+
+_fill(globals())
+_state.hooks["module"] = _sys.modules[__name__]
+
+
+def get_default_memory_pool() -> cuda.MemoryPool:
+    """Return the pool whose numbers are those of the current device's partition."""
+    return cuda.memory.default_pool
+
+
+def get_default_pinned_memory_pool() -> cuda.PinnedMemoryPool:
+    """Return the pool of pinned host memory, of which there is none."""
+    return cuda.memory.default_pinned_pool

@@ -1,0 +1,231 @@
+"""Polynomials, composed of array operations."""
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.functions import FUNCTIONS
+from cupy._door import state
+
+
+def _coefficients(x: Any) -> Any:
+    if isinstance(x, poly1d):
+        return x.coeffs
+    if np.isscalar(x):
+        return make.array([x])
+    array = make.asarray(x)
+    if array.ndim == 0:
+        return array.reshape(1)
+    if array.ndim > 1:
+        raise ValueError("Multidimensional inputs are not supported")
+    return FUNCTIONS["trim_zeros"](array, "f")
+
+
+def _result(made: Any, *given: Any) -> Any:
+    return poly1d(made) if any(isinstance(item, poly1d) for item in given) else made
+
+
+def _padded(a: Any, size: int) -> Any:
+    if a.size == size:
+        return a
+    return FUNCTIONS["concatenate"]([FUNCTIONS["zeros"](size - a.size, a.dtype), a])
+
+
+def polyadd(a1: Any, a2: Any) -> Any:
+    """Return the sum of two polynomials."""
+    first, second = _coefficients(a1), _coefficients(a2)
+    size = max(first.size, second.size)
+    return _result(_padded(first, size) + _padded(second, size), a1, a2)
+
+
+def polysub(a1: Any, a2: Any) -> Any:
+    """Return the difference of two polynomials."""
+    first, second = _coefficients(a1), _coefficients(a2)
+    size = max(first.size, second.size)
+    return _result(_padded(first, size) - _padded(second, size), a1, a2)
+
+
+def polymul(a1: Any, a2: Any) -> Any:
+    """Return the product of two polynomials."""
+    first, second = _coefficients(a1), _coefficients(a2)
+    return _result(FUNCTIONS["convolve"](first, second), a1, a2)
+
+
+def polyval(p: Any, x: Any) -> Any:
+    """Evaluate a polynomial, by Horner's rule."""
+    coefficients = p.coeffs if isinstance(p, poly1d) else make.asarray(p)
+    if isinstance(x, poly1d):
+        total: Any = poly1d(make.array([0.0]))
+        for index in range(coefficients.size):
+            total = polymul(total, x)
+            total = polyadd(total, poly1d(coefficients[index : index + 1]))
+        return total
+    point = x if np.isscalar(x) else make.asarray(x)
+    if np.isscalar(x):
+        point = make.array(x)
+    kind = np.result_type(coefficients.dtype, point.dtype)
+    if not coefficients.size:
+        return FUNCTIONS["zeros"](point.shape, kind)
+    total = FUNCTIONS["zeros"](point.shape, kind)
+    for index in range(coefficients.size):
+        total = total * point + coefficients[index]
+    return total
+
+
+class poly1d:  # noqa: N801 - NumPy's name
+    """A polynomial in one variable; see `numpy.poly1d`."""
+
+    __hash__ = None  # type: ignore[assignment]
+    __array_ufunc__ = None
+
+    def __init__(self, c_or_r: Any, r: bool = False, variable: str | None = None) -> None:
+        if isinstance(c_or_r, (poly1d, np.poly1d)):
+            coefficients = c_or_r.coeffs
+            self._variable = c_or_r.variable if variable is None else variable
+            self._coeffs = make.asarray(coefficients)
+            return
+        array = make.asarray(c_or_r)
+        if r:
+            array = FUNCTIONS["poly"](array)
+        array = FUNCTIONS["atleast_1d"](array)
+        if array.ndim > 1:
+            raise ValueError("Polynomial must be 1d only.")
+        array = FUNCTIONS["trim_zeros"](array, "f")
+        self._coeffs = array if array.size else make.array([0], dtype=array.dtype)
+        self._variable = "x" if variable is None else variable
+
+    @property
+    def coeffs(self) -> Any:
+        """Coefficients, the highest power first."""
+        return self._coeffs
+
+    @coeffs.setter
+    def coeffs(self, value: Any) -> None:
+        if value is not self._coeffs:
+            raise AttributeError("Cannot set attribute")
+
+    c = coef = coefficients = coeffs
+
+    @property
+    def variable(self) -> str:
+        """Name of the variable."""
+        return self._variable
+
+    @property
+    def order(self) -> int:
+        """Highest power."""
+        return self._coeffs.size - 1
+
+    o = order
+
+    @property
+    def roots(self) -> Any:
+        """Zeros of the polynomial."""
+        return FUNCTIONS["roots"](self._coeffs)
+
+    r = roots
+
+    def __cupy_get_ndarray__(self) -> Any:
+        return self._coeffs
+
+    def get(self, stream: Any = None, out: Any = None) -> np.poly1d:
+        """Return the polynomial on the host."""
+        if out is not None:
+            self._coeffs.get(out=out.coeffs)
+            return out
+        return np.poly1d(self._coeffs.get(stream), variable=self._variable)
+
+    def set(self, polyin: np.poly1d, stream: Any = None) -> None:
+        """Take over a polynomial of the host."""
+        if not isinstance(polyin, np.poly1d):
+            raise TypeError("Only numpy.poly1d can be set to cupy.poly1d")
+        self._variable = polyin.variable
+        self._coeffs.set(polyin.coeffs, stream)
+
+    def __repr__(self) -> str:
+        return f"poly1d({repr(self._coeffs)[6:-1]})"
+
+    def __str__(self) -> str:
+        return str(self.get())
+
+    def __len__(self) -> int:
+        return self.order
+
+    def __call__(self, value: Any) -> Any:
+        return polyval(self, value)
+
+    def __neg__(self) -> "poly1d":
+        return poly1d(-self._coeffs)
+
+    def __pos__(self) -> "poly1d":
+        return self
+
+    def __add__(self, other: Any) -> Any:
+        return poly1d(polyadd(self, other))
+
+    def __sub__(self, other: Any) -> Any:
+        return poly1d(polysub(self, other))
+
+    def __mul__(self, other: Any) -> Any:
+        return poly1d(self._coeffs * other) if np.isscalar(other) else poly1d(polymul(self, other))
+
+    def __radd__(self, other: Any) -> Any:
+        return poly1d(polyadd(other, self))
+
+    def __rsub__(self, other: Any) -> Any:
+        return poly1d(polysub(other, self))
+
+    def __rmul__(self, other: Any) -> Any:
+        return self * other
+
+    def __truediv__(self, other: Any) -> Any:
+        if not np.isscalar(other):
+            raise NotImplementedError("division of polynomials is not supported")
+        return poly1d(self._coeffs / other)
+
+    def __pow__(self, exponent: int) -> Any:
+        if not np.isscalar(exponent) or int(exponent) != exponent or exponent < 0:
+            raise ValueError("Power to non-negative integers only.")
+        made: Any = poly1d(make.array([1]))
+        for _ in range(int(exponent)):
+            made = poly1d(polymul(made, self))
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, poly1d):
+            raise NotImplementedError
+        return self._coeffs.shape == other._coeffs.shape and bool((self._coeffs == other._coeffs).all())
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __getitem__(self, power: int) -> Any:
+        if 0 <= power <= self.order:
+            return self._coeffs[self.order - power]
+        return make.array(0, dtype=self._coeffs.dtype)
+
+    def __setitem__(self, power: int, value: Any) -> None:
+        if power < 0:
+            raise ValueError("Negative powers are not supported.")
+        if power > self.order:
+            self._coeffs = _padded(self._coeffs, power + 1)
+        self._coeffs[self.order - power] = value
+
+    def __iter__(self) -> Any:
+        return iter(self._coeffs)
+
+    def deriv(self, m: int = 1) -> Any:
+        """Raise: CuPy does not have it either."""
+        raise NotImplementedError
+
+    def integ(self, m: int = 1, k: Any = 0) -> Any:
+        """Raise: CuPy does not have it either."""
+        raise NotImplementedError
+
+
+POLY: dict[str, Any] = {
+    "poly1d": poly1d, "polyadd": polyadd, "polysub": polysub, "polymul": polymul,
+    "polyval": polyval,
+}  # fmt: skip
+state.hooks["poly1d"] = poly1d

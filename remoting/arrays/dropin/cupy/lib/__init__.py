@@ -1,0 +1,3 @@
+"""Helpers of `cupy.lib`."""
+
+from cupy.lib import stride_tricks as stride_tricks

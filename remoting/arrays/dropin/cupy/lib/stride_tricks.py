@@ -1,0 +1,19 @@
+"""Views with other shapes and strides."""
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core.creation import as_strided as as_strided
+from cupy._core.reductions import need
+
+
+def sliding_window_view(
+    x: Any, window_shape: Any, axis: Any = None, *, subok: bool = False, writeable: bool = False
+) -> Any:
+    """Return a view of all windows of a shape."""
+    if subok:
+        raise NotImplementedError("subok=True is not supported")
+    array = need(x)
+    view = np.lib.stride_tricks.sliding_window_view(array._meta.shadow, window_shape, axis)
+    return as_strided(array, view.shape, view.strides)

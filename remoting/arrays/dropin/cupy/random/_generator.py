@@ -1,0 +1,34 @@
+"""The random state that the functions of `cupy.random` use, one per device."""
+
+from typing import Any
+
+from cupy._door import state
+from cupy.random._states import RandomState as RandomState
+
+_random_states: dict[int, Any] = {}
+
+
+def get_random_state() -> Any:
+    """Return the current device's random state, made at first use."""
+    device = state.local.context[0]
+    found = _random_states.get(device)
+    if found is None or found._session.failure is not None:
+        found = _random_states[device] = RandomState()
+    return found
+
+
+def set_random_state(rs: Any) -> None:
+    """Use another random state on the current device."""
+    if not isinstance(rs, RandomState):
+        raise TypeError(f"Random state must be an instance of RandomState. Actual: {type(rs)}")
+    _random_states[state.local.context[0]] = rs
+
+
+def reset_states() -> None:
+    """Forget all random states, so that new seeds are drawn."""
+    _random_states.clear()
+
+
+def seed(seed: Any = None) -> None:
+    """Start the current device's random state again from a seed."""
+    get_random_state().seed(seed)

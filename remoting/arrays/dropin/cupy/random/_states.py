@@ -1,0 +1,298 @@
+"""Random states on the servers; shapes and types of what they draw are known here."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.ufunc import broadcast
+from cupy._door import pool, state, wire
+from cupy._door.calls import Remote
+from cupy._door.meta import fresh
+from cupy._door.session import remote_object
+
+_REQUIRED = object()
+_FLOAT: Any = float
+_INT: Any = int
+
+# Parameters before size and dtype, and the default type of what is drawn.
+_DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
+    "beta": ({"a": _REQUIRED, "b": _REQUIRED}, _FLOAT),
+    "binomial": ({"n": _REQUIRED, "p": _REQUIRED}, _INT),
+    "chisquare": ({"df": _REQUIRED}, _FLOAT),
+    "exponential": ({"scale": 1.0}, _FLOAT),
+    "f": ({"dfnum": _REQUIRED, "dfden": _REQUIRED}, _FLOAT),
+    "gamma": ({"shape": _REQUIRED, "scale": 1.0}, _FLOAT),
+    "geometric": ({"p": _REQUIRED}, _INT),
+    "gumbel": ({"loc": 0.0, "scale": 1.0}, _FLOAT),
+    "hypergeometric": ({"ngood": _REQUIRED, "nbad": _REQUIRED, "nsample": _REQUIRED}, _INT),
+    "laplace": ({"loc": 0.0, "scale": 1.0}, _FLOAT),
+    "logistic": ({"loc": 0.0, "scale": 1.0}, _FLOAT),
+    "lognormal": ({"mean": 0.0, "sigma": 1.0}, _FLOAT),
+    "logseries": ({"p": _REQUIRED}, _INT),
+    "negative_binomial": ({"n": _REQUIRED, "p": _REQUIRED}, _INT),
+    "noncentral_chisquare": ({"df": _REQUIRED, "nonc": _REQUIRED}, _FLOAT),
+    "noncentral_f": ({"dfnum": _REQUIRED, "dfden": _REQUIRED, "nonc": _REQUIRED}, _FLOAT),
+    "normal": ({"loc": 0.0, "scale": 1.0}, _FLOAT),
+    "pareto": ({"a": _REQUIRED}, _FLOAT),
+    "poisson": ({"lam": 1.0}, _INT),
+    "power": ({"a": _REQUIRED}, _FLOAT),
+    "rayleigh": ({"scale": 1.0}, _FLOAT),
+    "standard_cauchy": ({}, _FLOAT),
+    "standard_exponential": ({}, _FLOAT),
+    "standard_gamma": ({"shape": _REQUIRED}, _FLOAT),
+    "standard_normal": ({}, _FLOAT),
+    "standard_t": ({"df": _REQUIRED}, _FLOAT),
+    "triangular": ({"left": _REQUIRED, "mode": _REQUIRED, "right": _REQUIRED}, _FLOAT),
+    "uniform": ({"low": 0.0, "high": 1.0}, _FLOAT),
+    "vonmises": ({"mu": _REQUIRED, "kappa": _REQUIRED}, _FLOAT),
+    "wald": ({"mean": _REQUIRED, "scale": _REQUIRED}, _FLOAT),
+    "weibull": ({"a": _REQUIRED}, _FLOAT),
+    "zipf": ({"a": _REQUIRED}, _INT),
+    "random_sample": ({}, _FLOAT),
+}
+
+
+def _bind(name: str, names: dict[str, Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    if len(args) > len(names):
+        raise TypeError(f"{name}() takes at most {len(names)} arguments ({len(args)} given)")
+    bound = dict(zip(names, args, strict=False))
+    for key, value in kwargs.items():
+        if key not in names or key in bound:
+            raise TypeError(f"{name}() got an unexpected keyword argument {key!r}")
+        bound[key] = value
+    for key, default in names.items():
+        if key not in bound:
+            if default is _REQUIRED:
+                raise TypeError(f"{name}() missing required argument: {key!r}")
+            bound[key] = default
+    return bound
+
+
+def _value(value: Any) -> Any:
+    return make.asarray(value) if isinstance(value, (list, tuple, np.ndarray)) else make.operand(value)
+
+
+def _shape(size: Any, values: list[Any]) -> tuple[int, ...]:
+    if size is not None:
+        return make.shape_of(size)
+    shapes = [value.shape for value in values if isinstance(value, state.hooks["ndarray"])]
+    return broadcast(*shapes) if shapes else ()
+
+
+def _distribution(name: str) -> Callable[..., Any]:
+    parameters, default = _DISTRIBUTIONS[name]
+    names = {**parameters, "size": None, "dtype": default}
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = _bind(name, names, args, kwargs)
+        size, dtype = bound.pop("size"), make.dtype_of(bound.pop("dtype"))
+        if default is float and dtype.char not in "fd":
+            raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
+        values = [_value(value) for value in bound.values()]
+        return self._draw(name, values, _shape(size, values), dtype)
+
+    method.__name__ = name
+    method.__doc__ = f"Draw from the distribution; see `numpy.random.RandomState.{name}`."
+    return method
+
+
+class RandomState(Remote):
+    """A random state on the current device; the numbers are those of its generator."""
+
+    __slots__ = ()
+
+    def __new__(cls, seed: Any = None, method: int = 100) -> Any:
+        """Make a state with a seed, a random one by default."""
+        session = pool.current()
+        handle, _ = session.call("random.state", (_seed(seed), method), {}, wire.META_OBJECT)
+        return remote_object(_Bare, session, handle)._as(cls)
+
+    def _draw(self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return make.forward(f"random.{name}", (self, shape, dtype, *values), {}, fresh(dtype, shape))
+
+    def seed(self, seed: Any = None) -> None:
+        """Start again from a seed."""
+        self._session.call("random.seed", (self, _seed(seed)), {})
+
+    def rand(self, *size: int, dtype: Any = float) -> Any:
+        """Draw uniformly from [0, 1)."""
+        return self.random_sample(size=size, dtype=dtype)
+
+    def randn(self, *size: int, dtype: Any = float) -> Any:
+        """Draw from the standard normal distribution."""
+        return self.standard_normal(size=size, dtype=dtype)
+
+    def randint(self, low: Any, high: Any = None, size: Any = None, dtype: Any = int) -> Any:
+        """Draw integers from [low, high), or from [0, low)."""
+        if high is None:
+            low, high = 0, low
+        kind = make.dtype_of(dtype)
+        if isinstance(low, int) and isinstance(high, int) and low >= high:
+            raise ValueError("low >= high")
+        values = [_value(low), _value(high)]
+        return self._draw("randint", values, _shape(size, values), kind)
+
+    def tomaxint(self, size: Any = None) -> Any:
+        """Draw integers from the whole range of int32."""
+        return self._draw("tomaxint", [], _shape(size, []), np.dtype(np.int64))
+
+    def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
+        """Draw elements of an array, or integers below a number."""
+        source = a if isinstance(a, int) else make.asarray(a)
+        if isinstance(a, int) and a <= 0:
+            raise ValueError("a must be greater than or equal to 0")
+        if not isinstance(a, int) and source.ndim != 1:
+            raise ValueError("a must be 1-dimensional or an integer")
+        weights = None if p is None else make.asarray(p)
+        shape = _shape(size, [])
+        kind = np.dtype(np.int64) if isinstance(a, int) else source.dtype
+        args = (self, source, shape, bool(replace), weights)
+        return make.forward("random.choice", args, {}, fresh(kind, shape))
+
+    def permutation(self, a: Any) -> Any:
+        """Return a permuted copy, or a permuted range."""
+        if isinstance(a, int):
+            return make.forward("random.permutation", (self, a), {}, fresh(np.dtype(np.int64), (a,)))
+        array = make.asarray(a)
+        return make.forward("random.permutation", (self, array), {}, fresh(array.dtype, array.shape))
+
+    def shuffle(self, a: Any) -> None:
+        """Permute in place along the first axis."""
+        if not isinstance(a, state.hooks["ndarray"]):
+            raise TypeError("The array must be cupy.ndarray")
+        if a.ndim == 0:
+            raise TypeError("An array whose ndim is 0 is not supported")
+        self._session.call("random.shuffle", (self, a), {})
+
+    def dirichlet(self, alpha: Any, size: Any = None, dtype: Any = float) -> Any:
+        """Draw from the Dirichlet distribution."""
+        values = make.asarray(alpha)
+        shape = (*_shape(size, []), *values.shape) if size is not None else values.shape
+        return self._draw("dirichlet", [values], shape, make.dtype_of(dtype))
+
+    def multivariate_normal(
+        self, mean: Any, cov: Any, size: Any = None, check_valid: str = "ignore", tol: float = 1e-8,
+        method: str = "cholesky", dtype: Any = float,
+    ) -> Any:  # fmt: skip
+        """Draw from the multivariate normal distribution."""
+        centre, spread = make.asarray(mean), make.asarray(cov)
+        shape = (*_shape(size, []), *centre.shape)
+        return self._draw("multivariate_normal", [centre, spread], shape, make.dtype_of(dtype))
+
+
+class _Bare(Remote):
+    __slots__ = ()
+
+    def _as(self, kind: Any) -> Any:
+        self.__class__ = kind
+        return self
+
+
+def _seed(seed: Any) -> Any:
+    if seed is None:
+        return int.from_bytes(os.urandom(4), "little")
+    if isinstance(seed, state.hooks["ndarray"]):
+        seed = seed.get()
+    if isinstance(seed, np.ndarray):
+        return int(seed.ravel()[0]) if seed.size else 0
+    if isinstance(seed, (int, np.integer)):
+        return int(seed)
+    raise TypeError(f"Seed must be an integer, not {type(seed).__name__}")
+
+
+for _name in _DISTRIBUTIONS:
+    setattr(RandomState, _name, _distribution(_name))
+
+
+class BitGenerator:
+    """A source of random bits, made on the server when a `Generator` uses it."""
+
+    def __init__(self, seed: Any = None) -> None:
+        self.seed = _seed(seed)
+
+
+class XORWOW(BitGenerator):
+    """cuRAND's default generator."""
+
+
+class MRG32k3a(BitGenerator):
+    """Combined multiple recursive generator."""
+
+
+class Philox4x3210(BitGenerator):
+    """Counter-based generator."""
+
+
+class Generator(Remote):
+    """A random generator on the current device; see `numpy.random.Generator`."""
+
+    __slots__ = ()
+
+    def __new__(cls, bit_generator: Any = None) -> Any:
+        """Make a generator over a bit generator."""
+        source = bit_generator if isinstance(bit_generator, BitGenerator) else XORWOW(bit_generator)
+        session = pool.current()
+        args = (type(source).__name__, source.seed)
+        handle, _ = session.call("random.generator", args, {}, wire.META_OBJECT)
+        return remote_object(_Bare, session, handle)._as(cls)
+
+    def _draw(self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        return make.forward(f"generator.{name}", (self, shape, dtype, *values), {}, fresh(dtype, shape))
+
+    def random(self, size: Any = None, dtype: Any = float, out: Any = None) -> Any:
+        """Draw uniformly from [0, 1)."""
+        made = self._draw("random", [], out.shape if out is not None else _shape(size, []), make.dtype_of(dtype))
+        if out is not None:
+            out[...] = made
+            return out
+        return made
+
+    def integers(
+        self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64,
+        endpoint: bool = False,
+    ) -> Any:  # fmt: skip
+        """Draw integers from [low, high), or [low, high] with ``endpoint``."""
+        if high is None:
+            low, high = 0, low
+        values = [_value(low), _value(high + 1 if endpoint else high)]
+        return self._draw("integers", values, _shape(size, values), make.dtype_of(dtype))
+
+    def dirichlet(self, alpha: Any, size: Any = None) -> Any:
+        """Draw from the Dirichlet distribution."""
+        values = make.asarray(alpha)
+        shape = (*_shape(size, []), *values.shape) if size is not None else values.shape
+        return self._draw("dirichlet", [values], shape, np.dtype(np.float64))
+
+
+def _generated(name: str) -> Callable[..., Any]:
+    parameters, default = _DISTRIBUTIONS[name]
+    typed = name in ("standard_normal", "standard_exponential", "standard_gamma")
+    names = {**parameters, "size": None, **({"dtype": float} if typed else {}), "out": None, "method": None}
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = _bind(name, names, args, kwargs)
+        size, out = bound.pop("size"), bound.pop("out")
+        bound.pop("method")
+        kind = make.dtype_of(bound.pop("dtype", np.int64 if default is int else float))
+        values = [_value(value) for value in bound.values()]
+        shape = out.shape if out is not None else _shape(size, values)
+        made = self._draw(name, values, shape, kind)
+        if out is not None:
+            out[...] = made
+            return out
+        return made
+
+    method.__name__ = name
+    method.__doc__ = f"Draw from the distribution; see `numpy.random.Generator.{name}`."
+    return method
+
+
+for _name in (
+    "beta", "binomial", "chisquare", "exponential", "f", "gamma", "geometric", "hypergeometric",
+    "logseries", "poisson", "power", "standard_exponential", "standard_gamma", "standard_normal",
+    "uniform",
+):  # fmt: skip
+    setattr(Generator, _name, _generated(_name))

@@ -1,0 +1,91 @@
+"""The part of CuPy's extensions that the drop-in offers."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from cupy._core.ufunc import UFUNCS as _UFUNCS
+from cupy._core.ufunc import ufunc as _ufunc
+
+rsqrt = _ufunc("rsqrt", ["e->e", "f->f", "d->d", "F->F", "D->D"])
+
+
+def scatter_add(a: Any, slices: Any, value: Any) -> None:
+    """Add in place at indices, repeated ones as often as they occur."""
+    _UFUNCS["add"].at(a, slices, value)
+
+
+def scatter_max(a: Any, slices: Any, value: Any) -> None:
+    """Take the maximum in place at indices."""
+    _UFUNCS["maximum"].at(a, slices, value)
+
+
+def scatter_min(a: Any, slices: Any, value: Any) -> None:
+    """Take the minimum in place at indices."""
+    _UFUNCS["minimum"].at(a, slices, value)
+
+
+def empty_pinned(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
+    """Return host memory; pinning would be of no use, the device is elsewhere."""
+    return np.empty(shape, dtype, order)
+
+
+def zeros_pinned(shape: Any, dtype: Any = float, order: Any = "C") -> Any:
+    """Return zeros in host memory."""
+    return np.zeros(shape, dtype, order)
+
+
+def empty_like_pinned(
+    a: Any, dtype: Any = None, order: Any = "K", subok: Any = None, shape: Any = None
+) -> Any:
+    """Return host memory for an array."""
+    return np.empty(a.shape if shape is None else shape, dtype or a.dtype)
+
+
+def zeros_like_pinned(
+    a: Any, dtype: Any = None, order: Any = "K", subok: Any = None, shape: Any = None
+) -> Any:
+    """Return zeros in host memory for an array."""
+    return np.zeros(a.shape if shape is None else shape, dtype or a.dtype)
+
+
+class DeviceSynchronized(RuntimeError):  # noqa: N818 - CuPy's name
+    """A synchronisation happened where it is not allowed."""
+
+
+@contextlib.contextmanager
+def allow_synchronize(allow: bool) -> Iterator[None]:
+    """Accept the setting; it is not enforced."""
+    del allow
+    yield
+
+
+_settings: dict[str, Any] = {"divide": None, "over": None, "under": None, "invalid": None,
+                             "linalg": None, "fallback_mode": None}  # fmt: skip
+
+
+def geterr() -> dict[str, Any]:
+    """Return how errors are handled."""
+    return dict(_settings)
+
+
+def seterr(**kwargs: Any) -> dict[str, Any]:
+    """Set how errors are handled; devices ignore floating-point errors."""
+    before = geterr()
+    unknown = set(kwargs) - set(_settings)
+    if unknown:
+        raise TypeError(f"seterr() got unexpected arguments {sorted(unknown)}")
+    _settings.update(kwargs)
+    return before
+
+
+@contextlib.contextmanager
+def errstate(**kwargs: Any) -> Iterator[None]:
+    """Set how errors are handled within a block."""
+    before = seterr(**kwargs)
+    try:
+        yield
+    finally:
+        _settings.update(before)

@@ -1,0 +1,65 @@
+"""Random numbers of an emulated device: NumPy's generators behind CuPy's methods.
+
+The numbers cannot be cuRAND's; shapes, types and distributions are the same.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpupool.remoting.arrays.names import BIT_GENERATORS, GENERATOR, RANDOM_STATE
+
+_SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
+
+
+def _state(seed: int, _method: int) -> np.random.RandomState:
+    return np.random.RandomState(seed % (1 << 32))
+
+
+def _generator(kind: str, seed: int) -> np.random.Generator:
+    if kind not in BIT_GENERATORS:
+        raise ValueError(f"no bit generator {kind}")
+    return np.random.Generator(np.random.PCG64(seed % (1 << 64)))
+
+
+def _drawn(name: str) -> Callable[..., Any]:
+    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+        method = getattr(source, name)
+        if name in ("dirichlet", "multivariate_normal"):
+            shape = shape[: len(shape) - values[0].ndim]
+        return np.asarray(method(*values, size=shape)).astype(dtype)
+
+    return draw
+
+
+def _randint(source: Any, shape: tuple[int, ...], dtype: Any, low: Any, high: Any) -> Any:
+    draw = source.integers if isinstance(source, np.random.Generator) else source.randint
+    return np.asarray(draw(low, high, size=shape, dtype=np.int64)).astype(dtype)
+
+
+def _choice(source: Any, a: Any, shape: tuple[int, ...], replace: bool, p: Any) -> Any:
+    return np.asarray(source.choice(a, shape, replace, p))
+
+
+def _multinomial(source: Any, n: int, weights: Any, shape: tuple[int, ...]) -> Any:
+    return source.multinomial(n, weights, shape[: len(shape) - 1])
+
+
+def random_operations() -> dict[str, Callable[..., Any]]:
+    """Return name to callable of everything under ``random.`` and ``generator.``."""
+    table: dict[str, Callable[..., Any]] = {
+        "random.state": _state,
+        "random.generator": _generator,
+        "random.seed": lambda source, seed: source.seed(seed % (1 << 32)),
+        "random.randint": _randint,
+        "random.choice": _choice,
+        "random.permutation": lambda source, a: source.permutation(a),
+        "random.shuffle": lambda source, a: source.shuffle(a),
+        "random.tomaxint": lambda source, shape, dtype: _randint(source, shape, dtype, 0, 1 << 31),
+        "random.multinomial": _multinomial,
+        "generator.integers": _randint,
+    }
+    table |= {f"random.{name}": _drawn(name) for name in RANDOM_STATE if name not in _SPECIAL}
+    table |= {f"generator.{name}": _drawn(name) for name in GENERATOR if name != "integers"}
+    return table
