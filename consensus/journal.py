@@ -182,6 +182,8 @@ class Journal:
         Returns False when there was nothing to do. A failure is final: nobody can know what
         reached the disk, so a second attempt that succeeds would prove nothing.
         """
+        if self._failure is not None:
+            raise StorageError("the journal cannot be written", why=self._failure)
         if not self._pending:
             return False
         payload = b"".join(self._pending)
@@ -288,9 +290,12 @@ class Journal:
         self._offset = offset
 
     def _cut(self, data: bytes, offset: int) -> None:
+        header = _unpack_batch_header(data, offset)
         later = _find_batch(data, offset + 1, self._sequence)
-        if later is not None:
-            raise _damaged(offset, f"an intact batch follows at byte {later}")
+        if later is not None or (
+            header is not None and len(data) > offset + _BATCH_HEADER.size + header[0]
+        ):
+            raise _damaged(offset, "more was written behind a batch that is broken")
         if self._sequence == 0:
             raise _damaged(offset, "its first batch is broken")
         _log.warning(

@@ -23,7 +23,7 @@ def encode_voters(voters: Sequence[ServerId]) -> bytes:
     The whole list makes an entry mean the same wherever the reader's log begins, so that the
     latest entry in the log is in force at a start without replaying the others.
     """
-    return codec.encode({"voters": list(voters)})
+    return codec.encode({"voters": [*sorted(voters)]})
 
 
 def decode_voters(data: bytes) -> tuple[ServerId, ...]:

@@ -188,21 +188,21 @@ class RaftNode:
             return
         try:
             body = self._readers.setdefault(peer, FrameReader()).body(frame)
-            message = decode_message(body) if body is not None else None
+            if body is not None:
+                self._take(peer, decode_message(body))
         except RemoteProtocolError as error:
             _log.warning("a frame from %s was dropped: %s", peer, error)
-            return
-        if message is None:
-            return
+
+    def _take(self, peer: ServerId, message: Message) -> None:
         self._heard_at[peer] = self._now
         with self._core.stepping(self._now):
             handler = self._handlers.get(message["type"])
             if handler is not None:
                 handler(peer, message)
-            else:
-                if message["type"] == "next_node_idx" and message["success"]:
-                    self._senders.pop(peer, None)
-                self._core.receive(peer, message)
+                return
+            if message["type"] == "next_node_idx" and message["success"]:
+                self._senders.pop(peer, None)
+            self._core.receive(peer, message)
 
     def propose(
         self, command: Plain, ttl_s: float, callback: Callable[[Outcome], None], now: float

@@ -267,6 +267,7 @@ async def test_voters_are_exchanged_while_commands_flow(autojump_clock: MockCloc
                 name = list(pool.ledgers)[number % 5]
                 ledger = pool.ledgers[name]
                 outcomes.append(await ledger.propose([number], timeout_s=3))
+                await trio.sleep(0.01)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(load)

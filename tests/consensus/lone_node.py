@@ -1,0 +1,162 @@
+"""One RaftNode whose peers are played by the test, message by message."""
+
+import random
+from typing import Any
+
+from raft_world import MemoryDisk, Register
+
+from gpupool.consensus.journal import Entry, encode_entries
+from gpupool.consensus.membership import encode_voters
+from gpupool.consensus.messages import FrameReader, FrameWriter, decode_message, encode_message
+from gpupool.consensus.node import RaftNode
+from gpupool.consensus.raft import LEADER
+from gpupool.consensus.settings import ConsensusSettings
+from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
+from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.ports import Outcome
+
+ME = ServerId("me")
+
+
+class Lone:
+    """A node with a log, connected to ``peers``; time moves only by ``tick``."""
+
+    def __init__(
+        self,
+        voters: tuple[str, ...] = ("me", "b", "c"),
+        *,
+        entries: list[Entry] | None = None,
+        term: int = 1,
+        disk: MemoryDisk | None = None,
+        settings: ConsensusSettings | None = None,
+        peers: tuple[str, ...] | None = None,
+    ) -> None:
+        self.now = 100.0
+        self.settings = settings
+        self.machine = Register()
+        self.peers = [ServerId(peer) for peer in peers or voters if peer != ME]
+        if disk is None:
+            disk = MemoryDisk()
+            journal = Storage(disk, create=True).journal
+            if voters:
+                names = [ServerId(voter) for voter in voters]
+                journal.append(MEMBERSHIP_TYPE + encode_voters(names), 2, 1)
+            for entry in entries or []:
+                journal.append(*entry)
+            journal.set_vote(term, None)
+            journal.sync()
+        self.disk = disk
+        self.outcomes: list[Outcome] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Start again from what the disk holds."""
+        self.machine = Register()
+        self.node = RaftNode(
+            ME,
+            storage=Storage(self.disk, create=False),
+            machine=self.machine,
+            randomness=random.Random(7),
+            now=self.now,
+            settings=self.settings,
+        )
+        self.epoch = getattr(self, "epoch", 0) + 1
+        self.writers = {peer: FrameWriter(self.epoch) for peer in self.peers}
+        self.readers = {peer: FrameReader() for peer in self.peers}
+        for peer in self.peers:
+            self.node.connected(peer, self.now)
+        self.tick()
+
+    @property
+    def journal(self) -> Any:
+        return self.node.storage.journal
+
+    def log(self) -> list[Entry]:
+        return list(self.journal.entries)
+
+    def frame(self, peer: str, kind: str, **fields: object) -> bytes:
+        message = {"type": kind, **fields}
+        return self.writers[ServerId(peer)].frame(encode_message(message))
+
+    def take(self, peer: str, kind: str, **fields: object) -> list[tuple[str, dict[str, Any]]]:
+        """Receive one message, step, and return what went out."""
+        return self.take_frame(peer, self.frame(peer, kind, **fields))
+
+    def take_frame(self, peer: str, frame: bytes) -> list[tuple[str, dict[str, Any]]]:
+        self.node.receive(ServerId(peer), frame, self.now)
+        return self.tick()
+
+    def tick(self, after: float = 0.0) -> list[tuple[str, dict[str, Any]]]:
+        self.now += after
+        self.node.step(self.now)
+        ready = self.node.ready()
+        for callback, outcome in ready.resolved:
+            callback(outcome)
+        sent: list[tuple[str, dict[str, Any]]] = []
+        for peer, frame in ready.frames:
+            body = self.readers[peer].body(frame)
+            assert body is not None
+            sent.append((peer, decode_message(body)))
+        return sent
+
+    def propose(self, command: Plain, ttl_s: float = 5.0) -> None:
+        self.node.propose(command, ttl_s, self.outcomes.append, self.now)
+
+    def append(
+        self,
+        previous: int,
+        previous_term: int,
+        entries: list[Entry],
+        *,
+        term: int = 5,
+        commit: int = 1,
+        leader: str = "b",
+    ) -> list[tuple[str, dict[str, Any]]]:
+        return self.take(
+            leader,
+            "append_entries",
+            term=term,
+            commit_index=commit,
+            prevLogIdx=previous,
+            prevLogTerm=previous_term,
+            entries=encode_entries(entries),
+            clock_ms=0,
+            majority_age_ms=0,
+        )
+
+    def win(self, *voters: str) -> int:
+        """Become leader with the votes of others; return the term."""
+        self.tick(1.0)
+        core = self.node.core
+        asked = core.term + 1
+        for voter in voters:
+            self.take(
+                voter,
+                "response_prevote",
+                term=asked,
+                current_term=core.term,
+                granted=True,
+                member=True,
+            )
+        self.tick()
+        for voter in voters:
+            self.take(voter, "response_vote", term=core.term)
+        assert core.state == LEADER
+        return core.term
+
+    def acknowledge(self, peer: str, match: int, *, term: int | None = None) -> None:
+        self.take(
+            peer,
+            "next_node_idx",
+            term=self.node.core.term if term is None else term,
+            next_node_idx=match + 1,
+            success=True,
+            rejected=-1,
+        )
+
+
+def entry(value: Plain, index: int, term: int) -> Entry:
+    """Return a log entry of ours."""
+    from gpupool.consensus import codec
+
+    return (b"\x00" + codec.encode(value), index, term)
