@@ -186,18 +186,19 @@ class ControlServer:
         self._links.give_key = self._give_key
         self._links.take_key = self._take_key
         self._machine.on_apply = self._wake_up
-        try:
-            async with trio.open_nursery() as nursery:
-                self._nursery = nursery
-                nursery.start_soon(self._tick)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            try:
                 for listener in listeners:
                     assert control is not None and peers is not None
                     router = _Router(self, control, peers)
                     nursery.start_soon(self._accept, listener, router, nursery)
                 task_status.started()
-        finally:
-            self._nursery = None
-            self._machine.on_apply = None
+                await self._tick()
+            finally:
+                # From here on nothing is proposed or started any more; tasks wind down.
+                self._nursery = None
+                self._machine.on_apply = None
 
     async def leave(self, *, timeout_s: float = 10.0) -> bool:
         """Take this server out of the pool for good; True once that is committed."""
@@ -231,8 +232,9 @@ class ControlServer:
             await trio.lowlevel.checkpoint()
 
     def _do(self, actions: list[Action]) -> None:
-        """Carry out the steward's actions; nothing here waits."""
-        assert self._nursery is not None
+        """Carry out the steward's actions; nothing here waits, and nothing happens at the end."""
+        if self._nursery is None:
+            return
         for action in actions:
             match action:
                 case Send():
@@ -368,8 +370,7 @@ class ControlServer:
             reason = explain(group)
         finally:
             del self._served[number]
-            if self._nursery is not None:
-                self._do(self.steward.closed(number))
+            self._do(self.steward.closed(number))
         if reason:
             self._grumbles.say(f"lost {who}: {reason}")
 

@@ -93,5 +93,5 @@ class PeerLog:
 
 async def until(condition: Callable[[], object]) -> None:
     """Return once ``condition`` holds; the caller sets the deadline."""
-    while not condition():
-        await trio.sleep(0.005)  # noqa: ASYNC110 - what is waited for has no event
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await trio.sleep(0.005)

@@ -10,13 +10,6 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
-
-from gpupool.pool.ids import ServerId
-from gpupool.remoting import links as links_module
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.identity import peer_server_context
-from gpupool.remoting.links import Links, proven_peer
-
 from tests.remoting.control.control_kit import (
     Chance,
     PeerLog,
@@ -26,6 +19,12 @@ from tests.remoting.control.control_kit import (
     make_identity,
     until,
 )
+
+from gpupool.pool.ids import ServerId
+from gpupool.remoting import links as links_module
+from gpupool.remoting.addresses import Address
+from gpupool.remoting.identity import peer_server_context
+from gpupool.remoting.links import Links, proven_peer
 
 LOG = logging.getLogger("test")
 A, B, C = ServerId("aaaaaaaaaaaa"), ServerId("bbbbbbbbbbbb"), ServerId("cccccccccccc")

@@ -1,0 +1,407 @@
+"""A pool in one process: real control servers over a fake ledger, fake hosts and memory streams."""
+
+import logging
+import ssl
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+import trio.testing
+
+from gpupool.pool import commands
+from gpupool.pool.commands import Command, GpuReading, seal
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, Plain, ServerId, TokenId
+from gpupool.pool.invariants import violations
+from gpupool.pool.ports import Committed, LedgerHealth, NotCommitted, Outcome, Role, Unknown
+from gpupool.pool.state import Gpu, Lease, Partition, PoolState, Request, TokenKind
+from gpupool.pool.transition import PoolMachine
+from gpupool.pool.view import GpuTelemetry, SessionTelemetry
+from gpupool.remoting.addresses import Address
+from gpupool.remoting.caretaker import Software, readings_of
+from gpupool.remoting.client import Pool, connect_pool
+from gpupool.remoting.credentials import Credentials
+from gpupool.remoting.identity import Authority, Identity, create_ca, fingerprint
+from gpupool.remoting.links import Links
+from gpupool.remoting.server import ControlServer
+from gpupool.remoting.sessions import SessionDevice, SessionInfo
+from gpupool.remoting.tokens import TokenText, hash_secret
+from tests.remoting.control.control_kit import Chance, VirtualClock
+
+GIB = 1 << 30
+LOG = logging.getLogger("test")
+FAR_FUTURE = Milliseconds(4_000_000_000_000)
+CLUSTER_ID = "cluster-1"
+
+
+def server_id(number: int) -> ServerId:
+    return ServerId(f"{number:012x}")
+
+
+def token_id(user: str) -> TokenId:
+    return TokenId(user.encode().hex().ljust(12, "0")[:12])
+
+
+def secret_of(user: str) -> bytes:
+    return user.encode().ljust(32, b".")
+
+
+def make_gpus(server: int, count: int, memory: int = 80 * GIB) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(GpuId(f"EMU-{server}-{index}"), index, "Emulated GPU", memory, emulated=True)
+        for index in range(count)
+    )
+
+
+class FakeLedger:
+    """One server's front of a shared log."""
+
+    def __init__(self, log: "FakeLog", server: ServerId, machine: PoolMachine) -> None:
+        self.log = log
+        self.server = server
+        self.machine = machine
+        self.cut_off_at: float | None = None
+        self.is_leader = False
+        self.elections = 0
+        log.ledgers[server] = self
+
+    async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
+        with trio.move_on_after(timeout_s):
+            await trio.sleep(self.log.latency_s)
+            while self.cut_off_at is not None or self.log.leaderless:
+                await trio.sleep(0.01)  # noqa: ASYNC110
+            fault = self.log.faults.popleft() if self.log.faults else ""
+            if fault == "refuse":
+                return NotCommitted("the leader stepped down")
+            if fault == "lose":
+                await trio.sleep_forever()
+            result = self.log.append(command, self.server)
+            if fault == "silence":
+                await trio.sleep_forever()
+            return Committed(self.machine.state.index, result)
+        if self.cut_off_at is not None or self.log.leaderless:
+            return NotCommitted("no leader")
+        return Unknown("the leader did not answer in time")
+
+    async def barrier(self, *, timeout_s: float) -> bool:
+        await trio.sleep(self.log.latency_s)
+        return self.cut_off_at is None
+
+    def health(self) -> LedgerHealth:
+        now = trio.current_time()
+        age_s = 0.0 if self.cut_off_at is None else now - self.cut_off_at
+        ages = {
+            server: 0.0 if each.cut_off_at is None else now - each.cut_off_at
+            for server, each in self.log.ledgers.items()
+        }
+        leader = self.log.leader()
+        cut_off = self.cut_off_at is not None
+        return LedgerHealth(
+            role=Role.LEADER if leader == self.server and not cut_off else Role.FOLLOWER,
+            leader=None if cut_off or self.log.leaderless else leader,
+            term=1,
+            commit_index=self.machine.state.index,
+            applied_index=self.machine.state.index,
+            voters=tuple(self.log.ledgers),
+            connected=(),
+            majority_age_s=age_s,
+            contact_age_s=ages,
+            elections=0,
+        )
+
+
+class FakeLog:
+    """The log that all fake ledgers share; every server in touch applies at once."""
+
+    def __init__(self) -> None:
+        self.entries: list[Plain] = []
+        self.ledgers: dict[ServerId, FakeLedger] = {}
+        self.latency_s = 0.005
+        self.leaderless = False
+        self.faults: deque[str] = deque()
+        """For the next proposals: "" none, "refuse", "lose" (never commits) or "silence"."""
+
+    def leader(self) -> ServerId | None:
+        return next((s for s, each in self.ledgers.items() if each.cut_off_at is None), None)
+
+    def append(self, command: Plain, server: ServerId) -> Plain:
+        self.entries.append(command)
+        for ledger in self.ledgers.values():
+            if ledger.cut_off_at is None and ledger.server != server:
+                self.catch_up(ledger)
+        return self.catch_up(self.ledgers[server])
+
+    def catch_up(self, ledger: FakeLedger) -> Plain:
+        result: Plain = None
+        while ledger.machine.state.index < len(self.entries):
+            index = ledger.machine.state.index + 1
+            result = ledger.machine.apply(index, self.entries[index - 1])
+            broken = violations(ledger.machine.state)
+            assert not broken, broken
+        return result
+
+
+@dataclass
+class FakeHost:
+    """A ``SessionHost`` whose workers are counts."""
+
+    devices: tuple[Gpu, ...]
+    workers: dict[LeaseId, int] = field(default_factory=dict[LeaseId, int])
+    killed: list[tuple[LeaseId, str]] = field(default_factory=list[tuple[LeaseId, str]])
+    opened: list[tuple[LeaseId, str, str]] = field(default_factory=list[tuple[LeaseId, str, str]])
+    kill_s: float = 0.05
+    open_s: float = 0.02
+    failure: GpupoolError | None = None
+    chance: Chance = field(default_factory=Chance)
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        return self.devices
+
+    def readings(self) -> dict[GpuId, GpuReading]:
+        return readings_of(self.devices)
+
+    def worker_count(self) -> dict[LeaseId, int]:
+        return dict(self.workers)
+
+    async def open_session(
+        self, lease: Lease, partitions: Sequence[Partition], *, door: str, program: str
+    ) -> SessionInfo:
+        await trio.sleep(self.open_s)
+        if self.failure is not None:
+            raise self.failure
+        self.workers[lease.id] = self.workers.get(lease.id, 0) + 1
+        self.opened.append((lease.id, door, program))
+        devices = tuple(
+            SessionDevice(index, part.gpu, "Emulated GPU", part.memory, emulated=True)
+            for index, part in enumerate(partitions)
+        )
+        randbytes = self.chance.randbytes
+        return SessionInfo(randbytes(16), randbytes(32), randbytes(32), "/run/data.sock", devices)
+
+    def knows_session(self, session: bytes) -> bool:
+        return False
+
+    async def hand_over(self, session: bytes, connection: object) -> None:
+        raise AssertionError
+
+    async def kill_lease(self, lease: LeaseId, reason: str) -> None:
+        await trio.sleep(self.kill_s)
+        self.workers.pop(lease, None)
+        self.killed.append((lease, reason))
+
+    def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
+        return tuple(GpuTelemetry(gpu.id, 0) for gpu in self.devices), ()
+
+
+@dataclass
+class Node:
+    """One server of the fake pool."""
+
+    id: ServerId
+    name: str
+    machine: PoolMachine
+    ledger: FakeLedger
+    host: FakeHost
+    server: ControlServer
+    scope: trio.CancelScope
+    keys: list[bytes]
+    followed: list[tuple[tuple[ServerId, ...], tuple[ServerId, ...]]]
+    up: bool = True
+
+
+class Cluster:
+    """Servers, and clients that reach them over memory streams."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
+        self.log = FakeLog()
+        self.nodes: list[Node] = []
+        self.clock = VirtualClock()
+        self.authority: Authority = create_ca(CLUSTER_ID, datetime.now(UTC))
+        self.streams: list[tuple[str, trio.abc.AsyncResource]] = []
+        self.unreachable: set[str] = set()
+        self._seed = 100
+
+    # --- servers ---------------------------------------------------------------------------------
+
+    async def start(self, gpu_counts: Sequence[int], users: Sequence[str] = ("ada",)) -> None:
+        for number, count in enumerate(gpu_counts, start=1):
+            await self.add(number, count)
+        self.commit(commands.CreatePool(CLUSTER_ID, "lab", "tls"))
+        first, *others = self.nodes
+        self.commit(commands.JoinServer(first.id, first.name, f"{first.name}:7470", False, None))
+        for node in others:
+            self.admit(node)
+        self.create_token("root", TokenKind.OPERATOR)
+        for user in users:
+            self.create_token(user, TokenKind.USER)
+        await trio.sleep(1)
+        for node in self.nodes:
+            assert node.machine.state.servers[node.id].grantable
+
+    async def add(self, number: int, gpu_count: int, incarnation: int = 1) -> Node:
+        name = f"gpu-{number}"
+        machine = PoolMachine(PoolState())
+        ledger = FakeLedger(self.log, server_id(number), machine)
+        identity = Identity(
+            server_id(number), CLUSTER_ID, Path("none"), Path("none"),
+            self.authority.certificate_pem,
+        )  # fmt: skip
+        links = Links(
+            identity,
+            clock=self.clock,
+            chance=Chance(number),
+            address_of=lambda _peer: None,
+            log=LOG,
+        )
+        host = FakeHost(make_gpus(number, gpu_count))
+        keys: list[bytes] = []
+        followed: list[tuple[tuple[ServerId, ...], tuple[ServerId, ...]]] = []
+        server = ControlServer(
+            machine=machine,
+            ledger=ledger,
+            host=host,
+            identity=identity,
+            authority=self.authority,
+            links=links,
+            incarnation=Incarnation(incarnation),
+            software=Software(f"{name}:7470", "0.1.0"),
+            clock=self.clock,
+            chance=Chance(number),
+            log=LOG,
+            follow=lambda servers, voters: followed.append((tuple(servers), tuple(voters))),
+            save_key=keys.append,
+        )
+        scope = trio.CancelScope()
+        node = Node(
+            server_id(number), name, machine, ledger, host, server, scope, keys, followed
+        )  # fmt: skip
+        self.nodes.append(node)
+        self.log.catch_up(ledger)
+
+        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+            with scope:
+                await server.serve([], task_status=task_status)
+
+        await self.nursery.start(serve)
+        return node
+
+    def admit(self, node: Node) -> None:
+        token = token_id(node.name)
+        secret_hash = hash_secret(secret_of(node.name))
+        self.commit(
+            commands.CreateToken(
+                token, TokenKind.SERVER, node.name, secret_hash, FAR_FUTURE, "root"
+            )
+        )
+        self.commit(commands.JoinServer(node.id, node.name, f"{node.name}:7470", False, token))
+
+    def create_token(self, user: str, kind: TokenKind, expires: Milliseconds = FAR_FUTURE) -> None:
+        secret_hash = hash_secret(secret_of(user))
+        self.commit(
+            commands.CreateToken(token_id(user), kind, user, secret_hash, expires, "root")
+        )
+
+    def commit(self, command: Command) -> Plain:
+        leader = self.log.leader()
+        assert leader is not None
+        plain = seal(command, at_ms=self.clock.wall_ms(), ttl_ms=0)
+        result = self.log.append(plain, leader)
+        assert isinstance(result, dict) and result["ok"], result
+        return result
+
+    async def crash(self, node: Node) -> None:
+        """Stop a server as ``kill -9`` does: its connections break, its table is gone."""
+        node.up = False
+        node.ledger.cut_off_at = trio.current_time()
+        node.scope.cancel()
+        await self.cut(node.name)
+
+    def cut_off(self, node: Node) -> None:
+        """Put a server into a minority; clients still reach it."""
+        node.ledger.cut_off_at = trio.current_time()
+
+    def heal(self, node: Node) -> None:
+        node.ledger.cut_off_at = None
+        self.log.catch_up(node.ledger)
+
+    async def cut(self, name: str) -> None:
+        """Break all connections to a server."""
+        for server, stream in list(self.streams):
+            if server == name:
+                await trio.aclose_forcefully(stream)
+
+    @property
+    def state(self) -> PoolState:
+        leader = self.log.leader()
+        assert leader is not None
+        return self.log.ledgers[leader].machine.state
+
+    def granted(self) -> int:
+        """Return all memory that is charged, in bytes."""
+        return sum(
+            gpu.memory_granted for s in self.state.servers.values() for gpu in s.gpus.values()
+        )
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    async def dial(self, address: Address, _context: ssl.SSLContext) -> trio.abc.Stream:
+        await trio.sleep(0.001)
+        node = next((n for n in self.nodes if n.name == address.host), None)
+        if node is None or not node.up or address.host in self.unreachable:
+            raise ConnectionRefusedError(111, "Connection refused")
+        near, far = trio.testing.memory_stream_pair()
+        self.streams += [(node.name, near), (node.name, far)]
+        self.nursery.start_soon(node.server.serve_stream, far, "test client")
+        return near
+
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(Address(node.name, 7470) for node in self.nodes)
+
+    def credentials(self, user: str = "ada") -> Credentials:
+        return Credentials(
+            cluster_id=CLUSTER_ID,
+            pool="lab",
+            user=user,
+            token=token_id(user),
+            secret=secret_of(user),
+            ca_pem=self.authority.certificate_pem.decode(),
+            addresses=self.addresses(),
+        )
+
+    def token_text(self, user: str, kind: TokenKind = TokenKind.USER) -> TokenText:
+        return TokenText(
+            CLUSTER_ID,
+            kind,
+            token_id(user),
+            secret_of(user),
+            fingerprint(self.authority.certificate_pem),
+            self.addresses(),
+        )
+
+    @asynccontextmanager
+    async def client(
+        self, user: str = "ada", servers: Sequence[str] = ()
+    ) -> AsyncGenerator[Pool, None]:
+        self._seed += 1
+        credentials = self.credentials(user)
+        if servers:
+            addresses = tuple(Address(name, 7470) for name in servers)
+            credentials = replace(credentials, addresses=addresses)
+        async with connect_pool(
+            credentials,
+            dial=self.dial,
+            clock=self.clock,
+            chance=Chance(self._seed),
+            client=f"{user}@test",
+        ) as pool:
+            yield pool
+
+
+def request(pool: Pool, count: int = 1, fraction: float = 1.0, **more: object) -> Request:
+    base = Request(pool.new_request_id(), count, fraction, program="train.py")
+    return replace(base, **more)  # pyright: ignore[reportArgumentType]
