@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import trio
 
@@ -30,7 +30,7 @@ PUSH_TIMEOUT_S = 2.0
 OPEN_TIMEOUT_S = 30.0
 TEXT_LENGTH_MAX = 300
 
-OpenSession = Callable[[str, str], Awaitable[list[dict[str, Any]]]]
+OpenSession = Callable[[str, str], Awaitable[list[dict[str, object]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def parse_request(line: bytes) -> SessionRequest:
     return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid)
 
 
-def success_line(lease: str, sessions: list[dict[str, Any]], notices: list[str]) -> bytes:
+def success_line(lease: str, sessions: list[dict[str, object]], notices: list[str]) -> bytes:
     """Return the answer that carries the sessions."""
     return _line({"ok": True, "lease": lease, "notices": notices, "sessions": sessions})
 
@@ -88,7 +88,7 @@ def notice_line(text: str) -> bytes:
     return _line({"op": "notice", "text": text})
 
 
-def _line(body: dict[str, Any]) -> bytes:
+def _line(body: dict[str, object]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"
 
 

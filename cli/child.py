@@ -118,10 +118,13 @@ async def _start(
     Raises:
         NotExecutableError: when the system refuses to execute it.
     """
+    process: trio.Process | None = None
     try:
-        return await trio.lowlevel.open_process(
-            [*arguments], executable=program, env=dict(environment), close_fds=True
-        )
+        # Not a moment is left in which the process runs and nobody knows it.
+        with trio.CancelScope(shield=True):
+            process = await trio.lowlevel.open_process(
+                [*arguments], executable=program, env=dict(environment), close_fds=True
+            )
     except FileNotFoundError as error:
         # The file is there: what is missing is the interpreter of its first line.
         why = "the interpreter that its first line names does not exist"
@@ -134,6 +137,8 @@ async def _start(
         raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why, hint=hint) from error
     except subprocess.SubprocessError as error:
         raise NotExecutableError(f"cannot run {arguments[0]!r}", why=str(error)) from error
+    assert process is not None
+    return process
 
 
 class Supervisor:
@@ -183,8 +188,7 @@ class Supervisor:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self._starting = True
-        with trio.CancelScope(shield=True):
-            process = await _start(program, arguments, environment)
+        process = await _start(program, arguments, environment)
         self._process = process
         if self.early and process.returncode is None:
             process.send_signal(self.early)  # it came while the program was being started

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from gpupool.cli.tables import Rate, Seen
 from gpupool.pool.ids import LeaseId, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
+from gpupool.remoting.client import PoolUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Collector:
     telemetry: dict[ServerId, Telemetry] = field(default_factory=dict[ServerId, Telemetry])
     telemetry_at: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
     ping_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
+    silent: frozenset[ServerId] = frozenset()
     trouble: str = ""
     _samples: dict[tuple[ServerId, LeaseId], _Sample] = field(
         default_factory=dict[tuple[ServerId, LeaseId], _Sample]
@@ -33,27 +35,20 @@ class Collector:
         default_factory=dict[tuple[ServerId, LeaseId], Rate]
     )
 
-    def take_view(self, view: PoolView, now: float) -> None:
-        """Take a view unless it is older than what is known.
-
-        Several servers answer, and one in a minority must not hide what the others say.
-        """
-        known = self.view
-        if known is not None and now - self.view_at < 2.0:
-            if known.raft.quorum and not view.raft.quorum:
-                return
-            if known.raft.quorum == view.raft.quorum and (
-                view.raft.applied_index < known.raft.applied_index
-            ):
-                return
-        self.view, self.view_at, self.trouble = view, now, ""
-        members = {server.id for server in view.servers}
+    def take(self, update: PoolUpdate, now: float) -> None:
+        """Take what a subscription delivered at ``now``."""
+        self.view, self.view_at = update.view, now - update.age_s
+        self.trouble = "" if update.connected else "no server answers; trying again"
+        members = {server.id for server in update.view.servers}
+        self.silent = frozenset(members.difference(update.connected))
+        for telemetry in update.telemetry.values():
+            if telemetry is not self.telemetry.get(telemetry.server):
+                self._take_telemetry(telemetry, now)
         for server in [each for each in self.telemetry if each not in members]:
-            del self.telemetry[server]
-            self.telemetry_at.pop(server, None)
+            del self.telemetry[server], self.telemetry_at[server]
             self.ping_s.pop(server, None)
 
-    def take_telemetry(self, telemetry: Telemetry, now: float) -> None:
+    def _take_telemetry(self, telemetry: Telemetry, now: float) -> None:
         """Take what one server measures, and work out what its sessions move."""
         self.telemetry[telemetry.server] = telemetry
         self.telemetry_at[telemetry.server] = now
@@ -99,6 +94,7 @@ class Collector:
             telemetry=dict(self.telemetry),
             telemetry_age_s={k: max(0.0, now - at) for k, at in self.telemetry_at.items()},
             ping_s=dict(self.ping_s),
+            silent=self.silent,
             rates=rates,
             trouble=self.trouble,
         )

@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from gpupool.cli.places import user_name
 from gpupool.pool.errors import GpupoolError
 
 if TYPE_CHECKING:
+    from gpupool.remoting.addresses import Address
     from gpupool.remoting.client import Pool
     from gpupool.remoting.credentials import Credentials
 
@@ -64,7 +66,30 @@ def stored_credentials(given: str | None) -> "Credentials":
 @asynccontextmanager
 async def connected(given: str | None) -> "AsyncGenerator[Pool]":
     """Connect to the pool that this user is logged in to."""
+    from gpupool import __version__
     from gpupool.remoting.client import connect_pool
 
-    async with connect_pool(stored_credentials(given)) as pool:
+    credentials = stored_credentials(given)
+    async with connect_pool(credentials, version=__version__, client=client_name()) as pool:
         yield pool
+        _remember_addresses(given, credentials, pool.addresses())
+
+
+def client_name() -> str:
+    """Return who we are, for people: user@host."""
+    return f"{user_name()}@{os.uname().nodename}"
+
+
+def _remember_addresses(
+    given: str | None, credentials: "Credentials", addresses: "tuple[Address, ...]"
+) -> None:
+    """Keep the addresses of the servers that there are now; the first one may be gone one day."""
+    from gpupool.remoting.credentials import save_credentials
+
+    if set(addresses) == set(credentials.addresses):
+        return
+    # A read-only home, or a file that was removed meanwhile, is no reason to fail a command.
+    with suppress(GpupoolError):
+        path = credentials_file(given)
+        if path.exists():
+            save_credentials(path, credentials.at(addresses))

@@ -1,6 +1,5 @@
 """``gpupool door``: what the array door covers, and what it does not yet."""
 
-import ast
 from pathlib import Path
 
 import click
@@ -38,7 +37,3 @@ def command(missing: bool, as_json: bool) -> None:
 def missing_names(folder: Path) -> list[str]:
     """Return the public names of CuPy that the drop-in lacks."""
     raise NotImplementedError
-
-
-def _literal(path: Path) -> object:
-    return ast.literal_eval(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 """Tables on stdout, for terminals and for pipes; and the one look at the pool behind them."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -9,6 +9,13 @@ from gpupool.cli.connect import connected, run_async
 from gpupool.cli.options import json_option, pool_options
 from gpupool.cli.output import stdout_console
 from gpupool.cli.tables import Column, Look, Seen, cells_of, chosen_columns
+from gpupool.pool.ids import ServerId
+
+if TYPE_CHECKING:
+    from gpupool.remoting.client import Pool
+
+REACH_S = 1.5
+"""A server that cannot be connected to in this time is shown as one that does not answer."""
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., object])
@@ -30,12 +37,22 @@ def look_once(credentials: str | None) -> Seen:
     async def ask() -> Seen:
         async with connected(credentials) as pool:
             view = await pool.view()
-            measured = await pool.telemetry()
-        return Seen(view, telemetry={each.server: each for each in measured})
+            await _reach_all(pool, {s.id for s in view.servers if s.state != "down"})
+            return Seen(view, telemetry=await pool.telemetry())
 
     seen = run_async(ask)
     remember_servers(server.name for server in seen.view.servers)
     return seen
+
+
+async def _reach_all(pool: "Pool", servers: set[ServerId]) -> None:
+    """Give the connections to all servers that should be up a moment to be made."""
+    import trio
+
+    pool.connections.widen(len(servers))
+    with trio.move_on_after(REACH_S):
+        while not servers <= pool.connections.by_server.keys():  # noqa: ASYNC110  there is no event
+            await trio.sleep(0.01)
 
 
 def print_table(

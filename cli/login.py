@@ -4,7 +4,8 @@ import sys
 
 import click
 
-from gpupool.cli.connect import credentials_file, run_async
+from gpupool import __version__
+from gpupool.cli.connect import client_name, credentials_file, run_async
 from gpupool.cli.options import pool_options
 from gpupool.cli.output import say
 from gpupool.pool.errors import UsageError
@@ -41,11 +42,9 @@ def command(credentials: str | None, token: str | None) -> None:
     """
     from gpupool.remoting.client import login
     from gpupool.remoting.credentials import save_credentials
-    from gpupool.remoting.tokens import parse_token
 
-    text = parse_token(read_token(token))
-
-    found = run_async(lambda: login(text))
+    text = read_token(token)
+    found = run_async(lambda: login(text, version=__version__, client=client_name()))
     path = credentials_file(credentials)
     save_credentials(path, found)
     say(f"gpupool: logged in to pool {found.pool} as {found.user}")

@@ -13,20 +13,23 @@ import trio
 
 from gpupool.cli.agent import Agent, private_dir
 from gpupool.cli.child import Ending, Supervisor, caught_signals, find_program
-from gpupool.cli.connect import connected
+from gpupool.cli.connect import client_name, connected
 from gpupool.cli.output import say
-from gpupool.cli.places import user_name
 from gpupool.cli.program import DoorChoice, choose_door, program_environment
 from gpupool.cli.tables import short_model
 from gpupool.cli.values import size_text
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.errors import ExitCode
-from gpupool.pool.ids import RequestId
+from gpupool.pool.ids import GpuId, RequestId, ServerId
 from gpupool.pool.state import Request
+from gpupool.pool.view import PoolView
 from gpupool.remoting.client import LeaseHold, Pool
 
 RELEASE_S = 2.0
 """Longest wait for the release to be confirmed; closing the connection ends the lease as well."""
+
+ANNOUNCE_S = 0.5
+"""The names of the GPUs are nice to have; the program does not wait longer for them."""
 
 LOST_GRACE_S = 0.2
 """A program that fails because its lease is lost may be seen to end before the news of the loss."""
@@ -99,6 +102,7 @@ class _Run:
         async with connected(self._options.credentials) as pool:
             hold = await self._allocate(pool)
             try:
+                await self._announce(pool, hold)
                 with private_dir() as folder:
                     ending = await self._with_lease(hold, folder)
             finally:
@@ -118,7 +122,9 @@ class _Run:
             choosing.start_soon(self._choose_door)
             async with trio.open_nursery() as drawing:
                 drawing.start_soon(line.show)
-                hold = await pool.allocate(self._request(), self._options.wait_s, news)
+                hold = await pool.allocate(
+                    self._request(), wait_s=self._options.wait_s, on_status=news
+                )
                 drawing.cancel_scope.cancel()
         return hold
 
@@ -130,7 +136,7 @@ class _Run:
             fraction=options.fraction,
             memory=options.memory,
             servers=options.servers,
-            client=f"{user_name()}@{os.uname().nodename}",
+            client=client_name(),
             program=program_text(options.arguments),
         )
 
@@ -145,7 +151,6 @@ class _Run:
         self._door = await trio.to_thread.run_sync(choose, abandon_on_cancel=True)
 
     async def _with_lease(self, hold: LeaseHold, folder: Path) -> Ending:
-        self._announce(hold)
         agent = Agent(folder, lease=hold.name, open_session=hold.open_session)
         agent.log = self._note
         environment = program_environment(
@@ -153,7 +158,7 @@ class _Run:
             door=self._door.door,
             agent=str(agent.path),
             lease=hold.name,
-            servers=hold.servers,
+            servers=hold.server_names(),
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(agent.serve)
@@ -173,9 +178,14 @@ class _Run:
         self._note(self._lost)
         await agent.lost(self._lost)
 
-    def _announce(self, hold: LeaseHold) -> None:
-        if self._loud or self._options.verbose:
-            say(f"gpupool: {lease_text(hold)}")
+    async def _announce(self, pool: Pool, hold: LeaseHold) -> None:
+        """Say what was granted, where somebody may read it."""
+        if not self._loud and not self._options.verbose:
+            return
+        view: PoolView | None = None
+        with trio.move_on_after(ANNOUNCE_S):
+            view = await pool.view()
+        say(f"gpupool: {lease_text(hold, view)}")
         door = self._door
         self._note(f"door: {door.door or 'none'}, because {door.why}")
         if self._loud and (door.warning or not door.door):
@@ -189,9 +199,16 @@ def program_text(arguments: tuple[str, ...]) -> str:
     return " ".join(words)[:200]
 
 
-def lease_text(hold: LeaseHold) -> str:
-    """Return what was granted, such as ``2 x H200 on server-a, lease 7f3a``."""
-    groups = Counter((short_model(g.model), g.memory, g.server) for g in hold.gpus)
+def lease_text(hold: LeaseHold, view: PoolView | None) -> str:
+    """Return what was granted, such as ``2 x H200 (70G) on server-a, lease 7f3a``."""
+    models: dict[GpuId, str] = {}
+    names: dict[ServerId, str] = {}
+    for server in view.servers if view is not None else ():
+        names[server.id] = server.name
+        models |= {gpu.id: short_model(gpu.name) for gpu in server.gpus}
+    groups = Counter(
+        (models.get(p.gpu, "GPU"), p.memory, names.get(p.server, p.server)) for p in hold.partitions
+    )
     parts = [
         f"{count} x {model} ({size_text(memory)}) on {server}"
         for (model, memory, server), count in groups.items()

@@ -66,6 +66,7 @@ class Seen:
     telemetry_age_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
     ping_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
     rates: Mapping[LeaseId, Rate] = field(default_factory=dict[LeaseId, Rate])
+    silent: frozenset[ServerId] = frozenset()  # members that have no connection with us
     trouble: str = ""  # why nothing newer arrives
 
 
@@ -97,11 +98,12 @@ class ServerRow:
     telemetry: Telemetry | None
     age_s: float  # of the telemetry
     ping_s: float | None
+    silent: bool = False
 
     @property
     def stale(self) -> bool:
         """Return whether what this server measures is missing or old."""
-        return self.telemetry is None or self.age_s > STALE_AFTER_S
+        return self.silent or self.telemetry is None or self.age_s > STALE_AFTER_S
 
     @property
     def state(self) -> str:
@@ -175,6 +177,7 @@ def server_rows(seen: Seen) -> list[ServerRow]:
             seen.telemetry.get(server.id),
             seen.telemetry_age_s.get(server.id, 0.0),
             seen.ping_s.get(server.id),
+            server.id in seen.silent,
         )
         for server in seen.view.servers
     ]

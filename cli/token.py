@@ -1,13 +1,11 @@
 """``gpupool token``: who may join the pool, and who may use it."""
 
-import hashlib
-import secrets
-import ssl
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import click
 
-from gpupool.cli.connect import connected, run_async, stored_credentials
+from gpupool.cli.connect import connected, run_async
 from gpupool.cli.options import json_option, pool_options
 from gpupool.cli.output import print_json, say
 from gpupool.cli.places import user_name
@@ -15,6 +13,9 @@ from gpupool.cli.values import DURATION, NAME_TYPE, duration_text
 from gpupool.pool.errors import UsageError
 from gpupool.pool.ids import TokenId
 from gpupool.pool.state import TokenKind
+
+if TYPE_CHECKING:
+    from gpupool.remoting.messages import TokenView
 
 USER_TOKEN_S = 365 * 86400.0
 SERVER_TOKEN_S = 3600.0
@@ -67,26 +68,8 @@ def create(
 
 
 async def _create(credentials: str | None, kind: TokenKind, user: str, valid_s: float) -> str:
-    from gpupool.remoting.addresses import parse_address
-    from gpupool.remoting.tokens import TokenText, format_token
-
-    stored = stored_credentials(credentials)
-    secret, token = secrets.token_bytes(32), TokenId(secrets.token_hex(6))
     async with connected(credentials) as pool:
-        digest = hashlib.sha256(secret).digest()
-        await pool.create_token(token, kind, user, digest, valid_s)
-        view = await pool.view()
-    addresses = [parse_address(s.address) for s in view.servers if s.state != "down"]
-    return format_token(
-        TokenText(
-            cluster_id=stored.cluster_id,
-            kind=kind,
-            token=token,
-            secret=secret,
-            ca_sha256=hashlib.sha256(ssl.PEM_cert_to_DER_cert(stored.ca_pem)).digest(),
-            addresses=tuple(addresses) or stored.addresses,
-        )
-    )
+        return await pool.create_token(kind, user, valid_s)
 
 
 @command.command("list")
@@ -95,9 +78,9 @@ async def _create(credentials: str | None, kind: TokenKind, user: str, valid_s: 
 def list_tokens(credentials: str | None, as_json: bool) -> None:
     """List all tokens of the pool; secrets are not kept, and so not shown."""
 
-    async def ask() -> list[object]:
+    async def ask() -> "tuple[TokenView, ...]":
         async with connected(credentials) as pool:
-            return list(await pool.tokens())
+            return await pool.list_tokens()
 
     tokens = run_async(ask)
     if as_json:

@@ -1,11 +1,10 @@
-"""The live view's memory: newest wins, minorities do not, rates come from the servers' clocks."""
-
-from dataclasses import replace
+"""The live view's memory: newest wins, old stays old, rates come from the servers' clocks."""
 
 from gpupool.cli.collector import Collector
-from gpupool.cli.tables import Rate, Seen
+from gpupool.cli.tables import Rate, Seen, server_rows
 from gpupool.pool.ids import LeaseId, Milliseconds, ServerId
-from gpupool.pool.view import SessionTelemetry, Telemetry
+from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
+from gpupool.remoting.client import PoolUpdate
 
 LEASE = LeaseId(0x7F3A)
 
@@ -15,11 +14,19 @@ def measured(server: str, at_ms: int, moved: int, calls: int) -> Telemetry:
     return Telemetry(ServerId(server), Milliseconds(at_ms), sessions=(session,))
 
 
-def rate(collector: Collector, seen: Seen) -> Rate:
-    collector.take_view(seen.view, 0.0)
-    known = collector.seen(0.0)
+def update(view: PoolView, *telemetry: Telemetry, age_s: float = 0.0) -> PoolUpdate:
+    by_server = {each.server: each for each in telemetry}
+    return PoolUpdate(view, by_server, age_s, tuple(by_server))
+
+
+def fed(view: PoolView, *telemetry: Telemetry) -> Seen:
+    """Return what is known after each of ``telemetry`` has come, a second apart."""
+    collector = Collector()
+    for at, each in enumerate(telemetry):
+        collector.take(update(view, each), float(at))
+    known = collector.seen(float(len(telemetry)))
     assert known is not None
-    return known.rates[LEASE]
+    return known
 
 
 def test_nothing_before_the_first_view() -> None:
@@ -28,56 +35,58 @@ def test_nothing_before_the_first_view() -> None:
 
 def test_ages_grow(seen: Seen) -> None:
     collector = Collector()
-    collector.take_view(seen.view, 10.0)
-    collector.take_telemetry(measured("000000000000", 1000, 0, 0), 11.0)
+    collector.take(update(seen.view, measured("000000000000", 1000, 0, 0), age_s=1.0), 10.0)
     known = collector.seen(14.0)
     assert known is not None
-    assert known.view_age_s == 4.0
-    assert known.telemetry_age_s == {ServerId("000000000000"): 3.0}
+    assert known.view_age_s == 5.0
+    assert known.telemetry_age_s == {ServerId("000000000000"): 4.0}
 
 
-def test_a_minority_does_not_hide_what_the_majority_says(seen: Seen, minority: Seen) -> None:
+def test_the_same_measurement_again_is_not_newer(seen: Seen) -> None:
     collector = Collector()
-    collector.take_view(seen.view, 10.0)
-    collector.take_view(minority.view, 10.5)
-    assert collector.view is seen.view
-    collector.take_view(minority.view, 13.0)  # but it is better than nothing
-    assert collector.view is minority.view
-    collector.take_view(seen.view, 13.1)
-    assert collector.view is seen.view
+    once = measured("000000000000", 1000, 0, 0)
+    collector.take(update(seen.view, once), 10.0)
+    collector.take(update(seen.view, once), 12.0)
+    assert collector.telemetry_at[once.server] == 10.0
 
 
-def test_a_lagging_server_does_not_turn_time_back(seen: Seen) -> None:
+def test_a_server_that_is_gone_keeps_its_last_numbers_as_old_ones(seen: Seen) -> None:
     collector = Collector()
-    collector.take_view(seen.view, 10.0)
-    old = replace(seen.view, raft=replace(seen.view.raft, applied_index=3))
-    collector.take_view(old, 10.1)
-    assert collector.view is seen.view
+    collector.take(update(seen.view, measured("000000000000", 1000, 0, 0)), 10.0)
+    collector.take(update(seen.view), 11.0)
+    known = collector.seen(11.0)
+    assert known is not None
+    assert ServerId("000000000000") in known.telemetry
+    assert known.silent == {each.id for each in seen.view.servers}
+    assert "no server answers" in known.trouble
+    assert all(row.stale for row in server_rows(known))
 
 
 def test_rates_add_up_over_servers(seen: Seen) -> None:
-    collector = Collector()
-    for server in ("000000000000", "000000000001"):
-        collector.take_telemetry(measured(server, 1000, 0, 0), 1.0)
-        collector.take_telemetry(measured(server, 3000, 10_000_000, 400), 9.0)
-    assert rate(collector, seen) == Rate(10_000_000.0, 400.0)
+    known = fed(
+        seen.view,
+        measured("000000000000", 1000, 0, 0),
+        measured("000000000001", 1000, 0, 0),
+        measured("000000000000", 3000, 10_000_000, 400),
+        measured("000000000001", 3000, 10_000_000, 400),
+    )
+    assert known.rates[LEASE] == Rate(10_000_000.0, 400.0)
 
 
 def test_counters_that_fall_are_no_traffic(seen: Seen) -> None:
-    collector = Collector()
-    collector.take_telemetry(measured("000000000000", 1000, 500, 50), 1.0)
-    collector.take_telemetry(measured("000000000000", 2000, 100, 10), 2.0)
-    assert rate(collector, seen) == Rate(0.0, 0.0)
+    known = fed(
+        seen.view, measured("000000000000", 1000, 500, 50), measured("000000000000", 2000, 100, 10)
+    )
+    assert known.rates[LEASE] == Rate(0.0, 0.0)
 
 
 def test_ended_sessions_and_removed_servers_are_forgotten(seen: Seen) -> None:
-    collector = Collector()
-    collector.take_telemetry(measured("000000000000", 1000, 0, 0), 1.0)
-    collector.take_telemetry(measured("000000000000", 2000, 10, 1), 2.0)
-    collector.take_telemetry(measured("00000000dead", 2000, 10, 1), 2.0)
-    assert rate(collector, seen) == Rate(10.0, 1.0)
-    assert ServerId("00000000dead") not in collector.telemetry
-    collector.take_telemetry(Telemetry(ServerId("000000000000"), Milliseconds(3000)), 3.0)
-    known = collector.seen(3.0)
-    assert known is not None
+    known = fed(
+        seen.view,
+        measured("00000000dead", 1000, 0, 0),
+        measured("000000000000", 1000, 0, 0),
+        measured("000000000000", 2000, 10, 1),
+        Telemetry(ServerId("000000000000"), Milliseconds(3000)),
+    )
     assert known.rates == {}
+    assert ServerId("00000000dead") not in known.telemetry

@@ -1,0 +1,150 @@
+"""The first commands of a new pool, and what its creator is told."""
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from gpupool.cli.places import user_name
+from gpupool.cli.statedir import CA_CERTIFICATE, ServerIdentity, StateDir
+from gpupool.consensus.bridge import RaftLedger
+from gpupool.pool.commands import Command, CreatePool, CreateToken, JoinServer, seal
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.ids import Milliseconds, TokenId
+from gpupool.pool.ports import Committed
+from gpupool.pool.state import TokenKind
+from gpupool.pool.transition import PoolMachine
+from gpupool.remoting.addresses import parse_address
+from gpupool.remoting.credentials import (
+    Credentials,
+    credentials_path,
+    load_credentials,
+    save_credentials,
+)
+from gpupool.remoting.identity import fingerprint
+from gpupool.remoting.tokens import TokenText, format_token
+
+FIRST_COMMIT_S = 10.0
+DAY_MS = 86_400_000
+SERVER_TOKEN_MS = 3_600_000
+USER_TOKEN_MS = 365 * DAY_MS
+OPERATOR_TOKEN_MS = 10 * 365 * DAY_MS
+
+
+@dataclass(slots=True)
+class Founder:
+    """Whoever creates a pool, and what was made for them."""
+
+    identity: ServerIdentity
+    address: str
+    data_encryption: str
+    log: logging.Logger
+    tokens: dict[TokenKind, str] = field(default_factory=dict[TokenKind, str])
+    logged_in: str = ""  # a sentence
+
+    def print_welcome(self) -> None:
+        """Print what to type next, once, on stdout."""
+        lines = [
+            "",
+            f"Pool {self.identity.pool} is up on {self.address}.",
+            f"{self.logged_in}",
+            "",
+            "On the next GPU server (this token lets one server in, within 1 hour):",
+            f"  gpupool join --token {self.tokens[TokenKind.SERVER]}",
+            "",
+            f"On a client, as user {user_name()} (good for 365 days):",
+            f"  gpupool login {self.tokens[TokenKind.USER]}",
+            "",
+            "Then:  gpupool status      gpupool run -n 1 -p 0.5 -- python train.py",
+            'More tokens: "gpupool token create", for a server with --server.',
+            "",
+        ]
+        click.echo("\n".join(lines))
+
+
+async def found_pool(
+    founder: Founder, ledger: RaftLedger, machine: PoolMachine, state: StateDir
+) -> None:
+    """Commit the first commands of a pool; repeated by a start after an interrupted one.
+
+    Raises:
+        GpupoolError: when they cannot be committed.
+    """
+    identity = founder.identity
+    now_ms = time.time_ns() // 1_000_000
+
+    async def commit(command: Command) -> None:
+        plain = seal(command, at_ms=max(machine.state.now, now_ms), ttl_ms=0)
+        outcome = await ledger.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
+        if not isinstance(outcome, Committed):
+            raise GpupoolError("the pool could not be created", why=outcome.reason)
+
+    await commit(CreatePool(identity.cluster_id, identity.pool, founder.data_encryption))
+    await commit(
+        JoinServer(identity.server, identity.name, founder.address, identity.witness, None)
+    )
+    ca_pem = state.read(CA_CERTIFICATE)
+    for kind, valid_ms in (
+        (TokenKind.SERVER, SERVER_TOKEN_MS),
+        (TokenKind.USER, USER_TOKEN_MS),
+        (TokenKind.OPERATOR, OPERATOR_TOKEN_MS),
+    ):
+        secret, token = secrets.token_bytes(32), TokenId(secrets.token_hex(6))
+        user = "" if kind is TokenKind.SERVER else user_name()
+        digest = hashlib.sha256(secret).digest()
+        await commit(
+            CreateToken(token, kind, user, digest, Milliseconds(now_ms + valid_ms), identity.name)
+        )
+        text = TokenText(
+            cluster_id=identity.cluster_id,
+            kind=kind,
+            token=token,
+            secret=secret,
+            ca_sha256=fingerprint(ca_pem),
+            addresses=(parse_address(founder.address),),
+        )
+        founder.tokens[kind] = format_token(text)
+        if kind is TokenKind.OPERATOR:
+            _log_in(founder, text, ca_pem)
+
+
+def _log_in(founder: Founder, token: TokenText, ca_pem: bytes) -> None:
+    """Make the creator of the pool its operator on this machine."""
+    credentials = Credentials(
+        cluster_id=token.cluster_id,
+        pool=founder.identity.pool,
+        user=user_name(),
+        token=token.token,
+        secret=token.secret,
+        ca_pem=ca_pem.decode(),
+        addresses=token.addresses,
+    )
+    path = credentials_path(os.environ)
+    try:
+        kept = _keep_former(path)
+        save_credentials(path, credentials)
+    except GpupoolError as error:
+        founder.log.warning("nobody is logged in: %s", error)
+        founder.logged_in = f"Nobody is logged in here: {error}"
+        return
+    founder.logged_in = f"You ({user_name()}) are logged in as its operator."
+    if kept is not None:
+        founder.logged_in += f" Your former login was kept as {kept}."
+
+
+def _keep_former(path: Path) -> Path | None:
+    """Move the login of another pool aside, and return where it went."""
+    if not path.exists():
+        return None
+    try:
+        former = load_credentials(path).cluster_id[:8]
+    except GpupoolError:
+        former = "former"
+    kept = path.with_name(f"{path.stem}-{former}.json")
+    path.replace(kept)
+    return kept

@@ -1,0 +1,508 @@
+"""One server as a whole: the composition root of consensus, control server, links and host."""
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+
+from gpupool import __version__
+from gpupool.cli.founding import Founder, found_pool
+from gpupool.cli.statedir import (
+    CA_CERTIFICATE,
+    CA_KEY,
+    CERTIFICATE,
+    KEY,
+    Member,
+    ServerIdentity,
+    StateDir,
+    open_state_dir,
+)
+from gpupool.cli.values import Emulation, size_text
+from gpupool.consensus.bridge import RaftLedger
+from gpupool.consensus.storage import Storage, bootstrap, open_storage
+from gpupool.pool.commands import Command, DrainServer, EndLease, seal
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.ids import LeaseId, ServerId
+from gpupool.pool.ports import Outcome
+from gpupool.pool.state import PartStatus, PoolState
+from gpupool.pool.transition import PoolMachine
+from gpupool.remoting.addresses import Address, parse_address
+from gpupool.remoting.caretaker import Software
+from gpupool.remoting.client import SystemChance, SystemClock, join_pool
+from gpupool.remoting.host.former import sweep_former_workers
+from gpupool.remoting.host.host import Host
+from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.nvml import PynvmlNvml
+from gpupool.remoting.identity import (
+    Authority,
+    create_ca,
+    create_key_and_csr,
+    sign_server,
+)
+from gpupool.remoting.links import Links
+from gpupool.remoting.server import ControlServer, ServerSettings
+from gpupool.remoting.tokens import format_token, parse_token
+
+STOPPING = "it is being stopped"
+"""The reason of a drain that a server proposes of itself, and takes back when it starts again."""
+
+HAND_OVER_S = 1.0
+LAST_COMMANDS_S = 2.0
+WORKER_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """What ``gpupool join`` was told."""
+
+    token: str
+    address: Address | None
+    listen: Address
+    advertise: Address | None
+    state_dir: Path
+    name: str
+    pool_name: str
+    witness: bool
+    emulate: Emulation | None
+    data_encryption: str
+    client_timeout_s: float
+    drain_timeout_s: float
+    labels: tuple[tuple[str, str], ...]
+
+
+async def serve(options: JoinOptions, log: logging.Logger) -> None:
+    """Run one server until it is told to stop.
+
+    Raises:
+        GpupoolError: when it cannot start, or must not go on.
+    """
+    # A port that is taken is found out before anything is created.
+    listeners = await open_listeners(options.listen)
+    try:
+        address = advertised_address(options, listeners)
+        state = open_state_dir(options.state_dir)
+        try:
+            founded = state.is_new and not options.token
+            await _enter_pool(state, options, address, log)
+            await _Server(state, options, address, log).run(listeners, founded=founded)
+        finally:
+            state.close()
+    finally:
+        for listener in listeners:
+            await listener.aclose()
+
+
+async def open_listeners(listen: Address) -> list[trio.SocketListener]:
+    """Listen, with the same port on every address that the host's name stands for.
+
+    Raises:
+        GpupoolError: when that is not possible.
+    """
+    try:
+        return await trio.open_tcp_listeners(listen.port, host=listen.host, backlog=1024)
+    except OSError as error:
+        why = error.strerror or str(error)
+        hint = "choose another address with --listen"
+        if "in use" in str(error):
+            why = "the port is in use"
+            hint = "is a server running here already? --listen chooses another port"
+        raise GpupoolError(f"cannot listen on {listen}", why=why, hint=hint) from error
+
+
+def advertised_address(options: JoinOptions, listeners: list[trio.SocketListener]) -> str:
+    """Return where others reach this server."""
+    port: int = listeners[0].socket.getsockname()[1]
+    if options.advertise is not None:
+        return str(options.advertise)
+    host = options.listen.host
+    if host in ("0.0.0.0", "::"):  # noqa: S104
+        host = own_address(options)
+    return str(Address(host, port))
+
+
+def own_address(options: JoinOptions) -> str:
+    """Return this machine's address on the way to the pool, or to the world; sends nothing."""
+    target = "192.0.2.1"  # RFC 5737: never assigned, so it takes the default route
+    if options.address is not None:
+        target = options.address.host
+    elif options.token:
+        target = parse_token(options.token).addresses[0].host
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"  # no network at all
+
+
+# --- entering a pool ------------------------------------------------------------------------------
+
+
+async def _enter_pool(
+    state: StateDir, options: JoinOptions, address: str, log: logging.Logger
+) -> None:
+    """Create this server's identity, in a new pool or in one that exists; or resume it."""
+    if not state.is_new:
+        assert state.identity is not None
+        if options.token:
+            log.info(
+                "this server is already in pool %s; the token is not used", state.identity.pool
+            )
+        return
+    name = options.name or os.uname().nodename.split(".")[0][:63] or "server"
+    if options.token:
+        await _join(state, options, name, address, log)
+    else:
+        _found(state, options, name, address)
+
+
+def _found(state: StateDir, options: JoinOptions, name: str, address: str) -> None:
+    server = ServerId(secrets.token_hex(6))
+    identity = ServerIdentity(
+        server=server,
+        cluster_id=secrets.token_hex(16),
+        pool=options.pool_name,
+        name=name,
+        witness=options.witness,
+        founder=True,
+        members=(Member(server, address),),
+    )
+    state.begin(identity)
+    now = datetime.now(UTC)
+    authority = create_ca(identity.cluster_id, now)
+    key, csr = create_key_and_csr(server)
+    state.write(CA_CERTIFICATE, authority.certificate_pem)
+    state.write(CA_KEY, authority.key_pem)
+    state.write(KEY, key)
+    state.write(CERTIFICATE, sign_server(authority, csr, server, now))
+    storage = open_storage(state.path, create=True)
+    try:
+        bootstrap(storage, server)
+    finally:
+        storage.close()
+    state.finish(identity)
+
+
+async def _join(
+    state: StateDir, options: JoinOptions, name: str, address: str, log: logging.Logger
+) -> None:
+    token = parse_token(options.token)
+    if options.address is not None:
+        token = replace(token, addresses=(options.address, *token.addresses))
+    begun = state.identity
+    # An attempt whose answer was lost is repeated under the same id, which is safe.
+    server = begun.server if begun is not None else ServerId(secrets.token_hex(6))
+    identity = ServerIdentity(
+        server=server,
+        cluster_id=token.cluster_id,
+        pool="",
+        name=name,
+        witness=options.witness,
+        founder=False,
+    )
+    state.begin(identity)
+    key, csr = create_key_and_csr(server)
+    joined = await join_pool(
+        format_token(token),
+        server=server,
+        name=name,
+        address=parse_address(address),
+        witness=options.witness,
+        csr_pem=csr,
+        version=__version__,
+    )
+    members = tuple(Member(m.server, m.address) for m in joined.members)
+    state.write(CA_CERTIFICATE, joined.ca_pem)
+    if joined.ca_key_pem:
+        state.write(CA_KEY, joined.ca_key_pem)
+    state.write(KEY, key)
+    state.write(CERTIFICATE, joined.certificate_pem)
+    open_storage(state.path, create=True).close()
+    state.finish(replace(identity, pool=joined.pool, members=members))
+    log.info("admitted to pool %s as %s (%s)", joined.pool, name, server)
+
+
+# --- the running server ---------------------------------------------------------------------------
+
+
+class _Server:
+    """All parts of one server, wired together."""
+
+    def __init__(
+        self, state: StateDir, options: JoinOptions, address: str, log: logging.Logger
+    ) -> None:
+        assert state.identity is not None
+        self._state = state
+        self._options = options
+        self._address = address
+        self._log = log
+        self._identity = state.identity
+        self._clock = SystemClock()
+        self._chance = SystemChance()
+        self._members = {m.server: m.address for m in state.identity.members}
+        self.machine = PoolMachine(PoolState())
+        self._stops = 0
+
+    async def run(self, listeners: list[trio.SocketListener], *, founded: bool) -> None:
+        """Run until told to stop; everything is down when this returns."""
+        incarnation = self._state.next_incarnation()
+        swept = await trio.to_thread.run_sync(sweep_former_workers, self._state.path)
+        if swept:
+            self._log.warning("killed %d workers that a former process had left", swept)
+        inventory = await self._discover()
+        tls = self._state.tls_identity()
+        authority = self._authority(tls.ca_pem)
+        storage = open_storage(self._state.path)
+        links = Links(
+            tls,
+            clock=self._clock,
+            chance=self._chance,
+            address_of=self._address_of,
+            log=logging.getLogger("gpupool.links"),
+        )
+        ledger = self._ledger(storage, links)
+        runtime_dir = _make_runtime_dir(self._identity.server)
+        host = Host(
+            inventory,
+            runtime_dir=runtime_dir,
+            state_dir=self._state.path,
+            data_encryption=lambda: self.machine.state.data_encryption,
+            log=logging.getLogger("gpupool.host").info,
+        )
+        server = ControlServer(
+            machine=self.machine,
+            ledger=ledger,
+            host=host,
+            identity=tls,
+            authority=authority,
+            links=links,
+            incarnation=incarnation,
+            software=Software(
+                address=self._address,
+                version=__version__,
+                driver_version=inventory.driver_version,
+                cuda_version=inventory.cuda_version,
+                labels=self._options.labels,
+            ),
+            clock=self._clock,
+            chance=self._chance,
+            log=self._log,
+            settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
+            follow=lambda servers, voters: self._follow(ledger, servers, voters),
+            save_key=lambda pem: self._state.write(CA_KEY, pem),
+        )
+        try:
+            await self._run_parts(listeners, ledger, links, host, server, founded=founded)
+        finally:
+            ledger.close()
+            shutil.rmtree(runtime_dir, ignore_errors=True)
+        self._log.info("stopped")
+
+    async def _run_parts(
+        self,
+        listeners: list[trio.SocketListener],
+        ledger: RaftLedger,
+        links: Links,
+        host: Host,
+        server: ControlServer,
+        *,
+        founded: bool,
+    ) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with trio.open_nursery() as nursery:
+                at_once = nursery.cancel_scope
+                stop = trio.Event()
+                nursery.start_soon(self._take_signals, signals, stop, at_once)
+                await nursery.start(links.run, ledger)
+                await nursery.start(ledger.run)
+                await nursery.start(host.run)
+                founder = Founder(
+                    self._identity, self._address, self._options.data_encryption, self._log
+                )
+                if self._identity.founder and not self.machine.state.cluster_id:
+                    await found_pool(founder, ledger, self.machine, self._state)
+                await nursery.start(server.serve, listeners)
+                self._log.info(
+                    "%s is listening on %s, as a %s of pool %s",
+                    self._identity.name,
+                    self._address,
+                    "witness" if self._identity.witness else "server",
+                    self._identity.pool,
+                )
+                _tell_systemd("READY=1")
+                if founded:
+                    founder.print_welcome()
+                nursery.start_soon(self._undo_stopping, ledger)
+                await stop.wait()
+                _tell_systemd("STOPPING=1")
+                await self._wind_down(ledger, host)
+                nursery.cancel_scope.cancel()
+
+    async def _take_signals(
+        self, signals: AsyncIterator[int], stop: trio.Event, at_once: trio.CancelScope
+    ) -> None:
+        async for number in signals:
+            name = signal.Signals(number).name
+            if stop.is_set():
+                self._log.warning("%s again: stopping at once", name)
+                at_once.cancel()
+                return
+            self._log.info("%s: stopping; once more stops at once", name)
+            stop.set()
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    async def _discover(self) -> Inventory:
+        emulate = self._options.emulate
+        nvml = None if self._identity.witness else PynvmlNvml()
+
+        def discover() -> Inventory:
+            return Inventory.discover(
+                self._identity.server,
+                nvml,
+                emulated_count=emulate.count if emulate else 0,
+                emulated_memory=emulate.memory if emulate else 1,
+                log=logging.getLogger("gpupool.gpus").warning,
+            )
+
+        inventory = await trio.to_thread.run_sync(discover)
+        for gpu in inventory.gpus():
+            self._log.info(
+                "GPU %d: %s, %s, %s", gpu.index, gpu.name, size_text(gpu.capacity), gpu.id
+            )
+        if not inventory.gpus() and not self._identity.witness:
+            raise GpupoolError(
+                "this machine has no GPU to offer",
+                why=inventory.problem,
+                hint="--witness joins without GPUs, --emulate 2 offers two emulated ones",
+            )
+        if inventory.problem and emulate is None and not self._identity.witness:
+            self._log.warning("%s", inventory.problem)
+        return inventory
+
+    def _authority(self, ca_pem: bytes) -> Authority | None:
+        key = self._state.read(CA_KEY)
+        return Authority(ca_pem, key) if key else None
+
+    def _ledger(self, storage: Storage, links: Links) -> RaftLedger:
+        ledger = RaftLedger(
+            self._identity.server,
+            storage=storage,
+            machine=self.machine,
+            clock=self._clock,
+            randomness=self._chance,
+            links=links,
+        )
+        ledger.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
+        return ledger
+
+    def _address_of(self, server: ServerId) -> str | None:
+        known = self.machine.state.servers.get(server)
+        return known.address if known is not None else self._members.get(server)
+
+    def _follow(
+        self, ledger: RaftLedger, servers: Sequence[ServerId], voters: Sequence[ServerId]
+    ) -> None:
+        """Tell consensus who belongs to the pool, once this server's table knows."""
+        if self._identity.server not in servers and not self.machine.state.removed:
+            return  # the table has not reached the point at which this server joined
+        ledger.set_servers(servers)
+        ledger.reconcile_voters(voters)
+
+    # --- stopping ------------------------------------------------------------------------------
+
+    async def _propose(self, ledger: RaftLedger, command: Command) -> Outcome:
+        at_ms = max(self.machine.state.now, self._clock.wall_ms())
+        plain = seal(command, at_ms=at_ms, ttl_ms=0)
+        return await ledger.propose(plain, timeout_s=LAST_COMMANDS_S, idempotent=True)
+
+    def _held_here(self) -> list[LeaseId]:
+        me = self._identity.server
+        return [
+            lease.id
+            for lease in self.machine.state.leases.values()
+            if lease.parts.get(me, PartStatus.FREED) is not PartStatus.FREED
+        ]
+
+    async def _undo_stopping(self, ledger: RaftLedger) -> None:
+        """Take back the drain with which this server's former process ended."""
+        while True:
+            server = self.machine.state.servers.get(self._identity.server)
+            if server is not None and server.drain_reason != STOPPING:
+                return
+            if server is not None:
+                await self._propose(ledger, DrainServer(server.id, None, "the server itself"))
+            await trio.sleep(0.5)
+
+    async def _wind_down(self, ledger: RaftLedger, host: Host) -> None:
+        """Let programs end, then end their leases, then let another server lead."""
+        me = self._identity.server
+        if self._held_here():
+            await self._propose(ledger, DrainServer(me, STOPPING, "the server itself"))
+            count = len(self._held_here())
+            self._log.info(
+                "%d leases are held here; they have %.0f s", count, self._options.drain_timeout_s
+            )
+            with trio.move_on_after(self._options.drain_timeout_s):
+                await _until(lambda: not self._held_here())
+            for lease in self._held_here():
+                self._log.warning("lease %04x is ended: the server stops", lease)
+                await self._propose(ledger, EndLease(lease, "the server stops", me))
+            with trio.move_on_after(LAST_COMMANDS_S):
+                await _until(lambda: not self._held_here() and not host.worker_count())
+        if len(self.machine.state.voters()) > 1:
+            await ledger.hand_over(timeout_s=HAND_OVER_S)
+
+
+async def _until(done: Callable[[], bool]) -> None:
+    """Wait until the table and the workers, which share no event, look as they should."""
+    while not done():  # noqa: ASYNC110
+        await trio.sleep(WORKER_POLL_S)
+
+
+def _make_runtime_dir(server: ServerId) -> Path:
+    """Make the folder of this server's socket for programs on the same machine.
+
+    Workers have other uids than the server, so it cannot be in the state directory.
+    """
+    given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    path = Path(given or tempfile.gettempdir()) / f"gpupool-{server}"
+    try:
+        path.mkdir(mode=0o711)
+    except FileExistsError:
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            # Somebody else's, in a folder where everybody may write.
+            path = Path(tempfile.mkdtemp(prefix="gpupool-"))
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(mode=0o711, exist_ok=True)
+    except OSError as error:
+        raise GpupoolError(f"cannot make {path}", why=error.strerror or str(error)) from error
+    path.chmod(0o711)
+    return path
+
+
+def _tell_systemd(state: str) -> None:
+    """Tell the service manager how we are (sd_notify(3)); nothing without one."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if not where:
+        return
+    if where.startswith("@"):
+        where = "\0" + where[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        try:
+            manager.sendto(state.encode(), where)
+        except OSError:
+            return  # it is the manager's loss; the server works without it

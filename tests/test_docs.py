@@ -1,0 +1,46 @@
+"""What is written down is what the program does."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpupool.cli.main import COMMANDS
+from gpupool.cli.reference import reference
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_cli_reference_is_what_help_says() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == reference(), "write it anew with: make docs"
+
+
+def test_every_command_of_the_readme_exists() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
+    named = set(re.findall(r"\bgpupool ([a-z]+)\b", code))
+    assert {"join", "run", "demo", "token", "login"} <= named
+    assert named <= {*COMMANDS, "token"}, named - set(COMMANDS)
+
+
+def test_readme_names_the_two_commands_and_files_that_exist() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in ("demo", "test"):
+        assert f"make {target}" in text
+        assert f"\n{target}:" in makefile
+    for path in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / path).exists(), f"README links to {path}"
+
+
+@pytest.mark.parametrize("name", [n for n in COMMANDS if n != "help"])
+def test_every_command_has_a_help_text(name: str) -> None:
+    assert f"## gpupool {name}\n" in reference()
+
+
+def test_the_service_file_runs_a_command_that_exists() -> None:
+    text = (ROOT / "packaging" / "gpupool.service").read_text(encoding="utf-8")
+    command = re.search(r"^ExecStart=\S*/gpupool (\w+)", text, re.M)
+    assert command is not None
+    assert command[1] in COMMANDS
