@@ -184,6 +184,7 @@ class Allocation:
         self._was_hinted = False
         self._told = ""
         self._last_refusal = ""
+        self._last_kind = ""
 
     # --- inputs ----------------------------------------------------------------------------------
 
@@ -281,6 +282,7 @@ class Allocation:
         self._refusals.clear()
         self._failures.clear()
         self._last_refusal = ""
+        self._last_kind = ""
         self._wake_at = self._clock.monotonic() + self._settings.ask_timeout_s
         for server in self._servers[: self._width]:
             self._ask_one(server)
@@ -361,6 +363,7 @@ class Allocation:
             # The server refused before it proposed anything, which is definite.
             if isinstance(answer, NoQuorumError):
                 self._last_refusal = str(answer)
+                self._last_kind = "no-quorum"
                 self._claim_next()
             else:
                 self._fail(answer)
@@ -369,6 +372,7 @@ class Allocation:
 
     def _take_refusal(self, claimed: m.Claimed) -> None:
         self._last_refusal = claimed.why
+        self._last_kind = claimed.kind
         match claimed.kind:
             case "denied":
                 self._fail(DeniedError("the pool refuses the request", why=claimed.why))
@@ -488,8 +492,9 @@ class Allocation:
     def _fail_waiting(self) -> None:
         """Give up because the time to wait is over."""
         kinds = {refusal.kind for refusal in self._refusals}
-        if "no-quorum" in kinds and "busy" not in kinds:
-            why = next(r.why for r in self._refusals if r.kind == "no-quorum")
+        if self._last_kind == "no-quorum" or ("no-quorum" in kinds and "busy" not in kinds):
+            texts = [r.why for r in self._refusals if r.kind == "no-quorum"]
+            why = self._last_refusal or texts[0]
             hint = "`gpupool status` shows which servers are missing"
             self._fail(NoQuorumError("the pool cannot grant anything now", why=why, hint=hint))
         elif not self._refusals and not self._last_refusal:

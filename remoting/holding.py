@@ -60,6 +60,7 @@ class LeaseHold:
         self._mine: dict[ServerId, ServerConnection] = {}
         self._over = trio.Event()
         self._released = False
+        self._ended = False
         connections.listen(self)
 
     def server_names(self) -> tuple[str, ...]:
@@ -126,15 +127,20 @@ class LeaseHold:
         return self.lost
 
     async def release(self, reason: str = "released") -> None:
-        """Give the memory back. Whatever goes wrong, the lease ends with the connections."""
+        """Give the memory back. Whatever goes wrong, the lease ends with the connections.
+
+        A lease that was lost with one of its servers is still to be ended on the others.
+        """
         if self._released:
             return
         self._released = True
         self._connections.unlisten(self)
-        if self.lost:
+        if self._ended:
             return
         with trio.CancelScope(shield=True, deadline=trio.current_time() + RELEASE_TIMEOUT_S):
             for connection in self._mine.values():
+                if connection.closed.is_set():
+                    continue
                 try:
                     release = m.Release(self.lease, reason)
                     await connection.call(release, timeout_s=RELEASE_TIMEOUT_S)
@@ -178,6 +184,7 @@ class LeaseHold:
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:
         """Take note of the end of the lease."""
         if isinstance(message, m.LeaseEnded) and message.lease == self.lease:
+            self._ended = True
             self._lose(message.reason)
 
 

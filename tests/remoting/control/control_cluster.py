@@ -11,6 +11,7 @@ from pathlib import Path
 
 import trio
 import trio.testing
+from tests.remoting.control.control_kit import Chance, VirtualClock, until
 
 from gpupool.pool import commands
 from gpupool.pool.commands import Command, GpuReading, seal
@@ -30,7 +31,6 @@ from gpupool.remoting.links import Links
 from gpupool.remoting.server import ControlServer
 from gpupool.remoting.sessions import SessionDevice, SessionInfo
 from gpupool.remoting.tokens import TokenText, hash_secret
-from tests.remoting.control.control_kit import Chance, VirtualClock
 
 GIB = 1 << 30
 LOG = logging.getLogger("test")
@@ -70,20 +70,21 @@ class FakeLedger:
         log.ledgers[server] = self
 
     async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
+        lost = False
         with trio.move_on_after(timeout_s):
             await trio.sleep(self.log.latency_s)
-            while self.cut_off_at is not None or self.log.leaderless:
-                await trio.sleep(0.01)  # noqa: ASYNC110
+            await until(lambda: self.cut_off_at is None and not self.log.leaderless)
             fault = self.log.faults.popleft() if self.log.faults else ""
             if fault == "refuse":
                 return NotCommitted("the leader stepped down")
+            lost = bool(fault)
             if fault == "lose":
                 await trio.sleep_forever()
             result = self.log.append(command, self.server)
             if fault == "silence":
                 await trio.sleep_forever()
             return Committed(self.machine.state.index, result)
-        if self.cut_off_at is not None or self.log.leaderless:
+        if not lost and (self.cut_off_at is not None or self.log.leaderless):
             return NotCommitted("no leader")
         return Unknown("the leader did not answer in time")
 
@@ -302,9 +303,7 @@ class Cluster:
 
     def create_token(self, user: str, kind: TokenKind, expires: Milliseconds = FAR_FUTURE) -> None:
         secret_hash = hash_secret(secret_of(user))
-        self.commit(
-            commands.CreateToken(token_id(user), kind, user, secret_hash, expires, "root")
-        )
+        self.commit(commands.CreateToken(token_id(user), kind, user, secret_hash, expires, "root"))
 
     def commit(self, command: Command) -> Plain:
         leader = self.log.leader()
