@@ -1,0 +1,247 @@
+"""Real GPUs: calls are executed by CuPy, in partitions that look like whole devices."""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpupool.remoting.devices.base import CHUNK, Budget, DeviceMemoryError, DeviceSpec, Fill
+from gpupool.remoting.devices.cuda_operations import operations
+
+OVERHEAD_BYTES = 512 << 20
+"""Charged per device for CUDA's context, loaded modules and library workspaces, unless measured.
+
+CuPy's documentation says one to few hundred MiB; cuBLAS's workspace on sm_90 alone is 32 MiB.
+"""
+
+SMALL_BYTES = 64 << 10
+"""Up to here the driver copies pageable memory at once and does not wait for the device."""
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_TO_DEVICE, _TO_HOST = 1, 2
+_STAGES = 4
+
+
+class _Stage:
+    """One page-locked buffer, and the event after which it may be used again."""
+
+    def __init__(self, cupy: Any) -> None:
+        self.memory = cupy.cuda.alloc_pinned_memory(CHUNK)
+        self.view = memoryview(np.frombuffer(self.memory, np.uint8, CHUNK))
+        self.pointer = self.memory.ptr
+        self.event = cupy.cuda.Event(disable_timing=True)
+
+
+class CudaBackend:
+    """Executes the array door's calls with CuPy."""
+
+    def __init__(
+        self, devices: Sequence[DeviceSpec], budget: Budget, log: Callable[[str], None]
+    ) -> None:
+        self.cupy: Any = importlib.import_module("cupy")
+        self.devices = devices
+        self.log = log
+        self.current = 0
+        self._budget = budget
+        self._runtime = self.cupy.cuda.runtime
+        self._index_of = {spec.ordinal: at for at, spec in enumerate(devices)}
+        self._sizes: dict[int, int] = {}
+        self._stages: dict[int, list[_Stage]] = {}
+        self._limits = [0] * len(devices)
+        self._overhead = [0] * len(devices)
+        allocator = self.cupy.cuda.PythonFunctionAllocator(self._malloc, self._free)
+        self.pool = self.cupy.cuda.MemoryPool(allocator.malloc)
+        for at, spec in enumerate(devices):
+            self._charge(at, spec)
+        self.cupy.cuda.set_allocator(self.pool.malloc)
+        self.use(0, None)
+
+    def _charge(self, at: int, spec: DeviceSpec) -> None:
+        with self.cupy.cuda.Device(spec.ordinal):
+            self._runtime.free(0)  # creates the context
+            # The host's own measure is by NVML, later; here a fixed charge is enough, and the
+            # same for every session.
+            overhead = min(OVERHEAD_BYTES, spec.memory // 4)
+            if not self._budget.reserve(spec.index, overhead):
+                raise DeviceMemoryError(
+                    f"the partition of {spec.memory:,} bytes has no room for a CUDA context "
+                    f"({overhead:,} bytes): {self._budget.usage(spec.index):,} are in use"
+                )
+            self._overhead[at] = overhead
+            self.pool.set_limit(size=spec.memory - overhead)
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def _malloc(self, size: int, ordinal: int) -> int:
+        index = self.devices[self._index_of[ordinal]].index
+        if not self._budget.reserve(index, size):
+            # The pool then frees what it keeps and tries again, as when CUDA itself refuses.
+            raise self._runtime.CUDARuntimeError(_OUT_OF_MEMORY)
+        try:
+            pointer = int(self._runtime.malloc(size))
+        except BaseException:
+            self._budget.release(index, size)
+            raise
+        self._sizes[pointer] = size
+        return pointer
+
+    def _free(self, pointer: int, ordinal: int) -> None:
+        self._runtime.free(pointer)
+        index = self.devices[self._index_of[ordinal]].index
+        self._budget.release(index, self._sizes.pop(pointer))
+
+    def limit(self, at: int) -> int:
+        """Return the limit that the client has set, 0 if none."""
+        return self._limits[at]
+
+    def set_limit(self, size: int) -> None:
+        """Limit the current device's pool, never beyond the partition."""
+        spec = self.devices[self.current]
+        cap = spec.memory - self._overhead[self.current]
+        self._limits[self.current] = min(size, cap)
+        self.pool.set_limit(size=min(size, cap) or cap)
+
+    def memory_info(self) -> tuple[int, int]:
+        """Return what ``cudaMemGetInfo`` would say if the partition were a device."""
+        spec = self.devices[self.current]
+        return max(0, spec.memory - self._budget.usage(spec.index)), spec.memory
+
+    # --- the backend ----------------------------------------------------------------------------
+
+    def operations(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the closed table of what a client may call."""
+        return operations(self)
+
+    def use(self, device: int, stream: Any) -> None:
+        """Make a device, and a stream there, current."""
+        self.current = device
+        self.cupy.cuda.Device(self.devices[device].ordinal).use()
+        (self.cupy.cuda.Stream.null if stream is None else stream).use()
+
+    def is_array(self, value: Any) -> bool:
+        """Say whether ``value`` is an array; host scalars that CuPy returned count."""
+        return isinstance(value, (self.cupy.ndarray, np.ndarray, np.generic))
+
+    def adopt(self, value: Any) -> Any:
+        """Return a result as a device array; CuPy's pool has accounted for it already."""
+        return value if isinstance(value, self.cupy.ndarray) else self.cupy.asarray(value)
+
+    def expect(self, nbytes: int) -> None:
+        """Do nothing: the pool refuses before anything is computed."""
+
+    def conform(self, value: Any, strides: tuple[int, ...]) -> Any:
+        """Return a copy with these strides."""
+        made = self.empty(value.dtype, value.shape, strides)
+        made[...] = value
+        return made
+
+    def empty(self, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """Return a new dense array with the axes in the order that the strides have."""
+        axes = sorted(range(len(shape)), key=lambda axis: -strides[axis])
+        made = self.cupy.empty(tuple(shape[axis] for axis in axes), dtype)
+        back = tuple(axes.index(axis) for axis in range(len(shape)))
+        return made.transpose(back) if axes else made
+
+    def _buffers(self) -> list[_Stage]:
+        found = self._stages.get(self.current)
+        if found is None:
+            found = self._stages[self.current] = [_Stage(self.cupy) for _ in range(_STAGES)]
+        return found
+
+    def upload(self, array: Any, fill: Fill) -> None:
+        """Copy the stream's bytes to the device through page-locked buffers, in turns."""
+        pointer, left = array.data.ptr, array.nbytes
+        stream = self.cupy.cuda.get_current_stream()
+        if left <= SMALL_BYTES:
+            host = np.empty(left, np.uint8)
+            fill(memoryview(host))
+            self._runtime.memcpyAsync(pointer, host.ctypes.data, left, _TO_DEVICE, stream.ptr)
+            return
+        stages = self._buffers()
+        turn = 0
+        while left:
+            stage = stages[turn % _STAGES]
+            stage.event.synchronize()
+            size = min(left, CHUNK)
+            fill(stage.view[:size])
+            self._runtime.memcpyAsync(pointer, stage.pointer, size, _TO_DEVICE, stream.ptr)
+            stage.event.record(stream)
+            pointer += size
+            left -= size
+            turn += 1
+
+    def download(self, array: Any, order: str) -> Iterator[memoryview]:
+        """Yield the elements; the copy of the next piece runs while one is sent."""
+        dense = self.cupy.asarray(array, order="F" if order == "F" else "C")
+        pointer, total = dense.data.ptr, dense.nbytes
+        stream = self.cupy.cuda.get_current_stream()
+        if total <= SMALL_BYTES:
+            host = np.empty(total, np.uint8)
+            self._runtime.memcpyAsync(host.ctypes.data, pointer, total, _TO_HOST, stream.ptr)
+            stream.synchronize()
+            yield memoryview(host)
+            return
+        stages = self._buffers()
+        pieces = [(at, min(CHUNK, total - at)) for at in range(0, total, CHUNK)]
+        started = 0
+        for index, (_, size) in enumerate(pieces):
+            while started < min(index + 2, len(pieces)):
+                at, length = pieces[started]
+                stage = stages[started % _STAGES]
+                stage.event.synchronize()
+                self._runtime.memcpyAsync(
+                    stage.pointer, pointer + at, length, _TO_HOST, stream.ptr
+                )
+                stage.event.record(stream)
+                started += 1
+            stage = stages[index % _STAGES]
+            stage.event.synchronize()
+            yield stage.view[:size]
+
+    def device_of(self, value: Any) -> int:
+        """Return the index of the device that holds an array."""
+        return self._index_of.get(value.device.id, self.current)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Say whether freeing memory could make the call succeed."""
+        if isinstance(error, MemoryError):
+            return True
+        return getattr(error, "status", None) == _OUT_OF_MEMORY and "cudaErrorMemory" in str(error)
+
+    def reclaim(self) -> None:
+        """Free the blocks that the pool keeps, and CuPy's cached FFT plans."""
+        self.cupy.fft.config.get_plan_cache().clear()
+        for spec in self.devices:
+            with self.cupy.cuda.Device(spec.ordinal):
+                self.pool.free_all_blocks()
+
+    def synchronize(self) -> None:
+        """Wait for all devices; raises what a kernel has done wrong."""
+        for spec in self.devices:
+            self.cupy.cuda.Device(spec.ordinal).synchronize()
+        self.cupy.cuda.Device(self.devices[self.current].ordinal).use()
+
+    def describe_devices(self) -> Sequence[dict[str, Any]]:
+        """Return what a client may know of each device."""
+        made: list[dict[str, Any]] = []
+        for spec in self.devices:
+            device = self.cupy.cuda.Device(spec.ordinal)
+            made.append(
+                {
+                    "name": spec.name,
+                    "uuid": spec.uuid,
+                    "memory": spec.memory,
+                    "emulated": False,
+                    "compute_capability": device.compute_capability,
+                    "pci_bus_id": device.pci_bus_id,
+                }
+            )
+        return made
+
+    def close(self) -> None:
+        """Give the pool's memory and the context's charge back."""
+        self._stages.clear()
+        self.reclaim()
+        for at, spec in enumerate(self.devices):
+            self._budget.release(spec.index, self._overhead[at])

@@ -1,0 +1,310 @@
+"""The closed table of real GPUs: names that a client may use, and CuPy's callables for them."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gpupool.remoting.arrays.names import (
+    BIT_GENERATORS,
+    FFT,
+    FUNCTIONS,
+    GENERATOR,
+    LINALG,
+    RANDOM_STATE,
+    UFUNCS,
+)
+from gpupool.remoting.devices.sources import check_options, check_source
+
+if TYPE_CHECKING:
+    from gpupool.remoting.devices.cuda import CudaBackend
+
+Operation = Callable[..., Any]
+_SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
+_TYPED = ("random", "standard_exponential", "standard_gamma", "standard_normal")
+
+
+def _arange(cupy: Any) -> Operation:
+    ranges: Any = importlib.import_module("cupy._creation.ranges")
+
+    def arange(first: Any, count: int, step: Any, dtype: Any) -> Any:
+        # The client has counted the elements; CuPy's own count could differ by rounding.
+        made = cupy.empty((count,), dtype)
+        if count:
+            kind = np.dtype(dtype).type
+            ranges._arange_ufunc(kind(first), kind(step), made, dtype=dtype)
+        return made
+
+    return arange
+
+
+def _memory(cupy: Any) -> Operation:
+    def memory(a: Any, offset: int, shape: Any, dtype: Any, strides: Any) -> Any:
+        low = high = 0
+        for length, stride in zip(shape, strides, strict=True):
+            if length:
+                low += min(0, (length - 1) * stride)
+                high += max(0, (length - 1) * stride)
+        start = a.data.ptr - a.data.mem.ptr + offset
+        size = a.data.mem.size
+        if size and (start + low < 0 or start + high + np.dtype(dtype).itemsize > size):
+            raise ValueError("the array would reach outside its allocation")
+        return cupy.ndarray(tuple(shape), dtype, a.data + offset, tuple(strides))
+
+    return memory
+
+
+# --- random ----------------------------------------------------------------------------------------
+
+
+def _drawn(name: str) -> Operation:
+    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+        if name in ("dirichlet", "multivariate_normal"):
+            shape = shape[: len(shape) - values[0].ndim]
+        return getattr(source, name)(*values, size=shape, dtype=dtype)
+
+    return draw
+
+
+def _generated(name: str) -> Operation:
+    def draw(source: Any, shape: tuple[int, ...], dtype: Any, *values: Any) -> Any:
+        if name == "dirichlet":
+            shape = shape[: len(shape) - values[0].ndim]
+        if name in _TYPED:
+            return getattr(source, name)(*values, size=shape, dtype=dtype)
+        return getattr(source, name)(*values, size=shape).astype(dtype, copy=False)
+
+    return draw
+
+
+def _random(cupy: Any) -> dict[str, Operation]:
+    makers = {name: getattr(cupy.random, name) for name in BIT_GENERATORS}
+
+    def choice(source: Any, a: Any, shape: Any, replace: bool, p: Any) -> Any:
+        return source.choice(a, shape, replace, p)
+
+    table: dict[str, Operation] = {
+        "random.state": lambda seed, _method: cupy.random.RandomState(seed),
+        "random.generator": lambda kind, seed: cupy.random.Generator(makers[kind](seed)),
+        "random.seed": lambda source, seed: source.seed(seed),
+        "random.randint": lambda source, shape, dtype, low, high: source.randint(
+            low, high, shape, dtype
+        ),
+        "random.choice": choice,
+        "random.permutation": lambda source, a: source.permutation(a),
+        "random.shuffle": lambda source, a: source.shuffle(a),
+        "random.tomaxint": lambda source, shape, dtype: source.tomaxint(shape).astype(dtype),
+        "random.multinomial": lambda source, n, weights, shape: cupy.random.multinomial(
+            n, weights, shape[:-1]
+        ),
+        "generator.integers": lambda source, shape, dtype, low, high: source.integers(
+            low, high, size=shape, dtype=dtype
+        ),
+    }
+    table |= {f"random.{name}": _drawn(name) for name in RANDOM_STATE if name not in _SPECIAL}
+    table |= {f"generator.{name}": _generated(name) for name in GENERATOR if name != "integers"}
+    return table
+
+
+# --- kernels ---------------------------------------------------------------------------------------
+
+
+class _Module:
+    """A module that was loaded from the client's bytes: PTX or a cubin."""
+
+    def __init__(self, cupy: Any, binary: bytes) -> None:
+        self._module: Any = importlib.import_module("cupy.cuda.function").Module()
+        self._module.load(binary)
+        self._cupy = cupy
+
+    def get_function(self, name: str) -> Any:
+        return self._module.get_function(name)
+
+    def get_global(self, name: str) -> Any:
+        pointer = self._module.get_global_var(name)
+        memory = self._cupy.cuda.UnownedMemory(pointer, 0, self._module)
+        return self._cupy.cuda.MemoryPointer(memory, 0)
+
+    def compile(self) -> None:
+        """Do nothing: it is compiled."""
+
+
+def _kernels(cupy: Any) -> dict[str, Operation]:
+    def elementwise(
+        in_params: str, out_params: str, operation: str, name: str, *, reduce_dims: bool = True,
+        preamble: str = "", options: Any = (), loop_prep: str = "", after_loop: str = "",
+    ) -> Any:  # fmt: skip
+        check_source(in_params, out_params, operation, name, preamble, loop_prep, after_loop)
+        return cupy.ElementwiseKernel(
+            in_params, out_params, operation, name, reduce_dims, preamble,
+            options=check_options(options), loop_prep=loop_prep, after_loop=after_loop,
+        )  # fmt: skip
+
+    def reduction(
+        in_params: str, out_params: str, map_expr: str, reduce_expr: str, post: str, identity: Any,
+        name: str, reduce_type: Any, reduce_dims: bool, preamble: str, options: Any,
+    ) -> Any:  # fmt: skip
+        texts = (in_params, out_params, map_expr, reduce_expr, post, name, preamble)
+        check_source(*texts, identity or "", reduce_type or "")
+        return cupy.ReductionKernel(
+            in_params, out_params, map_expr, reduce_expr, post, identity, name, reduce_type,
+            reduce_dims, preamble, check_options(options),
+        )  # fmt: skip
+
+    def raw(code: str, name: str, options: Any, complex_: bool, cooperative: bool) -> Any:
+        check_source(code, name)
+        return cupy.RawKernel(
+            code, name, check_options(options), translate_cucomplex=complex_,
+            enable_cooperative_groups=cooperative,
+        )  # fmt: skip
+
+    def module(code: str, options: Any, complex_: bool, cooperative: bool, names: Any) -> Any:
+        check_source(code, *(names or ()))
+        return cupy.RawModule(
+            code=code, options=check_options(options), translate_cucomplex=complex_,
+            enable_cooperative_groups=cooperative, name_expressions=names,
+        )  # fmt: skip
+
+    def attributes(kernel: Any) -> dict[str, int]:
+        return {key: int(value) for key, value in kernel.attributes.items()}
+
+    def pointed(owner: Any, name: str) -> Any:
+        # CuPy does not know how large a global is, so no bound can be checked here; a kernel of
+        # the same session could reach as far.
+        return cupy.ndarray((1,), np.uint8, owner.get_global(name))
+
+    return {
+        "kernel.ElementwiseKernel": elementwise,
+        "kernel.ReductionKernel": reduction,
+        "kernel.RawKernel": raw,
+        "kernel.RawModule": module,
+        "kernel.module": lambda binary: _Module(cupy, binary),
+        "kernel.function": lambda owner, name: owner.get_function(name),
+        "kernel.launch": lambda kernel, *args, **kwargs: kernel(*args, **kwargs),
+        "kernel.launch_raw": lambda kernel, grid, block, args, shared_mem=0: kernel(
+            grid, block, args, shared_mem=shared_mem
+        ),
+        "kernel.compile": lambda kernel: kernel.compile(),
+        "kernel.attributes": attributes,
+        "kernel.global": pointed,
+    }
+
+
+# --- cupy.cuda -------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """Return a device property as a plain value."""
+    if isinstance(value, bytes):
+        return value.rstrip(b"\0").decode("utf-8", "replace")
+    if isinstance(value, (list, tuple)):
+        items: Any = value
+        return [_plain(item) for item in items]
+    return value if isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _cuda(backend: "CudaBackend") -> dict[str, Operation]:
+    cupy, pool = backend.cupy, backend.pool
+    runtime = cupy.cuda.runtime
+    null = cupy.cuda.Stream.null
+
+    def device() -> Any:
+        return cupy.cuda.Device(backend.devices[backend.current].ordinal)
+
+    def properties() -> dict[str, Any]:
+        spec = backend.devices[backend.current]
+        found = {k: _plain(v) for k, v in runtime.getDeviceProperties(spec.ordinal).items()}
+        # The partition is the device: programs size their work by this.
+        found |= {"name": spec.name, "uuid": spec.uuid, "totalGlobalMem": spec.memory}
+        return found
+
+    def attribute(number: int) -> int:
+        return int(runtime.deviceGetAttribute(number, backend.devices[backend.current].ordinal))
+
+    def stream(non_blocking: bool, priority: Any) -> Any:
+        given = {} if priority is None else {"priority": priority}
+        return cupy.cuda.Stream(non_blocking=non_blocking, **given)
+
+    def event(block: bool, disable_timing: bool) -> Any:
+        return cupy.cuda.Event(block=block, disable_timing=disable_timing)
+
+    def record(made: Any, where: Any) -> None:
+        made.record(cupy.cuda.get_current_stream() if where is None else where)
+
+    return {
+        "cuda.device.synchronize": lambda: device().synchronize(),
+        "cuda.mem_info": backend.memory_info,
+        "cuda.properties": properties,
+        "cuda.attributes": lambda: {k: int(v) for k, v in device().attributes.items()},
+        "cuda.attribute": attribute,
+        "cuda.versions": lambda: [runtime.runtimeGetVersion(), runtime.driverGetVersion()],
+        "cuda.pool.numbers": lambda: [
+            pool.used_bytes(), pool.total_bytes(), backend.limit(backend.current),
+            pool.n_free_blocks(),
+        ],
+        "cuda.pool.set_limit": backend.set_limit,
+        "cuda.pool.free_all_blocks": lambda: pool.free_all_blocks(),
+        "cuda.stream.create": stream,
+        "cuda.stream.synchronize": lambda made: (made or null).synchronize(),
+        "cuda.stream.done": lambda made: bool((made or null).done),
+        "cuda.stream.wait_event": lambda made, what: (made or null).wait_event(what),
+        "cuda.event.create": event,
+        "cuda.event.record": record,
+        "cuda.event.done": lambda made: bool(made.done),
+        "cuda.event.synchronize": lambda made: made.synchronize(),
+        "cuda.event.elapsed": lambda first, last: cupy.cuda.get_elapsed_time(first, last),
+    }  # fmt: skip
+
+
+# --- arrays ----------------------------------------------------------------------------------------
+
+
+def _arrays(cupy: Any) -> dict[str, Operation]:
+    ufuncs = {name: getattr(cupy, name) for name in UFUNCS}
+
+    def assign(a: Any, index: Any, value: Any) -> None:
+        a[index] = value
+
+    def concatenate_into(arrays: Any, axis: int, out: Any, casting: str) -> None:
+        cupy.concatenate(arrays, axis, out, casting=casting)
+
+    return {
+        "ndarray.getitem": lambda a, index: a[index],
+        "ndarray.setitem": assign,
+        "ndarray.astype": lambda a, dtype, order="K": a.astype(dtype, order=order),
+        "ndarray.copy": lambda a, order="C": a.copy(order),
+        "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
+        "ndarray.flatten": lambda a, order="C": a.flatten(order),
+        "ndarray.transpose": lambda a, axes=None: a.transpose(axes) if axes is not None else a.T,
+        "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),
+        "ndarray.view": lambda a, dtype=None: a.view() if dtype is None else a.view(dtype),
+        "ndarray.real": lambda a: a.real,
+        "ndarray.imag": lambda a: a.imag,
+        "ndarray.diagonal": lambda a, *args: a.diagonal(*args),
+        "ndarray.fill": lambda a, value: a.fill(value),
+        "ndarray.sort": lambda a, axis=-1: a.sort(axis),
+        "ndarray.partition": lambda a, kth, axis=-1: a.partition(kth, axis),
+        "ndarray.byteswap": lambda a: a.byteswap(),
+        "ndarray.as_strided": cupy.lib.stride_tricks.as_strided,
+        "ufunc.at": lambda name, a, index, value: ufuncs[name].at(a, index, value),
+        "ufunc.reduceat": lambda a, indices, **kw: cupy.add.reduceat(a, indices, **kw),
+        "door.empty": cupy.empty,
+        "door.zeros": cupy.zeros,
+        "door.arange": _arange(cupy),
+        "door.concatenate_into": concatenate_into,
+        "door.pointer": lambda a: int(a.data.ptr),
+        "door.memory": _memory(cupy),
+        "rsqrt": importlib.import_module("cupyx").rsqrt,
+    }
+
+
+def operations(backend: "CudaBackend") -> Mapping[str, Operation]:
+    """Return name to callable; the names are ours, never the client's."""
+    cupy = backend.cupy
+    table: dict[str, Operation] = {}
+    for name in (*UFUNCS, *FUNCTIONS):
+        table[name] = getattr(cupy, name)
+    table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
+    table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
+    return table | _random(cupy) | _kernels(cupy) | _cuda(backend) | _arrays(cupy)
