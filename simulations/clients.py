@@ -118,6 +118,7 @@ class ClientProcess(Process):
         self._wake_at = inf
         self._began_at = 0.0
         self._ticket = b""
+        self._letting_go: dict[LeaseId, tuple[_Lease, float]] = {}
         self.lease: _Lease | None = None
         self.retired = False
         """Set when no new lease is to be asked for."""
@@ -133,6 +134,11 @@ class ClientProcess(Process):
         """End; whatever it had is given back from now on."""
         if self.alive:
             self._give_up_history(at=self.world.now)
+            history = self._environment.history
+            for lease, called_at in self._letting_go.values():
+                history.over(lease.id, lease.gpus, called_at, inf)
+            for pending in self._pending.values():
+                self._record(pending, UnreachableError("the client is gone"))
         super().kill()
 
     @property
@@ -353,10 +359,12 @@ class ClientProcess(Process):
 
     def _try_release(self, lease: _Lease, called_at: float, servers: list[ServerId]) -> None:
         server = servers.pop(0)
+        self._letting_go[lease.id] = (lease, called_at)
 
         def done(answer: m.Message | GpupoolError) -> None:
             if isinstance(answer, m.Done):
                 self._counters.released += 1
+                del self._letting_go[lease.id]
                 now = self.world.now
                 self._environment.history.over(lease.id, lease.gpus, called_at, now)
                 self._later()
@@ -364,6 +372,7 @@ class ClientProcess(Process):
                 self._try_release(lease, called_at, servers)
             else:
                 # Nobody confirms it: letting go of the connections ends it as well.
+                del self._letting_go[lease.id]
                 self._environment.history.over(lease.id, lease.gpus, called_at, inf)
                 for machine in list(self._connections):
                     self._drop(machine)

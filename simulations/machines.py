@@ -10,6 +10,7 @@ from functools import partial
 from random import Random
 
 from gpupool.pool.commands import GpuReading
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.ids import GpuId, Incarnation, LeaseId, ServerId
 from gpupool.pool.state import Gpu, Lease, Partition
 from gpupool.simulations.clock import DriftingClock
@@ -19,6 +20,9 @@ from gpupool.simulations.trace import Trace
 from gpupool.simulations.world import World
 
 GPU_MEMORY = 16 << 30
+
+LOOK_S = 0.001
+"""How often it is looked whether a killed process has ended."""
 
 
 @dataclass(eq=False, slots=True)
@@ -125,6 +129,7 @@ class SimulatedHost:
         self._machine = machine
         self._process = process
         self._start_s = start_s
+        self._openings: dict[LeaseId, list[_Opening]] = {}
 
     def sweep(self, done: Callable[[], None]) -> None:
         """Kill all workers of former incarnations; ``done`` follows once every one is gone."""
@@ -157,23 +162,45 @@ class SimulatedHost:
         return counts
 
     def open_session(
-        self, lease: Lease, partitions: Sequence[Partition], opened: Callable[[], None]
+        self,
+        lease: Lease,
+        partitions: Sequence[Partition],
+        opened: Callable[[GpupoolError | None], None],
     ) -> None:
-        """Start a worker; ``opened`` follows once it is ready."""
+        """Start a worker; ``opened`` follows once it is ready, or with why it will never be."""
+        opening = _Opening(opened)
+        self._openings.setdefault(lease.id, []).append(opening)
         self._machine.start_worker(lease.id, partitions)
-        self._process.after(self._start_s, opened)
+        self._process.after(self._start_s, partial(self._finish, lease.id, opening, None))
 
     def kill_lease(self, lease: LeaseId, gone: Callable[[], None]) -> None:
-        """Kill every worker of a lease; ``gone`` follows once all are."""
+        """Kill every worker of a lease, starting ones too; ``gone`` follows once all are."""
+        for opening in list(self._openings.get(lease, ())):
+            error = GpupoolError("no session can be opened", why="the lease has ended")
+            self._process.after(0.0, partial(self._finish, lease, opening, error))
         waiting = [worker for worker in self._machine.workers if worker.lease == lease]
-        if not waiting:
-            self._process.run(gone)
-            return
 
-        def one_gone(worker: Worker) -> None:
-            waiting.remove(worker)
-            if not waiting:
-                self._process.run(gone)
+        def look() -> None:
+            if not waiting and not self._openings.get(lease):
+                gone()
+            else:
+                self._process.after(LOOK_S, look)
 
         for worker in list(waiting):
-            self._machine.kill(worker, partial(one_gone, worker))
+            self._machine.kill(worker, partial(waiting.remove, worker))
+        self._process.after(LOOK_S, look)
+
+    def _finish(self, lease: LeaseId, opening: "_Opening", error: GpupoolError | None) -> None:
+        openings = self._openings.get(lease, [])
+        if opening in openings:
+            openings.remove(opening)
+            if not openings:
+                del self._openings[lease]
+            opening.opened(error)
+
+
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """A session whose worker is not ready yet."""
+
+    opened: Callable[[GpupoolError | None], None]

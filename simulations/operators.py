@@ -35,6 +35,7 @@ class Operator:
     ) -> None:
         self._environment = environment
         self._random = random
+        self._draining: set[ServerId] = set()
         self.process = Process(environment.world, "operator")
         self._caller = Caller(
             self.process, environment.network, hello=admin.hello("operator"), targets=targets
@@ -60,8 +61,11 @@ class Operator:
         self._order(m.RevokeToken(token), lambda _called_at, at: policy.revoked(token, at))
 
     def drain(self, server: ServerId, for_s: float) -> None:
-        """Stop granting on a server for a while."""
+        """Stop granting on a server for a while, unless it is being drained already."""
         policy = self._environment.checkers.policy
+        if server in self._draining:
+            return
+        self._draining.add(server)
 
         def drained(_called_at: float, at: float) -> None:
             policy.drained(server, at)
@@ -71,7 +75,8 @@ class Operator:
 
     def _undrain(self, server: ServerId) -> None:
         self._environment.checkers.policy.drained(server, None)
-        self._order(m.DrainServer(server, None), lambda _called_at, _at: None)
+        order = m.DrainServer(server, None)
+        self._order(order, lambda _called_at, _at: self._draining.discard(server))
 
     def end_lease(self, lease: LeaseId) -> None:
         """End a lease by order."""

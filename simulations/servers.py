@@ -8,7 +8,7 @@ from functools import partial
 from gpupool.consensus.log import SafetyError
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.storage import Storage, bootstrap
-from gpupool.pool.errors import StorageError
+from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.state import PoolState
@@ -300,9 +300,9 @@ class ServerProcess(Process):
         )
         info = SessionInfo(bytes(16), bytes(32), bytes(32), "", devices)
 
-        def opened() -> None:
+        def opened(error: GpupoolError | None) -> None:
             if self.steward is not None:
-                self.do(self.steward.session_opened(action.number, info))
+                self.do(self.steward.session_opened(action.number, error or info))
 
         self.host.open_session(action.lease, action.partitions, opened)
 
