@@ -10,7 +10,7 @@ from gpupool.remoting.devices.base import CHUNK, Budget, DeviceMemoryError, Devi
 from gpupool.remoting.devices.cuda_operations import operations
 
 OVERHEAD_BYTES = 512 << 20
-"""Charged per device for CUDA's context, loaded modules and library workspaces, unless measured.
+"""Charged per device for CUDA's context, modules and workspaces where the host has not done so.
 
 CuPy's documentation says one to few hundred MiB; cuBLAS's workspace on sm_90 alone is 32 MiB.
 """
@@ -60,16 +60,17 @@ class CudaBackend:
     def _charge(self, at: int, spec: DeviceSpec) -> None:
         with self.cupy.cuda.Device(spec.ordinal):
             self._runtime.free(0)  # creates the context
-            # The host's own measure is by NVML, later; here a fixed charge is enough, and the
-            # same for every session.
+            # A host that accounts by NVML has charged the context already; a budget that shows
+            # nothing is charged here, so that the partition is never exceeded silently.
+            if self._budget.usage(spec.index):
+                return
             overhead = min(OVERHEAD_BYTES, spec.memory // 4)
             if not self._budget.reserve(spec.index, overhead):
                 raise DeviceMemoryError(
                     f"the partition of {spec.memory:,} bytes has no room for a CUDA context "
-                    f"({overhead:,} bytes): {self._budget.usage(spec.index):,} are in use"
+                    f"({overhead:,} bytes)"
                 )
             self._overhead[at] = overhead
-            self.pool.set_limit(size=spec.memory - overhead)
 
     # --- memory ---------------------------------------------------------------------------------
 
@@ -97,10 +98,9 @@ class CudaBackend:
 
     def set_limit(self, size: int) -> None:
         """Limit the current device's pool, never beyond the partition."""
-        spec = self.devices[self.current]
-        cap = spec.memory - self._overhead[self.current]
-        self._limits[self.current] = min(size, cap)
-        self.pool.set_limit(size=min(size, cap) or cap)
+        memory = self.devices[self.current].memory
+        self._limits[self.current] = min(size, memory)
+        self.pool.set_limit(size=min(size, memory))
 
     def memory_info(self) -> tuple[int, int]:
         """Return what ``cudaMemGetInfo`` would say if the partition were a device."""
@@ -244,4 +244,5 @@ class CudaBackend:
         self._stages.clear()
         self.reclaim()
         for at, spec in enumerate(self.devices):
-            self._budget.release(spec.index, self._overhead[at])
+            if self._overhead[at]:
+                self._budget.release(spec.index, self._overhead[at])

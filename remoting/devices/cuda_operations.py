@@ -271,6 +271,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
 
     return {
         "ndarray.getitem": lambda a, index: a[index],
+        "ndarray.gather": lambda a, index: a[index],
         "ndarray.setitem": assign,
         "ndarray.astype": lambda a, dtype, order="K": a.astype(dtype, order=order),
         "ndarray.copy": lambda a, order="C": a.copy(order),

@@ -20,13 +20,12 @@ Array = np.ndarray[Any, Any]
 def _getitem(a: Array, index: Any) -> Array:
     # An index that is complete would give a NumPy scalar, which is a copy; with an Ellipsis it
     # stays a view of no dimensions, as CuPy's is.
-    if isinstance(index, tuple):
-        if any(isinstance(item, np.ndarray) for item in index):
-            return a[_wrapped(a, index)]
-        return a[index] if any(item is Ellipsis for item in index) else a[(*index, Ellipsis)]
-    if isinstance(index, np.ndarray):
-        return a[_wrapped(a, (index,))]
-    return a[index] if index is Ellipsis else a[index, ...]
+    items = index if isinstance(index, tuple) else (index,)
+    return a[items] if any(item is Ellipsis for item in items) else a[(*items, Ellipsis)]
+
+
+def _gather(a: Array, index: tuple[Any, ...]) -> Array:
+    return a[_wrapped(a, index)]
 
 
 def _wrapped(a: Array, index: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -263,6 +262,7 @@ def operations(backend: "EmulatedBackend") -> Mapping[str, Operation]:
         "take_along_axis": _along(np.take_along_axis),
         "linalg.lstsq": _lstsq,
         "ndarray.getitem": _getitem,
+        "ndarray.gather": _gather,
         "ndarray.setitem": _setitem,
         "ndarray.astype": _astype,
         "ndarray.copy": lambda a, order="C": a.copy(order),

@@ -58,9 +58,9 @@ def getitem(a: Any, index: Any) -> Any:
         return make.view(a, "ndarray.getitem", (items,), basic(a._meta, items))
     if any(isinstance(item, Remote) and item._meta.dtype.kind == "b" for item in items):  # type: ignore[attr-defined]
         check_masks(a._meta, items)
-        return make.lazy("ndarray.getitem", (a, items), {})
+        return make.lazy("ndarray.gather", (a, items), {})
     shape = advanced(a._meta, items)
-    return make.forward("ndarray.getitem", (a, items), {}, fresh(a._meta.dtype, shape))
+    return make.forward("ndarray.gather", (a, items), {}, fresh(a._meta.dtype, shape))
 
 
 def _row(meta: Meta, index: int) -> Meta:

@@ -16,7 +16,7 @@ import numpy as np
 
 from cupy._door import cbor, state, wire
 from cupy._door.calls import Plan, Remote, plan_of
-from cupy._door.errors import DoorError, MismatchError, exception_named
+from cupy._door.errors import DoorError, exception_named
 from cupy._door.link import Agent, ConnectionLostError, Link, wait
 from cupy._door.meta import Meta
 
@@ -581,14 +581,7 @@ class Session:
                 f"by the call at {place}; it was sent without waiting, so its error shows here "
                 "(GPUPOOL_BLOCKING=1 waits after every call)"
             )
-        if isinstance(error, MismatchError):
-            raise self._broken(error)
         raise error
-
-    def _broken(self, error: BaseException) -> BaseException:
-        self.failure = error
-        self.link.close()
-        return error
 
     def _site(self, sequence: int) -> str:
         back = self.sequence - sequence
