@@ -10,6 +10,7 @@ import ctypes
 import os
 import resource
 import signal
+import stat
 import struct
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,11 @@ DESCRIPTOR_COUNT_MAX = 4096
 
 PROCESS_COUNT_MAX = 1024
 """Threads of one uid: CUDA starts some tens a GPU, NumPy's BLAS one a core."""
+
+_CLONE_NEWNS = 0x0002_0000
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
+_MNT_DETACH = 2
 
 # The same numbers on every architecture, as all system calls added since 2019.
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -109,6 +115,58 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
 def hide_memory() -> bool:
     """Keep other processes of the same user from reading this one (ptrace, /proc/PID/mem)."""
     return _prctl(PR_SET_DUMPABLE, 0)
+
+
+def expose(directories: Sequence[str]) -> bool:
+    """Let any uid of this process reach ``directories`` although one above them is closed.
+
+    In a mount namespace of its own, this process sees an empty directory in place of the closed
+    one, and in it nothing but ``directories``, read-only. Needs CAP_SYS_ADMIN.
+
+    Args:
+        directories: absolute, without links, none inside another.
+
+    Returns:
+        Whether that worked; if not, every directory is where it was.
+    """
+    libc = _libc()
+    if libc.unshare(_CLONE_NEWNS) != 0:
+        return False
+    covers = sorted({str(_closed_above(Path(path))) for path in directories})
+    covered: list[str] = []
+    opened: dict[str, int] = {}
+    try:
+        # Nothing below may reach the machine's own mounts.
+        _mount(libc, None, "/", None, _MS_REC | _MS_PRIVATE)
+        for path in directories:
+            opened[path] = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        for cover in covers:
+            _mount(libc, "tmpfs", cover, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0755,size=1m")
+            covered.append(cover)
+        for path, descriptor in opened.items():
+            Path(path).mkdir(mode=0o755, parents=True)
+            _mount(libc, f"/proc/self/fd/{descriptor}", path, None, _MS_BIND | _MS_REC)
+            _mount(libc, None, path, None, _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID)
+    except OSError:
+        for cover in covered:
+            libc.umount2(os.fsencode(cover), _MNT_DETACH)
+        return False
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+    return True
+
+
+def _mount(
+    libc: ctypes.CDLL, source: str | None, target: str, kind: str | None, flags: int, data: str = ""
+) -> None:
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    if libc.mount(*encoded, ctypes.c_ulong(flags), os.fsencode(data) or None) != 0:
+        raise OSError(ctypes.get_errno(), "mount", target)
+
+
+def _closed_above(path: Path) -> Path:
+    return [part for part in path.parents if not part.stat().st_mode & stat.S_IXOTH][-1]
 
 
 def restrict_files(readable: Sequence[str], writable: Sequence[str]) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import stat
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -89,6 +88,7 @@ class Fleet:
         self._uids = spawn.UidPool()
         self._isolation = spawn.Isolation(False, "not chosen yet")
         self._directory = Path()
+        self._said: set[str] = set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep spare workers warm until cancelled; then kill every worker and wait for it."""
@@ -301,6 +301,11 @@ class Fleet:
             worker.certificate_sha256 = message.certificate_sha256
             worker.confinement = message.confinement
             worker.cuda_problem = message.cuda_problem
+            if worker.uid >= 0 and "own-uid" not in worker.confinement:
+                self._say_once(
+                    "workers run as root: their own uids cannot read "
+                    f"{self._isolation.expose[0]}, and this system does not let them mount it"
+                )
             worker.state = WorkerState.WARM
             worker.ready.set()
             self._wake()
@@ -312,6 +317,11 @@ class Fleet:
         else:
             self._handle(worker, message)
 
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._log(text)
+
     def _start_message(self, worker: Worker) -> messages.Start:
         own = worker.uid >= 0
         return messages.Start(
@@ -321,7 +331,8 @@ class Fleet:
             cuda=self._settings.cuda,
             landlock=self._settings.landlock,
             directory=str(worker.directory),
-            readable=tuple(str(path) for path in spawn.installation_paths()),
+            readable=tuple(str(path.resolve()) for path in spawn.installation_paths()),
+            expose=tuple(str(path) for path in self._isolation.expose) if own else (),
             doors=self.doors,
         )
 
@@ -341,8 +352,7 @@ class Fleet:
     def _make_directory(self) -> Path:
         """Return the directory of the workers' directories, where their own uids get through."""
         base = self._settings.runtime_dir.resolve()
-        reachable = all(part.stat().st_mode & stat.S_IXOTH for part in (base, *base.parents))
-        if self._isolation.own_uid and not reachable:
+        if self._isolation.own_uid and spawn.closed_above(base / "workers") is not None:
             directory = Path(tempfile.mkdtemp(prefix="gpupool-workers-"))
         else:
             directory = base / "workers"

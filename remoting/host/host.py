@@ -200,11 +200,15 @@ class Host:
                 self.budget.open_lease(lease.id, {p.gpu: p.memory for p in partitions})
             except BudgetError as error:
                 raise GpupoolError("no session can be opened", why=str(error)) from error
+            self._check_context_room(lease.id, gpus)
             worker = await self.fleet.claim()
             try:
                 return await self._assign(worker, lease.id, partitions, gpus, door, program)
             except (GpupoolError, trio.Cancelled) as error:
-                worker.kill(f"it could not be assigned: {error}")
+                if worker.lease is None:
+                    worker.claimed = False  # It knows of nothing yet, and can serve another.
+                else:
+                    worker.kill(f"it could not be assigned: {error}")
                 raise
         raise LeaseLostError("no session can be opened", why="the lease has ended")
 
@@ -299,13 +303,14 @@ class Host:
         real = tuple(gpu.id for gpu in gpus if not gpu.emulated)
         if real and worker.cuda_problem:
             raise GpupoolError("no session can be opened", why=worker.cuda_problem)
+        self._check_context_room(lease, gpus)  # Another session may have taken it meanwhile.
         worker.lease, worker.real = lease, real
         worker.devices = tuple(gpu.id for gpu in gpus)
         worker.session = os.urandom(16)
         worker.state = WorkerState.WAITING
         self.budget.add_worker(worker.number, lease)
         for gpu in real:
-            self._charge_context(worker, lease, gpu)
+            self.budget.charge(worker.number, gpu, self._limits.context_overhead)
         ticket = os.urandom(32)
         devices = tuple(
             messages.AssignedDevice(
@@ -347,19 +352,20 @@ class Host:
             ),
         )
 
-    def _charge_context(self, worker: Worker, lease: LeaseId, gpu: GpuId) -> None:
-        """Charge the default for a CUDA context, if the partition still has room for one."""
+    def _check_context_room(self, lease: LeaseId, gpus: Sequence[Gpu]) -> None:
+        """Raise unless each partition of a real GPU still has room for a CUDA context."""
         overhead = self._limits.context_overhead
-        partition = self.budget.partition(lease, gpu)
-        left = partition - self.budget.usage(lease, gpu)
-        if overhead > left:
-            raise GpupoolError(
-                "no session can be opened",
-                why=f"a process on a GPU takes up to {overhead // MIB} MiB for its CUDA context, "
-                f"and {max(0, left) // MIB} MiB of the partition's {partition // MIB} MiB are left",
-                hint="ask for a larger partition, or free memory in the other processes",
-            )
-        self.budget.charge(worker.number, gpu, overhead)
+        for gpu in gpus:
+            partition = self.budget.partition(lease, gpu.id)
+            left = max(0, partition - self.budget.usage(lease, gpu.id))
+            if overhead > left and not gpu.emulated:
+                raise GpupoolError(
+                    "no session can be opened",
+                    why=f"a process takes up to {overhead // MIB} MiB of a GPU for its CUDA "
+                    f"context, and {left // MIB} MiB of the partition's {partition // MIB} MiB "
+                    "are left",
+                    hint="ask for a larger partition, or free memory in the other processes",
+                )
 
     def _waiting(self, session: bytes) -> Worker | None:
         for worker in self.fleet.workers.values():

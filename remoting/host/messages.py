@@ -36,6 +36,7 @@ class Start:
     landlock: bool
     directory: str  # its private directory, the only one that it may write to
     readable: tuple[str, ...]  # what it may read beside the operating system
+    expose: tuple[str, ...]  # what it must bring within reach before it changes its uid
     doors: dict[str, str]  # name of a door to "module:function"
 
 

@@ -6,6 +6,8 @@ host's uid, and only what a process can give up by itself separates them (``conf
 
 import contextlib
 import fcntl
+import importlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -13,12 +15,14 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpupool
+import gpupool.remoting
 from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.host import former
 
 UID_BASE = 52_000
 """Above what distributions give to people and services, below the ranges of container tools."""
@@ -46,47 +50,80 @@ class Isolation:
     own_uid: bool
     reason: str  # why not, for the log; empty when they have uids of their own
     groups: tuple[int, ...] = ()
+    #: Directories of the installation that a worker must bring within its own uid's reach.
+    expose: tuple[Path, ...] = ()
 
 
 def choose_isolation(*, cuda: bool) -> Isolation:
     """Return how workers of this process can be isolated.
 
+    Python and CuPy read modules, headers and libraries long after their start, so a uid of its
+    own is of use to a worker only if that uid can read the installation.
+
     Args:
-        cuda: whether they use real GPUs. CuPy reads headers and libraries long after its import,
-            so it needs an installation that other users can read; NumPy does not.
+        cuda: whether they use real GPUs.
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         return Isolation(False, "the server does not run as root, so workers run as its own user")
-    if cuda and (path := unreadable_installation()) is not None:
+    try:
+        expose = out_of_reach(installation_paths(), installation_files())
+    except PermissionError as error:
         return Isolation(
             False,
-            f"workers run as root because {path} cannot be read by other users; "
+            f"workers run as root because {error} cannot be read by other users; "
             "install gpupool where all may read it",
         )
-    return Isolation(True, "", device_groups() if cuda else ())
+    return Isolation(True, "", device_groups() if cuda else (), expose)
 
 
-def unreadable_installation() -> Path | None:
-    """Return a directory that keeps other users from reading Python or its packages, or None."""
-    for path in installation_paths():
-        for part in (path, *path.parents):
-            mode = part.stat().st_mode
-            needed = stat.S_IXOTH | (stat.S_IROTH if part == path else 0)
-            if mode & needed != needed:
-                return part
-    return None
+def out_of_reach(directories: Iterable[Path], files: Iterable[Path]) -> tuple[Path, ...]:
+    """Return those directories that others could read, but for a closed directory above them.
+
+    None of them lies inside another. Packages below a home directory of mode 0700 are the usual
+    case: what root installs with uv or pipx.
+
+    Raises:
+        PermissionError: with the path of what is itself closed to others, or is reached through
+            a link inside of a closed directory, where ``confine.expose`` cannot help.
+    """
+    for file in files:
+        if not file.stat().st_mode & stat.S_IROTH:
+            raise PermissionError(file)
+    found: set[Path] = set()
+    readable = stat.S_IROTH | stat.S_IXOTH
+    for directory in directories:
+        resolved = directory.resolve()
+        if resolved.stat().st_mode & readable != readable:
+            raise PermissionError(resolved)
+        if closed_above(resolved) is not None:
+            found.add(resolved)
+        if directory != resolved and closed_above(directory) is not None:
+            raise PermissionError(directory)
+    return tuple(sorted(path for path in found if not found.intersection(path.parents)))
+
+
+def closed_above(path: Path) -> Path | None:
+    """Return the topmost directory above ``path`` that others cannot pass, or None."""
+    closed = [part for part in path.parents if not part.stat().st_mode & stat.S_IXOTH]
+    return closed[-1] if closed else None
 
 
 def installation_paths() -> tuple[Path, ...]:
-    """Return the directories that hold Python, its packages and gpupool, links resolved."""
-    own = Path(gpupool.__file__).parent
-    candidates = [
-        *(Path(sys.prefix), Path(sys.base_prefix), own),
-        *(entry for entry in own.iterdir() if entry.is_dir()),
-        *(Path(entry) for entry in sys.path if entry),
+    """Return the directories that hold Python, its packages and gpupool, as they are named."""
+    packages = [gpupool, importlib.import_module("gpupool.pool"), gpupool.remoting]
+    names = [
+        *(sys.prefix, sys.base_prefix, *sys.path),
+        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+        *(part for package in packages for part in package.__path__),
     ]
-    resolved = {path.resolve() for path in candidates if path.is_dir()}
-    return tuple(sorted(resolved))
+    return tuple(sorted({Path(name).absolute() for name in names if name and Path(name).is_dir()}))
+
+
+def installation_files() -> tuple[Path, ...]:
+    """Return some files of the installation, whose modes stand for those of all others."""
+    names = [module.__file__ for module in (os, gpupool, former)]
+    numpy = importlib.util.find_spec("numpy")
+    return tuple(Path(name) for name in (*names, numpy.origin if numpy else None) if name)
 
 
 def device_groups() -> tuple[int, ...]:

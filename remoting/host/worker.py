@@ -43,8 +43,7 @@ PRELOADED = (
     *("numpy", "numpy.fft", "numpy.linalg", "numpy.random", "numpy.polynomial", "numpy.ma"),
     *("numpy.lib.stride_tricks", "cbor2", "importlib.metadata", "encodings.idna", "unicodedata"),
 )
-"""Imported while warm, so that no session waits for it, and before the uid is changed, so that it
-works where only root can read the installation."""
+"""Imported while warm, so that no session waits for it."""
 
 PRELOADED_DEVICES = ("gpupool.remoting.devices.base", "gpupool.remoting.devices.emulated")
 
@@ -82,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
 def _prepare(start: messages.Start, parent_pid: int) -> tuple[ssl.SSLContext, messages.Ready]:
     """Confine this process and import what it will need; return its TLS context and report."""
     holds: list[str] = []
-    own_uid = start.uid >= 0
+    own_uid = start.uid >= 0 and (not start.expose or confine.expose(start.expose))
     if confine.forbid_new_privileges():
         holds.append("no-new-privileges")
     # Before the first thread: NumPy's BLAS starts some when it is imported.

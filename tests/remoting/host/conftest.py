@@ -35,6 +35,7 @@ async def make_host(
 
     async def make(inventory: Inventory | None = None, **options: Any) -> HostKit:
         log = LogLines()
+        options.setdefault("doors", {"echo": "echo_door:serve"})
         inventory = inventory or Inventory.discover(
             SERVER, None, emulated_count=4, emulated_memory=8 * GIB
         )
@@ -44,7 +45,6 @@ async def make_host(
             inventory,
             runtime_dir=directory,
             state_dir=directory,
-            doors={"echo": "echo_door:serve"},
             log=log.append,
             **options,
         )

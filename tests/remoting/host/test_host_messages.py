@@ -32,6 +32,7 @@ host_message = st.one_of(
         landlock=st.booleans(),
         directory=text,
         readable=st.lists(text, max_size=3).map(tuple),
+        expose=st.lists(text, max_size=3).map(tuple),
         doors=st.dictionaries(text, text, max_size=3),
     ),
     st.builds(

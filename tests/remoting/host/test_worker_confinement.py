@@ -6,7 +6,8 @@ import signal
 import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -172,28 +173,97 @@ def test_isolation_says_what_keeps_workers_from_their_own_uid(
     assert spawn.choose_isolation(cuda=True).own_uid
 
 
+def test_directories_out_of_reach_are_found_and_not_more(tmp_path: Path) -> None:
+    base = tmp_path / "open"
+    inner = base / "home" / "venv"
+    (inner / "lib").mkdir(parents=True)
+    for path in (base, inner, inner / "lib"):
+        path.chmod(0o755)
+    (base / "home").chmod(0o700)
+    # pytest's own directory may be closed as well; what counts is the topmost.
+    cover = spawn.closed_above(inner)
+    assert cover is not None
+    assert cover == base / "home" or cover in base.parents
+    assert spawn.out_of_reach([inner, inner / "lib", Path("/usr")], []) == (inner,)
+    link = base / "home" / "link"
+    link.symlink_to("/usr")
+    with pytest.raises(PermissionError, match="link"):
+        spawn.out_of_reach([link], [])
+    with pytest.raises(PermissionError, match="home"):
+        spawn.out_of_reach([base / "home"], [])
+    closed = inner / "module.py"
+    closed.touch(mode=0o600)
+    with pytest.raises(PermissionError, match=r"module\.py"):
+        spawn.out_of_reach([], [closed])
+
+
+@as_root
+def test_expose_opens_a_closed_directory_for_this_process_only(tmp_path: Path) -> None:
+    inner = tmp_path / "closed" / "packages"
+    inner.mkdir(parents=True)
+    (inner / "module.py").write_text("x = 1")
+    (tmp_path / "closed" / "secret").write_text("s")
+    for path in (inner, inner / "module.py"):
+        path.chmod(0o755)
+    (tmp_path / "closed").chmod(0o700)
+
+    def inside() -> bytes:
+        if not confine.expose([str(inner)]):
+            return b"not exposed"
+        confine.become(52_999, 52_999, ())
+        assert (inner / "module.py").read_text() == "x = 1"
+        assert not (tmp_path / "closed" / "secret").exists()
+        with pytest.raises(OSError, match=r"Read-only|Permission"):
+            (inner / "module.py").write_text("y")
+        return b"exposed"
+
+    assert in_child(inside) == b"exposed"
+    assert (tmp_path / "closed" / "secret").read_text() == "s"
+
+
+@as_root
+def test_expose_without_the_right_to_mount_changes_nothing(tmp_path: Path) -> None:
+    def inside() -> bytes:
+        confine.become(52_999, 52_999, ())
+        return str(confine.expose([str(tmp_path)])).encode()
+
+    assert in_child(inside) == b"False"
+
+
 def test_installation_is_found() -> None:
-    paths = spawn.installation_paths()
+    paths = [path.resolve() for path in spawn.installation_paths()]
     assert Path(sys.prefix).resolve() in paths
     assert Path(__file__).parents[3] / "remoting" in paths
 
 
 @as_root
 def test_become_cannot_be_taken_back() -> None:
-    """In a child process: this one has to stay who it is."""
+    def inside() -> bytes:
+        confine.become(52_999, 52_999, ())
+        try:
+            os.setuid(0)
+        except PermissionError:
+            return struct.pack(">II", os.getuid(), os.getgid())
+        return b"root again"
+
+    assert in_child(inside) == struct.pack(">II", 52_999, 52_999)
+
+
+def in_child(function: Callable[[], bytes]) -> bytes:
+    """Return what ``function`` returns in a forked process: this one has to stay who it is."""
     read, write = os.pipe()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads, such as trio's idle ones; the child starts none and ends.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         try:
-            confine.become(52_999, 52_999, ())
-            try:
-                os.setuid(0)
-                os.write(write, b"root again")
-            except PermissionError:
-                os.write(write, struct.pack(">II", os.getuid(), os.getgid()))
+            os.write(write, function())
+        except BaseException as error:  # noqa: BLE001 - the parent asserts on it
+            os.write(write, repr(error).encode())
         finally:
             os._exit(0)
     os.close(write)
     os.waitpid(pid, 0)
-    assert struct.unpack(">II", os.read(read, 100)) == (52_999, 52_999)
-    os.close(read)
+    with os.fdopen(read, "rb") as pipe:
+        return pipe.read()
