@@ -168,6 +168,7 @@ class Steward:
     ) -> None:
         self.machine = machine
         self.self_id = self_id
+        self._incarnation = incarnation
         self.software = software
         self.ca_pem = ca_pem
         self.signer = signer
@@ -445,6 +446,8 @@ class Steward:
         elif age_s >= MAJORITY_FRESH_S:
             why = f"not in touch with a majority of the servers for {age_s:.0f} s"
             answer = NoOffer(server.id, server.name, "no-quorum", why)
+        elif server.incarnation != self._incarnation:
+            answer = NoOffer(server.id, server.name, "busy", "is starting")
         else:
             answer = make_offer(state, server, request)
         if isinstance(answer, NoOffer):
@@ -560,6 +563,10 @@ class Steward:
             raise DeniedError(f"lease {name} is not attached to this connection")
         if lease.parts.get(self.self_id) is not PartStatus.HELD:
             raise UsageError(f"lease {name} has no GPU of this server")
+        if self.state.servers[self.self_id].incarnation != self._incarnation:
+            # Our own ``ServerUp``, once committed, frees what the table grants here today, in the
+            # belief that nothing runs for it.
+            raise LeaseLostError(f"lease {name} has ended", why="this server has restarted")
         partitions = tuple(p for p in lease.partitions if p.server == self.self_id)
         self._number += 1
         self._starting[self._number] = _Starting(client, call, lease.id)
