@@ -32,8 +32,8 @@ that ``set_servers`` tells it of, until the leader, by ``reconcile_voters``, giv
 should accept connections from every authenticated server of the pool: a server that was away may
 hear first from voters that it does not know yet.
 
-Everything runs on the trio thread. One loop iteration handles all that arrived, syncs the journal
-once, and lets frames and results out.
+Everything runs on the trio thread, but for syncs of a slow disk. One loop iteration handles all
+that arrived, syncs the journal once, and lets frames and results out.
 """
 
 import logging
@@ -69,6 +69,10 @@ RETRY_MAX_S = 0.2
 GRACE_S = 0.25
 """How much longer than its time a proposal waits for the driver before it says Unknown."""
 
+SYNC_INLINE_MAX_S = 0.002
+"""Smoothed duration of a sync above which it moves to another thread; a tenth of the time that a
+step of the event loop may take."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -95,6 +99,7 @@ class RaftLedger:
         self._peers: tuple[ServerId, ...] | None = None
         self._barrier: _SharedBarrier | None = None
         self._stopped = False
+        self._sync_s = 0.0
         self._node = RaftNode(
             server_id,
             storage=storage,
@@ -202,7 +207,7 @@ class RaftLedger:
             SafetyError: when an invariant of Raft would be broken. The server must stop.
         """
         try:
-            self._step()
+            await self._step()
             task_status.started()
             while True:
                 wait_s = self._node.next_step_at() - self._clock.monotonic()
@@ -212,7 +217,7 @@ class RaftLedger:
                 else:
                     await trio.lowlevel.checkpoint()
                 self._wake = trio.Event()
-                self._step()
+                await self._step()
         finally:
             self._stopped = True
 
@@ -226,13 +231,14 @@ class RaftLedger:
         self._inbox.append(event)
         self._wake.set()
 
-    def _step(self) -> None:
+    async def _step(self) -> None:
         """Handle all that arrived, sync once, and let frames and results out, in this order."""
         node, now = self._node, self._clock.monotonic()
         for _ in range(len(self._inbox)):
             self._inbox.popleft()(now)
         self._inbox_bytes = 0
         node.step(now)
+        await self._sync()
         ready = node.ready()
         if (peers := node.peers()) != self._peers:
             self._peers = peers
@@ -241,6 +247,18 @@ class RaftLedger:
             self._links.send(peer, frame)
         for callback, outcome in ready.resolved:
             callback(outcome)
+
+    async def _sync(self) -> None:
+        """Sync on this thread while that is quick, else on another, so that others can go on.
+
+        A quick disk (0.1 ms) would lose more by the change of threads than by the wait.
+        """
+        began = self._clock.monotonic()
+        if self._sync_s < SYNC_INLINE_MAX_S:
+            self._node.sync()
+        else:
+            await trio.to_thread.run_sync(self._node.sync)
+        self._sync_s += (self._clock.monotonic() - began - self._sync_s) / 8
 
     async def _until_decided(
         self,

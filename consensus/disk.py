@@ -73,6 +73,9 @@ def storage_errors(what: str) -> Generator[None]:
         ) from error
 
 
+_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync.
+
+
 class FileDisk:
     """A real directory, locked against a second process. Blocking; takes well under 1 ms a call.
 
@@ -132,7 +135,7 @@ class FileDisk:
 
     def sync(self, name: str) -> None:
         """Make the content durable; ``fdatasync`` also writes the size, which is all we need."""
-        os.fdatasync(self._open(name))
+        _sync_data(self._open(name))
 
     def rename(self, old: str, new: str) -> None:
         """Rename; an open descriptor goes with its file."""
@@ -155,7 +158,10 @@ class FileDisk:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self._directory_fd)
         try:
-            os.posix_fallocate(descriptor, 0, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, size)
+            elif os.fstat(descriptor).st_size < size:  # macOS
+                os.write(descriptor, bytes(size))
         finally:
             os.close(descriptor)
 

@@ -108,6 +108,8 @@ class RaftNode:
         self._writers: dict[ServerId, FrameWriter] = {}
         self._readers: dict[ServerId, FrameReader] = {}
         self._heard_at: dict[ServerId, float] = {}
+        self._started_at = now
+        self._leads_since = now
         self._servers: tuple[ServerId, ...] = ()
         self._outbox: list[tuple[ServerId, Message]] = []
         self._resolved: list[tuple[Callable[[Outcome], None], Outcome]] = []
@@ -263,7 +265,10 @@ class RaftNode:
         core = self._core
         with core.stepping(self._now):
             self._expire()
+            led = core.state == LEADER
             core.tick()
+            if core.state == LEADER and not led:
+                self._leads_since = self._now
             self._drain_queue()
             self._reconcile()
             core.replicate()
@@ -276,13 +281,20 @@ class RaftNode:
         if self._snapshot_is_due():
             self._take_snapshot()
 
-    def ready(self) -> Ready:
-        """Make everything durable with at most one sync; return what may leave now.
+    def sync(self) -> None:
+        """Make everything durable that was noted so far, with at most one sync of the disk.
+
+        May run in another thread, while nobody calls ``step``, ``receive``, ``connected``,
+        ``disconnected`` or ``set_voters``.
 
         Raises:
             StorageError: when that fails. The node must not be used any more.
         """
         self._storage.journal.sync()
+
+    def ready(self) -> Ready:
+        """Make everything durable, as ``sync`` does, and return what may leave now."""
+        self.sync()
         frames: list[tuple[ServerId, bytes]] = []
         for peer, message in self._outbox:
             if (writer := self._writers.get(peer)) is not None:
@@ -339,7 +351,10 @@ class RaftNode:
         """Return what this server knows of the state of consensus."""
         now = max(now, self._now)
         core = self._core
-        ages = {peer: now - at for peer, at in sorted(self._heard_at.items())}
+        # Followers do not talk to each other: a new leader gives everybody time to be heard.
+        floor = self._leads_since if core.state == LEADER else self._started_at
+        known = {*self._heard_at, *self._servers, *core.voters} - {self.server_id}
+        ages = {p: now - max(self._heard_at.get(p, floor), floor) for p in sorted(known)}
         return LedgerHealth(
             role=self._role(),
             leader=core.leader,

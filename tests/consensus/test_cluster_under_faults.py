@@ -1,0 +1,191 @@
+"""Whole clusters under faults drawn from seeds: nothing acknowledged is lost, nothing forks.
+
+``python tests/consensus/test_cluster_under_faults.py PROFILE FIRST LAST`` runs more seeds.
+"""
+
+import logging
+import random
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from raft_world import Faults, Violation, World
+
+from gpupool.consensus.journal import Journal
+from gpupool.consensus.settings import ConsensusSettings
+
+OFTEN = ConsensusSettings(snapshot_entries=40)
+"""Snapshots every 40 entries, so that a run of eight seconds takes several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """Which faults a run may have."""
+
+    faults: Faults = field(default_factory=Faults)
+    settings: ConsensusSettings | None = None
+    drift: float = 0.0
+    learners: int = 0
+    crashes: bool = False
+    power: bool = False  # crashes are power losses, some in the middle of a disk operation
+    partitions: bool = False
+    members: bool = False
+
+
+PROFILES = {
+    "clean": Profile(),
+    "network": Profile(faults=Faults(reset=0.002, latency_spread=0.01), drift=0.3, partitions=True),
+    "crashes": Profile(
+        faults=Faults(reset=0.002, latency_spread=0.01), drift=0.3, crashes=True, partitions=True
+    ),
+    "power": Profile(faults=Faults(reset=0.001), crashes=True, power=True),
+    "hostile": Profile(faults=Faults(duplicate=0.05, reorder=0.05, reset=0.002), partitions=True),
+    "snapshots": Profile(
+        faults=Faults(reset=0.002), settings=OFTEN, crashes=True, power=True, partitions=True
+    ),
+    "everything": Profile(
+        faults=Faults(reset=0.003, duplicate=0.02, reorder=0.02, latency_spread=0.01),
+        settings=OFTEN,
+        drift=0.5,
+        learners=2,
+        crashes=True,
+        power=True,
+        partitions=True,
+        members=True,
+    ),
+}
+
+
+def run_seed(name: str, seed: int) -> World:
+    """Eight seconds of faults and load, then everything heals and must agree."""
+    profile = PROFILES[name]
+    world = World(
+        seed,
+        voters=3 if seed % 3 else 5,
+        learners=profile.learners,
+        faults=profile.faults,
+        settings=profile.settings,
+        drift=profile.drift,
+    )
+    rng = random.Random(seed * 7 + 1)
+    world.run_until(lambda: world.leader() is not None)
+    world.run(0.1)  # Everybody has heard of the leader.
+    world.load(seconds=8, rate=60)
+    for number in range(16):
+        world.at(0.5 * number + 0.4 * rng.random(), lambda: disturb(world, profile, rng))
+    revive(world, rng)
+    world.run(8.5)
+    world.settle()
+    return world
+
+
+def disturb(world: World, profile: Profile, rng: random.Random) -> None:
+    """Draw at most a few faults."""
+    if profile.crashes and rng.random() < 0.5:
+        victim = world.servers[rng.choice(world.names)]
+        if profile.power and rng.random() < 0.3:
+            victim.disk.crash_at = victim.disk.operations + rng.randint(1, 12)
+        elif victim.node is not None:
+            world.crash(victim.name, power=profile.power and rng.random() < 0.7)
+    if profile.crashes and rng.random() < 0.05:
+        for server in world.alive():
+            world.crash(server.name, power=profile.power)
+    if profile.partitions and rng.random() < 0.3:
+        names = list(world.names)
+        rng.shuffle(names)
+        size = rng.randint(1, len(names) - 1)
+        world.block([names[:size], names[size:]])
+        world.at(rng.uniform(0.2, 1.2), world.heal)
+    if profile.partitions and rng.random() < 0.2:
+        world.servers[rng.choice(world.names)].paused_until = world.now + rng.uniform(0.1, 1)
+    if profile.members and rng.random() < 0.3:
+        desired = rng.sample(world.names, rng.randint(1, len(world.names)))
+        for server in world.alive():
+            assert server.node is not None
+            server.node.reconcile_voters(desired)
+
+
+def revive(world: World, rng: random.Random) -> None:
+    for server in world.servers.values():
+        if server.node is None and rng.random() < 0.6:
+            world.boot(server.name)
+    world.at(0.3, lambda: revive(world, rng))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", list(PROFILES))
+def test_seed(name: str, seed: int) -> None:
+    world = run_seed(name, seed)
+    assert len(world.acknowledged) > 50
+    if name == "clean":
+        assert not world.refused
+        assert not world.unknown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(PROFILES))
+def test_many_seeds(name: str) -> None:
+    for seed in range(1000, 1400):
+        run_seed(name, seed)
+
+
+@pytest.mark.parametrize("name", ["network", "everything"])
+def test_a_seed_gives_the_same_run_in_every_process(name: str) -> None:
+    program = (
+        f"import test_cluster_under_faults as t; print(t.run_seed({name!r}, 3).trace.hexdigest())"
+    )
+    folder = __file__.rpartition("/")[0]
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path.insert(0, {folder!r}); {program}"],
+            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for hash_seed in ("0", "1", "777")
+    }
+    assert len(traces) == 1
+    assert len(traces.pop().strip()) == 64
+
+
+def test_the_checks_can_fail() -> None:
+    """A node that loses its disk without a power loss is noticed by the world's checks."""
+    world = World(1)
+    world.load(seconds=1, rate=100)
+    world.run(1.5)
+    for name in world.names[:2]:  # A majority comes back with an older copy of its disk.
+        server = world.servers[name]
+        node = world.node(name)
+        copy = list(node.storage.journal.entries)
+        world.crash(name)
+        journal = Journal.open(server.disk)
+        assert journal.entries == copy
+        journal.truncate(20)
+        journal.sync()
+        journal.close()
+    world.crash(world.names[2])
+    for name in world.names[:2]:
+        world.boot(name)
+    with pytest.raises(Violation, match="two different entries"):
+        world.settle()
+
+
+def main() -> None:
+    name, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    logging.disable(logging.CRITICAL)
+    failed: list[Any] = []
+    for seed in range(first, last):
+        try:
+            run_seed(name, seed)
+        except Exception as error:  # noqa: BLE001 - the seed is what matters.
+            failed.append((seed, type(error).__name__, str(error)))
+            print(failed[-1], flush=True)
+    print(f"{name}: {len(failed)} of {last - first} seeds failed")
+
+
+if __name__ == "__main__":
+    main()
