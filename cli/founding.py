@@ -13,10 +13,12 @@ import click
 from gpupool.cli.places import user_name
 from gpupool.cli.statedir import CA_CERTIFICATE, ServerIdentity, StateDir
 from gpupool.consensus.bridge import RaftLedger
+from gpupool.pool.codec import decode
 from gpupool.pool.commands import Command, CreatePool, CreateToken, JoinServer, seal
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.ids import Milliseconds, TokenId
 from gpupool.pool.ports import Committed
+from gpupool.pool.results import Result
 from gpupool.pool.state import TokenKind
 from gpupool.pool.transition import PoolMachine
 from gpupool.remoting.addresses import parse_address
@@ -83,6 +85,9 @@ async def found_pool(
         outcome = await ledger.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
         if not isinstance(outcome, Committed):
             raise GpupoolError("the pool could not be created", why=outcome.reason)
+        result = decode(Result, outcome.result)
+        if not result.ok:
+            raise GpupoolError("the pool could not be created", why=result.why)
 
     await commit(CreatePool(identity.cluster_id, identity.pool, founder.data_encryption))
     await commit(
@@ -95,11 +100,9 @@ async def found_pool(
         (TokenKind.OPERATOR, OPERATOR_TOKEN_MS),
     ):
         secret, token = secrets.token_bytes(32), TokenId(secrets.token_hex(6))
-        user = "" if kind is TokenKind.SERVER else user_name()
         digest = hashlib.sha256(secret).digest()
-        await commit(
-            CreateToken(token, kind, user, digest, Milliseconds(now_ms + valid_ms), identity.name)
-        )
+        expires_at = Milliseconds(now_ms + valid_ms)
+        await commit(CreateToken(token, kind, user_name(), digest, expires_at, identity.name))
         text = TokenText(
             cluster_id=identity.cluster_id,
             kind=kind,

@@ -8,7 +8,7 @@ import click
 from gpupool.cli.connect import connected, run_async
 from gpupool.cli.options import json_option, pool_options
 from gpupool.cli.output import stdout_console
-from gpupool.cli.tables import Column, Look, Seen, cells_of, chosen_columns
+from gpupool.cli.tables import NOT_KNOWN, Column, Look, Seen, cells_of, chosen_columns
 from gpupool.pool.ids import ServerId
 
 if TYPE_CHECKING:
@@ -63,9 +63,11 @@ def print_table(
 
     shown = chosen_columns(columns, wide=wide, live=live)
     cells = cells_of(shown, rows, look)
-    # A column that is empty in every row only takes room.
+    # A column of which nothing is known only takes room.
     keep = [
-        at for at in range(len(shown)) if not rows or any(line[at].text.strip() for line in cells)
+        at
+        for at, column in enumerate(shown)
+        if not rows or {line[at].text for line in cells} - {"", NOT_KNOWN if column.live else ""}
     ]
     widths = [max([len(shown[at].title), *(len(line[at].text) for line in cells)]) for at in keep]
     console = stdout_console()

@@ -1,6 +1,7 @@
 """Where things lie on this machine: the XDG folders, and systemd's when it runs us."""
 
 import os
+import pwd
 from pathlib import Path
 
 CONFIG_NAME = "gpupool.toml"
@@ -56,4 +57,7 @@ def user_name() -> str:
     for variable in ("LOGNAME", "USER"):
         if value := os.environ.get(variable):
             return value
-    return f"uid{os.getuid()}"
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"uid{os.getuid()}"

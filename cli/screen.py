@@ -338,7 +338,9 @@ def _event_lines(view: PoolView, count: int) -> list[Text]:
         clock = datetime.fromtimestamp(event.at / 1000).astimezone().strftime("%H:%M:%S")
         style = STATE_STYLES["down"] if event.kind in ("unreachable", "removed") else ""
         text = Text.assemble(
-            (f" {clock}  ", "dim"), (f"{event.kind:<12}", style), f" {event.subject}  {event.text}"
+            (f" {clock}  ", "dim"),
+            (f"{event.kind:<14}", style),
+            f" {event.subject:<10}  {event.text}",
         )
         lines.append(text)
     return lines

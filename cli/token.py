@@ -56,7 +56,7 @@ def create(
         raise UsageError("a token that has expired already is no use", hint="--expires 30d")
     kind = TokenKind.SERVER if for_server else TokenKind.OPERATOR if operator else TokenKind.USER
     valid_s = expires or (SERVER_TOKEN_S if for_server else USER_TOKEN_S)
-    name = "" if for_server else user or user_name()
+    name = user or user_name()
     text = run_async(lambda: _create(credentials, kind, name, valid_s))
     if as_json:
         print_json(token=text, kind=kind, user=name, valid_s=valid_s)

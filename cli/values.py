@@ -183,4 +183,5 @@ def duration_text(seconds: float) -> str:
         return f"{minutes}m{int(seconds % 60):02d}s" if minutes < 10 else f"{minutes}m"
     if minutes < 48 * 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
-    return f"{minutes // 1440}d{minutes // 60 % 24:02d}h"
+    days, hours = minutes // 1440, minutes // 60 % 24
+    return f"{days}d{hours:02d}h" if days < 10 and hours else f"{days}d"

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -179,6 +180,7 @@ def large() -> Seen:
 # --- terminals ------------------------------------------------------------------------------------
 
 DEADLINE_S = 20.0
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios
 os.setsid()
@@ -216,15 +218,20 @@ class Terminal:
         """Return the modes of the terminal."""
         return termios.tcgetattr(self._slave)
 
+    @property
+    def plain(self) -> str:
+        """Return what was printed without escape sequences."""
+        return ESCAPES.sub("", self.text)
+
     def type(self, data: bytes) -> None:
         """Press keys."""
         os.write(self.fd, data)
 
     def read_until(self, *words: str) -> None:
-        """Read what is printed until every one of ``words`` has come; they are used up by that."""
+        """Read what is printed, apart from colours, until every one of ``words`` has come."""
         end = time.monotonic() + DEADLINE_S
-        while not all(word in self.text for word in words):
-            assert time.monotonic() < end, f"{words!r} did not come: {self.text[-3000:]!r}"
+        while not all(word in self.plain for word in words):
+            assert time.monotonic() < end, f"{words!r} did not come: {self.plain[-3000:]}"
             if select.select([self.fd], [], [], 0.2)[0]:
                 self.text += os.read(self.fd, 65536).decode(errors="replace")
 
