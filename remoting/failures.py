@@ -26,7 +26,7 @@ _TLS: dict[str, str] = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
     "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
     "TLSV1_ALERT_PROTOCOL_VERSION": "the other side does not speak TLS 1.3",
-    "UNEXPECTED_EOF_WHILE_READING": "it hung up during the TLS handshake",
+    "UNEXPECTED_EOF_WHILE_READING": "it hung up during the TLS handshake; it may know another CA",
     "WRONG_VERSION_NUMBER": "it does not speak TLS",
 }
 

@@ -180,7 +180,10 @@ class ControlServer:
         *,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve until cancelled. With no listeners, streams come through ``serve_stream``."""
+        """Serve until cancelled, and close the listeners then, as trio's own servers do.
+
+        With no listeners, streams come through ``serve_stream``.
+        """
         control = control_context(self._identity) if listeners else None
         peers = peer_server_context(self._identity) if listeners else None
         self._links.give_key = self._give_key
@@ -335,16 +338,17 @@ class ControlServer:
     async def _accept(
         self, listener: trio.SocketListener, router: "_Router", nursery: trio.Nursery
     ) -> None:
-        while True:
-            try:
-                stream = await listener.accept()
-            except OSError as error:
-                if error.errno not in ACCEPT_ERRORS:
-                    raise
-                self._log.error("cannot accept a connection: %s", error)
-                await trio.sleep(ACCEPT_PAUSE_S)
-            else:
-                nursery.start_soon(router.route, stream)
+        async with listener:
+            while True:
+                try:
+                    stream = await listener.accept()
+                except OSError as error:
+                    if error.errno not in ACCEPT_ERRORS:
+                        raise
+                    self._log.error("cannot accept a connection: %s", error)
+                    await trio.sleep(ACCEPT_PAUSE_S)
+                else:
+                    nursery.start_soon(router.route, stream)
 
     async def serve_stream(self, stream: trio.abc.Stream, who: str) -> None:
         """Serve one client over a stream that needs no more authentication of this server.

@@ -401,9 +401,7 @@ async def test_request_ids_of_others_are_of_no_use(
         connection = next(iter(eve.connections.by_server.values()))
         with pytest.raises(DeniedError, match="not yours"):
             await connection.call(m.Attach(hold.lease, bytes(32)), timeout_s=5)
-        with pytest.raises(
-            DeniedError, match="the cancel is refused: this request is another user's"
-        ):
+        with pytest.raises(DeniedError, match="request is another user's"):
             await connection.call(m.Cancel(RequestId(hold.request.id), "mine now"), timeout_s=5)
         with pytest.raises(DeniedError, match="belongs to ada"):
             await eve.end_lease(hold.lease, "mine now")
@@ -433,7 +431,7 @@ async def test_twenty_clients_race_for_seven_slots(
     async def one_client() -> None:
         nonlocal held, most
         async with cluster.client() as pool:
-            for _ in range(10):
+            for _ in range(5):
                 before = trio.current_time()
                 async with await pool.allocate(request(pool)):
                     waits.append(trio.current_time() - before)
@@ -449,7 +447,7 @@ async def test_twenty_clients_race_for_seven_slots(
             inner.start_soon(one_client)
     waits.sort()
     assert most == 7
-    assert len(waits) == 200
-    assert waits[197] <= 3 * hold_s + 5
+    assert len(waits) == 100
+    assert waits[98] <= 3 * hold_s + 5
     # Every slot is in use nearly all the time.
-    assert trio.current_time() - before < 1.25 * 200 * hold_s / 7
+    assert trio.current_time() - before < 1.25 * 100 * hold_s / 7

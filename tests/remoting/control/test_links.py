@@ -40,6 +40,7 @@ class MemoryNetwork:
         self.logs: dict[ServerId, PeerLog] = {}
         self.dials: list[tuple[float, ServerId, ServerId]] = []
         self.refused: set[tuple[ServerId, ServerId]] = set()
+        self.removed: set[tuple[ServerId, ServerId]] = set()
         self.open: list[trio.abc.AsyncResource] = []
         self.skew_s: dict[ServerId, float] = {}
 
@@ -68,7 +69,9 @@ class MemoryNetwork:
                 raise ConnectionRefusedError("refused by the test")
             near, far = trio.testing.memory_stream_pair()
             self.open += [near, far]
-            nursery.start_soon(self.links[peer].accept, far, server)
+            links = self.links[peer]
+            take = links.reject if (server, peer) in self.removed else links.accept
+            nursery.start_soon(take, far, server)
             return near
 
         return dial
@@ -135,18 +138,32 @@ async def test_failed_dials_back_off(
     assert 30 <= len(dials) <= 80
 
 
-async def test_unwanted_peers_are_disconnected_and_refused(
+async def test_unwanted_peers_are_disconnected_and_may_come_as_strangers(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
     network = MemoryNetwork(tmp_path)
     await network.start(nursery, A, B)
     await trio.sleep(1)
     network.links[B].set_peers([])
-    await trio.sleep(10)
-    assert network.links[A].connected() == ()
-    assert network.links[B].connected() == ()
     assert network.logs[B].events == [("connected", A), ("disconnected", A)]
-    assert not network.links[A].send(B, b"lost")
+    assert not network.links[B].wants(A)
+    await trio.sleep(1)
+    assert network.logs[B].events[2:] == [("connected", A)]
+
+
+async def test_a_removed_server_is_told(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(B, A)}
+    await network.start(nursery, A, B)
+    await trio.sleep(1)
+    network.links[B].set_peers([])
+    network.removed.add((A, B))
+    await network.cut()
+    await trio.sleep(10)
+    assert network.links[A].removed_by == {B}
+    assert network.links[B].connected() == ()
 
 
 async def test_a_peer_that_reads_nothing_has_a_bounded_queue(

@@ -1,0 +1,611 @@
+"""Who gets in and who does not, over real TLS sockets on loopback."""
+
+import logging
+import re
+import socket
+import ssl
+import struct
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+from tests.remoting.control.control_cluster import (
+    CLUSTER_ID,
+    FAR_FUTURE,
+    FakeHost,
+    FakeLedger,
+    FakeLog,
+    make_gpus,
+    request,
+    secret_of,
+    server_id,
+    token_id,
+)
+from tests.remoting.control.control_kit import (
+    Chance,
+    PeerLog,
+    RealClock,
+    make_authority,
+    make_identity,
+    until,
+)
+
+from gpupool.pool import commands
+from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
+from gpupool.pool.ids import Incarnation, Milliseconds, ServerId, TokenId
+from gpupool.pool.state import PoolState, TokenKind
+from gpupool.pool.transition import PoolMachine
+from gpupool.remoting import messages as m
+from gpupool.remoting.addresses import Address
+from gpupool.remoting.caretaker import Software
+from gpupool.remoting.client import Pool, connect_pool, join_pool, login
+from gpupool.remoting.credentials import Credentials
+from gpupool.remoting.identity import (
+    Authority,
+    client_context,
+    create_key_and_csr,
+    fingerprint,
+    first_contact_context,
+    peer_client_context,
+    server_name,
+)
+from gpupool.remoting.links import Links
+from gpupool.remoting.server import ControlServer, ServerSettings
+from gpupool.remoting.tokens import TokenText, format_token, hash_secret
+
+
+class TakingHost(FakeHost):
+    """A host that knows one session, and takes its connection."""
+
+    session = bytes(range(16))
+
+    def knows_session(self, session: bytes) -> bool:
+        return session == self.session
+
+    async def hand_over(self, session: bytes, connection: object) -> None:
+        assert isinstance(connection, socket.socket)
+        connection.setblocking(True)
+        connection.settimeout(5)
+        self.taken.append(connection)
+
+    taken: list[socket.socket]
+
+
+class Lab:
+    """Two servers with real sockets over a fake ledger."""
+
+    def __init__(self, folder: Path, authority: Authority) -> None:
+        self.folder = folder
+        self.authority = authority
+        self.log = FakeLog()
+        self.log.latency_s = 0.001
+        self.clock = RealClock()
+        self.ports: list[int] = []
+        self.machines: list[PoolMachine] = []
+        self.servers: list[ControlServer] = []
+        self.scopes: list[trio.CancelScope] = []
+        self.hosts: list[TakingHost] = []
+        self.open: list[trio.abc.AsyncResource] = []
+
+    async def tcp(self, number: int = 1) -> trio.SocketStream:
+        """Connect to a server; closed with the lab."""
+        stream = await trio.open_tcp_stream("127.0.0.1", self.ports[number - 1])
+        self.open.append(stream)
+        return stream
+
+    async def tls(
+        self, context: ssl.SSLContext, name: str | None, number: int = 1
+    ) -> "trio.SSLStream[trio.SocketStream]":
+        tcp = await self.tcp(number)
+        return trio.SSLStream(tcp, context, server_hostname=name, https_compatible=True)
+
+    async def start(
+        self, nursery: trio.Nursery, count: int, settings: ServerSettings | None = None
+    ) -> None:
+        for number in range(1, count + 1):
+            await self._start_one(nursery, number, settings)
+        self.commit(commands.CreatePool(CLUSTER_ID, "lab", "tls"))
+        for number, port in enumerate(self.ports, start=1):
+            address = f"127.0.0.1:{port}"
+            if number > 1:
+                self.token(f"gpu-{number}", TokenKind.SERVER)
+            token = token_id(f"gpu-{number}") if number > 1 else None
+            self.commit(
+                commands.JoinServer(server_id(number), f"gpu-{number}", address, False, token)
+            )
+        self.token("ada", TokenKind.USER)
+        self.token("root", TokenKind.OPERATOR)
+        with trio.fail_after(5):
+            await until(lambda: all(s.grantable for s in self.state.servers.values()))
+
+    async def _start_one(
+        self, nursery: trio.Nursery, number: int, settings: ServerSettings | None
+    ) -> None:
+        listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
+        port = listener.socket.getsockname()[1]
+        identity = make_identity(self.folder, self.authority, server_id(number))
+        machine = PoolMachine(PoolState())
+        host = TakingHost(make_gpus(number, 1))
+        host.taken = []
+        links = Links(
+            identity,
+            clock=self.clock,
+            chance=Chance(number),
+            address_of=lambda _peer: None,
+            log=logging.getLogger("test"),
+        )
+        await nursery.start(links.run, PeerLog())
+        server = ControlServer(
+            machine=machine,
+            ledger=FakeLedger(self.log, server_id(number), machine),
+            host=host,
+            identity=identity,
+            authority=self.authority,
+            links=links,
+            incarnation=Incarnation(1),
+            software=Software(f"127.0.0.1:{port}", "0.1.0"),
+            clock=self.clock,
+            chance=Chance(number),
+            log=logging.getLogger("test"),
+            settings=settings,
+        )
+        scope = trio.CancelScope()
+
+        async def serve(*, task_status: trio.TaskStatus[None]) -> None:
+            with scope:
+                await server.serve([listener], task_status=task_status)
+
+        await nursery.start(serve)
+        self.ports.append(port)
+        self.machines.append(machine)
+        self.servers.append(server)
+        self.scopes.append(scope)
+        self.hosts.append(host)
+
+    async def stop(self, number: int) -> None:
+        ledger = self.log.ledgers[server_id(number)]
+        ledger.cut_off_at = trio.current_time()
+        self.scopes[number - 1].cancel()
+        await trio.sleep(0.02)
+
+    def commit(self, command: commands.Command) -> None:
+        leader = self.log.leader()
+        assert leader is not None
+        plain = commands.seal(command, at_ms=self.clock.wall_ms(), ttl_ms=0)
+        result = self.log.append(plain, leader)
+        assert isinstance(result, dict) and result["ok"], result
+
+    @property
+    def state(self) -> PoolState:
+        leader = self.log.leader()
+        assert leader is not None
+        return self.log.ledgers[leader].machine.state
+
+    def token(self, user: str, kind: TokenKind, expires: Milliseconds = FAR_FUTURE) -> str:
+        hashed = hash_secret(secret_of(user))
+        self.commit(commands.CreateToken(token_id(user), kind, user, hashed, expires, "root"))
+        return self.text(user, kind)
+
+    def text(self, user: str, kind: TokenKind, addresses: Sequence[Address] = ()) -> str:
+        return format_token(
+            TokenText(
+                CLUSTER_ID,
+                kind,
+                token_id(user),
+                secret_of(user),
+                fingerprint(self.authority.certificate_pem),
+                tuple(addresses) or self.addresses(),
+            )
+        )
+
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(Address("127.0.0.1", port) for port in self.ports)
+
+    def credentials(self, user: str = "ada") -> Credentials:
+        return Credentials(
+            CLUSTER_ID,
+            "lab",
+            user,
+            token_id(user),
+            secret_of(user),
+            self.authority.certificate_pem.decode(),
+            self.addresses(),
+        )
+
+
+@asynccontextmanager
+async def start_lab(
+    folder: Path, count: int = 1, settings: ServerSettings | None = None
+) -> AsyncGenerator[Lab, None]:
+    async with trio.open_nursery() as nursery:
+        lab = Lab(folder, make_authority())
+        await lab.start(nursery, count, settings)
+        yield lab
+        for stream in lab.open:
+            await trio.aclose_forcefully(stream)
+        for host in lab.hosts:
+            for taken in host.taken:
+                taken.close()
+        nursery.cancel_scope.cancel()
+
+
+async def refusal_of(credentials: Credentials) -> GpupoolError:
+    with pytest.raises(GpupoolError) as caught:
+        async with connect_pool(credentials, timeout_s=3):
+            pass
+    return caught.value
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [re.sub(r"127\.0\.0\.1:\d+", "CLIENT", r.getMessage()) for r in caplog.records]
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+async def test_login_and_use(tmp_path: Path) -> None:
+    async with start_lab(tmp_path, 2) as lab:
+        credentials = await login(lab.text("ada", TokenKind.USER))
+        assert credentials == lab.credentials()
+        async with connect_pool(credentials) as pool:
+            hold = await pool.allocate(request(pool), wait_s=0)
+            await hold.release()
+            await until(lambda: len(pool.connections.by_server) == 2)
+
+
+@pytest.mark.parametrize(
+    ("case", "code", "client_line", "server_line"),
+    [
+        (
+            "wrong secret",
+            "authentication",
+            "the pool does not know this token",
+            "hung up on CLIENT: refused: the pool does not know this token",
+        ),
+        (
+            "unknown token",
+            "authentication",
+            "the pool does not know this token",
+            "hung up on CLIENT: refused: the pool does not know this token",
+        ),
+        (
+            "expired",
+            "authentication",
+            "the token is refused: token 6f6c64000000 has expired",
+            "hung up on CLIENT: refused: the token is refused: token 6f6c64000000 has expired",
+        ),
+        (
+            "revoked",
+            "authentication",
+            "the token is refused: token 616461000000 was revoked",
+            "hung up on CLIENT: refused: the token is refused: token 616461000000 was revoked",
+        ),
+        (
+            "other CA",
+            "authentication",
+            "127.0.0.1:PORT is not a server of this pool: .*certificate.*",
+            "refused CLIENT: it hung up during the TLS handshake; it may know another CA",
+        ),
+        (
+            "other pool, same CA",
+            "authentication",
+            "the server belongs to another pool: it is one of 'lab'",
+            "",
+        ),
+    ],
+)
+async def test_refused_with_one_clear_line_on_both_sides(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    case: str,
+    code: str,
+    client_line: str,
+    server_line: str,
+) -> None:
+    caplog.set_level(logging.INFO, "test")
+    async with start_lab(tmp_path) as lab:
+        credentials = lab.credentials()
+        if case == "wrong secret":
+            credentials = replace(credentials, secret=bytes(32))
+        elif case == "unknown token":
+            credentials = replace(credentials, token=TokenId("ffffffffffff"))
+        elif case == "expired":
+            lab.token("old", TokenKind.USER, Milliseconds(1000))
+            credentials = lab.credentials("old")
+        elif case == "revoked":
+            lab.commit(commands.RevokeToken(token_id("ada"), "root"))
+        elif case == "other CA":
+            credentials = replace(credentials, ca_pem=make_authority().certificate_pem.decode())
+        else:
+            credentials = replace(credentials, cluster_id="cluster-2")
+        error = await refusal_of(credentials)
+        await trio.sleep(0.02)
+    assert error.code == code
+    assert re.fullmatch(client_line.replace("PORT", r"\d+"), str(error))
+    assert "\n" not in str(error)
+    if server_line:
+        assert server_line in lines(caplog)
+
+
+async def test_a_revoked_token_is_cut_off_at_once(tmp_path: Path) -> None:
+    async with start_lab(tmp_path, 2) as lab, connect_pool(lab.credentials()) as pool:
+        hold = await pool.allocate(request(pool), wait_s=0)
+        async with connect_pool(lab.credentials("root")) as root:
+            before = trio.current_time()
+            await root.revoke_token(token_id("ada"))
+            reason = await hold.wait_lost()
+            await until(lambda: not pool.connections.by_server)
+            await until(lambda: not lab.state.leases)
+            assert trio.current_time() - before < 2.0
+        assert "revoked" in reason
+        with pytest.raises(AuthenticationError, match="was revoked"):
+            await _view_once_refused(pool)
+
+
+async def _view_once_refused(pool: Pool) -> None:
+    with trio.fail_after(5):
+        await until(lambda: isinstance(pool.connections.failure(), AuthenticationError))
+    await pool.view()
+
+
+async def test_first_contact_refuses_another_ca(tmp_path: Path) -> None:
+    async with start_lab(tmp_path) as lab:
+        good = lab.text("ada", TokenKind.USER)
+        lab.authority = make_authority()
+        bad = lab.text("ada", TokenKind.USER)
+        assert good != bad
+        with pytest.raises(AuthenticationError, match="does not belong to the pool of this token"):
+            await login(bad)
+
+
+async def test_tokens_are_made_and_listed_by_operators_only(tmp_path: Path) -> None:
+    async with start_lab(tmp_path) as lab:
+        async with connect_pool(lab.credentials("root")) as root:
+            text = await root.create_token(TokenKind.USER, "bob", 3600)
+            credentials = await login(text)
+            assert credentials.user == "bob"
+            states = {t.user: t.state for t in await root.list_tokens()}
+            assert states == {"ada": "valid", "root": "valid", "bob": "valid"}
+        async with connect_pool(credentials) as bob:
+            with pytest.raises(DeniedError, match="operator"):
+                await bob.create_token(TokenKind.OPERATOR, "bob", 3600)
+            with pytest.raises(DeniedError, match="operator"):
+                await bob.list_tokens()
+
+
+# --- joining -------------------------------------------------------------------------------------
+
+
+async def join(token: str, number: int, name: str = "") -> object:
+    _key, csr = create_key_and_csr(server_id(number))
+    return await join_pool(
+        token,
+        server=server_id(number),
+        name=name or f"gpu-{number}",
+        address=Address("127.0.0.1", 1000 + number),
+        witness=False,
+        csr_pem=csr,
+    )
+
+
+async def test_joining_works_after_the_first_server_is_dead(tmp_path: Path) -> None:
+    async with start_lab(tmp_path, 2) as lab:
+        token = lab.token("new", TokenKind.SERVER)
+        await lab.stop(1)
+        key, csr = create_key_and_csr(server_id(3))
+        joined = await join_pool(
+            token,
+            server=server_id(3),
+            name="gpu-3",
+            address=Address("127.0.0.1", 1003),
+            witness=False,
+            csr_pem=csr,
+        )
+        assert joined.voter
+        assert joined.ca_pem == lab.authority.certificate_pem
+        assert joined.ca_key_pem == lab.authority.key_pem
+        assert [member.name for member in joined.members] == ["gpu-1", "gpu-2", "gpu-3"]
+        # The certificate is good for a link.
+        identity = make_identity(tmp_path, lab.authority, server_id(3))
+        identity.certificate_path.write_bytes(joined.certificate_pem)
+        identity.key_path.write_bytes(key)
+        context = peer_client_context(identity)
+        tls = await lab.tls(context, server_name(server_id(2)), 2)
+        await tls.send_all(struct.pack(">IBHQ", 10, 1, 1, 0))
+        with trio.fail_after(2):
+            assert await tls.receive_some()
+
+
+async def test_a_server_token_lets_one_server_in(tmp_path: Path) -> None:
+    async with start_lab(tmp_path) as lab:
+        token = lab.token("new", TokenKind.SERVER)
+        await join(token, 3)
+        await join(token, 3)  # the same server again: its answer was lost
+        with pytest.raises(AuthenticationError, match="each lets one server in"):
+            await join(token, 4)
+        with pytest.raises(AuthenticationError, match="has server 000000000003 already"):
+            await join(lab.token("thief", TokenKind.SERVER), 3)
+        with pytest.raises(AuthenticationError, match="a server named gpu-3 already"):
+            await join(lab.token("twin", TokenKind.SERVER), 5, "gpu-3")
+        with pytest.raises(DeniedError, match="takes a server token"):
+            await join(lab.text("ada", TokenKind.USER), 6)
+        # A server's token is good for nothing else.
+        async with connect_pool(lab.credentials("twin")) as pool:
+            with pytest.raises(DeniedError, match="good for `gpupool join` only"):
+                await pool.view()
+
+
+async def test_only_voters_get_the_key(tmp_path: Path) -> None:
+    async with start_lab(tmp_path) as lab:
+        for number in range(2, 8):
+            await join(lab.token(f"s{number}", TokenKind.SERVER), number)
+        joined = await join(lab.token("s8", TokenKind.SERVER), 8)
+        assert getattr(joined, "voter") is False  # noqa: B009
+        assert getattr(joined, "ca_key_pem") == b""  # noqa: B009
+
+
+# --- strangers -----------------------------------------------------------------------------------
+
+QUICK = ServerSettings(stranger_timeout_s=0.3, stranger_count_max=4)
+
+
+async def closed_within(stream: trio.abc.ReceiveStream, seconds: float) -> bytes:
+    """Return what came before the other end closed."""
+    received = b""
+    with trio.fail_after(seconds):
+        try:
+            while data := await stream.receive_some():
+                received += bytes(data)
+        except trio.BrokenResourceError:
+            pass
+    return received
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", r"not a gpupool connection: it begins with b'GET / HT'"),
+        (b"", "timed out"),
+        (b"g", "timed out"),
+        (b"\x16\x03\x01", "timed out"),
+        (b"\x16" + bytes(100), "malformed TLS.*"),
+        (b"gpupool\x01" + bytes(16), "no session waits for it"),
+    ],
+)
+async def test_strangers_are_hung_up_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes, line: str
+) -> None:
+    caplog.set_level(logging.INFO, "test")
+    async with start_lab(tmp_path, 1, QUICK) as lab:
+        stream = await lab.tcp()
+        if data:
+            await stream.send_all(data)
+        assert await closed_within(stream, 2) == b""
+        await trio.sleep(0.01)
+    assert any(re.fullmatch(f"refused CLIENT: {line}", text) for text in lines(caplog))
+
+
+@pytest.mark.parametrize("name", ["", "elsewhere.gpupool", server_name(server_id(9))])
+async def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
+    async with start_lab(tmp_path, 1, QUICK) as lab:
+        context = first_contact_context()
+        tls = await lab.tls(context, name or None)
+        with pytest.raises(trio.BrokenResourceError), trio.fail_after(2):
+            await tls.do_handshake()
+
+
+async def test_a_client_without_a_certificate_is_no_peer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "test")
+    async with start_lab(tmp_path, 1, QUICK) as lab:
+        context = client_context(lab.authority.certificate_pem)
+        tls = await lab.tls(context, server_name(server_id(1)))
+        assert await closed_within(tls, 2) == b""
+        await trio.sleep(0.01)
+    assert "refused CLIENT: it shows no certificate" in lines(caplog)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",  # says nothing
+        struct.pack(">IB", 100, 1),  # announces and does not send
+        struct.pack(">IB", 4097, 1) + bytes(100),  # more than a stranger may send
+        struct.pack(">IB", 2, 1) + b"\xff\xff",  # no CBOR
+        struct.pack(">IB", 2, 16) + b"\x82\x01",  # a call before the greeting
+        struct.pack(">IB", 2, 77) + b"\x82\x01",  # no message
+    ],
+)
+async def test_malformed_greetings_are_hung_up_on(tmp_path: Path, data: bytes) -> None:
+    async with start_lab(tmp_path, 1, QUICK) as lab:
+        tls = await open_control(lab)
+        if data:
+            await tls.send_all(data)
+        assert await closed_within(tls, 2) == b""
+        async with connect_pool(lab.credentials()) as pool:
+            await pool.view()
+
+
+async def open_control(lab: Lab) -> "trio.SSLStream[trio.SocketStream]":
+    tls = await lab.tls(client_context(lab.authority.certificate_pem), "control.gpupool")
+    await tls.do_handshake()
+    return tls
+
+
+async def test_strangers_are_counted(tmp_path: Path) -> None:
+    async with start_lab(tmp_path, 1, QUICK) as lab:
+        silent = [await lab.tcp() for _ in range(4)]
+        await trio.sleep(0.05)
+        extra = await lab.tcp()
+        assert await closed_within(extra, 0.2) == b""
+        for stream in silent:
+            await closed_within(stream, 2)
+        async with connect_pool(lab.credentials()) as pool:
+            await pool.view()
+
+
+@pytest.mark.parametrize("mode", ["plain", "tls"])
+async def test_data_connections_are_handed_over_untouched(tmp_path: Path, mode: str) -> None:
+    async with start_lab(tmp_path) as lab:
+        host = lab.hosts[0]
+        tcp = await lab.tcp()
+        if mode == "plain":
+            opening = b"gpupool\x01" + TakingHost.session + b"the rest of the handshake"
+        else:
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            name = TakingHost.session.hex() + ".session.gpupool"
+            tls = first_contact_context().wrap_bio(incoming, outgoing, server_hostname=name)
+            with pytest.raises(ssl.SSLWantReadError):
+                tls.do_handshake()
+            opening = outgoing.read()
+        await tcp.send_all(opening)
+        with trio.fail_after(2):
+            await until(lambda: host.taken)
+        [taken] = host.taken
+        assert await trio.to_thread.run_sync(taken.recv, 4096) == opening
+        taken.sendall(b"welcome")
+        assert await tcp.receive_some() == b"welcome"
+        taken.close()
+
+
+async def test_a_removed_server_gets_no_link(tmp_path: Path) -> None:
+    async with start_lab(tmp_path, 2) as lab:
+        lab.commit(commands.RemoveServer(server_id(2), "root"))
+        identity = make_identity(tmp_path, lab.authority, server_id(2))
+        tls = await lab.tls(peer_client_context(identity), server_name(server_id(1)))
+        with trio.fail_after(2):
+            received = bytes(await tls.receive_some())
+        assert received.endswith(struct.pack(">IB", 0, 4))
+        # Its clients are sent away as well.
+        with pytest.raises(AuthenticationError, match="not a member"):
+            async with connect_pool(
+                lab.credentials(), [Address("127.0.0.1", lab.ports[1])], timeout_s=2
+            ):
+                pass
+
+
+async def test_calls_out_of_turn_end_the_connection(tmp_path: Path) -> None:
+    async with start_lab(tmp_path) as lab:
+        tls = await open_control(lab)
+        secret = secret_of("ada")
+        hello = m.Hello(m.PROTOCOL, "0", token_id("ada"), secret, "test")
+        await tls.send_all(m.to_frame(1, hello, size_max=4096))
+        assert await tls.receive_some()
+        await tls.send_all(m.to_frame(2, hello, size_max=4096))
+        assert await closed_within(tls, 2) == b""
+
+
+async def test_old_protocols_are_told(tmp_path: Path) -> None:
+    async with start_lab(tmp_path) as lab:
+        tls = await open_control(lab)
+        hello = m.Hello(99, "9.9", token_id("ada"), secret_of("ada"), "test")
+        await tls.send_all(m.to_frame(1, hello, size_max=4096))
+        assert b"speaks version 1 of the protocol, not 99" in await closed_within(tls, 2)
+
+
+def test_ids_of_servers_are_what_certificates_say() -> None:
+    assert server_name(ServerId("abc")) == "abc.server.gpupool"
