@@ -104,8 +104,9 @@ def next_step(
     addable = next((server for server in additions if server in ready), None)
     if addable is not None and len(current) < VOTERS_MAX:
         return tuple(sorted((*current, addable)))
-    # A voter that is to be replaced stays until its successor can be added, except where the
-    # limit stands in the way, or nobody is to come.
-    if removals and (not additions or len(current) >= VOTERS_MAX or len(current) > len(desired)):
+    # A voter that is to be replaced stays until its successor can be added, unless there are
+    # more voters than wanted anyway.
+    room_needed = addable is not None and len(current) >= VOTERS_MAX
+    if removals and (not additions or room_needed or len(current) > len(desired)):
         return tuple(server for server in current if server != removals[0])
     return None
