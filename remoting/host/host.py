@@ -409,19 +409,20 @@ class Host:
 
     # --- NVML against the books -----------------------------------------------------------------
 
-    def _own_use(self) -> dict[GpuId, OwnUse]:
+    def own_use(self) -> dict[GpuId, OwnUse]:
+        """Return what our workers hold, by which a sample is told apart."""
         pids = frozenset(worker.process.pid for worker in self.fleet.workers.values())
         return {gpu.id: OwnUse(pids, self.budget.used_on(gpu.id)) for gpu in self.gpus()}
 
     async def _sample_for_ever(self) -> None:
         while True:
-            await self.inventory.sample(self._own_use)
+            await self.inventory.sample(self.own_use)
             self._reconcile()
             await trio.sleep(self._limits.sample_interval_s)
 
     async def _measure_contexts(self, worker: Worker) -> None:
         """Charge what the worker's contexts take while it has allocated nothing."""
-        await self.inventory.sample(self._own_use)
+        await self.inventory.sample(self.own_use)
         if worker.state is WorkerState.ENDED:
             return
         for gpu in worker.real:

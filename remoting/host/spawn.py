@@ -36,6 +36,8 @@ ENVIRONMENT_PASSED = (
     *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH"),
     *("CUDA_PATH", "CUDA_HOME", "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
+    *("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST"),
+    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
 )
 """All that a worker inherits; whatever else the operator has set may be a secret."""
 
@@ -180,6 +182,9 @@ def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str
     code in the other.
     """
     kept = {name: inherited[name] for name in ENVIRONMENT_PASSED if name in inherited}
+    if "PYTHONPATH" in kept:  # Workers start in another directory.
+        parts = kept["PYTHONPATH"].split(os.pathsep)
+        kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in parts if part)
     threads = str(min(BLAS_THREAD_COUNT_MAX, os.cpu_count() or 1))
     private = {
         "HOME": str(directory),

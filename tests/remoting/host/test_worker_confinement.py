@@ -132,12 +132,14 @@ async def test_private_directory_is_removed(make_host: MakeHost) -> None:
 
 def test_environment_is_a_short_list(tmp_path: Path) -> None:
     inherited = {"PATH": "/bin", "SECRET": "x", "LD_PRELOAD": "y.so", "OMP_NUM_THREADS": "3"}
+    inherited["PYTHONPATH"] = "src::/opt/site"
     environment = spawn.clean_environment(inherited, tmp_path)
     assert "SECRET" not in environment
     assert "LD_PRELOAD" not in environment
     assert environment["PATH"] == "/bin"
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert environment["PYTHONPATH"] == f"{Path.cwd() / 'src'}:/opt/site"
     assert environment["TMPDIR"] == str(tmp_path)
 
 
