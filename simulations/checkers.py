@@ -10,7 +10,7 @@ from gpupool.consensus.raft import LEADER, RaftCore
 from gpupool.pool.ids import LeaseId, Plain, ServerId
 from gpupool.pool.invariants import violations
 from gpupool.pool.ports import Committed
-from gpupool.pool.state import PartStatus, PoolState
+from gpupool.pool.state import PartStatus, PoolState, ServerStatus
 from gpupool.simulations.history import History
 from gpupool.simulations.judge import Judge
 from gpupool.simulations.machines import Machine
@@ -152,10 +152,17 @@ class MemoryTruth:
     def applied(self, index: int, state: PoolState, machines: Iterable[Machine]) -> None:
         """A command was applied for the first time; look whether it freed what is in use."""
         for machine in machines:
-            if not machine.workers or machine.server not in state.servers:
+            server = state.servers.get(machine.server) if machine.workers else None
+            if server is None:
                 continue
             for worker in machine.workers:
-                if freed(state, worker.lease, machine.server):
+                # A machine that joins anew must have swept before it offers its GPUs again.
+                anew = worker.server != machine.server
+                if (
+                    server.status is ServerStatus.UP
+                    if anew
+                    else freed(state, worker.lease, machine.server)
+                ):
                     text = f"lease {worker.lease} is freed at {index}, its worker on "
                     self._judge.fail("freed-is-gone", f"{text}{machine.name} lives")
 

@@ -48,7 +48,6 @@ class _Lease:
     id: LeaseId
     request: RequestId
     ticket: bytes
-    granted_at: float
     gpus: tuple[GpuId, ...]
     waiting: set[ServerId]
     servers: tuple[ServerId, ...]
@@ -312,7 +311,6 @@ class ClientProcess(Process):
             id=action.lease,
             request=action.request.id,
             ticket=self._ticket,
-            granted_at=self.world.now,
             gpus=tuple(p.gpu for p in partitions),
             waiting=set(servers),
             servers=servers,
@@ -386,7 +384,7 @@ class ClientProcess(Process):
             return
         self._counters.lost += 1
         self._environment.trace.note(self.machine, "lost", f"lease {lease.id}: {reason}")
-        self._give_up_history(at=lease.granted_at)
+        self._give_up_history(at=self.world.now)
         self.lease = None
         for machine in list(self._connections):
             connection = self._connections[machine]
@@ -395,7 +393,7 @@ class ClientProcess(Process):
         self._later()
 
     def _give_up_history(self, at: float) -> None:
-        """Record that the lease may have ended at any time since ``at``."""
+        """Record that the lease ends, or has ended, at ``at`` or at any time after."""
         if self.lease is not None:
             self._environment.history.over(self.lease.id, self.lease.gpus, at, inf)
 

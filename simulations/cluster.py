@@ -256,8 +256,8 @@ class Cluster:
     # --- faults.Victims ------------------------------------------------------------------------------
 
     def server_names(self) -> list[str]:
-        """Return the machines of the pool's servers."""
-        return list(self.servers)
+        """Return the machines of the pool's servers, those that just join again too."""
+        return list(self.environment.machines)
 
     def client_names(self) -> list[str]:
         """Return the machines of living clients."""
@@ -306,8 +306,8 @@ class Cluster:
 
     def kill(self, server: str, down_s: float) -> None:
         """Kill a server's process, and start the next one after ``down_s``."""
-        process = self.servers[server]
-        if not process.alive:
+        process = self.servers.get(server)
+        if process is None or not process.alive:
             return
         self.trace.note("nemesis", "kill", f"{server} for {down_s:.2f} s")
         self._end_process(process)
@@ -315,8 +315,8 @@ class Cluster:
 
     def power_off(self, server: str, down_s: float) -> None:
         """Cut the power of a server's machine."""
-        machine, process = self.environment.machines[server], self.servers[server]
-        if machine.dark:
+        machine, process = self.environment.machines[server], self.servers.get(server)
+        if machine.dark or process is None:
             return
         self.trace.note("nemesis", "power", f"{server} for {down_s:.2f} s")
         machine.dark = True
@@ -336,8 +336,8 @@ class Cluster:
 
     def pause(self, server: str, for_s: float) -> None:
         """Stop a server's process for a while."""
-        process = self.servers[server]
-        if not process.alive or process.paused:
+        process = self.servers.get(server)
+        if process is None or not process.alive or process.paused:
             return
         self.trace.note("nemesis", "pause", f"{server} for {for_s:.2f} s")
         process.pause()
@@ -429,12 +429,12 @@ class Cluster:
 
     def _replace(self, name: str) -> None:
         """Remove a server for good; its machine joins again as another server."""
-        if name in self._joiners or len(self.servers) < 3:
+        if name not in self.servers or len(self.servers) < 3:
             return
         self.operator.remove(self.environment.machines[name].server, partial(self._removed, name))
 
     def _removed(self, name: str) -> None:
-        if name in self._joiners:
+        if name not in self.servers:
             return
         self.trace.note(name, "removed", "joins again as another server")
         machine = self.environment.machines[name]

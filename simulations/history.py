@@ -4,11 +4,12 @@ Only what a client was told goes in, with the instants at which it asked and was
 all that an outsider can judge by, whatever the servers believe.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 from gpupool.pool.ids import GpuId, LeaseId, RequestId
+from gpupool.pool.state import Lease
 from gpupool.simulations.linearizability import Operation, Verdict, check
 
 
@@ -100,6 +101,17 @@ class History:
         default_factory=dict[RequestId, list[Operation[RequestOperation]]]
     )
 
+    held: set[LeaseId] = field(default_factory=set[LeaseId])
+    ended_at: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
+    """When the pool ended a lease. A client that is cut off learns of it later, or never."""
+
+    def pool_holds(self, leases: Iterable[Lease], now: float) -> None:
+        """Take note of the leases that the pool holds after a command."""
+        held = {lease.id for lease in leases if lease.held}
+        for lease in self.held - held:
+            self.ended_at[lease] = now
+        self.held = held
+
     def granted(
         self,
         request: RequestId,
@@ -119,7 +131,11 @@ class History:
     def over(
         self, lease: LeaseId, gpus: tuple[GpuId, ...], called_at: float, returned_at: float
     ) -> None:
-        """Record that a lease was given back, or lost, between two instants."""
+        """Record that a lease was given back, or lost, between two instants.
+
+        If the pool ended it earlier, for a reason of its own, then from that instant on.
+        """
+        called_at = min(called_at, self.ended_at.get(lease, inf))
         for gpu in gpus:
             operation: Operation[GpuOperation] = Operation(called_at, returned_at, GiveBack(lease))
             self.gpus.setdefault(gpu, []).append(operation)

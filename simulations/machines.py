@@ -31,6 +31,7 @@ class Worker:
 
     lease: LeaseId
     partitions: tuple[Partition, ...]
+    server: ServerId  # the identity under which it was started
     incarnation: Incarnation  # of the server process that started it
     dying: bool = False
 
@@ -96,7 +97,7 @@ class Machine:
 
     def start_worker(self, lease: LeaseId, partitions: Sequence[Partition]) -> None:
         """Start a worker, which occupies its memory from now on."""
-        self.workers.append(Worker(lease, tuple(partitions), self.incarnation))
+        self.workers.append(Worker(lease, tuple(partitions), self.server, self.incarnation))
         self._trace.note(self.name, "worker", f"starts for lease {lease}")
         self._workers_changed(self)
 
