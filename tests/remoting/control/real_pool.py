@@ -1,0 +1,280 @@
+"""Servers of a real pool in this process: real Raft on disk, real TLS on loopback, fake workers."""
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+from tests.remoting.control.control_cluster import (
+    CLUSTER_ID,
+    FAR_FUTURE,
+    FakeHost,
+    make_gpus,
+    secret_of,
+    server_id,
+    token_id,
+)
+
+from gpupool.consensus.bridge import RaftLedger
+from gpupool.consensus.storage import bootstrap, open_storage
+from gpupool.pool import commands
+from gpupool.pool.codec import decode
+from gpupool.pool.commands import Command, seal
+from gpupool.pool.ids import Incarnation, ServerId
+from gpupool.pool.ports import Committed
+from gpupool.pool.results import Result
+from gpupool.pool.state import PoolState, TokenKind
+from gpupool.pool.transition import PoolMachine
+from gpupool.remoting.addresses import Address
+from gpupool.remoting.caretaker import Software
+from gpupool.remoting.client import SystemChance, SystemClock, join_pool
+from gpupool.remoting.credentials import Credentials
+from gpupool.remoting.identity import (
+    Authority,
+    Identity,
+    create_ca,
+    create_key_and_csr,
+    fingerprint,
+    sign_server,
+)
+from gpupool.remoting.links import Links
+from gpupool.remoting.server import ControlServer
+from gpupool.remoting.tokens import TokenText, format_token, hash_secret
+
+USERS = (("root", TokenKind.OPERATOR), ("ada", TokenKind.USER))
+
+
+class RealServer:
+    """One server: everything but the worker processes is what ``gpupool join`` runs."""
+
+    def __init__(self, folder: Path, number: int, gpu_count: int, port: int = 0) -> None:
+        self.id = server_id(number)
+        self.number = number
+        self.folder = folder / self.id
+        self.machine = PoolMachine(PoolState())
+        self.host = FakeHost(make_gpus(number, gpu_count))
+        self.host.open_s = self.host.kill_s = 0.0
+        self.scope = trio.CancelScope()
+        self.port = port
+        self.starts = 0
+        self.known: dict[ServerId, str] = {}
+        self.authority: Authority | None = None
+        self.ledger: RaftLedger | None = None
+        self.control: ControlServer | None = None
+
+    @property
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.port)
+
+    async def listen(self) -> trio.SocketListener:
+        listener = (await trio.open_tcp_listeners(self.port, host="127.0.0.1"))[0]
+        self.port = listener.socket.getsockname()[1]
+        return listener
+
+    def found(self) -> None:
+        """Make the identity and the storage of the first server."""
+        self.folder.mkdir(parents=True)
+        now = datetime.now(UTC)
+        self.authority = create_ca(CLUSTER_ID, now)
+        key, csr = create_key_and_csr(self.id)
+        self._write(key, sign_server(self.authority, csr, self.id, now), self.authority)
+        storage = open_storage(self.folder, create=True)
+        bootstrap(storage, self.id)
+        storage.close()
+
+    async def join(self, token: str) -> None:
+        """Be admitted, as ``gpupool join TOKEN`` is."""
+        self.folder.mkdir(parents=True)
+        key, csr = create_key_and_csr(self.id)
+        joined = await join_pool(
+            token,
+            server=self.id,
+            name=f"gpu-{self.number}",
+            address=self.address,
+            witness=False,
+            csr_pem=csr,
+        )
+        self.known = {member.server: member.address for member in joined.members}
+        self.authority = Authority(joined.ca_pem, joined.ca_key_pem)
+        self._write(key, joined.certificate_pem, self.authority)
+        open_storage(self.folder, create=True).close()
+
+    def _write(self, key: bytes, certificate: bytes, authority: Authority) -> None:
+        (self.folder / "server.key").write_bytes(key)
+        (self.folder / "server.pem").write_bytes(certificate)
+        (self.folder / "ca.pem").write_bytes(authority.certificate_pem)
+
+    async def run(
+        self,
+        listener: trio.SocketListener,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until ``scope`` is cancelled, which is as sudden as a crash for all others."""
+        assert self.authority is not None
+        self.starts += 1
+        self.scope = trio.CancelScope()
+        self.machine = PoolMachine(PoolState())
+        identity = Identity(
+            self.id,
+            CLUSTER_ID,
+            self.folder / "server.pem",
+            self.folder / "server.key",
+            self.authority.certificate_pem,
+        )
+        clock, chance, log = SystemClock(), SystemChance(), logging.getLogger(f"s{self.number}")
+        links = Links(identity, clock=clock, chance=chance, address_of=self._address_of, log=log)
+        storage = open_storage(self.folder)
+        ledger = self.ledger = RaftLedger(
+            self.id,
+            storage=storage,
+            machine=self.machine,
+            clock=clock,
+            randomness=chance,
+            links=links,
+        )
+        ledger.set_servers(tuple(self.machine.state.servers) or tuple(self.known))
+        self.control = ControlServer(
+            machine=self.machine,
+            ledger=ledger,
+            host=self.host,
+            identity=identity,
+            authority=self.authority,
+            links=links,
+            incarnation=Incarnation(self.starts),
+            software=Software(str(self.address), "0.1.0"),
+            clock=clock,
+            chance=chance,
+            log=log,
+            follow=self._follow,
+        )
+        try:
+            with self.scope:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(links.run, ledger)
+                    await nursery.start(ledger.run)
+                    await nursery.start(self.control.serve, [listener])
+                    task_status.started()
+        finally:
+            ledger.close()
+
+    def _address_of(self, server: ServerId) -> str | None:
+        known = self.machine.state.servers.get(server)
+        return known.address if known else self.known.get(server)
+
+    def _follow(self, servers: object, voters: object) -> None:
+        assert self.ledger is not None
+        state = self.machine.state
+        if self.id in state.servers or state.removed:
+            self.ledger.set_servers(tuple(state.servers))
+            self.ledger.reconcile_voters(state.voters())
+
+    async def commit(self, command: Command) -> None:
+        """Commit a command by way of this server."""
+        assert self.ledger is not None
+        at_ms = max(self.machine.state.now, SystemClock().wall_ms())
+        plain = seal(command, at_ms=at_ms, ttl_ms=0)
+        outcome = await self.ledger.propose(plain, timeout_s=10, idempotent=True)
+        assert isinstance(outcome, Committed), outcome
+        result = decode(Result, outcome.result)
+        assert result.ok, result
+
+    async def create_pool(self) -> None:
+        """Commit the first commands of a pool, with this server and the users in it."""
+        await self.commit(commands.CreatePool(CLUSTER_ID, "lab", "tls"))
+        name = f"gpu-{self.number}"
+        await self.commit(commands.JoinServer(self.id, name, str(self.address), False, None))
+        for user, kind in USERS:
+            await self._create_token(user, kind)
+
+    async def _create_token(self, user: str, kind: TokenKind) -> None:
+        hashed = hash_secret(secret_of(user))
+        await self.commit(
+            commands.CreateToken(token_id(user), kind, user, hashed, FAR_FUTURE, "root")
+        )
+
+    async def invite(self, number: int, addresses: tuple[Address, ...]) -> str:
+        """Return a server token for server ``number``."""
+        name = f"gpu-{number}"
+        await self._create_token(name, TokenKind.SERVER)
+        assert self.authority is not None
+        ca_sha256 = fingerprint(self.authority.certificate_pem)
+        return format_token(
+            TokenText(
+                CLUSTER_ID,
+                TokenKind.SERVER,
+                token_id(name),
+                secret_of(name),
+                ca_sha256,
+                addresses,
+            )
+        )
+
+    def credentials(self, addresses: tuple[Address, ...], user: str = "ada") -> Credentials:
+        assert self.authority is not None
+        return Credentials(
+            CLUSTER_ID,
+            "lab",
+            user,
+            token_id(user),
+            secret_of(user),
+            self.authority.certificate_pem.decode(),
+            addresses,
+        )
+
+
+class RealPool:
+    """Several of them in one process."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+        self.folder = folder
+        self.nursery = nursery
+        self.servers: list[RealServer] = []
+
+    async def start(self, gpu_counts: list[int]) -> None:
+        for number, gpu_count in enumerate(gpu_counts, start=1):
+            server = RealServer(self.folder, number, gpu_count)
+            listener = await server.listen()
+            if number == 1:
+                server.found()
+            else:
+                token = await self.servers[0].invite(number, self.addresses())
+                await server.join(token)
+            await self.nursery.start(server.run, listener)
+            self.servers.append(server)
+            if number == 1:
+                await server.create_pool()
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Return once every server is up, in every table, and a voter."""
+        count = len(self.servers)
+        while not all(self._is_settled(server, count) for server in self.servers):
+            await trio.sleep(0.02)
+
+    def _is_settled(self, server: RealServer, count: int) -> bool:
+        assert server.ledger is not None
+        grantable = [each.grantable for each in server.machine.state.servers.values()]
+        return grantable == [True] * count and len(server.ledger.health().voters) == count
+
+    async def restart(self, server: RealServer) -> None:
+        listener = await server.listen()
+        await self.nursery.start(server.run, listener)
+
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(server.address for server in self.servers)
+
+    def credentials(self, user: str = "ada") -> Credentials:
+        return self.servers[0].credentials(self.addresses(), user)
+
+    def leader(self) -> RealServer:
+        for server in self.servers:
+            if server.ledger is not None and not server.scope.cancel_called:
+                leader = server.ledger.health().leader
+                found = [s for s in self.servers if s.id == leader]
+                if found and not found[0].scope.cancel_called:
+                    return found[0]
+        raise AssertionError("no leader")
+
+    def others(self, server: RealServer) -> list[RealServer]:
+        return [each for each in self.servers if each is not server]
