@@ -110,11 +110,11 @@ class Proposals:
                 result = decode(Result, outcome.result)
             except CodecError as error:
                 result = Result(ok=False, kind="invalid", why=str(error))
-            # An expired envelope rules out all earlier ones as well: they expired before it.
+            # An expired envelope says nothing of an earlier one whose outcome is not known: that
+            # one may have been applied while there was time. No later one can be, though.
             if result.kind != "expired":
                 self._decide(number, Decision(result, uncertain=False, why=result.why))
                 return
-            pending.uncertain = False
             pending.why = result.why
         else:
             pending.uncertain |= isinstance(outcome, Unknown)
