@@ -22,6 +22,9 @@ RESEND_FIRST_S = 0.2
 CONNECT_AGAIN_S = 1.0
 """Linux repeats the first packet of a connection after a second."""
 
+USER_TIMEOUT_SHARE = 0.85
+"""Of its timeout, after which ``remoting.sockets`` lets the kernel give unacknowledged data up."""
+
 HELD_BYTES_MAX = 32 * 1024 * 1024
 """Of one direction; beyond it the sender is told that its queue is full."""
 
@@ -137,6 +140,11 @@ class _Connection:
         for number, _, payload in held:
             self._schedule(side, number, payload)
 
+    def time_out(self, side: int) -> None:
+        """Give the connection up, unless it has come through meanwhile."""
+        if self.pipes[side].held and not self.broken:
+            self.break_("timed out", (0.0, 0.05))
+
     def break_(self, reason: str, delay_s: tuple[float, float]) -> None:
         """Lose everything in flight, and let both ends learn of it after their delay."""
         self.broken = True
@@ -244,7 +252,13 @@ class Network:
             side = 0 if connection.ends[0].process.machine == source else 1
             held = connection.pipes[side].held
             if held:
-                self.world.at(self._resend_at(held[0][1]), partial(connection.release, side))
+                resend_at = self._resend_at(held[0][1])
+                # TCP_USER_TIMEOUT also ends a connection that was not tried again in time.
+                give_up_at = held[0][1] + USER_TIMEOUT_SHARE * self.timeout_s[connection.kind]
+                if resend_at <= give_up_at:
+                    self.world.at(resend_at, partial(connection.release, side))
+                else:
+                    self.world.at(give_up_at, partial(connection.time_out, side))
 
     def reset(self, one: str, other: str) -> None:
         """Break every connection between two machines."""
