@@ -41,10 +41,22 @@ _SCOPE_SIGNAL = 1 << 1
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | _IOCTL_DEV
 
 _SYSTEM_READABLE = (
-    *("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/sys", "/nix/store"),
+    *(
+        "/usr",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/bin",
+        "/sbin",
+        "/etc",
+        "/opt",
+        "/sys",
+        "/proc",
+        "/nix/store",
+    ),
     *("/run/nvidia-persistenced", "/run/nvidia-topologyd", "/run/opengl-driver"),
 )
-_SYSTEM_WRITABLE = ("/dev", "/proc", "/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108
+_SYSTEM_WRITABLE = ("/dev", "/proc/self", "/tmp/nvidia-mps", "/run/nvidia-mps")  # noqa: S108
 
 
 def _libc() -> ctypes.CDLL:
@@ -110,6 +122,19 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
         os.setresuid(0, 0, 0)
     if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
         raise PermissionError("the worker could not give up its privileges")
+
+
+def drop_capabilities() -> bool:
+    """Leave root nothing but its files and the right to read others', which it may have to import.
+
+    For a worker that could not get a uid of its own. With ``forbid_new_privileges`` no program
+    that it starts gets any back.
+    """
+    version = 0x2008_0522  # _LINUX_CAPABILITY_VERSION_3 of linux/capability.h: two words each
+    header = struct.pack("=Ii", version, 0)
+    kept = 1 << 2  # CAP_DAC_READ_SEARCH
+    data = struct.pack("=6I", kept, kept, 0, 0, 0, 0)
+    return sys.platform == "linux" and _libc().capset(header, data) == 0
 
 
 def hide_memory() -> bool:

@@ -96,8 +96,10 @@ def _prepare(start: messages.Start, parent_pid: int) -> tuple[ssl.SSLContext, me
     if own_uid:
         os.chown(start.directory, start.uid, start.gid)
         confine.become(start.uid, start.gid, start.groups)
-        confine.die_with_parent(parent_pid)
         holds.append("own-uid")
+    elif os.geteuid() == 0 and confine.drop_capabilities():
+        holds.append("few-capabilities")
+    confine.die_with_parent(parent_pid)
     if confine.hide_memory():
         holds.append("not-dumpable")
     return context, messages.Ready(fingerprint, tuple(holds), problem)

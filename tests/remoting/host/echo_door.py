@@ -3,8 +3,10 @@
 import ctypes
 import os
 import signal
+import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -84,6 +86,12 @@ def run(
             threading.Event().wait()
         case b"k":
             return try_kill(int(body))
+        case b"g":  # speak to the host over the door's head
+            os.write(int(sys.argv[1]), body)
+            return b""
+        case b"q":
+            socket.socket(fileno=int(sys.argv[1])).shutdown(socket.SHUT_WR)
+            threading.Event().wait()
         case b"p":
             os.write(2, body)
             return b""

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -66,6 +67,24 @@ async def test_each_worker_has_its_own_powerless_uid(make_host: MakeHost, secret
         assert await client.ask(b"k", str(pid).encode()) == b"PermissionError"
     assert await other.ask(b"e", b"x") == b"x"
     assert {"own-uid", "no-new-privileges", "not-dumpable"} <= set(kit.host.confinement())
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """Run a process of another user; return its pid."""
+    with subprocess.Popen(["/bin/sleep", "300"], user=52_998) as process:
+        yield process.pid
+        process.kill()
+
+
+@as_root
+async def test_worker_that_stays_root_keeps_no_power(make_host: MakeHost, stranger: int) -> None:
+    kit = await make_host(own_uids=False, landlock=False)
+    client, _ = await kit.connect(kit.lease())
+    facts = await process_facts(client)
+    assert int(facts["CapEff"], 16) == 1 << 2  # to read files, and nothing else
+    assert await client.ask(b"k", str(stranger).encode()) == b"PermissionError"
+    assert "few-capabilities" in kit.host.confinement()
 
 
 @with_landlock

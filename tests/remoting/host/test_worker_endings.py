@@ -12,7 +12,7 @@ import trio
 from host_kit import GIB, EchoClient, MakeHost
 
 from gpupool.pool.errors import LeaseLostError, StorageError
-from gpupool.remoting.host import former
+from gpupool.remoting.host import former, messages
 from gpupool.remoting.host.host import HostLimits
 
 DIE_S = 10.0
@@ -73,6 +73,37 @@ async def test_crash_harms_nobody_else(make_host: MakeHost, command: bytes, reas
     await kit.logged(f"lease 7f3a ended: {reason}")
     assert await neighbour.reserve(GIB)
     assert kit.host.worker_count() == {lease.id: 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"\xff" * 100, "it broke the protocol: oversize frame"),
+        (b"\x00\x00\x00\x01\x00\xff", "it broke the protocol: malformed CBOR"),
+        (b"\x00\x00\x00\x01\x63\xa0", "it broke the protocol: unknown message"),
+        (b"\x00\x00\x00\x01\x03\xa0", "it broke the protocol: malformed message"),
+        (messages.encode(messages.Ready(b"", (), "")), "it sent Ready out of turn"),
+    ],
+)
+async def test_worker_that_speaks_nonsense_is_killed(
+    make_host: MakeHost, said: bytes, reason: str
+) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    await client.send(b"g", said)
+    with trio.fail_after(DIE_S):
+        await worker.ended.wait()
+    assert worker.exit_reason().startswith(reason)
+
+
+async def test_worker_that_hangs_up_on_its_host_ends(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    await client.send(b"q")
+    with trio.fail_after(DIE_S):
+        await worker.ended.wait()
+    # Unless it notices first that it cannot report any more.
+    assert worker.exit_reason() in ("it closed its control socket", "exited with code 3")
 
 
 async def test_killed_worker_returns_its_memory(make_host: MakeHost) -> None:
