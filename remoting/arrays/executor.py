@@ -44,6 +44,10 @@ class Client(Protocol):
         """Say whether a frame that was read but not yet run may name ``handle``."""
         ...
 
+    def free_later(self, handles: bytes) -> None:
+        """Free packed handles once everything that was read before has been run."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:
@@ -87,6 +91,9 @@ class Executor:
         self.sequence = 0
         self.conformed: dict[str, int] = {}
         self.described: list[Any] = []
+        self._body = memoryview(b"")  # the records being run, and how far they have been
+        self._at = 0
+        self._dropped = b""  # handles that the client dropped, and that waiting calls may name
         table = {**backend.operations(), **self._own_operations()}
         self.names = sorted(table)
         self.functions = [table[name] for name in self.names]
@@ -97,11 +104,8 @@ class Executor:
             "door.get": Download,
             "door.same": lambda value: value,
             "door.stats": lambda: [self.sequence, len(self.objects), sum(self.conformed.values())],
-            "door.copy": self._copied,
+            "door.touch": lambda _value: None,
         }
-
-    def _copied(self, value: Any) -> Any:
-        raise NotImplementedError
 
     # --- handles --------------------------------------------------------------------------------
 
@@ -137,6 +141,7 @@ class Executor:
             Exception: with ``ask``, what the last call raised.
         """
         position, end = 0, len(body)
+        self._body, self._at = body, 0
         templates = self.templates
         unpack = _U32.unpack_from
         try:
@@ -149,6 +154,7 @@ class Executor:
                 values = template.layout.unpack_from(body, position)
                 position += template.layout.size
                 self.sequence += 1
+                self._at = position
                 if ask and position >= end:
                     return self._answer(template, values)
                 self._call(template, values)
@@ -293,16 +299,28 @@ class Executor:
         except Exception as error:
             if not backend.is_out_of_memory(error):
                 raise
-        freed = self.client.collect()
-        if freed is not None:
-            for (handle,) in struct.iter_unpack("<Q", freed):
-                # What is still named by calls that wait is freed by those that follow them.
-                if not self.client.names(handle):
-                    self.free(handle)
+        freed = self.client.collect() or b""
+        self._free_unneeded(freed + self._dropped)
         backend.reclaim()
         if nbytes:
             backend.expect(nbytes)
         return self._adopted(function(*arguments, **keywords))
+
+    def _free_unneeded(self, freed: bytes) -> None:
+        """Free what the client dropped, except what calls that wait still make or use."""
+        rest = bytes(self._body[self._at :])
+        later: list[bytes] = []
+        for start in range(0, len(freed), 8):
+            packed = freed[start : start + 8]
+            handle = int.from_bytes(packed, "little")
+            if packed in rest or self.client.names(handle):
+                later.append(packed)
+            else:
+                self.free(handle)
+        if later and freed != self._dropped:
+            self.client.free_later(b"".join(later))
+        # They may be free for the taking the next time that memory runs out.
+        self._dropped = b"".join(later)
 
     def _adopted(self, value: Any) -> Any:
         backend = self.backend

@@ -128,7 +128,14 @@ class Session:
     def names(self, handle: int) -> bool:
         """Say whether calls that wait may name a handle: a search for its bytes, so maybe too often."""
         packed = handle.to_bytes(8, "little")
-        return any(packed in body for _, body in self._backlog)
+        return any(
+            packed in body for header, body in self._backlog if header.kind != wire.Kind.COLLECTED
+        )
+
+    def free_later(self, handles: bytes) -> None:
+        """Put an answer's handles where the answer stood in the stream: behind what waits."""
+        header = wire.Header(wire.Kind.COLLECTED, len(handles), 0, 0, 0)
+        self._backlog.append((header, handles))
 
     # --- frames ---------------------------------------------------------------------------------
 

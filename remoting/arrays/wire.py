@@ -115,6 +115,8 @@ def decode_body(data: bytes | memoryview) -> Any:
 def check_plain(value: Any, depth: int) -> None:
     """Raise for anything but plain values: built-in tags get past the decoder's hook."""
     kind = type(value)
+    if kind is int and not -(1 << 64) <= value < 1 << 64:
+        raise RemoteProtocolError("malformed message", why="an integer of more than 64 bits")
     if value is None or kind in (bool, int, float, str, bytes):
         return
     if depth >= MAX_DEPTH:

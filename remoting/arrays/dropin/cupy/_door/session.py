@@ -151,16 +151,28 @@ class Session:
                 self.flush()
             elif self._calls == 1:
                 self._arm()
+            where = self._where
         if self.blocking:
             self.synchronize()
+        return where
 
     def call(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *metas: Meta | int
-    ) -> int:
-        """Queue one call by name; return the handle of its first result."""
+    ) -> tuple[int, int]:
+        """Queue one call by name; return the handle of its first result, and its device."""
         plan, values = plan_of(self.plans, name, args, kwargs, metas, self)
         handle = next(self.handles) if plan.outputs == 1 else self.reserve(plan.outputs)
         return handle, self.emit(plan, plan.packer.pack(handle, *values))
+
+    def call_unknown(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], array: Any
+    ) -> None:
+        """Queue one call whose result is ``array``, which the worker will describe."""
+        plan, values = plan_of(self.plans, name, args, kwargs, (wire.META_UNKNOWN,), self)
+        array._handle = next(self.handles)
+        # Before the call leaves, because its description may be here before `emit` returns.
+        self._described[array._handle] = array
+        array._device = self.emit(plan, plan.packer.pack(array._handle, *values))
 
     def reserve(self, count: int) -> int:
         """Return the first of ``count`` consecutive new handles."""
@@ -292,6 +304,10 @@ class Session:
                         buffers[0] = buffers[0][sent:]
                         sent = 0
             whole = True
+        except ConnectionError as error:
+            with contextlib.suppress(Exception):
+                self._listen()  # the worker may have said why before it went
+            raise self._lose("the GPU server closed the connection: its worker ended") from error
         except OSError as error:
             raise self._lose(f"the connection to the GPU server broke ({error})") from error
         finally:
@@ -383,17 +399,12 @@ class Session:
         items = [self._value(item, first, reply) for item in node[1:]]
         return tuple(items) if code == "t" else items
 
-    def expect(self, handle: int, array: Any) -> None:
-        """Remember an array whose shape the worker will tell."""
-        self._described[handle] = array
-
     def describe(self, array: Any) -> None:
-        """Wait until the worker has told what ``array`` looks like."""
+        """Wait until the worker has told what ``array`` looks like; raise why it cannot."""
+        self._listen()
         if array._known is None:
-            self.flush()
-            self._await(lambda: array._known is not None or bool(self._deferred))
+            self.ask("door.touch", (array,))
             if array._known is None:
-                self.synchronize()
                 raise DoorError("the worker did not describe a result")
 
     def _await(self, ready: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ from cupy._core import make
 from cupy._door import pool, state
 from cupy._door.meta import contiguous_strides, intern
 from cupy.cuda.device import Device
+from cupy.cuda.errors import OutOfMemoryError as OutOfMemoryError
 
 
 class MemoryPool:

@@ -1,0 +1,362 @@
+"""Sessions from end to end: programs, agents, servers, and what happens when they go."""
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import door_kit
+import numpy as np
+import pytest
+
+
+def run(agent: door_kit.Agent | None, source: str, **environment: str) -> str:
+    done = door_kit.run_program(agent, source, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp", "tls"])
+def test_a_program_computes_over_every_transport(transport: str) -> None:
+    source = """
+import cupy as cp, numpy as np
+a = np.random.rand(300, 500)
+b = cp.asarray(a)
+assert np.array_equal(b.get(), a)
+assert np.allclose((b @ b.T).get(), a @ a.T)
+big = np.arange(3_000_000)
+assert np.array_equal(cp.asarray(big).get(), big)
+print(cp.cuda.runtime.getDeviceCount(), cp.cuda.runtime.getDeviceProperties(0)['name'])
+"""
+    with door_kit.pool(2, transport=transport) as agent:
+        assert run(agent, source) == "2 b'Emulated GPU'\n"
+        assert agent.requests[0]["door"] == "arrays"
+
+
+def test_a_certificate_of_another_worker_is_refused() -> None:
+    with door_kit.pool(1, transport="tls") as agent:
+        server = agent.servers[0]
+        assert server.tls is not None
+        server.tls = (*server.tls[:2], "0" * 64)
+        done = door_kit.run_program(agent, "import cupy; cupy.zeros(1)")
+    assert "certificate is not the one that the lease names" in done.stderr
+
+
+def test_a_wrong_ticket_is_refused_by_the_worker() -> None:
+    with door_kit.pool(1) as agent:
+        server = agent.servers[0]
+        good, server.ticket = server.ticket, bytes(32)
+        offer = server.offer()
+        server.ticket = good
+        server.offer = lambda: offer  # type: ignore[method-assign]
+        done = door_kit.run_program(agent, "import cupy; cupy.zeros(1)")
+    assert "could not prove that it knows this lease's ticket" in done.stderr
+
+
+def test_importing_needs_no_session_and_using_says_what_to_do() -> None:
+    out = run(None, "import cupy; print(cupy.is_available(), cupy.cuda.is_available())")
+    assert out == "False False\n"
+    done = door_kit.run_program(None, "import cupy; cupy.zeros(3)")
+    assert done.returncode == 1
+    assert "start the program with: gpupool run -- python" in done.stderr
+
+
+def test_the_agents_refusal_is_the_users_message() -> None:
+    with door_kit.pool(1) as agent:
+        agent.refusal = {"ok": False, "code": "lease-lost", "what": "lease 7f3a has ended",
+                         "why": "idle for 60 s", "hint": "run it again"}  # fmt: skip
+        done = door_kit.run_program(agent, "import cupy; cupy.zeros(3)")
+    assert "lease 7f3a has ended; idle for 60 s; run it again" in done.stderr
+
+
+def test_devices_of_two_servers_are_numbered_through_and_copies_pass_between() -> None:
+    source = """
+import cupy as cp, numpy as np
+assert cp.cuda.runtime.getDeviceCount() == 3
+a = cp.arange(10.)
+with cp.cuda.Device(2):
+    b = cp.asarray(a)
+    assert b.device.id == 2 and a.device.id == 0
+    c = b * 2
+try:
+    a + c
+except ValueError as error:
+    assert 'another GPU server' in str(error)
+else:
+    raise SystemExit('no error')
+cp.copyto(a, c)
+assert a.device.id == 0
+print(a.get().tolist())
+assert (c + 1).device.id == 2
+"""
+    with door_kit.pool(2, 1) as agent:
+        assert run(agent, source) == str([2.0 * x for x in range(10)]) + "\n"
+
+
+def test_a_deferred_error_names_the_line_that_caused_it() -> None:
+    source = """
+import cupy as cp
+a = cp.zeros((1 << 13, 1 << 13))
+b = cp.zeros(4)
+c = b + 1
+print(c)
+"""
+    with door_kit.pool(1, memory=64 * door_kit.MIB) as agent:
+        done = door_kit.run_program(agent, source)
+        blocked = door_kit.run_program(agent, source, GPUPOOL_BLOCKING="1")
+    assert "OutOfMemoryError: Out of memory allocating 536,870,912 bytes" in done.stderr
+    assert "by the call at <string>:3" in done.stderr
+    assert "line 3, in <module>\n" in blocked.stderr
+    assert "line 6, in <module>\n" not in blocked.stderr
+
+
+def test_an_error_that_nothing_waited_for_is_told_at_the_end() -> None:
+    with door_kit.pool(1, memory=door_kit.MIB) as agent:
+        done = door_kit.run_program(agent, "import cupy; x = cupy.zeros(1 << 20)")
+    assert "cupy: OutOfMemoryError" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["worker", "agent", "lost"])
+def test_a_loss_is_an_error_within_two_seconds_and_never_a_hang(how: str) -> None:
+    source = """
+import sys, time
+import cupy as cp
+a = cp.arange(5)
+print(a.sum(), flush=True)
+sys.stdin.readline()
+start = time.monotonic()
+try:
+    for _ in range(200):
+        a = a + 1
+        float(a.sum())
+        time.sleep(0.01)
+except cp.cuda.runtime.CUDARuntimeError as error:
+    print(type(error).__name__, error, flush=True)
+print(time.monotonic() - start < 2)
+try:
+    cp.zeros(3)
+except cp.cuda.runtime.CUDARuntimeError as error:
+    print('still', type(error).__name__)
+"""
+    import subprocess
+    import sys
+
+    with door_kit.pool(1) as agent:
+        process = subprocess.Popen(
+            [sys.executable, "-c", source],
+            env={**os.environ, "PYTHONPATH": str(door_kit.DROPIN), "GPUPOOL_AGENT": agent.path},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "10\n"
+            if how == "worker":
+                for connection in agent.servers[0].connections:
+                    connection.shutdown(socket.SHUT_RDWR)
+            elif how == "agent":
+                for client in agent.clients:
+                    client.shutdown(socket.SHUT_RDWR)
+            else:
+                agent.push({"op": "lost", "what": "server-a left the pool; lease 7f3a is void"})
+            out, _ = process.communicate("go\n", timeout=20)
+    expected = {
+        "worker": "worker ended",
+        "agent": "`gpupool run` has ended",
+        "lost": "lease 7f3a is void",
+    }
+    first, fast, still = out.strip().splitlines()
+    assert expected[how] in first
+    assert first.startswith("ConnectionLostError cudaErrorDevicesUnavailable")
+    assert fast == "True"
+    assert still == "still ConnectionLostError"
+
+
+def test_a_waiting_call_hears_of_the_loss(tmp_path: Path) -> None:
+    source = """
+import cupy as cp
+try:
+    cp.zeros(3)
+except cp.cuda.runtime.CUDARuntimeError as error:
+    print(error)
+"""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(tmp_path / "silent.sock"))
+    listener.listen()
+    server = door_kit.Server("silent", listener, door_kit.emulated(1, door_kit.MIB))
+    accepted: list[socket.socket] = []
+
+    def silent() -> None:
+        # Proves itself, then says nothing: only the agent's word can end the client's wait.
+        connection, _ = listener.accept()
+        door_kit.accept_proof(connection, server.session, server.ticket)
+        accepted.append(connection)
+        agent.push({"op": "lost", "what": "the server is gone"})
+
+    server.serve = silent  # type: ignore[method-assign]
+    agent = door_kit.Agent(tmp_path, [server])
+    try:
+        assert "the server is gone" in run(agent, source)
+    finally:
+        agent.close()
+        for connection in accepted:
+            connection.close()
+
+
+def test_a_forked_child_has_a_session_of_its_own() -> None:
+    source = """
+import os, cupy as cp, warnings
+warnings.simplefilter('ignore')
+a = cp.arange(4)
+print(a.sum(), flush=True)
+pid = os.fork()
+if pid == 0:
+    try:
+        a + 1
+    except Exception as error:
+        print('belongs to the parent' in str(error), flush=True)
+    print(cp.arange(3).sum(), flush=True)
+    del a
+    os._exit(0)
+os.waitpid(pid, 0)
+print((a * 2).sum())
+"""
+    with door_kit.pool(1) as agent:
+        assert run(agent, source).split() == ["6", "True", "3", "12"]
+        assert len(agent.requests) == 2
+        assert agent.requests[1]["ppid"] == agent.requests[0]["pid"]
+
+
+def test_arrays_are_pickled_by_their_elements() -> None:
+    source = """
+import multiprocessing as mp, pickle, cupy as cp
+def double(x):
+    return x * 2
+if __name__ == '__main__':
+    a = cp.arange(6).reshape(2, 3).T
+    b = pickle.loads(pickle.dumps(a))
+    assert (b == a).all() and b.strides == a.strides
+    with mp.get_context('fork').Pool(1) as workers:
+        print(workers.apply(double, (cp.arange(3),)))
+"""
+    with door_kit.pool(1) as agent:
+        assert run(agent, source, PYTHONWARNINGS="ignore") == "[0 2 4]\n"
+
+
+def test_many_threads_share_a_session(cp: Any) -> None:
+    failures: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            host = np.arange(100.0) + seed
+            array = cp.asarray(host)
+            for step in range(30):
+                array = array * 1.5 - step
+                host = host * 1.5 - step
+                if step % 7 == 0:
+                    assert np.allclose(array.get(), host)
+            assert np.isclose(float(array.sum()), host.sum())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not failures
+
+
+def test_threads_have_devices_of_their_own(cp: Any) -> None:
+    seen: list[int] = []
+    with cp.cuda.Device(1):
+        thread = threading.Thread(target=lambda: seen.append(cp.zeros(1).device.id))
+        thread.start()
+        thread.join()
+        seen.append(cp.zeros(1).device.id)
+    assert seen == [0, 1]
+
+
+def test_memory_comes_back_when_arrays_are_dropped(cp: Any) -> None:
+    pool = cp.get_default_memory_pool()
+    before = pool.used_bytes()
+    array = cp.zeros(1 << 20, cp.uint8)
+    view = array[10:20]
+    assert pool.used_bytes() == before + (1 << 20)
+    del array
+    assert pool.used_bytes() == before + (1 << 20)  # the view still needs it
+    del view
+    assert pool.used_bytes() == before
+    assert pool.total_bytes() >= 1 << 20
+    assert pool.n_free_blocks() >= 1
+    pool.free_all_blocks()
+    assert pool.total_bytes() == pool.used_bytes()
+
+
+def test_a_loop_over_large_arrays_needs_no_more_memory_than_on_a_gpu(cp: Any) -> None:
+    array = cp.zeros(8 << 20)  # 64 MiB, of 512
+    for _ in range(100):
+        array = array + 1
+    assert float(array[0]) == 100
+
+
+def test_garbage_of_the_client_is_collected_when_memory_runs_out(cp: Any) -> None:
+    class Cycle:
+        pass
+
+    import gc
+
+    gc.disable()
+    try:
+        for _ in range(20):
+            cycle = Cycle()
+            cycle.me = cycle  # type: ignore[attr-defined]
+            cycle.array = cp.zeros(8 << 20)  # type: ignore[attr-defined]  # 64 MiB each
+        assert float(cp.ones(8 << 20).sum()) == 8 << 20
+    finally:
+        gc.enable()
+
+
+def test_a_limit_of_the_pool_holds_and_says_so(cp: Any) -> None:
+    pool = cp.get_default_memory_pool()
+    pool.free_all_blocks()
+    pool.set_limit(size=1 << 20)
+    try:
+        assert pool.get_limit() == 1 << 20
+        with pytest.raises(cp.cuda.memory.OutOfMemoryError, match="limit set to: 1,048,576 bytes"):
+            cp.zeros(1 << 20).get()
+    finally:
+        pool.set_limit(size=0)
+    assert cp.cuda.runtime.memGetInfo()[1] == 512 * door_kit.MIB
+
+
+def test_what_depends_on_a_failure_fails_and_the_rest_goes_on(cp: Any) -> None:
+    good = cp.arange(3)
+    bad = cp.zeros(1 << 30)
+    worse = bad + 1
+    with pytest.raises(MemoryError):
+        worse.get()
+    assert good.get().tolist() == [0, 1, 2]
+    with pytest.raises(MemoryError):
+        bad.get()
+
+
+def test_a_keyboard_interrupt_while_waiting_leaves_the_session_usable() -> None:
+    source = """
+import os, signal, threading, time
+import cupy as cp
+a = cp.zeros((1500, 1500))
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+interrupted = False
+try:
+    for _ in range(100000):
+        float((a @ a).sum())
+except KeyboardInterrupt:
+    interrupted = True
+print(interrupted, cp.arange(4).sum())
+"""
+    with door_kit.pool(1) as agent:
+        assert run(agent, source).split() == ["True", "6"]
+    assert signal.SIGINT
