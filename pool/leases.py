@@ -139,19 +139,13 @@ def _space_refusal(state: PoolState, command: Grant) -> Result | None:
 
 def _fairness_refusal(state: PoolState, command: Grant) -> Result | None:
     """Refuse to take what the oldest starved waiter of at least this priority needs."""
-    oldest = oldest_starved(state)
-    if oldest is None or oldest.request.id == command.request.id:
+    kept = kept_for_others(state, command.request.id)
+    if kept is None or not any((p.server, p.gpu) in kept.gpus for p in command.partitions):
         return None
-    mine = state.waiting.get(command.request.id)
-    if mine is not None and mine.priority > oldest.priority:
-        return None
-    needed = needed_by(state, oldest)
-    if any((p.server, p.gpu) in needed for p in command.partitions):
-        waited_s = (state.now - oldest.since) // 1000
-        return refuse(
-            "busy", f"{oldest.user} has waited {waited_s} s for these GPUs and goes first"
-        )
-    return None
+    waited_s = age_ms(state, kept.entry.since) // 1000
+    return refuse(
+        "busy", f"{kept.entry.user} has waited {waited_s} s for these GPUs and goes first"
+    )
 
 
 # --- waiting --------------------------------------------------------------------------------------
@@ -201,6 +195,24 @@ def oldest_starved(state: PoolState) -> Waiting | None:
     limit = state.now - STARVED_AFTER_MS
     starved = [w for w in state.waiting.values() if w.since <= limit]
     return min(starved, key=lambda w: (-w.priority, w.since, w.request.id), default=None)
+
+
+class Kept(NamedTuple):
+    """GPUs that only the oldest starved waiter may take."""
+
+    entry: Waiting
+    gpus: set[tuple[ServerId, GpuId]]
+
+
+def kept_for_others(state: PoolState, request: RequestId) -> Kept | None:
+    """Return what this request must leave to a waiter that goes first, or None for nothing."""
+    oldest = oldest_starved(state)
+    if oldest is None or oldest.request.id == request:
+        return None
+    mine = state.waiting.get(request)
+    if mine is not None and mine.priority > oldest.priority:
+        return None
+    return Kept(oldest, needed_by(state, oldest))
 
 
 def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:

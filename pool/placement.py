@@ -7,7 +7,7 @@ Best fit first (least memory left over), then the least loaded, then the nearest
 from dataclasses import dataclass
 
 from gpupool.pool.ids import GpuId, Incarnation, ServerId
-from gpupool.pool.leases import names_server, partition_size
+from gpupool.pool.leases import kept_for_others, names_server, partition_size
 from gpupool.pool.state import Gpu, Partition, PoolState, Request, Server
 
 WHOLE_SLACK = 0.95
@@ -97,10 +97,15 @@ def make_offer(state: PoolState, server: Server, request: Request) -> Offer | No
         for gpu in server.gpus.values()
         if (size := wanted_size(gpu, request)) and gpu.memory_free >= size
     )
+    kept = kept_for_others(state, request.id)
+    if kept is not None:
+        gpus = tuple(gpu for gpu in gpus if (server.id, gpu.gpu) not in kept.gpus)
     needed = 1 if request.across else request.count
     if len({gpu.physical for gpu in gpus}) < needed:
         idle = sum(gpu.memory_granted == 0 for gpu in server.gpus.values())
         why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle} idle)"
+        if kept is not None:
+            why += f"; {kept.entry.user} has waited longer and goes first"
         return NoOffer(server.id, server.name, "busy", why, ahead)
     capacity = sum(gpu.capacity for gpu in server.gpus.values())
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())

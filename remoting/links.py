@@ -48,8 +48,9 @@ GREETING_TIMEOUT_S = 3.0
 PEER_TIMEOUT_S = 10.0
 BACKOFF_BASE_S = 0.05
 BACKOFF_MAX_S = 2.0
-FALLBACK_DIAL_S = 3.0
-"""How long the server with the larger id waits to be dialled before it dials itself."""
+FALLBACK_DIAL_S = 0.5
+"""How long the server with the larger id waits to be dialled before it dials itself. Short, since a
+restarted server may not know any address before its table has caught up with somebody's."""
 
 CLOCK_EVERY_S = 20.0
 GREETING = struct.Struct(">HQ")  # version of the links, wall clock in milliseconds

@@ -34,7 +34,8 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waiters: dict[tuple[int, RequestId], _Waiter] = {}
-        self._settled: PoolState | None = None
+        self._settled: Server | None = None
+        self._again_at = float("inf")
 
     def __len__(self) -> int:
         """Return how many requests wait here."""
@@ -58,13 +59,17 @@ class Waiters:
 
     def due(self, state: PoolState, self_id: ServerId, now: float) -> list[tuple[int, RequestId]]:
         """Return whom to hint now, as pairs of connection and request."""
-        if not self._waiters or self._settled is state:
-            return []
         server = state.servers.get(self_id)
-        if server is None or not server.grantable:
+        # Most changes of the table concern other servers, and there are many of both.
+        if not self._waiters or server is None:
             return []
+        if self._settled is server and now < self._again_at:
+            return []
+        if not server.grantable:
+            return []
+        settled = server
         hints: list[tuple[int, RequestId]] = []
-        waits_for_turn = False
+        again_at = float("inf")
         for waiter in sorted(self._waiters.values(), key=lambda w: _order(state, w))[:EXAMINED_MAX]:
             if not any(gpu.memory_free for gpu in server.gpus.values()):
                 break
@@ -76,9 +81,9 @@ class Waiters:
             if waiter.hinted_at + HINT_EVERY_S <= now:
                 waiter.hinted_at = now
                 hints.append((waiter.connection, waiter.request.id))
-            waits_for_turn = True
-        # With nobody to serve, nothing changes before the table does.
-        self._settled = None if waits_for_turn else state
+            again_at = min(again_at, waiter.hinted_at + HINT_EVERY_S)
+        # With nobody to serve, nothing changes before this server's entry in the table does.
+        self._settled, self._again_at = settled, again_at
         return hints
 
 

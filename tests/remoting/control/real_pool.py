@@ -14,6 +14,7 @@ from tests.remoting.control.control_cluster import (
     server_id,
     token_id,
 )
+from tests.remoting.control.control_kit import until
 
 from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.storage import bootstrap, open_storage
@@ -249,8 +250,7 @@ class RealPool:
     async def settled(self) -> None:
         """Return once every server is up, in every table, and a voter."""
         count = len(self.servers)
-        while not all(self._is_settled(server, count) for server in self.servers):
-            await trio.sleep(0.02)
+        await until(lambda: all(self._is_settled(server, count) for server in self.servers))
 
     def _is_settled(self, server: RealServer, count: int) -> bool:
         assert server.ledger is not None
