@@ -621,12 +621,13 @@ class Steward:
         for each in list(self._awaited):
             if self._try_attach(each.client, each.call, each.message):
                 self._awaited.remove(each)
+        members = self.members()
         for client in self.clients():
-            self._follow_client(client)
+            self._follow_client(client, members)
         self._look()
         self._hint(self.clock.monotonic())
 
-    def _follow_client(self, client: Client) -> None:
+    def _follow_client(self, client: Client, members: tuple[m.Member, ...]) -> None:
         state = self.state
         for lease_id in sorted(client.attached):
             lease = state.leases.get(lease_id)
@@ -646,9 +647,9 @@ class Steward:
             self._actions.append(Hangup(client.connection, reason))
             self._forget(client.connection)
             return
-        if client.kind is not TokenKind.SERVER and client.members != (known := self.members()):
-            client.members = known
-            self.send(client.connection, 0, m.Members(known))
+        if client.kind is not TokenKind.SERVER and client.members != members:
+            client.members = members
+            self.send(client.connection, 0, m.Members(members))
 
     def _look(self) -> None:
         now = self.clock.monotonic()
