@@ -60,21 +60,23 @@ async def run_program(options: RunOptions) -> Ending:
     """
     environment = dict(os.environ) | dict(options.env)
     program = find_program(options.arguments[0], environment.get("PATH"))
-    until_started = trio.CancelScope()
 
     def note(text: str) -> None:
         if options.verbose:
             say(f"gpupool: {text}")
 
-    supervisor = Supervisor(on_early=lambda _: until_started.cancel(), decided=note)
-    ending = Ending(0)
+    def interrupt(_number: int) -> None:
+        run.interrupt()
+
+    supervisor = Supervisor(on_early=interrupt, decided=note)
+    run = _Run(options, program, environment, supervisor, note)
+    ending: Ending | None = None
     with caught_signals() as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch, signals)
-            with until_started:
-                ending = await _Run(options, program, environment, supervisor, note).to_end()
+            ending = await run.to_end()
             nursery.cancel_scope.cancel()
-    return Ending(0, supervisor.early) if until_started.cancelled_caught else ending
+    return ending or Ending(0, supervisor.early)
 
 
 class _Run:
@@ -96,19 +98,32 @@ class _Run:
         self._loud = not options.quiet and sys.stderr.isatty()
         self._door = DoorChoice("", "")
         self._lost = ""
+        self._connecting = trio.CancelScope()
+        self._started: trio.CancelScope | None = None
 
-    async def to_end(self) -> Ending:
-        """Connect, wait for GPUs, run the program, release."""
-        async with connected(self._options.credentials) as pool:
-            hold = await self._allocate(pool)
-            try:
-                await self._announce(pool, hold)
-                with private_dir() as folder:
-                    ending = await self._with_lease(hold, folder)
-            finally:
-                with trio.move_on_after(RELEASE_S, shield=True):
-                    await hold.release()
+    def interrupt(self) -> None:
+        """Give up, before the program runs."""
+        # Once there are connections they are needed to take back what the pool knows of us.
+        (self._started or self._connecting).cancel()
+
+    async def to_end(self) -> Ending | None:
+        """Connect, wait for GPUs, run the program, release; None when interrupted before."""
+        ending: Ending | None = None
+        with self._connecting:
+            async with connected(self._options.credentials) as pool:
+                with trio.CancelScope() as self._started:
+                    ending = await self._with_pool(pool)
         return ending
+
+    async def _with_pool(self, pool: Pool) -> Ending:
+        hold = await self._allocate(pool)
+        try:
+            await self._announce(pool, hold)
+            with private_dir() as folder:
+                return await self._with_lease(hold, folder)
+        finally:
+            with trio.move_on_after(RELEASE_S, shield=True):
+                await hold.release()
 
     async def _allocate(self, pool: Pool) -> LeaseHold:
         """Wait for GPUs, and meanwhile ask the program's own Python which door it needs."""

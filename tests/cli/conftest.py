@@ -1,18 +1,23 @@
-"""Hand-made views of a pool, for all that draws them; and a terminal with a process in it."""
+"""Hand-made views for all that draws; terminals with a process in them; a real pool."""
 
 import fcntl
+import json
 import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,3 +267,154 @@ def terminal() -> Iterator[Terminal]:
     opened = Terminal()
     yield opened
     opened.close()
+
+
+# --- a real pool ----------------------------------------------------------------------------------
+
+GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
+
+
+class LiveServer:
+    """One real ``gpupool join`` with two emulated GPUs of 8 GiB."""
+
+    def __init__(self, name: str, folder: Path, env: Mapping[str, str]) -> None:
+        self.name = name
+        self.env = env
+        self.state_dir = folder / name
+        self.out = folder / f"{name}.out"
+        self.log = folder / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str, listen: str = "127.0.0.1:0") -> None:
+        """Start it; the same state directory makes it the same server again."""
+        argv = [*GPUPOOL, "join", "--emulate", "2:8G", "--name", self.name, "--listen", listen]
+        argv += ["--state-dir", str(self.state_dir), "--log-format", "json", *arguments]
+        with self.out.open("ab") as out, self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                argv, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=log
+            )
+
+    def wait_for_log(self, word: str) -> None:
+        """Wait until a line of the log has ``word`` in it."""
+        assert self.process is not None
+        end = time.monotonic() + DEADLINE_S
+        while word not in self.log.read_text():
+            assert self.process.poll() is None, self.log.read_text()[-2000:]
+            assert time.monotonic() < end, self.log.read_text()[-2000:]
+            time.sleep(0.02)
+
+    def end(self, number: int) -> int:
+        """Send a signal and return how the process ended."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+
+class LivePool:
+    """Three servers, and commands as a user of this pool would type them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.chmod(0o711)  # workers have users of their own
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
+        self.env |= {
+            "GPUPOOL_CREDENTIALS": str(folder / "operator.json"),
+            "HOME": str(folder),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "TMPDIR": str(folder),
+            "RUNTIME_DIRECTORY": str(folder),
+        }
+        self.env.pop("XDG_RUNTIME_DIR", None)
+        self.servers = {name: LiveServer(name, folder, self.env) for name in ("a", "b", "c")}
+
+    def start(self) -> None:
+        """Start all three and wait until they vote."""
+        first, *others = self.servers.values()
+        first.start("--pool-name", "lab")
+        first.wait_for_log("is listening")
+        for server in others:
+            token = json.loads(self.run("token", "create", "--server", "--json").stdout)["token"]
+            server.start("--token", token)
+            server.wait_for_log("is listening")
+        self.wait_until(lambda pool: self._is_whole(pool))
+
+    @staticmethod
+    def _is_whole(pool: dict[str, Any]) -> bool:
+        idle = [s for s in pool["servers"] if s["state"] == "idle"]
+        return len(idle) == 3 == len(pool["raft"]["voters"]) and pool["raft"]["quorum"]
+
+    def run(
+        self, *arguments: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end, without a terminal."""
+        return subprocess.run(
+            [*GPUPOOL, *arguments],
+            env=self.env | dict(env or {}),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=2 * DEADLINE_S,
+            check=False,
+        )
+
+    def spawn(
+        self, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[str]":
+        """Start one command in a session of its own, without a terminal."""
+        return subprocess.Popen(
+            [*GPUPOOL, *arguments],
+            env=self.env | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def view(self) -> dict[str, Any]:
+        """Return what ``status --json`` says of the pool."""
+        done = self.run("status", "--json")
+        assert done.returncode in (0, 3), done.stdout + done.stderr
+        pool: dict[str, Any] = json.loads(done.stdout)["pool"]
+        return pool
+
+    def granted(self) -> int:
+        """Return the bytes that are granted in the whole pool."""
+        return sum(g["memory_granted"] for s in self.view()["servers"] for g in s["gpus"])
+
+    def wait_until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Look again and again until ``condition`` holds for the view."""
+        end = time.monotonic() + DEADLINE_S
+        while not condition(pool := self.view()):
+            assert time.monotonic() < end, json.dumps(pool, indent=1)[-3000:]
+            time.sleep(0.05)
+        return pool
+
+    def stop(self) -> None:
+        """End all servers."""
+        for server in self.servers.values():
+            if server.process is not None and server.process.poll() is None:
+                server.process.terminate()
+        for server in self.servers.values():
+            if server.process is not None:
+                try:
+                    server.process.wait(10)
+                except subprocess.TimeoutExpired:
+                    server.process.kill()
+                    server.process.wait()
+
+
+@pytest.fixture(scope="session")
+def live_pool() -> Iterator[LivePool]:
+    """Run a pool of three servers; every test leaves it whole, idle and undrained."""
+    # Not below pytest's own folder, which other users may not enter, and short enough for sockets.
+    folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
+    pool = LivePool(folder)
+    try:
+        pool.start()
+        yield pool
+    finally:
+        pool.stop()
+        shutil.rmtree(folder, ignore_errors=True)
