@@ -82,14 +82,17 @@ def wanted_size(gpu: Gpu, request: Request) -> int:
 
 def make_offer(state: PoolState, server: Server, request: Request) -> Offer | NoOffer:
     """Return what ``server`` answers to ``request``, from the table alone."""
-    if not any_could_ever_fit(state, request):
+    named = names_server(request.servers, server)
+    fitting_count = _fitting_count(server, request) if named else 0
+    # All other servers are looked at only when this one could not serve the request alone.
+    if fitting_count < request.count and not any_could_ever_fit(state, request):
         return NoOffer(server.id, server.name, "never", never_reason(state, request))
-    if not names_server(request.servers, server):
+    if not named:
         return NoOffer(server.id, server.name, "busy", "not among the servers asked for")
     if not server.grantable:
         why = server.drain_reason or server.status.value
         return NoOffer(server.id, server.name, "busy", f"grants nothing now: {why}")
-    if not could_ever_fit(server, request):
+    if fitting_count < (1 if request.across else request.count):
         return NoOffer(server.id, server.name, "busy", "has no such GPUs; another server does")
     ahead = sum(w.request.id != request.id for w in state.waiting.values())
     gpus = tuple(
@@ -111,11 +114,6 @@ def make_offer(state: PoolState, server: Server, request: Request) -> Offer | No
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())
     load = granted / capacity if capacity else 1.0
     return Offer(server.id, server.name, server.incarnation, gpus, load)
-
-
-def could_ever_fit(server: Server, request: Request) -> bool:
-    """Return whether an empty, healthy ``server`` could serve ``request``, or a part of it."""
-    return _fitting_count(server, request) >= (1 if request.across else request.count)
 
 
 def any_could_ever_fit(state: PoolState, request: Request) -> bool:
