@@ -128,7 +128,9 @@ class RaftNode:
         self._alive_at = now
         self._applied_by: dict[ServerId, int] = {}
         self._desired: tuple[ServerId, ...] | None = None
-        self._hand_over_at = -NEVER
+        self._successor: ServerId | None = None
+        self._hand_over_asked = False
+        self._hand_over_until = self._hand_over_at = -NEVER
         self._handlers: dict[str, Callable[[ServerId, Message], None]] = {
             "forward": self._on_forward,
             "forward_response": self._on_forward_response,
@@ -252,10 +254,12 @@ class RaftNode:
         self._desired = None if desired is None else tuple(sorted(set(desired)))
 
     def hand_over(self, now: float) -> bool:
-        """Ask the voter with the longest log to lead; False when nobody can, or we do not lead."""
+        """Let the voter with the longest log lead; False when nobody can, or we do not lead.
+
+        Proposals are refused until it does, or for ``election_max_s`` at most.
+        """
         self._advance(now)
-        with self._core.stepping(self._now):
-            return self._hand_over_to(self._core.voters)
+        return self._begin_hand_over(self._core.voters)
 
     # --- what the driver does ----------------------------------------------------------------
 
@@ -271,6 +275,7 @@ class RaftNode:
                 self._leads_since = self._now
             self._drain_queue()
             self._reconcile()
+            self._continue_hand_over()
             core.replicate()
             self._answer_pulls()
             if core.votes:
@@ -314,6 +319,8 @@ class RaftNode:
         due = core.next_step_at()
         if self._expiries:
             due = min(due, self._expiries[0][0])
+        if self._successor is not None:
+            due = min(due, self._hand_over_until)
         for _, since in self._pulls.values():
             due = min(due, since + self.settings.pull_wait_s)
         if not core.votes and self._writers:
@@ -480,7 +487,7 @@ class RaftNode:
                 self._forward(proposal)
 
     def _append(self, proposal: _Proposal) -> None:
-        if (reason := self._overload()) is not None:
+        if (reason := self._refusal()) is not None:
             self._decide(proposal, NotCommitted(reason))
             return
         proposal.sent = True
@@ -507,7 +514,7 @@ class RaftNode:
 
     def _on_forward(self, peer: ServerId, message: Message) -> None:
         core = self._core
-        refused = self._overload()
+        refused = self._refusal()
         if core.state != LEADER or message["term"] != core.term:
             refused = "the server asked does not lead any more"
         elif message["deadline_ms"] <= core.clock_ms():
@@ -539,10 +546,12 @@ class RaftNode:
             lambda outcome: self._decide(proposal, outcome),
         )
 
-    def _overload(self) -> str | None:
+    def _refusal(self) -> str | None:
         waiting = self._storage.journal.last_index - self._core.commit_index
         if waiting >= UNCOMMITTED_ENTRIES_MAX:
             return f"{waiting} commands wait for a majority already"
+        if self._successor is not None:
+            return "the leader is handing over"
         return None
 
     def _resolver(self, callback: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
@@ -561,16 +570,33 @@ class RaftNode:
         step = membership.next_step(core.voters, desired, ready=caught_up, leader=self.server_id)
         if step is not None:
             core.set_voters(step, lambda outcome: _log.info("voters %s: %s", step, outcome))
-        elif self.server_id not in desired and self._now >= self._hand_over_at:
-            self._hand_over_at = self._now + self.settings.hand_over_retry_s
-            self._hand_over_to(voter for voter in core.voters if voter in desired)
+        elif self.server_id not in desired:
+            self._begin_hand_over(voter for voter in core.voters if voter in desired)
 
-    def _hand_over_to(self, candidates: Iterable[ServerId]) -> bool:
+    def _begin_hand_over(self, candidates: Iterable[ServerId]) -> bool:
+        """Choose the voter with the longest log, and append nothing more until it leads.
+
+        Under load it would never have the whole log otherwise.
+        """
         core = self._core
-        for voter in candidates:
-            if voter != self.server_id and voter in self._writers and core.hand_over(voter):
-                return True
-        return False
+        if self._successor is not None:
+            return True
+        able = [peer for peer in candidates if peer in self._writers and peer != self.server_id]
+        if core.state != LEADER or not able or self._now < self._hand_over_at:
+            return False
+        self._successor = max(able, key=lambda peer: (core.match_index(peer), peer))
+        self._hand_over_until = self._now + self.settings.election_max_s
+        self._hand_over_at = self._hand_over_until + self.settings.hand_over_retry_s
+        self._hand_over_asked = False
+        return True
+
+    def _continue_hand_over(self) -> None:
+        if self._successor is None:
+            return
+        if self._core.state != LEADER or self._now >= self._hand_over_until:
+            self._successor = None
+        elif not self._hand_over_asked:
+            self._hand_over_asked = self._core.hand_over(self._successor)
 
     # --- following without a vote ------------------------------------------------------------
 

@@ -92,4 +92,4 @@ class ConsensusSettings:
     counts for the majority, and would hold up every commit until it has caught up."""
 
     hand_over_retry_s: float = 0.5
-    """Pause between attempts of a leader to pass its office on."""
+    """Pause between attempts of a leader to pass its office on, in which proposals are accepted."""

@@ -168,14 +168,16 @@ class TlsLinks:
 
 async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
     """Run one server that obeys JSON lines on its standard input."""
-    storage = open_storage(directory / name, create=True)
-    if name == min(ports):
+    new = not (directory / name).exists()
+    storage = open_storage(directory / name, create=new)
+    if new and name == min(ports):
         bootstrap(storage, ServerId(name))
     links = TlsLinks(name, ports, directory)
+    machine = Counter()
     ledger = RaftLedger(
         ServerId(name),
         storage=storage,
-        machine=Counter(),
+        machine=machine,
         clock=SystemTime(),
         randomness=random.Random(),
         links=links,
@@ -187,22 +189,22 @@ async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(ledger.run)
         nursery.start_soon(links.run, listener)
-        await obey(ledger)
+        await obey(ledger, machine)
         nursery.cancel_scope.cancel()
 
 
-async def obey(ledger: RaftLedger) -> None:
+async def obey(ledger: RaftLedger, machine: Counter) -> None:
     stdin = trio.lowlevel.FdStream(os.dup(0))
     buffer = b""
     async for data in stdin:
         buffer += data
         *lines, buffer = buffer.split(b"\n")
         for line in lines:
-            answer = await execute(ledger, json.loads(line))
+            answer = await execute(ledger, machine, json.loads(line))
             print(json.dumps(answer), flush=True)
 
 
-async def execute(ledger: RaftLedger, request: dict[str, Any]) -> object:
+async def execute(ledger: RaftLedger, machine: Counter, request: dict[str, Any]) -> object:
     match request["do"]:
         case "health":
             health = ledger.health()
@@ -210,6 +212,8 @@ async def execute(ledger: RaftLedger, request: dict[str, Any]) -> object:
             return [health.role is Role.LEADER, list(health.voters), health.leader, cpu]
         case "load":
             return await load(ledger, request["in_flight"], request["seconds"])
+        case "count":
+            return machine.count if await ledger.barrier(timeout_s=10) else None
         case "first_write":
             outcome = None
             while not isinstance(outcome, Committed):
@@ -226,7 +230,7 @@ async def load(ledger: RaftLedger, in_flight: int, seconds: float) -> list[float
 
     async def client() -> None:
         while (began := time.monotonic()) < end:
-            outcome = await ledger.propose(payload, timeout_s=5)
+            outcome = await ledger.propose(payload, timeout_s=5, idempotent=True)
             assert isinstance(outcome, Committed), outcome
             latencies.append(time.monotonic() - began)
 
@@ -334,7 +338,11 @@ class Cluster:
         for held in with_sockets:
             held.close()
         make_certificates(self.names, directory)
-        self.processes = {name: Process(mode, name, ports, directory) for name in self.names}
+        self.mode, self.ports, self.directory = mode, ports, directory
+        self.processes = {name: self.start(name) for name in self.names}
+
+    def start(self, name: str) -> Process:
+        return Process(self.mode, name, self.ports, self.directory)
 
     def leader(self) -> str:
         deadline = time.monotonic() + 30
