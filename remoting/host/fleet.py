@@ -310,7 +310,7 @@ class Fleet:
             worker.ready.set()
             self._wake()
         elif isinstance(message, messages.Log):
-            self._log(f"{worker.label}: {message.text}")
+            worker.say(message.text, self._log)
         elif isinstance(message, messages.Ended):
             worker.said_reason = message.reason
             worker.failed = worker.failed or message.failed

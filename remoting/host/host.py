@@ -394,7 +394,7 @@ class Host:
         elif isinstance(message, messages.Report):
             worker.totals = message
         elif isinstance(message, messages.Rejected):
-            self._log(f"{worker.label}: a connection was refused: {message.reason}")
+            worker.say(f"a connection was refused: {message.reason}", self._log)
         elif isinstance(message, messages.ContextReady) and not worker.contexts:
             worker.contexts = True
             if self._nursery is not None:

@@ -18,8 +18,8 @@ from gpupool.remoting.host.budget import Budget, BudgetError
 
 RECEIVE_SIZE = 65536
 
-ERROR_TEXT_MAX = 64 * 1024
-"""Bytes of a worker's stderr that reach the log; a program could make it print for ever."""
+LOG_TEXT_MAX = 64 * 1024
+"""Characters of one worker that reach the log; a program could make it talk for ever."""
 
 LAST_WORDS_TIMEOUT_S = 1.0
 """A dead worker's sockets are read for so long; they end at once unless a child of it lives on."""
@@ -73,6 +73,7 @@ class Worker:
     kill_reason: str = ""  # why the host killed it, if it did
     said_reason: str = ""  # why it exits, by its own last message
     failed: bool = False  # its end is worth a line in the log
+    log_left: int = LOG_TEXT_MAX
 
     @property
     def label(self) -> str:
@@ -98,6 +99,14 @@ class Worker:
             raise WorkerFailedError("the worker takes no messages", why=str(error)) from error
         if sent != len(data):
             raise WorkerFailedError("the worker takes no messages", why="its socket is full")
+
+    def say(self, text: str, log: Callable[[str], None]) -> None:
+        """Log a line that this worker or its client has caused, unless there were too many."""
+        if self.log_left <= 0:
+            return
+        self.log_left -= len(text) + 1
+        last = "" if self.log_left > 0 else " (and nothing more of it is logged)"
+        log(f"{self.label}: {text}{last}")
 
     def kill(self, reason: str, *, failed: bool = True) -> None:
         """Kill the process; the first reason given stays."""
@@ -192,12 +201,11 @@ def answer_budget_call(worker: Worker, budget: Budget, call: messages.BudgetCall
 
 async def read_errors(worker: Worker, log: Callable[[str], None]) -> None:
     """Log what ``worker`` prints, up to a limit, and keep reading so that it never blocks."""
-    left = ERROR_TEXT_MAX
     pending = b""
     async with trio.lowlevel.FdStream(worker.errors) as stream:
         async for data in stream:
-            kept, left = data[:left], max(0, left - len(data))
-            *lines, pending = (pending + kept).split(b"\n")
+            *lines, pending = (pending + data).split(b"\n")
+            pending = pending[: messages.TEXT_SIZE_MAX]
             for line in lines:
                 _log_line(worker, line, log)
     _log_line(worker, pending, log)
@@ -206,4 +214,4 @@ async def read_errors(worker: Worker, log: Callable[[str], None]) -> None:
 def _log_line(worker: Worker, line: bytes, log: Callable[[str], None]) -> None:
     text = messages.shortened(line.decode(errors="replace")).strip()
     if text:
-        log(f"{worker.label}: {text}")
+        worker.say(text, log)

@@ -1,6 +1,6 @@
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gpupool.pool.ids import GpuId, LeaseId
@@ -148,6 +148,7 @@ class BudgetMachine(RuleBasedStateMachine):
 
 
 TestBudgetMachine = BudgetMachine.TestCase
+TestBudgetMachine.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 @given(st.lists(st.integers(0, 50), max_size=20))

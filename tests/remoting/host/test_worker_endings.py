@@ -174,13 +174,16 @@ async def test_output_of_a_worker_is_logged_up_to_a_limit(make_host: MakeHost) -
     kit = await make_host()
     client, worker = await kit.connect(kit.lease())
     await client.ask(b"p", b"from the driver\n")
-    for _ in range(4):
-        await client.ask(b"p", b"x" * 50_000 + b"\n")
+    await kit.logged("lease 7f3a: from the driver")
+    for _ in range(10):
+        await client.ask(b"p", b"x" * 50_000 + b"\n" + b"line\n" * 1000)
+        await client.ask(b"l", b"talk " * 1000)
     client.stream.close()
     with trio.fail_after(DIE_S):
         await worker.ended.wait()
-    await kit.logged("lease 7f3a: from the driver")
-    assert sum(map(len, kit.log)) < 20_000
+    await kit.logged("nothing more of it")
+    assert sum(len(line) for line in kit.log if "line" not in line) < 80_000
+    assert len([line for line in kit.log if line.endswith(": line")]) < 11_000
 
 
 # --- with the host ------------------------------------------------------------------------------
