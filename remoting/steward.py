@@ -300,7 +300,7 @@ class Steward:
 
     def wake_at(self) -> float:
         """Return the monotonic time of the next ``poll``."""
-        times = [self._look_at, self.proposals.wake_at()]
+        times = [self._look_at, self.proposals.wake_at(), self.waiters.wake_at()]
         times += [each.deadline for each in self._awaited]
         times += [client.update_at for client in self.clients()]
         return min(times)
@@ -438,7 +438,7 @@ class Steward:
 
     def _ask(self, client: Client, call: int, request: Request) -> None:
         check_request(request)
-        state = self.state
+        state, now = self.state, self.clock.monotonic()
         server = state.servers.get(self.self_id)
         age_s = self.health().majority_age_s
         if server is None:
@@ -449,10 +449,10 @@ class Steward:
         elif server.incarnation != self._incarnation:
             answer = NoOffer(server.id, server.name, "busy", "is starting")
         else:
-            answer = make_offer(state, server, request)
+            answer = make_offer(state, self.waiters.without_kept(server, request.id, now), request)
         if isinstance(answer, NoOffer):
             if answer.kind == "busy":
-                self.waiters.add(client.connection, request, self.clock.monotonic())
+                self.waiters.add(client.connection, request, now)
             self.answer(client, call, m.Offered(None, answer))
         else:
             self.answer(client, call, m.Offered(answer, None))
@@ -546,12 +546,20 @@ class Steward:
         lease = self.state.leases.get(message.lease)
         if lease is not None and lease.user != client.user:
             raise DeniedError(f"lease {lease_name(lease.id)} is not yours")
+        reason = message.reason[:TEXT_LENGTH_MAX] or "released"
         self._detach(client, message.lease)
-        self._kill(message.lease, message.reason)
-        command = commands.EndLease(message.lease, message.reason[:TEXT_LENGTH_MAX], client.user)
-        # Whatever becomes of this call, the client has let go: the duties end the lease.
-        self._lose(message.lease, message.reason[:TEXT_LENGTH_MAX] or "released")
-        self.propose_for(client, call, command, lambda _result: m.Done())
+        self._kill(message.lease, reason)
+
+        def decided(decision: Decision) -> None:
+            if decision.result is None:
+                # Whatever becomes of this call, the client has let go: the duties end the lease.
+                self._lose(message.lease, reason)
+                self.answer(client, call, m.refused(self.no_quorum(decision.why)))
+            else:
+                self.answer(client, call, m.Done())
+
+        command = commands.EndLease(message.lease, reason, client.user)
+        self.proposals.propose(command, decided, timeout_s=self.settings.call_timeout_s)
 
     def _open_session(self, client: Client, call: int, message: m.OpenSession) -> None:
         self.require_majority()

@@ -1,18 +1,23 @@
-"""Whom to tell that the pool has room again, without I/O.
+"""Whom to tell that the pool has room again, and for whom to keep it, without I/O.
 
 A waiting client backs off for up to 5 s. So that memory which is freed does not lie idle for so
 long, a server hints ``TryNow`` to as many of its waiting clients as its free memory would serve,
-the longest waiting first. A hint promises nothing; the back-off goes on for whom none reaches.
+the longest waiting first. For a moment it offers that room to nobody else, so that a request which
+has just come does not overtake. None of this is a promise: ``apply`` decides, the back-off goes on
+for whom no hint reaches, and whoever does not follow a hint loses the turn to the next.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gpupool.pool.ids import GpuId, RequestId, ServerId
 from gpupool.pool.placement import Offer, choose, make_offer
 from gpupool.pool.state import Gpu, PoolState, Request, Server
 
-HINT_EVERY_S = 0.5
-"""Nobody is told again before; whoever was told has the room counted as taken until then."""
+KEEP_S = 0.5
+"""How long room is kept for whoever was hinted; asking and claiming takes a tenth of it."""
+
+FORGET_S = 15.0
+"""A client that waits asks every 5 s or more often; one that does not has gone elsewhere."""
 
 WAITERS_MAX = 1024
 """Waiting requests that one server remembers; one beyond that lives by its back-off alone."""
@@ -26,7 +31,10 @@ class _Waiter:
     connection: int
     request: Request
     since: float
+    asked_at: float
     hinted_at: float = float("-inf")
+    kept_until: float = float("-inf")
+    kept: dict[GpuId, int] = field(default_factory=dict[GpuId, int])  # bytes
 
 
 class Waiters:
@@ -34,7 +42,7 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waiters: dict[tuple[int, RequestId], _Waiter] = {}
-        self._settled: Server | None = None
+        self._seen: Server | None = None
         self._again_at = float("inf")
 
     def __len__(self) -> int:
@@ -42,65 +50,94 @@ class Waiters:
         return len(self._waiters)
 
     def add(self, connection: int, request: Request, now: float) -> None:
-        """Remember that ``request`` was told to wait."""
-        key = (connection, request.id)
-        if key not in self._waiters and len(self._waiters) < WAITERS_MAX:
-            self._waiters[key] = _Waiter(connection, request, now)
-            self._settled = None
+        """Remember that ``request`` asked, and was told to wait."""
+        waiter = self._waiters.get((connection, request.id))
+        if waiter is not None:
+            waiter.asked_at = now
+        elif len(self._waiters) < WAITERS_MAX:
+            waiter = _Waiter(connection, request, now, now)
+            self._waiters[(connection, request.id)] = waiter
+            self._seen = None
 
     def discard(self, connection: int, request: RequestId) -> None:
         """Forget one: it was granted or cancelled."""
-        self._waiters.pop((connection, request), None)
+        if self._waiters.pop((connection, request), None) is not None:
+            self._seen = None
 
     def closed(self, connection: int) -> None:
         """Forget all of a connection that is gone."""
         for key in [key for key in self._waiters if key[0] == connection]:
             del self._waiters[key]
+            self._seen = None
+
+    def without_kept(self, server: Server, request: RequestId, now: float) -> Server:
+        """Return ``server`` without the room that it keeps for others than ``request``."""
+        for waiter in self._waiters.values():
+            if waiter.kept_until > now and waiter.request.id != request:
+                server = _less(server, waiter.kept)
+        return server
+
+    def wake_at(self) -> float:
+        """Return when ``due`` should be called again, if nothing else happens."""
+        return self._again_at if self._waiters else float("inf")
 
     def due(self, state: PoolState, self_id: ServerId, now: float) -> list[tuple[int, RequestId]]:
         """Return whom to hint now, as pairs of connection and request."""
+        self._forget_served(state, now)
         server = state.servers.get(self_id)
         # Most changes of the table concern other servers, and there are many of both.
-        if not self._waiters or server is None:
+        if server is None or (self._seen is server and now < self._again_at):
             return []
-        if self._settled is server and now < self._again_at:
+        self._seen, self._again_at = server, float("inf")
+        if not self._waiters or not server.grantable:
             return []
-        if not server.grantable:
-            return []
-        settled = server
         hints: list[tuple[int, RequestId]] = []
-        again_at = float("inf")
-        for waiter in sorted(self._waiters.values(), key=lambda w: _order(state, w))[:EXAMINED_MAX]:
-            if not any(gpu.memory_free for gpu in server.gpus.values()):
+        for waiter in sorted(self._waiters.values(), key=lambda w: _turn(state, w, now)):
+            if len(hints) >= EXAMINED_MAX or not any(g.memory_free for g in server.gpus.values()):
                 break
-            offer = make_offer(replace(state, servers=state.servers | {self_id: server}), server,
-                               waiter.request)  # fmt: skip
-            if not isinstance(offer, Offer):
-                continue
-            server = _less(server, offer, waiter.request)
-            if waiter.hinted_at + HINT_EVERY_S <= now:
-                waiter.hinted_at = now
+            if waiter.kept_until <= now:
+                waiter.kept = _room(state, server, waiter.request)
+                if not waiter.kept:
+                    continue
+                waiter.hinted_at, waiter.kept_until = now, now + KEEP_S
                 hints.append((waiter.connection, waiter.request.id))
-            again_at = min(again_at, waiter.hinted_at + HINT_EVERY_S)
-        # With nobody to serve, nothing changes before this server's entry in the table does.
-        self._settled, self._again_at = settled, again_at
+            server = _less(server, waiter.kept)
+            self._again_at = min(self._again_at, waiter.kept_until)
         return hints
 
 
-def _order(state: PoolState, waiter: _Waiter) -> tuple[int, int, float]:
+    def _forget_served(self, state: PoolState, now: float) -> None:
+        """Forget requests that another server has served, or whose client has gone elsewhere."""
+        for key, waiter in list(self._waiters.items()):
+            request = waiter.request.id
+            known = request in state.by_request or request in state.closed
+            if known or waiter.asked_at + FORGET_S < now:
+                del self._waiters[key]
+                self._seen = None
+
+
+def _turn(state: PoolState, waiter: _Waiter, now: float) -> tuple[bool, bool, int, int, float]:
+    """Return the order of turns: those whose room is kept, then by the length of the wait."""
+    is_kept = waiter.kept_until > now
+    ignored_hint = not is_kept and waiter.hinted_at > waiter.asked_at
     entry = state.waiting.get(waiter.request.id)
-    if entry is None:
-        return (0, 2**63, waiter.since)
-    return (-entry.priority, entry.since, waiter.since)
+    priority, since = (entry.priority, entry.since) if entry else (0, 2**63)
+    return (not is_kept, ignored_hint, -priority, since, waiter.since)
 
 
-def _less(server: Server, offer: Offer, request: Request) -> Server:
-    """Return ``server`` as it would be after ``request`` took what it was offered."""
+def _room(state: PoolState, server: Server, request: Request) -> dict[GpuId, int]:
+    """Return the bytes per GPU that ``request`` would get of ``server`` now; nothing if none."""
+    offer = make_offer(state, server, request)
+    if not isinstance(offer, Offer):
+        return {}
     choice = choose((offer,), request)
-    if choice is not None:
-        sizes = {part.gpu: part.memory for part in choice.partitions}
-    else:
-        sizes = {gpu.gpu: gpu.memory for gpu in offer.gpus}  # a part of an across request
+    if choice is None:
+        return {gpu.gpu: gpu.memory for gpu in offer.gpus}  # a part of an across request
+    return {part.gpu: part.memory for part in choice.partitions}
+
+
+def _less(server: Server, sizes: dict[GpuId, int]) -> Server:
+    """Return ``server`` as if these bytes were granted as well."""
     gpus: dict[GpuId, Gpu] = {
         gpu.id: replace(gpu, memory_granted=gpu.memory_granted + sizes.get(gpu.id, 0))
         for gpu in server.gpus.values()
