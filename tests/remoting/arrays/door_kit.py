@@ -155,11 +155,15 @@ class Server:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.load_cert_chain(self.tls[0], self.tls[1])
-            connection = context.wrap_socket(connection, server_side=True)
-            assert _exactly(connection, 32) == self.ticket
-            connection.sendall(b"\x01")
-        else:
-            accept_proof(connection, self.session, self.ticket)
+            secured = context.wrap_socket(connection, server_side=True)
+            try:
+                assert _exactly(secured, 32) == self.ticket
+            except BaseException:
+                secured.close()
+                raise
+            secured.sendall(b"\x01")
+            return secured
+        accept_proof(connection, self.session, self.ticket)
         return connection
 
     def offer(self) -> dict[str, Any]:

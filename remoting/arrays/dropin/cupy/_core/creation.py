@@ -255,8 +255,8 @@ def meshgrid(*xi: Any, indexing: str = "xy", sparse: bool = False, copy: bool = 
         shape[1 - at if indexing == "xy" and count > 1 and at < 2 else at] = array.size
         grids.append(array.reshape(shape))
     if not sparse:
-        grids = list(state.hooks["functions"]["broadcast_arrays"](*grids))
-    return [grid.copy() for grid in grids] if copy else grids
+        grids = list(state.hooks["functions"]["broadcast_arrays"](*grids)) if grids else []
+    return tuple([grid.copy() for grid in grids] if copy else grids)
 
 
 def indices(dimensions: Any, dtype: Any = int) -> Any:

@@ -432,6 +432,26 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
     return make.forward("diff", (array, n, at), {}, fresh(array.dtype, shape))
 
 
+def packbits(a: Any, axis: Any = None, bitorder: str = "big") -> Any:
+    """Pack truth values into the bits of bytes."""
+    if bitorder not in ("big", "little"):
+        raise ValueError("bitorder must be either 'big' or 'little'")
+    array = need(a)
+    if array.dtype.kind not in "biu":
+        raise TypeError("Expected an input array of integer or boolean data type")
+    return make.lazy("packbits", (array,), {"axis": axis, "bitorder": bitorder})
+
+
+def unpackbits(a: Any, axis: Any = None, bitorder: str = "big") -> Any:
+    """Unpack the bits of bytes into truth values."""
+    if bitorder not in ("big", "little"):
+        raise ValueError("bitorder must be either 'big' or 'little'")
+    array = need(a)
+    if array.dtype != np.uint8:
+        raise TypeError("Expected an input array of unsigned byte data type")
+    return make.lazy("unpackbits", (array,), {"axis": axis, "bitorder": bitorder})
+
+
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """Return the gradient, one array per axis."""
     made = make.ask("gradient", need(f, "f"), *[_arrays(x) for x in varargs], axis=axis, edge_order=edge_order)
@@ -552,8 +572,8 @@ FUNCTIONS: dict[str, Any] = {
     "intersect1d": _asked("intersect1d", 2), "setdiff1d": _lazy("setdiff1d", 2),
     "setxor1d": _lazy("setxor1d", 2), "union1d": _lazy("union1d", 2),
     "histogram": _asked("histogram", 1), "histogram2d": _asked("histogram2d", 2),
-    "histogramdd": _asked("histogramdd", 1), "packbits": _lazy("packbits"),
-    "unpackbits": _lazy("unpackbits"), "trapezoid": _lazy("trapezoid", 2),
+    "histogramdd": _asked("histogramdd", 1), "packbits": packbits,
+    "unpackbits": unpackbits, "trapezoid": _lazy("trapezoid", 2),
     "unwrap": _lazy("unwrap", 1), "poly": _lazy("poly", 1), "polyfit": _asked("polyfit", 2),
     "roots": _lazy("roots", 1), "may_share_memory": _asked("may_share_memory"),
     "shares_memory": _asked("shares_memory"),

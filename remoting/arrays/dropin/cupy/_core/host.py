@@ -370,6 +370,7 @@ class flatiter:  # noqa: N801 - NumPy's name
 
     def __init__(self, a: Any) -> None:
         self.base = a
+        self._next = 0
 
     def __len__(self) -> int:
         return self.base.size
@@ -383,12 +384,24 @@ class flatiter:  # noqa: N801 - NumPy's name
         if isinstance(index, tuple):
             raise IndexError("unsupported iterator index")
         flat = self.base.ravel()
+        ndarray: Any = state.hooks["ndarray"]
+        if isinstance(index, slice) and isinstance(value, ndarray):
+            # As in NumPy, values are repeated, and what is too much is ignored.
+            value = FUNCTIONS["resize"](value.ravel(), (len(range(*index.indices(flat.size))),))
         flat[index] = value
         if not self.base.flags.c_contiguous:
             self.base[...] = flat.reshape(self.base.shape)
 
-    def __iter__(self) -> Any:
-        return iter(self.base.ravel())
+    def __iter__(self) -> "flatiter":
+        self._next = 0
+        return self
+
+    def __next__(self) -> Any:
+        place = self._next
+        if place >= self.base.size:
+            raise StopIteration
+        self._next = place + 1
+        return self.base[np.unravel_index(place, self.base.shape)]
 
     def copy(self) -> Any:
         """Return the elements as a 1-D array."""

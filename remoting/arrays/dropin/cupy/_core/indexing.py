@@ -1,5 +1,6 @@
 """Reading and writing parts of arrays, with the shapes known before anything is sent."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def check_masks(meta: Meta, items: tuple[Any, ...]) -> None:
         if isinstance(item, Remote) and item._meta.dtype.kind == "b":  # type: ignore[attr-defined]
             shape = item._meta.shape  # type: ignore[attr-defined]
             for offset, length in enumerate(shape):
-                if length != meta.shape[axis + offset]:
+                if length not in (0, meta.shape[axis + offset]):
                     raise IndexError(
                         f"boolean index did not match indexed array along axis {axis + offset}; "
                         f"size of axis is {meta.shape[axis + offset]} but size of corresponding "
@@ -158,15 +159,18 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
 def setitem(a: Any, index: Any, value: Any) -> None:
     """Perform ``a[index] = value``; nothing waits."""
     items = (index,) if type(index) is int else prepare(index)
-    if isinstance(value, np.ndarray):
+    arrays = any(isinstance(item, Remote) for item in items)
+    if arrays and isinstance(value, (np.ndarray, list, tuple)):
+        # CuPy uploads values for index arrays, but not for slices (cupy#2079).
+        value = make.array(value, dtype=a.dtype)
+    elif isinstance(value, np.ndarray):
         value = _host_value(a, index, value)
-        if value is None:
-            return
     elif isinstance(value, (list, tuple)):
         value = make.array(value, dtype=a.dtype)
     else:
         value = make.operand(value)
-    if not any(isinstance(item, Remote) for item in items):
+    value = without_imaginary(value, a._meta.dtype)
+    if not arrays:
         target = basic(a._meta, items)
         if isinstance(value, Remote):
             _check_fits(value._meta.shape, target.shape)  # type: ignore[attr-defined]
@@ -176,9 +180,19 @@ def setitem(a: Any, index: Any, value: Any) -> None:
         _check_fits(value._meta.shape, advanced(a._meta, items))  # type: ignore[attr-defined]
     else:
         advanced(a._meta, items)
-    if type(value) is complex and a._meta.dtype.kind not in "cb":
-        raise TypeError("Cannot cast complex values to real")
     a._session.call("ndarray.setitem", (a, items, value), {})
+
+
+def without_imaginary(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a scalar as a real one, with NumPy's warning, where the target is real."""
+    if isinstance(value, (complex, np.complexfloating)) and dtype.kind not in "cb":
+        warnings.warn(
+            "Casting complex values to real discards the imaginary part",
+            np.exceptions.ComplexWarning,
+            stacklevel=4,
+        )
+        return value.real
+    return value
 
 
 def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:

@@ -1,5 +1,6 @@
 """How arrays come to be: results of calls, uploads, and what is accepted as an operand."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -273,12 +274,14 @@ _COPY_NONE = int(np.__version__.split(".")[0]) >= 2
 
 
 def _has_device_leaf(obj: Any) -> bool:
-    while isinstance(obj, (list, tuple)):
-        if not obj:
-            return False
-        items: Any = obj
-        obj = items[0]
-    return isinstance(obj, Remote)
+    """Say whether a nested sequence holds device arrays; the first leaf of each branch tells."""
+    items: Any = obj
+    if not isinstance(obj, (list, tuple)):
+        return isinstance(obj, Remote)
+    return bool(items) and (
+        isinstance(items[0], (list, tuple)) and any(map(_has_device_leaf, items))
+        or any(isinstance(item, Remote) for item in items)
+    )
 
 
 def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
@@ -331,6 +334,12 @@ def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
         raise ValueError("Unable to avoid copy while creating an array as requested.")
     if order == "A":
         order = "F" if f and not c else "C"
+    if meta.dtype.kind == "c" and kind.kind not in "bc":
+        warnings.warn(
+            "Casting complex values to real discards the imaginary part",
+            np.exceptions.ComplexWarning,
+            stacklevel=3,
+        )
     looks = keep_order(meta, kind) if order == "K" else fresh(kind, meta.shape, order)
     return forward("ndarray.astype", (source, kind, order), {}, looks)
 

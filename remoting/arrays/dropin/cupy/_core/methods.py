@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from cupy._core import make
+from cupy._core.indexing import without_imaginary
 from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.meta import Meta, fresh, intern, keep_order, of_view, reshaped
@@ -80,9 +81,6 @@ class Methods:
         meta = self._meta
         letter = make.normalize_order(order)
         flat = fresh(meta.dtype, (meta.size,))
-        c, f = meta.contiguity
-        if letter in ("A", "K"):
-            letter = "F" if f and not c else "C"
         return make.forward("ndarray.flatten", (self, letter), {}, flat)
 
     def transpose(self, *axes: Any) -> Any:
@@ -156,9 +154,8 @@ class Methods:
             if value.shape != ():
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
             value = value.item()
-        if isinstance(value, complex) and self._meta.dtype.kind not in "cb":
-            raise TypeError("Cannot cast complex values to real")
-        self._session.call("ndarray.fill", (self, make.operand(value)), {})
+        scalar = without_imaginary(make.operand(value), self._meta.dtype)
+        self._session.call("ndarray.fill", (self, scalar), {})
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:
         """Sort in place."""

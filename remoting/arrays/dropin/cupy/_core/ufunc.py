@@ -329,7 +329,8 @@ class ufunc:  # noqa: N801 - CuPy's name
         if self.operation not in ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"):
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
         index = state.hooks["index"](indices)
-        value = make.operand(b) if not isinstance(b, (list, tuple)) else make.asarray(b)
+        host = isinstance(b, (list, tuple, np.ndarray))
+        value = make.asarray(b) if host else make.operand(b)
         a._session.call("ufunc.at", (self.operation, a, index, value), {})
 
     def reduce(
@@ -361,7 +362,7 @@ class ufunc:  # noqa: N801 - CuPy's name
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """Return the common shape; ValueError in NumPy's words if there is none."""
-    first = shapes[0]
+    first = shapes[0] if shapes else ()
     if all(shape == first for shape in shapes):
         return first
     try:

@@ -14,6 +14,16 @@ __all__ = [
 ]  # fmt: skip
 
 
+class _Config:
+    """Settings of CuPy's transforms; plans are the server's affair."""
+
+    enable_nd_planning = True
+    use_multi_gpus = False
+
+
+config = _Config()
+
+
 def _complex(kind: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.complex64) if kind.char in "efF" else np.dtype(np.complex128)
 
