@@ -352,10 +352,10 @@ class Fleet:
     def _make_directory(self) -> Path:
         """Return the directory of the workers' directories, where their own uids get through."""
         base = self._settings.runtime_dir.resolve()
-        if self._isolation.own_uid and spawn.closed_above(base / "workers") is not None:
-            directory = Path(tempfile.mkdtemp(prefix="gpupool-workers-"))
+        if self._isolation.own_uid and spawn.closed_above(base / former.DIRECTORY_NAME) is not None:
+            directory = Path(tempfile.mkdtemp(prefix=former.TEMPORARY_PREFIX))
         else:
-            directory = base / "workers"
+            directory = base / former.DIRECTORY_NAME
             spawn.remove_directory(directory, self._log)  # of a former run
             directory.mkdir()
         directory.chmod(0o711 if self._isolation.own_uid else 0o700)
@@ -365,4 +365,4 @@ class Fleet:
         if self._settings.state_dir is None:
             return
         live = {w.process.pid: w.start_time for w in self.workers.values()}
-        former.write_record(self._settings.state_dir, live)
+        former.write_record(self._settings.state_dir, live, self._directory)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, cast
 from gpupool.pool.errors import GpupoolError, StorageError
 
 FILE_NAME = "workers.json"
+DIRECTORY_NAME = "workers"
+TEMPORARY_PREFIX = "gpupool-workers-"
 DEATH_TIMEOUT_S = 10.0
 RECORD_COUNT_MAX = 65536
 
@@ -45,12 +48,14 @@ def boot_id() -> str:
         return ""
 
 
-def write_record(state_dir: Path, workers: Mapping[int, int]) -> None:
-    """Record the live workers, pid to start time; a reader sees the old record or the new one.
+def write_record(state_dir: Path, workers: Mapping[int, int], directory: Path) -> None:
+    """Record the live workers, pid to start time, and the directory of their files.
 
-    Not synced: after a crash of the machine there are no workers to find.
+    A reader sees the old record or the new one. Not synced: after a crash of the machine there
+    are no workers to find.
     """
-    text = json.dumps({"boot": boot_id(), "workers": sorted(workers.items())})
+    record = {"boot": boot_id(), "workers": sorted(workers.items()), "directory": str(directory)}
+    text = json.dumps(record)
     temporary = state_dir / (FILE_NAME + ".new")
     try:
         temporary.touch(mode=0o600)
@@ -63,7 +68,7 @@ def write_record(state_dir: Path, workers: Mapping[int, int]) -> None:
 def sweep_former_workers(state_dir: Path) -> int:
     """Kill every recorded worker that still lives, wait until it is gone, and count them.
 
-    Blocks for up to ``DEATH_TIMEOUT_S`` in all.
+    Their files are removed, too. Blocks for up to ``DEATH_TIMEOUT_S`` in all.
 
     Raises:
         StorageError: when the record exists but cannot be read.
@@ -76,20 +81,25 @@ def sweep_former_workers(state_dir: Path) -> int:
         return 0
     except OSError as error:
         raise StorageError("the record of workers cannot be read", why=str(error)) from error
-    boot, workers = _parse(text)
+    boot, workers, directory = _parse(text)
     if boot != boot_id():
         workers = []
     killed = [pid for pid, started in workers if _kill(pid, started)]
+    # What cannot be removed is only litter: it is not worth a server that does not start.
+    shutil.rmtree(directory, ignore_errors=True)
     path.unlink()
     return len(killed)
 
 
-def _parse(text: str) -> tuple[str, list[tuple[int, int]]]:
+def _parse(text: str) -> tuple[str, list[tuple[int, int]], Path]:
     try:
         record: Any = json.loads(text)
         boot, rows = record["boot"], cast("list[Any]", record["workers"])
         workers = [(int(pid), int(started)) for pid, started in rows[:RECORD_COUNT_MAX]]
-        return str(boot), workers
+        directory = Path(str(record["directory"]))
+        if directory.name != DIRECTORY_NAME and not directory.name.startswith(TEMPORARY_PREFIX):
+            raise ValueError(directory)
+        return str(boot), workers, directory
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(
             "the record of workers is damaged",

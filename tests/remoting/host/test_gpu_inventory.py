@@ -183,9 +183,7 @@ class TestWorkersOnGpus:
 
     async def host(self, make_host: MakeHost, **limits: Any) -> tuple[HostKit, FakeNvml]:
         nvml = FakeNvml()
-        kit = await make_host(
-            Inventory.discover(SERVER, nvml), limits=HostLimits(**limits), idle_spares=0
-        )
+        kit = await make_host(Inventory.discover(SERVER, nvml), limits=HostLimits(**limits))
         nvml.processes = lambda uuid: {
             w.process.pid: self.used
             for w in kit.host.fleet.workers.values()
@@ -263,13 +261,13 @@ class TestWorkersOnGpus:
 
     async def test_real_and_emulated_gpus_do_not_mix(self, make_host: MakeHost) -> None:
         inventory = Inventory.discover(SERVER, FakeNvml(), emulated_count=1)
-        kit = await make_host(inventory, idle_spares=0)
+        kit = await make_host(inventory)
         with pytest.raises(GpupoolError, match="cannot mix"):
             await kit.open(kit.lease(gpus=3))
 
     async def test_two_mig_instances_cannot_be_one_session(self, make_host: MakeHost) -> None:
         nvml = FakeNvml(found=[device(0, "GPU-7"), device(1, "GPU-8")])
-        kit = await make_host(Inventory.discover(SERVER, nvml), idle_spares=0)
+        kit = await make_host(Inventory.discover(SERVER, nvml))
         with pytest.raises(GpupoolError, match="one MIG instance"):
             await kit.open(kit.lease(gpus=2))
 
@@ -277,7 +275,7 @@ class TestWorkersOnGpus:
 async def test_server_without_cupy_says_so(make_host: MakeHost) -> None:
     if _has_cupy():
         pytest.skip("CuPy is installed here")
-    kit = await make_host(Inventory.discover(SERVER, FakeNvml()), idle_spares=0)
+    kit = await make_host(Inventory.discover(SERVER, FakeNvml()))
     with pytest.raises(GpupoolError, match="CuPy cannot be imported"):
         await kit.open(kit.lease())
 

@@ -62,7 +62,7 @@ async def tcp_front(kit: HostKit) -> tuple[TcpFront, SessionInfo]:
 
 
 async def test_session_opens_fast_with_a_warm_spare(make_host: MakeHost) -> None:
-    kit = await make_host()
+    kit = await make_host(idle_spares=1)
     spare = await kit.warm()
     started = time.perf_counter()
     info = await kit.open(kit.lease())
@@ -352,7 +352,7 @@ async def test_workers_of_a_lease_are_limited(make_host: MakeHost) -> None:
 
 
 async def test_workers_of_a_host_are_limited(make_host: MakeHost) -> None:
-    kit = await make_host(limits=HostLimits(workers=1), idle_spares=0)
+    kit = await make_host(limits=HostLimits(workers=1))
     await kit.open(kit.lease())
     with pytest.raises(GpupoolError, match="its maximum"):
         await kit.open(kit.lease(0x7F3B))
@@ -362,7 +362,7 @@ async def test_interpreter_that_does_not_start(
     make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    kit = await make_host()
+    kit = await make_host(idle_spares=1)
     with pytest.raises(GpupoolError, match="exited with code 1"):
         await kit.open(kit.lease())
     monkeypatch.setattr(sys, "executable", "/nowhere/python")

@@ -1,5 +1,6 @@
 """How workers end: by their client, by a crash, by an order, with their host; and what is left."""
 
+import json
 import os
 import signal
 import subprocess
@@ -141,7 +142,7 @@ async def test_lease_ends_with_all_of_its_workers(make_host: MakeHost) -> None:
 
 
 async def test_lease_that_ends_while_a_session_opens(make_host: MakeHost) -> None:
-    kit = await make_host(idle_spares=0)
+    kit = await make_host()
     lease = kit.lease()
     lost: list[LeaseLostError] = []
 
@@ -237,7 +238,10 @@ def test_workers_die_with_their_host(tmp_path: Path, uids: str, stop: signal.Sig
         for descriptor in descriptors:
             os.close(descriptor)
     assert all(former.start_time_of(pid) != started[pid] for pid in pids)
+    directory = Path(json.loads((tmp_path / former.FILE_NAME).read_text())["directory"])
+    assert directory.exists() == (stop is signal.SIGKILL)
     assert former.sweep_former_workers(tmp_path) == 0
+    assert not directory.exists()
 
 
 def wait_readable(descriptor: int) -> bool:
@@ -258,7 +262,9 @@ def test_sweep_kills_what_was_recorded_and_nothing_else(tmp_path: Path) -> None:
             assert all(started.values())
             # The second pid was reused: another process has it now.
             workers = {recorded.pid: started[recorded.pid], stranger.pid: started[stranger.pid] - 1}
-            former.write_record(tmp_path, workers | {2**22 - 7: 5})
+            former.write_record(
+                tmp_path, workers | {2**22 - 7: 5}, tmp_path / former.DIRECTORY_NAME
+            )
             assert former.sweep_former_workers(tmp_path) == 1
             assert recorded.wait(DIE_S) == -signal.SIGKILL
             assert stranger.poll() is None
@@ -274,7 +280,8 @@ def test_sweep_ignores_a_record_of_another_boot(
     process = sleeper()
     with process:
         try:
-            former.write_record(tmp_path, {process.pid: former.start_time_of(process.pid) or 0})
+            started = former.start_time_of(process.pid) or 0
+            former.write_record(tmp_path, {process.pid: started}, tmp_path / former.DIRECTORY_NAME)
             monkeypatch.setattr(former, "boot_id", lambda: "another")
             assert former.sweep_former_workers(tmp_path) == 0
             assert process.poll() is None
@@ -283,7 +290,11 @@ def test_sweep_ignores_a_record_of_another_boot(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"boot": "x"}', '{"boot": "x", "workers": [1]}', "null"]
+    "text",
+    [
+        *("", "{", "[]", "null", '{"boot": "x"}', '{"boot": "x", "workers": [1]}'),
+        '{"boot": "x", "workers": [], "directory": "/etc"}',
+    ],
 )
 def test_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / former.FILE_NAME).write_text(text)
@@ -292,5 +303,5 @@ def test_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_record_is_private(tmp_path: Path) -> None:
-    former.write_record(tmp_path, {1: 2})
+    former.write_record(tmp_path, {1: 2}, tmp_path)
     assert (tmp_path / former.FILE_NAME).stat().st_mode & 0o777 == 0o600
