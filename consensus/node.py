@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gpupool.consensus import codec, membership
+from gpupool.consensus.core import RaftCore
 from gpupool.consensus.journal import decode_entries
 from gpupool.consensus.membership import Configuration
 from gpupool.consensus.messages import (
@@ -32,7 +33,7 @@ from gpupool.consensus.messages import (
     decode_message,
     encode_message,
 )
-from gpupool.consensus.raft import BARRIER_TYPE, CANDIDATE, COMMAND_TYPE, LEADER, NEVER, RaftCore
+from gpupool.consensus.raft import BARRIER_TYPE, CANDIDATE, COMMAND_TYPE, LEADER, NEVER
 from gpupool.consensus.settings import (
     BATCH_BYTES_MAX,
     COMMAND_BYTES_MAX,

@@ -9,6 +9,7 @@ from lone_node import Lone, entry
 from raft_world import Faults, World
 
 from gpupool.consensus import codec, membership
+from gpupool.consensus.journal import encode_entries
 from gpupool.consensus.log import SafetyError
 from gpupool.consensus.membership import Configuration, Configurations
 from gpupool.consensus.messages import (
@@ -25,6 +26,7 @@ from gpupool.consensus.settings import (
     VOTERS_MAX,
     ConsensusSettings,
 )
+from gpupool.consensus.storage import MEMBERSHIP_TYPE
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Role, Unknown
@@ -540,6 +542,35 @@ def test_two_leaders_of_one_term_are_not_believed() -> None:
     assert lone.append(2, 1, [entry("y", 3, 5)], leader="c") == []
     assert lone.node.core.leader == "b"
     assert lone.log()[-1] == entry("x", 3, 5)
+
+
+def test_a_candidate_that_lost_its_vote_cannot_win() -> None:
+    """The library counts itself among the voters; one of two would be taken for two of three."""
+    lone = Lone()
+    lone.tick(1.0)
+    asked = lone.node.core.term + 1
+    promise = {"term": asked, "current_term": 1, "member": True}
+    lone.take("b", "response_prevote", granted=True, **promise)
+    lone.tick()
+    assert lone.node.health(lone.now).role is Role.CANDIDATE
+    lone.take("c", "response_prevote", granted=False, **{**promise, "member": False})
+    command = MEMBERSHIP_TYPE + membership.encode_voters([ServerId("b"), ServerId("c")])
+    lone.take(
+        "c",
+        "pulled",
+        term=1,
+        commit_index=3,
+        prevLogIdx=1,
+        prevLogTerm=0,
+        entries=encode_entries([lone.log()[1], (command, 3, 1)]),
+        leader=None,
+        clock_ms=0,
+        majority_age_ms=0,
+    )
+    assert lone.node.core.voters == ("b", "c")
+    lone.take("b", "response_vote", term=asked)
+    assert lone.node.core.state != LEADER
+    assert lone.node.health(lone.now).role is Role.LEARNER
 
 
 def test_a_deposed_leader_is_told() -> None:

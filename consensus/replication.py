@@ -1,0 +1,282 @@
+"""Replication: entries from a leader to its followers, their answers, and flow control."""
+
+import logging
+
+from gpupool.consensus.elections import Elections
+from gpupool.consensus.journal import Entry, decode_entries
+from gpupool.consensus.log import Stored
+from gpupool.consensus.messages import Message
+from gpupool.consensus.progress import Mode, Progress
+from gpupool.consensus.raft import FOLLOWER, LEADER, NEVER, Peer
+from gpupool.consensus.settings import BATCH_BYTES_MAX, PROBE_BYTES_MAX
+from gpupool.pool.ids import ServerId
+
+_log = logging.getLogger(__name__)
+
+
+class Replication(Elections):
+    """Both ends of ``append_entries`` and ``next_node_idx``, in place of the library's."""
+
+    def _begin_replication(self) -> None:
+        self._progress: dict[Peer, Progress] = {}
+        self._leader_majority_age_s = 0.0
+        self._leader_clock_offset_s = 0.0
+        self._matched_index = 0
+
+    # --- at a follower -----------------------------------------------------------------------
+
+    def _on_append_entries(self, node: Peer, message: Message) -> None:
+        if not self.follow(node.name, message):
+            return
+        try:
+            entries = decode_entries(message["entries"])
+        except ValueError as error:
+            _log.warning("entries from %s cannot be read: %s", node.name, error)
+            return
+        stored = self.store(message["prevLogIdx"], message["prevLogTerm"], entries)
+        if (match := stored.match) is None:
+            self._acknowledge(node, next_index=stored.hint, rejected=message["prevLogIdx"])
+            return
+        self._matched_index = max(self._matched_index, match)
+        self._acknowledge(node, next_index=match + 1, success=True)
+        self.commit_to(min(message["commit_index"], match))
+
+    def store(self, previous_index: int, previous_term: int, entries: list[Entry]) -> Stored:
+        """Put another server's entries into the log; see ``ReplicatedLog.store``."""
+        stored = self._log.store(
+            previous_index, previous_term, entries, commit_index=self.commit_index
+        )
+        if stored.reconfigured:
+            self._reconfigure()
+        return stored
+
+    def commit_to(self, index: int) -> None:
+        """Learn that the log is committed up to ``index``, which it reaches."""
+        assert index <= self._journal.last_index, "nothing beyond the log is committed"
+        if index > self._SyncObj__raftCommitIndex:
+            self._SyncObj__raftCommitIndex = index
+
+    def _on_commit(self, node: Peer, message: Message) -> None:
+        # No further than this leader, in this term, is known to have the same log as we.
+        if message["term"] == self.term and node == self._SyncObj__raftLeader:
+            self.commit_to(min(message["commit_index"], self._matched_index))
+
+    def _on_heartbeat(self, node: Peer, message: Message) -> None:
+        if self.follow(node.name, message):
+            self._acknowledge(node, next_index=0)
+
+    def follow(self, sender: ServerId, message: Message) -> bool:
+        """Accept ``sender`` as the leader of the message's term; False when it is not."""
+        node, term = self._peer(sender), message["term"]
+        leader = self._SyncObj__raftLeader
+        if term < self.term:
+            self._acknowledge(node, next_index=0)  # Tells a deposed leader about the newer term.
+            return False
+        if term == self.term and (self.state == LEADER or leader not in (None, node)):
+            _log.error("%s and %s both lead in term %d; ignored", leader, node, term)
+            return False
+        if term > self.term:
+            self._SyncObj__setCurrentTerm(term, None)
+        if leader != node or self.state != FOLLOWER:
+            self._matched_index = 0
+        self._SyncObj__setState(FOLLOWER)
+        self._SyncObj__raftLeader = node
+        self._election_won = False
+        if not self._hand_over:
+            self._postpone_election()
+        self._leader_heard_at = self._active.now
+        if "clock_ms" in message:
+            self._leader_clock_offset_s = message["clock_ms"] / 1000 - self._active.now
+            self._leader_majority_age_s = message["majority_age_ms"] / 1000
+        return True
+
+    def observe_leader(self, leader: ServerId | None, message: Message) -> None:
+        """Take what a voter said of the leader, at a server without a vote."""
+        if message["term"] > self.term:
+            self._step_down(message["term"])
+        if message["term"] == self.term and leader not in (None, self.server_id):
+            self._SyncObj__raftLeader = self._peer(leader)
+            self._leader_heard_at = self._active.now
+            self._leader_clock_offset_s = message["clock_ms"] / 1000 - self._active.now
+            self._leader_majority_age_s = message["majority_age_ms"] / 1000
+
+    def clock_ms(self) -> int:
+        """Return the leader's clock as this server knows it; its own if it leads."""
+        return self.leader_clock_ms(self._active.now)
+
+    def leader_clock_ms(self, deadline: float) -> int:
+        """Convert an instant of this server's clock to the leader's, erring on the early side."""
+        offset = 0.0 if self.state == LEADER else self._leader_clock_offset_s
+        return int((deadline + offset) * 1000)
+
+    def majority_age_s(self) -> float:
+        """Seconds since this server was last known to be in touch with a majority."""
+        now = self._active.now
+        if self.state != LEADER:
+            return now - self._leader_heard_at + self._leader_majority_age_s
+        ages = sorted(
+            0.0 if voter == self.server_id else now - self._response_time(voter)
+            for voter in self.voters
+        )
+        return ages[len(ages) // 2] if ages else NEVER
+
+    def majority_age_ms(self) -> int:
+        """Return ``majority_age_s`` as it travels; "never" becomes about 30 years."""
+        return int(min(self.majority_age_s(), 1e9) * 1000)
+
+    def _response_time(self, voter: ServerId) -> float:
+        return self._SyncObj__lastResponseTime.get(self._peer(voter), -NEVER)
+
+    def acknowledge_snapshot(self, sender: ServerId, index: int) -> None:
+        """Tell the leader that everything up to ``index`` is here."""
+        self._matched_index = max(self._matched_index, index)
+        self._acknowledge(self._peer(sender), next_index=index + 1, success=True)
+
+    def _acknowledge(
+        self, node: Peer, *, next_index: int, success: bool = False, rejected: int = -1
+    ) -> None:
+        """Answer a leader, with the term (finding S4).
+
+        The library's answers carry none, so that one from an earlier leadership counts for an
+        entry that the follower does not have any more.
+        """
+        answer = {
+            "type": "next_node_idx",
+            "term": self.term,
+            "next_node_idx": next_index,
+            "success": success,
+            "rejected": rejected,
+        }
+        self._host.send(node.name, answer)
+
+    # --- at the leader -----------------------------------------------------------------------
+
+    def _on_next_node_idx(self, node: Peer, message: Message) -> None:
+        if message["term"] > self.term:
+            self._step_down(message["term"])
+            return
+        progress = self._progress.get(node)
+        if message["term"] != self.term or self.state != LEADER or progress is None:
+            return
+        self._SyncObj__lastResponseTime[node] = self._active.now
+        next_index, match = message["next_node_idx"], self._SyncObj__raftMatchIndex[node]
+        if message["success"]:
+            if next_index > self._journal.last_index + 1:
+                _log.error("%s acknowledged an entry that does not exist; ignored", node.name)
+                return
+            match = max(match, next_index - 1)
+            self._SyncObj__raftMatchIndex[node] = match
+            progress.acknowledged(match)
+            if progress.mode is not Mode.REPLICATE:
+                progress.become(Mode.REPLICATE)
+                self._SyncObj__raftNextIndex[node] = match + 1
+        elif message["rejected"] >= 0:
+            # Answers to messages that were sent before the log was known to differ come late;
+            # the library lets each of them move nextIndex back, and never catches up (finding L1).
+            expected = self._SyncObj__raftNextIndex[node] - 1
+            probing = progress.mode is Mode.PROBE
+            if progress.mode is Mode.SNAPSHOT or message["rejected"] <= match:
+                return
+            if probing and message["rejected"] != expected:
+                return
+            back = min(next_index, message["rejected"])
+            self._SyncObj__raftNextIndex[node] = max(back, match + 1)
+            progress.become(Mode.PROBE)
+            self._replicate_to(node, heartbeat=False)
+
+    def heard_from(self, peer: ServerId) -> None:
+        """Note that a voter answered its leader in another way than with ``next_node_idx``."""
+        node = self._peer(peer)
+        if self.state == LEADER and node in self._SyncObj__lastResponseTime:
+            self._SyncObj__lastResponseTime[node] = self._active.now
+
+    def match_index(self, peer: ServerId) -> int:
+        """Return the index up to which a voter is known to have the leader's log."""
+        return self._SyncObj__raftMatchIndex.get(self._peer(peer), 0)
+
+    def replicate(self) -> None:
+        """Send every voter what it lacks, as far as flow control allows."""
+        if self.state == LEADER:
+            for peer in self._others():
+                if peer in self._SyncObj__connectedNodes:
+                    self._replicate_to(peer, heartbeat=False)
+            self._log.forget_encoded()
+
+    def _replicate_to(self, peer: Peer, *, heartbeat: bool) -> None:
+        """Send one voter entries, a commit index, or a sign of life (findings L1, L5)."""
+        progress, journal = self._progress[peer], self._journal
+        next_index = self._SyncObj__raftNextIndex[peer]
+        if next_index <= journal.base_index or progress.mode is Mode.SNAPSHOT:
+            progress.mode = Mode.SNAPSHOT
+            self._host.send_snapshot(peer.name, leading=True)
+            if heartbeat:
+                self._host.send(peer.name, {"type": "heartbeat", **self._authority()})
+            return
+        if progress.mode is Mode.PROBE:
+            if heartbeat or not progress.probe_sent:
+                # A follower that is slow to answer gets the same entries once.
+                size_max = 0 if progress.probe_sent else PROBE_BYTES_MAX
+                progress.probe_sent = True
+                self._send_entries(peer, next_index, size_max)
+            return
+        idle = True
+        while next_index <= journal.last_index and progress.has_room():
+            last_index, size = self._send_entries(peer, next_index, BATCH_BYTES_MAX)
+            progress.sent(last_index, size)
+            next_index, idle = last_index + 1, False
+        self._SyncObj__raftNextIndex[peer] = next_index
+        commit_index = self.commit_index
+        if idle and heartbeat:
+            self._send_entries(peer, next_index, 0)
+        elif idle and commit_index > progress.commit_sent:
+            message = {"type": "commit", "term": self.term, "commit_index": commit_index}
+            self._host.send(peer.name, message)
+        progress.commit_sent = commit_index
+
+    def _send_entries(self, peer: Peer, next_index: int, bytes_max: int) -> tuple[int, int]:
+        """Send entries from ``next_index`` on; return the last index and the size."""
+        last_index, data = self.encoded_entries(next_index, self._journal.last_index, bytes_max)
+        message = {
+            "type": "append_entries",
+            "commit_index": self.commit_index,
+            "prevLogIdx": next_index - 1,
+            "prevLogTerm": self._journal.term_at(next_index - 1),
+            "entries": data,
+            **self._authority(),
+        }
+        self._host.send(peer.name, message)
+        return last_index, len(data)
+
+    def encoded_entries(self, first: int, last: int, bytes_max: int) -> tuple[int, bytes]:
+        """Return entries for a peer; see ``ReplicatedLog.encoded``."""
+        return self._log.encoded(first, last, bytes_max)
+
+    def _authority(self) -> Message:
+        return {
+            "term": self.term,
+            "clock_ms": self.clock_ms(),
+            "majority_age_ms": self.majority_age_ms(),
+        }
+
+    def _SyncObj__sendAppendEntries(self) -> None:
+        """Send heartbeats; replaces a loop that ran until time had passed (finding L5)."""
+        self._SyncObj__newAppendEntriesTime = self._active.now + self._settings.heartbeat_s
+        for peer in self._others():
+            if peer in self._SyncObj__connectedNodes:
+                self._replicate_to(peer, heartbeat=True)
+
+    def _SyncObj__onBecomeLeader(self) -> None:
+        """Begin a leadership knowing nothing of the followers' logs."""
+        self._reset_progress()
+        self.library_becomes_leader()
+
+    def _restart_probe(self, node: Peer) -> None:
+        progress = self._progress.get(node)
+        if progress is not None and self.state == LEADER:
+            progress.become(Mode.PROBE)
+            match = self._SyncObj__raftMatchIndex[node]
+            if match:
+                self._SyncObj__raftNextIndex[node] = match + 1
+
+    def _reset_progress(self) -> None:
+        self._progress = {peer: Progress() for peer in self._others()}
