@@ -17,15 +17,14 @@ ANSWER_TIMEOUT_S = 3.0
 DIAL_TIMEOUT_S = 1.0
 PAUSE_S = 0.2
 
-Answered = Callable[[m.Message, float, float], None]
-"""Called with the answer, the instant of the first attempt, and that of the answer."""
+Answered = Callable[[m.Message, float], None]
+"""Called with the answer and the instant at which it came."""
 
 
 @dataclass(slots=True)
 class _Call:
     message: m.Call
     answered: Answered
-    called_at: float
 
 
 class Caller:
@@ -58,7 +57,7 @@ class Caller:
 
     def call(self, message: m.Call, answered: Answered) -> None:
         """Make a call, after those before it; it is repeated until somebody answers."""
-        self._queue.append(_Call(message, answered, self._process.world.now))
+        self._queue.append(_Call(message, answered))
         if len(self._queue) == 1:
             self._try()
 
@@ -106,7 +105,7 @@ class Caller:
             return
         done = self._queue.popleft()
         self._number += 1
-        done.answered(message, done.called_at, self._process.world.now)
+        done.answered(message, self._process.world.now)
         self._try()
 
     def failed(self, connection: "_CallerEnd") -> None:

@@ -6,7 +6,8 @@ as the first server to apply each command saw it: Raft promises that all others 
 
 from collections.abc import Iterable
 
-from gpupool.consensus.raft import LEADER, RaftCore
+from gpupool.consensus.core import RaftCore
+from gpupool.consensus.raft import LEADER
 from gpupool.pool.ids import LeaseId, Plain, ServerId
 from gpupool.pool.invariants import violations
 from gpupool.pool.ports import Committed
@@ -34,17 +35,16 @@ class LogsAgree:
         """The table there."""
 
     def began(self, server: str) -> None:
-        """A server process begins with an empty table."""
+        """Take note that a server process begins with an empty table."""
         self._at[server] = 0
 
     def applied(
         self, server: str, index: int, command: Plain, result: Plain, state: PoolState
     ) -> bool:
-        """A server applied a command; returns True when it is the first one."""
+        """Compare a command that a server applied; return True when it is the first one to."""
         before, self._at[server] = self._at[server], index
         known = self._commands.get(index)
-        first = known is None
-        if first:
+        if known is None:
             if index <= self.newest:
                 text = f"{server} applied a command at {index}, where others applied none"
                 self._judge.fail("logs-agree", text)
@@ -56,7 +56,7 @@ class LogsAgree:
                 self._states[index] = state
         elif known != (command, result):
             text = f"{server} applied another command at {index} than others did"
-            if known is not None and known[0] == command:
+            if known[0] == command:
                 text = f"{server} got another result at {index} than others did"
             self._judge.fail("logs-agree", text)
         elif index in self._states and self._states[index] != state:
@@ -64,10 +64,10 @@ class LogsAgree:
         if before != self._previous[index]:
             text = f"{server} went from {before} to {index}, others from {self._previous[index]}"
             self._judge.fail("logs-agree", text)
-        return first
+        return known is None
 
     def restored(self, server: str, state: PoolState) -> None:
-        """A server replaced its table by a snapshot."""
+        """Compare a table that a server took from a snapshot."""
         if state.index not in self._commands and state.index != 0:
             text = f"{server} restored a table at {state.index}, where nobody applied anything"
             self._judge.fail("logs-agree", text)
@@ -77,7 +77,7 @@ class LogsAgree:
             self._judge.fail("logs-agree", f"{server} restored another table at {state.index}")
 
     def acknowledged(self, server: str, command: Plain, outcome: Committed) -> None:
-        """A proposer was told that its command is in the log for good."""
+        """Compare what a proposer was told with what is in the log."""
         known = self._commands.get(outcome.index)
         if known is None:
             text = f"{server} acknowledged {outcome.index}, which nobody has applied"
@@ -106,7 +106,7 @@ class OneLeader:
         self._terms: dict[str, int] = {}
 
     def stepped(self, server: str, core: RaftCore, term: int, vote: str | None) -> None:
-        """A server took a step; ``term`` and ``vote`` are what its journal holds."""
+        """Look at a server after a step; ``term`` and ``vote`` are what its journal holds."""
         if core.state == LEADER:
             leader = self._leaders.setdefault(core.term, server)
             if leader != server:
@@ -129,19 +129,19 @@ class TableSound:
         self._judge = judge
 
     def applied(self, index: int, state: PoolState) -> None:
-        """A command was applied for the first time."""
+        """Look at the table after a command was applied for the first time."""
         if found := violations(state):
             self._judge.fail("table-sound", f"after {index}: {found[0]}")
 
 
 class MemoryTruth:
-    """Whatever the table says: workers on one GPU fit into it, and freed means that they are gone."""
+    """Whatever the table says: workers on one GPU fit into it, and freed means they are gone."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
 
     def changed(self, machine: Machine) -> None:
-        """A worker was started or is gone."""
+        """Look at a machine where a worker was started or is gone."""
         capacity = {gpu.id: gpu.capacity for gpu in machine.gpus()}
         for gpu, occupied in machine.occupied().items():
             if occupied > capacity[gpu]:
@@ -150,7 +150,7 @@ class MemoryTruth:
                 self._judge.fail("memory-truth", text)
 
     def applied(self, index: int, state: PoolState, machines: Iterable[Machine]) -> None:
-        """A command was applied for the first time; look whether it freed what is in use."""
+        """Look whether a command that was applied for the first time freed what is in use."""
         for machine in machines:
             server = state.servers.get(machine.server) if machine.workers else None
             if server is None:
@@ -196,11 +196,11 @@ class RevokedMeansRevoked:
         self._drained: dict[ServerId, float] = {}
 
     def revoked(self, token: str, at: float) -> None:
-        """A revocation was confirmed to its operator."""
+        """Take note of a revocation that was confirmed to its operator."""
         self._revoked_at.setdefault(token, at)
 
     def drained(self, server: ServerId, at: float | None) -> None:
-        """A drain was confirmed; with None, somebody began to undo it."""
+        """Take note that a drain was confirmed, or with None, that somebody begins to undo it."""
         if at is None:
             self._drained.pop(server, None)
         else:
@@ -209,7 +209,7 @@ class RevokedMeansRevoked:
     def granted(
         self, token: str, lease: LeaseId, servers: Iterable[ServerId], called_at: float
     ) -> None:
-        """A claim that was made at ``called_at`` was granted."""
+        """Judge a claim that was made at ``called_at`` and granted."""
         if called_at > self._revoked_at.get(token, called_at):
             text = f"lease {lease} was granted to token {token} after it was revoked"
             self._judge.fail("revoked-stays", text)

@@ -427,7 +427,7 @@ class ClientProcess(Process):
                 pass
 
     def left(self, connection: "_Connection", reason: str) -> None:
-        """A connection is gone."""
+        """Go on without a connection that is gone."""
         if self._connections.get(connection.machine) is connection:
             del self._connections[connection.machine]
         server = connection.server

@@ -1,4 +1,4 @@
-"""A machine's two clocks: a monotonic one that runs at its own rate, and a wall clock that jumps."""
+"""A machine's two clocks: a monotonic one at a rate of its own, and a wall clock that jumps."""
 
 from gpupool.simulations.world import World
 

@@ -11,6 +11,7 @@ from gpupool.pool.ports import Committed, Outcome, Role
 from gpupool.pool.state import ServerStatus, TokenKind
 from gpupool.simulations.clients import ClientProcess, Counters, Credentials
 from gpupool.simulations.clock import DriftingClock
+from gpupool.simulations.disk import SimulatedDisk
 from gpupool.simulations.environment import Checkers, Environment
 from gpupool.simulations.judge import Judge
 from gpupool.simulations.links import KIND as PEER
@@ -27,6 +28,9 @@ CLIENT_TIMEOUT_S = 10.0
 """As ``remoting.links`` and ``remoting.server`` have them."""
 
 USER_COUNT = 3
+WITHOUT_VOTE_S = 0.1
+"""How often an operator looks whether a removed server has no vote any more."""
+
 RESPAWN_S = 2.0
 """Mean time until another client comes for one that is gone."""
 
@@ -34,10 +38,11 @@ RESPAWN_S = 2.0
 class Cluster:
     """Everything that one run simulates. Faults act on it through ``faults.Victims``."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, only: str = "") -> None:
+        """Make a cluster that does nothing yet; with ``only``, one checker alone judges it."""
         world = World(options.seed)
         trace = Trace(world)
-        self.judge = Judge(world, trace)
+        self.judge = Judge(world, trace, only=only)
         network = Network(
             world,
             trace,
@@ -59,6 +64,7 @@ class Cluster:
         self._random = world.random("cluster")
         self._client_numbers = itertools.count(1)
         self._restarts: set[str] = set()
+        self._replacing = ""
         admin = draw_credentials(self._random, "admin")
         self._admin = admin
         self._users: dict[str, Credentials] = {}
@@ -71,7 +77,7 @@ class Cluster:
         for number in range(1, options.servers + 1):
             self._add_machine(f"s{number}")
 
-    # --- making the pool -----------------------------------------------------------------------------
+    # --- making the pool --------------------------------------------------------------------------
 
     def create(self) -> None:
         """Start the first server; the rest follows by itself."""
@@ -173,7 +179,7 @@ class Cluster:
         del self._joiners[name]
         self._start(name, create=True, servers=servers)
 
-    # --- servers -------------------------------------------------------------------------------------
+    # --- servers ----------------------------------------------------------------------------------
 
     def _start(
         self,
@@ -198,7 +204,7 @@ class Cluster:
         return process
 
     def _died(self, process: ServerProcess, reason: str) -> None:
-        """A server ended by itself: its disk failed, or the power did."""
+        """Start a server again that ended by itself: its disk failed, or the power did."""
         if reason == "power":
             self.power_off(process.machine, 1.0)
             return
@@ -253,7 +259,7 @@ class Cluster:
         self.clients[name] = client
         client.start()
 
-    # --- faults.Victims ------------------------------------------------------------------------------
+    # --- faults.Victims ---------------------------------------------------------------------------
 
     def server_names(self) -> list[str]:
         """Return the machines of the pool's servers, those that just join again too."""
@@ -428,14 +434,28 @@ class Cluster:
             self._replace(random.choice(self.server_names()))
 
     def _replace(self, name: str) -> None:
-        """Remove a server for good; its machine joins again as another server."""
-        if name not in self.servers or len(self.servers) < 3:
-            return
-        self.operator.remove(self.environment.machines[name].server, partial(self._removed, name))
+        """Remove a server for good; its machine joins again as another server.
 
-    def _removed(self, name: str) -> None:
-        if name not in self.servers:
+        One at a time: an operator waits until the server has no vote before its disk is wiped.
+        """
+        if name not in self.servers or len(self.servers) < 3 or self._replacing:
             return
+        self._replacing = name
+        server = self.environment.machines[name].server
+        self.operator.remove(server, partial(self._removed, name, server))
+
+    def _removed(self, name: str, server: ServerId, agreed: bool) -> None:
+        leader = self.leader_name()
+        ledger = self.servers[leader].ledger if leader is not None else None
+        if not agreed or name not in self.servers:
+            self._replacing = ""
+        elif ledger is None or server in ledger.node.core.voters or not ledger.node.core.settled:
+            self.world.after(WITHOUT_VOTE_S, partial(self._removed, name, server, agreed))
+        else:
+            self._wipe(name)
+            self._replacing = ""
+
+    def _wipe(self, name: str) -> None:
         self.trace.note(name, "removed", "joins again as another server")
         machine = self.environment.machines[name]
         process = self.servers.pop(name)
@@ -444,13 +464,13 @@ class Cluster:
         if machine.dark:
             machine.dark = False
             self.network.machine_came_back(name)
-        machine.disk = type(machine.disk)(self.world.random(f"disk/{name}/{self.world.now}"))
+        machine.disk = SimulatedDisk(self.world.random(f"disk/{name}/{self.world.now}"))
         machine.disk.sync_latency_s = self.options.sync_s
         machine.server = ServerId(self._random.randbytes(6).hex())
         self.environment.machine_of[machine.server] = name
         self._join(name)
 
-    # --- healing -------------------------------------------------------------------------------------
+    # --- healing ----------------------------------------------------------------------------------
 
     def heal(self) -> None:
         """Undo every fault that is still in force."""

@@ -77,7 +77,7 @@ class SimulatedDisk:
         """The power fails at that many more operations that write; None for never."""
         self.operation_count = 0
 
-    # --- consensus.disk.Disk ---------------------------------------------------------------------
+    # --- consensus.disk.Disk ----------------------------------------------------------------------
 
     def names(self) -> Sequence[str]:
         """Return the names of all files, sorted."""

@@ -62,7 +62,7 @@ which is never negative, says that the lease was granted under it."""
 
 
 def gpu_model(capacity: int, state: GpuState, operation: GpuOperation) -> GpuState | None:
-    """A GPU: what is taken fits, and leases are numbered in the order in which they are granted."""
+    """Step a GPU: what is taken fits, and leases are numbered in the order of their grants."""
     newest, holders = state
     if isinstance(operation, GiveBack):
         return newest, frozenset(h for h in holders if h[0] != operation.lease)
@@ -74,7 +74,7 @@ def gpu_model(capacity: int, state: GpuState, operation: GpuOperation) -> GpuSta
 
 
 def request_model(state: int, operation: RequestOperation) -> int | None:
-    """A request: at most one lease ever, and none after a cancellation."""
+    """Step a request: at most one lease ever, and none after a cancellation."""
     match operation:
         case Granted(lease):
             if state in (OPEN, GRANTED):

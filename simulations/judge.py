@@ -21,14 +21,16 @@ class Failure:
 class Judge:
     """Takes what the checkers find."""
 
-    def __init__(self, world: World, trace: Trace) -> None:
+    def __init__(self, world: World, trace: Trace, *, only: str = "") -> None:
+        """Make a judge, which with ``only`` listens to that one checker."""
         self._world = world
         self._trace = trace
+        self._only = only
         self.failure: Failure | None = None
 
     def fail(self, checker: str, text: str) -> None:
         """Record a failure and stop the world; only the first one counts."""
-        if self.failure is None:
+        if self.failure is None and self._only in ("", checker):
             self.failure = Failure(checker, text, self._world.now)
             self._trace.note("checker", "FAILED", f"{checker}: {text}")
             self._world.stopped = True

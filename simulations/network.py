@@ -33,7 +33,7 @@ class Endpoint(Protocol):
     """Who holds one end of a connection. Called inside the process that it belongs to."""
 
     def opened(self, end: "End") -> None:
-        """The connection is up, and ``end`` is ours."""
+        """Take our ``end`` of a connection that is up."""
         ...
 
     def failed(self, reason: str) -> None:
@@ -45,7 +45,7 @@ class Endpoint(Protocol):
         ...
 
     def closed(self, end: "End", reason: str) -> None:
-        """The connection is gone, not by our own ``close``."""
+        """Go on without a connection that is gone, not by our own ``close``."""
         ...
 
 

@@ -53,12 +53,12 @@ class Operator:
             secret_hash=sha256(credentials.secret).digest(),
             valid_s=TOKEN_VALID_S,
         )
-        self._order(order, lambda _called_at, _at: created(credentials))
+        self._order(order, lambda _at: created(credentials))
 
     def revoke(self, token: TokenId) -> None:
         """Revoke a token."""
         policy = self._environment.checkers.policy
-        self._order(m.RevokeToken(token), lambda _called_at, at: policy.revoked(token, at))
+        self._order(m.RevokeToken(token), lambda at: policy.revoked(token, at))
 
     def drain(self, server: ServerId, for_s: float) -> None:
         """Stop granting on a server for a while, unless it is being drained already."""
@@ -67,33 +67,48 @@ class Operator:
             return
         self._draining.add(server)
 
-        def drained(_called_at: float, at: float) -> None:
+        def drained(at: float) -> None:
             policy.drained(server, at)
             self.process.after(for_s, partial(self._undrain, server))
 
-        self._order(m.DrainServer(server, "maintenance"), drained)
+        refused = partial(self._draining.discard, server)
+        self._order(m.DrainServer(server, "maintenance"), drained, refused)
 
     def _undrain(self, server: ServerId) -> None:
         self._environment.checkers.policy.drained(server, None)
         order = m.DrainServer(server, None)
-        self._order(order, lambda _called_at, _at: self._draining.discard(server))
+        undrained = partial(self._draining.discard, server)
+        self._order(order, lambda _at: undrained(), undrained)
 
     def end_lease(self, lease: LeaseId) -> None:
         """End a lease by order."""
-        self._order(m.EndLease(lease, "by order"), lambda _called_at, _at: None)
+        self._order(m.EndLease(lease, "by order"), lambda _at: None)
 
-    def remove(self, server: ServerId, removed: Callable[[], None]) -> None:
-        """Take a server out of the pool for good."""
-        self._order(m.RemoveServer(server), lambda _called_at, _at: removed())
+    def remove(self, server: ServerId, removed: Callable[[bool], None]) -> None:
+        """Take a server out of the pool for good; ``removed`` is told whether the pool agreed."""
+        self._order(
+            m.RemoveServer(server),
+            lambda _at: removed(True),
+            lambda: removed(False),
+        )
 
-    def _order(self, order: m.Call, done: Callable[[float, float], None]) -> None:
+    def _order(
+        self,
+        order: m.Call,
+        done: Callable[[float], None],
+        refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Give an order; ``done`` gets the instant of its confirmation."""
         trace = self._environment.trace
         trace.note("operator", "orders", describe(order))
 
-        def answered(answer: m.Message, called_at: float, at: float) -> None:
-            outcome = "" if isinstance(answer, m.Done) else f" refused: {answer}"
-            trace.note("operator", "confirmed", describe(order) + outcome)
-            done(called_at, at)
+        def answered(answer: m.Message, at: float) -> None:
+            if isinstance(answer, m.Done):
+                trace.note("operator", "confirmed", describe(order))
+                done(at)
+            else:
+                trace.note("operator", "refused", f"{describe(order)}: {answer}")
+                refused()
 
         self._caller.call(order, answered)
 
@@ -122,8 +137,8 @@ class Joiner:
         order = m.JoinPool(server, name, f"{machine}:7470", witness=False, csr_pem=b"csr")
         caller.call(order, self._answered)
 
-    def _answered(self, answer: m.Message, called_at: float, at: float) -> None:
-        del called_at, at
+    def _answered(self, answer: m.Message, at: float) -> None:
+        del at
         if isinstance(answer, m.Joined):
             self.process.kill()
             self._joined([member.server for member in answer.members])

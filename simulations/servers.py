@@ -70,6 +70,7 @@ class WatchedMachine(PoolMachine):
         environment.checkers.logs.began(server)
 
     def apply(self, index: int, command: Plain) -> Plain:
+        """Apply a command, and let the checkers compare."""
         result = super().apply(index, command)
         checkers = self._environment.checkers
         if checkers.logs.applied(self._server, index, command, result, self.state):
@@ -81,6 +82,7 @@ class WatchedMachine(PoolMachine):
         return result
 
     def restore(self, snapshot: Plain) -> None:
+        """Take a snapshot's table, and let the checkers compare."""
         super().restore(snapshot)
         self._environment.checkers.logs.restored(self._server, self.state)
 

@@ -1,0 +1,542 @@
+"""Deliberately broken builds: each breaks one rule, and one checker must notice.
+
+They are patches that are in force for one run, never switches in the code that runs in earnest. A
+checker that catches none of them checks nothing.
+"""
+
+# pyright: reportPrivateUsage=false
+# Breaking a rule means reaching into whoever keeps it.
+
+import itertools
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpupool.consensus.core import RaftCore
+from gpupool.consensus.journal import Entry, Journal
+from gpupool.consensus.log import ReplicatedLog, Stored
+from gpupool.consensus.messages import Message
+from gpupool.consensus.raft import CANDIDATE, LEADER
+from gpupool.pool import leases, transition
+from gpupool.pool.commands import Grant, ServerContact
+from gpupool.pool.duties import HostPlan, host_plan, leader_plan
+from gpupool.pool.errors import LeaseLostError
+from gpupool.pool.ids import Incarnation, LeaseId, Plain, RequestId, ServerId
+from gpupool.pool.ports import Committed, Outcome
+from gpupool.pool.results import Result
+from gpupool.pool.state import Lease, PoolState, Server, ServerStatus, Token
+from gpupool.pool.transition import PoolMachine
+from gpupool.remoting import caretaker, steward
+from gpupool.remoting import messages as m
+from gpupool.remoting.allocation import Allocation, Phase
+from gpupool.remoting.clients import Client
+from gpupool.remoting.proposals import Proposals
+from gpupool.remoting.steward import StartSession, Steward
+from gpupool.simulations.machines import SimulatedHost
+
+Broken = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One broken build."""
+
+    name: str
+    checker: str  # the one that must notice
+    what: str  # which rule is broken
+    broken: Broken
+    faults: tuple[tuple[str, float], ...] = ()  # added to those of the swarm: kind, interval
+
+
+@contextmanager
+def patched(owner: Any, name: str, replacement: object) -> Generator[None]:
+    """Replace an attribute of a class or module for a while."""
+    original = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+# --- consensus ------------------------------------------------------------------------------------
+
+
+def _vote_not_persisted() -> AbstractContextManager[None]:
+    def set_vote(self: Journal, term: int, vote: str | None) -> None:
+        self.term, self.vote = term, vote
+
+    return patched(Journal, "set_vote", set_vote)
+
+
+def _not_synced() -> AbstractContextManager[None]:
+    original = Journal._append_batch
+
+    def append_batch(self: Journal, payload: bytes, *, sync: bool) -> None:
+        del sync
+        original(self, payload, sync=False)
+
+    return patched(Journal, "_append_batch", append_batch)
+
+
+def _votes_count_twice() -> AbstractContextManager[None]:
+    original = RaftCore.library_receives
+
+    def library_receives(self: RaftCore, node: Any, message: Message) -> None:
+        original(self, node, message)
+        if message["type"] == "response_vote" and self.state == CANDIDATE:
+            original(self, node, message)
+
+    return patched(RaftCore, "library_receives", library_receives)
+
+
+def _truncates_blindly() -> AbstractContextManager[None]:
+    original = ReplicatedLog.store
+
+    def store(
+        self: ReplicatedLog,
+        previous_index: int,
+        previous_term: int,
+        entries: list[Entry],
+        *,
+        commit_index: int,
+    ) -> Stored:
+        stored = original(self, previous_index, previous_term, entries, commit_index=commit_index)
+        if stored.match is not None and self.journal.last_index > stored.match:
+            self.journal.truncate(max(stored.match, self.journal.base_index) + 1)
+        return stored
+
+    return patched(ReplicatedLog, "store", store)
+
+
+def _acknowledges_too_much() -> AbstractContextManager[None]:
+    original = RaftCore._on_next_node_idx
+
+    def on_next_node_idx(self: RaftCore, node: Any, message: Message) -> None:
+        if message["success"] and self.state == LEADER and message["term"] == self.term:
+            message = {**message, "next_node_idx": self._journal.last_index + 1}
+        original(self, node, message)
+
+    return patched(RaftCore, "_on_next_node_idx", on_next_node_idx)
+
+
+def _leads(self: RaftCore) -> bool:
+    return self.state == LEADER
+
+
+def _voters_change_freely() -> AbstractContextManager[None]:
+    return patched(RaftCore, "settled", property(_leads))
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def _space_unchecked() -> AbstractContextManager[None]:
+    def space_refusal(state: PoolState, command: Grant) -> Result | None:
+        del state, command
+        return None
+
+    return patched(leases, "_space_refusal", space_refusal)
+
+
+def _apply_differs() -> AbstractContextManager[None]:
+    original = transition.PoolMachine.apply
+    count = itertools.count()
+
+    def apply(self: PoolMachine, index: int, command: Plain) -> Plain:
+        result = original(self, index, command)
+        if index % 50 == 0:
+            self.state = replace(self.state, name=f"{next(count) % 3}")
+        return result
+
+    return patched(PoolMachine, "apply", apply)
+
+
+def _snapshot_forgets() -> AbstractContextManager[None]:
+    original = PoolMachine.snapshot
+
+    def snapshot(self: PoolMachine) -> Plain:
+        plain = original(self)
+        assert isinstance(plain, dict)
+        return {**plain, "closed": []}
+
+    return patched(PoolMachine, "snapshot", snapshot)
+
+
+def _revocation_ignored() -> AbstractContextManager[None]:
+    def refusal(self: Token, now_ms: int) -> str:
+        del self, now_ms
+        return ""
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with patched(Token, "refusal", refusal), patched(Steward, "_follow_client", _no_follow):
+            yield
+
+    return broken()
+
+
+def _no_follow(self: Steward, client: Client, members: tuple[m.Member, ...]) -> None:
+    del self, client, members
+
+
+def _up(self: Server) -> bool:
+    return self.status is ServerStatus.UP
+
+
+def _drain_ignored() -> AbstractContextManager[None]:
+    return patched(Server, "grantable", property(_up))
+
+
+# --- servers --------------------------------------------------------------------------------------
+
+
+def _freed_too_early() -> AbstractContextManager[None]:
+    def plan(
+        state: PoolState,
+        self_id: ServerId,
+        incarnation: Incarnation,
+        worker_count: Mapping[LeaseId, int],
+        unattached_s: Mapping[LeaseId, float],
+        gone: Mapping[LeaseId, str],
+    ) -> HostPlan:
+        real = host_plan(state, self_id, incarnation, worker_count, unattached_s, gone)
+        hasty = host_plan(state, self_id, incarnation, {}, unattached_s, gone)
+        return HostPlan(real.kill, hasty.propose)
+
+    return patched(caretaker, "host_plan", plan)
+
+
+def _fencing_ignored() -> AbstractContextManager[None]:
+    """Let a server start workers for leases that its table holds no more, and let them live."""
+    known: dict[LeaseId, Lease] = {}
+    original = Steward._attach
+
+    def attach(self: Steward, client: Client, lease: LeaseId) -> None:
+        found = self.state.leases.get(lease)
+        if found is not None:
+            known[lease] = found
+        original(self, client, lease)
+
+    def open_session(self: Steward, client: Client, call: int, message: m.OpenSession) -> None:
+        lease = known.get(message.lease)
+        if lease is None:
+            raise LeaseLostError("no such lease")
+        partitions = tuple(p for p in lease.partitions if p.server == self.self_id)
+        self._number += 1
+        self._starting[self._number] = steward._Starting(client, call, lease.id)
+        self._actions.append(StartSession(self._number, lease, partitions, "", ""))
+        self.caretaker.busy[lease.id] = self.caretaker.busy.get(lease.id, 0) + 1
+
+    def plan(
+        state: PoolState,
+        self_id: ServerId,
+        incarnation: Incarnation,
+        worker_count: Mapping[LeaseId, int],
+        unattached_s: Mapping[LeaseId, float],
+        gone: Mapping[LeaseId, str],
+    ) -> HostPlan:
+        real = host_plan(state, self_id, incarnation, worker_count, unattached_s, gone)
+        return HostPlan(tuple(lease for lease in real.kill if lease in state.leases), real.propose)
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with (
+            patched(Steward, "_attach", attach),
+            patched(Steward, "_open_session", open_session),
+            patched(caretaker, "host_plan", plan),
+        ):
+            yield
+
+    return broken()
+
+
+def _session_before_up() -> AbstractContextManager[None]:
+    original = Steward._open_session
+
+    def open_session(self: Steward, client: Client, call: int, message: m.OpenSession) -> None:
+        mine = self._incarnation
+        server = self.state.servers.get(self.self_id)
+        if server is not None:
+            self._incarnation = server.incarnation
+        try:
+            original(self, client, call, message)
+        finally:
+            self._incarnation = mine
+
+    original_ask = Steward._ask
+
+    def ask(self: Steward, client: Client, call: int, request: Any) -> None:
+        mine = self._incarnation
+        server = self.state.servers.get(self.self_id)
+        if server is not None:
+            self._incarnation = server.incarnation
+        try:
+            original_ask(self, client, call, request)
+        finally:
+            self._incarnation = mine
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with patched(Steward, "_open_session", open_session), patched(Steward, "_ask", ask):
+            yield
+
+    return broken()
+
+
+def _not_swept() -> AbstractContextManager[None]:
+    def sweep(self: SimulatedHost, done: Callable[[], None]) -> None:
+        del self
+        done()
+
+    return patched(SimulatedHost, "sweep", sweep)
+
+
+def _lost_client_unnoticed() -> AbstractContextManager[None]:
+    def lose(self: Steward, lease: LeaseId, reason: str) -> None:
+        del self, lease, reason
+
+    def plan(
+        state: PoolState,
+        self_id: ServerId,
+        incarnation: Incarnation,
+        worker_count: Mapping[LeaseId, int],
+        unattached_s: Mapping[LeaseId, float],
+        gone: Mapping[LeaseId, str],
+    ) -> HostPlan:
+        del unattached_s, gone
+        return host_plan(state, self_id, incarnation, worker_count, {}, {})
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with patched(Steward, "_lose", lose), patched(caretaker, "host_plan", plan):
+            yield
+
+    return broken()
+
+
+def _granted_before_commit() -> AbstractContextManager[None]:
+    original = Steward._claim
+
+    def claim(self: Steward, client: Client, call: int, message: m.Claim) -> None:
+        # The lease's id is guessed from this server's own table, before anybody agreed to it.
+        guess = LeaseId(self.state.index + 1)
+        original(self, client, call, message)
+        if self.state.servers[self.self_id].grantable:
+            client.pending_calls += 1
+            self.answer(client, call, m.Claimed("granted", lease=guess))
+
+    return patched(Steward, "_claim", claim)
+
+
+def _expired_is_definite() -> AbstractContextManager[None]:
+    original = Proposals.outcome
+
+    def outcome(self: Proposals, number: int, outcome: Outcome) -> None:
+        pending = self._pending.get(number)
+        if pending is not None and isinstance(outcome, Committed):
+            result = outcome.result
+            if isinstance(result, dict) and result.get("kind") == "expired":
+                pending.uncertain = False
+        original(self, number, outcome)
+
+    return patched(Proposals, "outcome", outcome)
+
+
+def _never_reachable_again() -> AbstractContextManager[None]:
+    def plan(
+        state: PoolState,
+        contact_age_s: Mapping[ServerId, float],
+        wall_ms: int,
+        self_id: ServerId,
+    ) -> tuple[object, ...]:
+        commands = leader_plan(state, contact_age_s, wall_ms, self_id)
+        return tuple(c for c in commands if not (isinstance(c, ServerContact) and c.reachable))
+
+    return patched(caretaker, "leader_plan", plan)
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def _cancel_not_committed() -> AbstractContextManager[None]:
+    def begin_cancel(self: Allocation) -> None:
+        identity = RequestId(self._chance.randbytes(16))
+        self.request = replace(self.request, id=identity)
+        self._claim_next()
+
+    return patched(Allocation, "_begin_cancel", begin_cancel)
+
+
+def _never_asks_again() -> AbstractContextManager[None]:
+    original = Allocation._wait
+
+    def wait(self: Allocation) -> None:
+        original(self)
+        if self.phase is Phase.WAITING:
+            self._wake_at = float("inf")
+
+    def hinted(self: Allocation) -> list[object]:
+        del self
+        return []
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with patched(Allocation, "_wait", wait), patched(Allocation, "hinted", hinted):
+            yield
+
+    return broken()
+
+
+MUTATIONS = (
+    Mutation(
+        "vote-not-persisted",
+        "one-vote",
+        "a vote is remembered in memory only",
+        _vote_not_persisted,
+        (("kill", 1.0), ("kill-leader", 1.0)),
+    ),
+    Mutation(
+        "not-synced",
+        "acknowledged-stays",
+        "the journal is written, and never synced",
+        _not_synced,
+        (("power-all", 4.0),),
+    ),
+    Mutation(
+        "votes-count-twice",
+        "one-leader",
+        "each vote counts twice",
+        _votes_count_twice,
+        (("partition", 1.5), ("kill-leader", 2.0)),
+    ),
+    Mutation(
+        "truncates-blindly",
+        "acknowledged-stays",
+        "a follower cuts its log behind what a leader sends, conflict or not",
+        _truncates_blindly,
+        (("kill-leader", 1.0), ("slow-link", 1.0)),
+    ),
+    Mutation(
+        "acknowledges-too-much",
+        "acknowledged-stays",
+        "any answer of a follower counts for all of the leader's log",
+        _acknowledges_too_much,
+        (("kill-leader", 1.0), ("slow-link", 1.0), ("isolate-leader", 3.0)),
+    ),
+    Mutation(
+        "voters-change-freely",
+        "logs-agree",
+        "the voters change again before the last change is committed",
+        _voters_change_freely,
+        (("replace", 1.0), ("isolate-leader", 2.0), ("partition", 2.0)),
+    ),
+    Mutation(
+        "space-unchecked",
+        "table-sound",
+        "free memory is checked by the server that offers, not when the grant is applied",
+        _space_unchecked,
+    ),
+    Mutation(
+        "double-grant",
+        "memory-truth",
+        "the same, seen by the workers",
+        _space_unchecked,
+    ),
+    Mutation(
+        "apply-differs",
+        "logs-agree",
+        "a command has another effect on another server",
+        _apply_differs,
+    ),
+    Mutation(
+        "snapshot-forgets",
+        "logs-agree",
+        "a snapshot lacks a part of the table",
+        _snapshot_forgets,
+        (("power", 3.0), ("kill", 2.0)),
+    ),
+    Mutation(
+        "revocation-ignored",
+        "revoked-stays",
+        "a revoked token goes on being good",
+        _revocation_ignored,
+        (("revoke", 4.0),),
+    ),
+    Mutation(
+        "drain-ignored",
+        "policy-stays",
+        "a drained server goes on granting",
+        _drain_ignored,
+        (("drain", 3.0),),
+    ),
+    Mutation(
+        "freed-too-early",
+        "freed-is-gone",
+        "a lease is freed while its worker still lives",
+        _freed_too_early,
+    ),
+    Mutation(
+        "session-before-up",
+        "freed-is-gone",
+        "a restarted server opens sessions before the table knows its new incarnation",
+        _session_before_up,
+        (("kill", 2.0),),
+    ),
+    Mutation(
+        "not-swept",
+        "freed-is-gone",
+        "a restarted server offers its GPUs while former workers live",
+        _not_swept,
+        (("kill", 2.0),),
+    ),
+    Mutation(
+        "fencing-ignored",
+        "memory-truth",
+        "a server starts workers for whatever lease a client shows",
+        _fencing_ignored,
+        (("end-lease", 1.0),),
+    ),
+    Mutation(
+        "lost-client-unnoticed",
+        "dead-clients-leave",
+        "nobody ends the leases of a client that is gone",
+        _lost_client_unnoticed,
+        (("client-kill", 3.0),),
+    ),
+    Mutation(
+        "cancel-not-committed",
+        "dead-clients-leave",
+        "a client goes on to the next offer while its last claim may still be granted",
+        _cancel_not_committed,
+        (("isolate-leader", 2.0), ("reset", 1.0), ("pause-leader", 2.0)),
+    ),
+    Mutation(
+        "granted-before-commit",
+        "linearizable",
+        "a claim is answered before it is committed",
+        _granted_before_commit,
+    ),
+    Mutation(
+        "expired-is-definite",
+        "linearizable",
+        "a claim counts as refused when a repetition of it has expired",
+        _expired_is_definite,
+        (("clock-jump", 1.0), ("kill-leader", 1.5), ("isolate-leader", 3.0)),
+    ),
+    Mutation(
+        "never-reachable-again",
+        "converges",
+        "a server that was unreachable stays so",
+        _never_reachable_again,
+        (("pause", 2.0), ("deaf", 2.0)),
+    ),
+    Mutation(
+        "never-asks-again",
+        "everything-granted",
+        "a client that waits does not ask again",
+        _never_asks_again,
+    ),
+)
+"""Every broken build, and the checker that must notice it."""
