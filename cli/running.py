@@ -74,6 +74,7 @@ async def run_program(options: RunOptions) -> Ending:
     with caught_signals() as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(supervisor.watch, signals)
+            nursery.start_soon(run.choose_door)
             ending = await run.to_end()
             nursery.cancel_scope.cancel()
     return ending or Ending(0, supervisor.early)
@@ -97,6 +98,7 @@ class _Run:
         self._note = note
         self._loud = not options.quiet and sys.stderr.isatty()
         self._door = DoorChoice("", "")
+        self._door_chosen = trio.Event()
         self._lost = ""
         self._connecting = trio.CancelScope()
         self._started: trio.CancelScope | None = None
@@ -118,6 +120,7 @@ class _Run:
     async def _with_pool(self, pool: Pool) -> Ending:
         hold = await self._allocate(pool)
         try:
+            await self._door_chosen.wait()
             await self._announce(pool, hold)
             with private_dir() as folder:
                 return await self._with_lease(hold, folder)
@@ -126,21 +129,17 @@ class _Run:
                 await hold.release()
 
     async def _allocate(self, pool: Pool) -> LeaseHold:
-        """Wait for GPUs, and meanwhile ask the program's own Python which door it needs."""
+        """Wait for GPUs, and say meanwhile what for."""
         line = WaitingLine(shown=not self._options.quiet)
 
         def news(text: str) -> None:
             line.update(text)
             self._note(text)
 
-        async with trio.open_nursery() as choosing:
-            choosing.start_soon(self._choose_door)
-            async with trio.open_nursery() as drawing:
-                drawing.start_soon(line.show)
-                hold = await pool.allocate(
-                    self._request(), wait_s=self._options.wait_s, on_status=news
-                )
-                drawing.cancel_scope.cancel()
+        async with trio.open_nursery() as drawing:
+            drawing.start_soon(line.show)
+            hold = await pool.allocate(self._request(), wait_s=self._options.wait_s, on_status=news)
+            drawing.cancel_scope.cancel()
         return hold
 
     def _request(self) -> Request:
@@ -155,7 +154,8 @@ class _Run:
             program=program_text(options.arguments),
         )
 
-    async def _choose_door(self) -> None:
+    async def choose_door(self) -> None:
+        """Ask the program's own Python which door it needs, while the pool is being asked."""
         choose = partial(
             choose_door,
             self._options.door,
@@ -164,6 +164,7 @@ class _Run:
             self._environment,
         )
         self._door = await trio.to_thread.run_sync(choose, abandon_on_cancel=True)
+        self._door_chosen.set()
 
     async def _with_lease(self, hold: LeaseHold, folder: Path) -> Ending:
         agent = Agent(folder, lease=hold.name, open_session=hold.open_session)

@@ -16,7 +16,7 @@ from pathlib import Path
 import trio
 
 from gpupool import __version__
-from gpupool.cli.founding import Founder, found_pool
+from gpupool.cli.founding import FIRST_COMMIT_S, Founder, found_pool
 from gpupool.cli.statedir import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -330,7 +330,7 @@ class _Server:
                 founder = Founder(
                     self._identity, self._address, self._options.data_encryption, self._log
                 )
-                if self._identity.founder and not self.machine.state.cluster_id:
+                if await self._is_unfounded(ledger):
                     await found_pool(founder, ledger, self.machine, self._state)
                 await nursery.start(server.serve, listeners)
                 self._log.info(
@@ -360,6 +360,18 @@ class _Server:
                 return
             self._log.info("%s: stopping; once more stops at once", name)
             stop.set()
+
+    async def _is_unfounded(self, ledger: RaftLedger) -> bool:
+        """Return whether the first commands of the pool that this server makes are missing.
+
+        The table is empty at every start, until the log is known to be committed. With other
+        voters in the log the pool has been founded, and they may not be reachable now.
+        """
+        if not self._identity.founder or ledger.health().voters != (self._identity.server,):
+            return False
+        if not await ledger.barrier(timeout_s=FIRST_COMMIT_S):
+            raise GpupoolError("this server cannot lead the pool of which it is the only voter")
+        return not self.machine.state.cluster_id
 
     # --- parts ---------------------------------------------------------------------------------
 

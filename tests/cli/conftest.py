@@ -337,10 +337,11 @@ class LivePool:
             token = json.loads(self.run("token", "create", "--server", "--json").stdout)["token"]
             server.start("--token", token)
             server.wait_for_log("is listening")
-        self.wait_until(lambda pool: self._is_whole(pool))
+        self.wait_until(self.is_whole)
 
     @staticmethod
-    def _is_whole(pool: dict[str, Any]) -> bool:
+    def is_whole(pool: dict[str, Any]) -> bool:
+        """Return whether all three servers vote and are idle."""
         idle = [s for s in pool["servers"] if s["state"] == "idle"]
         return len(idle) == 3 == len(pool["raft"]["voters"]) and pool["raft"]["quorum"]
 
@@ -388,9 +389,13 @@ class LivePool:
         """Look again and again until ``condition`` holds for the view."""
         end = time.monotonic() + DEADLINE_S
         while not condition(pool := self.view()):
-            assert time.monotonic() < end, json.dumps(pool, indent=1)[-3000:]
+            assert time.monotonic() < end, self.logs()
             time.sleep(0.05)
         return pool
+
+    def logs(self) -> str:
+        """Return the end of every server's log."""
+        return "\n".join(s.name + ": " + s.log.read_text()[-2000:] for s in self.servers.values())
 
     def stop(self) -> None:
         """End all servers."""

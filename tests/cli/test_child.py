@@ -169,7 +169,7 @@ def test_a_terminals_interrupt_arrives_once(
 
 
 def test_a_program_that_dies_of_ctrl_c_takes_us_along(terminal: Any, parent: list[str]) -> None:
-    terminal.spawn([*parent, "sh", "-c", "echo ready; sleep 20"])
+    terminal.spawn([*parent, "sh", "-c", "echo ready; exec sleep 20"])
     terminal.read_until("ready")
     terminal.type(b"\x03")
     assert terminal.wait() == -signal.SIGINT

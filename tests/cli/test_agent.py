@@ -1,0 +1,156 @@
+"""The agent: one line in, one line out; news of the lease; and whatever else may be sent to it."""
+
+import json
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.cli.agent import LINE_LENGTH_MAX, Agent, parse_request, private_dir
+from gpupool.pool.errors import LeaseLostError
+
+REQUEST = {"op": "session", "door": "arrays", "pid": 7, "ppid": 1, "program": "train.py"}
+SESSION: dict[str, object] = {"server": "a", "session": "00" * 16}
+
+
+def line(body: object) -> bytes:
+    return json.dumps(body).encode() + b"\n"
+
+
+@asynccontextmanager
+async def serving(folder: Path, error: LeaseLostError | None = None) -> AsyncGenerator[Agent]:
+    async def open_session(door: str, program: str) -> list[dict[str, object]]:
+        await trio.lowlevel.checkpoint()
+        if error is not None:
+            raise error
+        assert (door, program) == ("arrays", "train.py")
+        return [SESSION]
+
+    agent = Agent(folder, lease="7f3a", open_session=open_session)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(agent.serve)
+        yield agent
+        nursery.cancel_scope.cancel()
+
+
+async def connect(agent: Agent) -> trio.SocketStream:
+    return await trio.open_unix_socket(str(agent.path))
+
+
+async def receive(stream: trio.SocketStream) -> dict[str, Any]:
+    data = b""
+    while not data.endswith(b"\n"):
+        piece = await stream.receive_some()
+        assert piece, "the agent hung up"
+        data += piece
+    body: dict[str, Any] = json.loads(data)
+    return body
+
+
+async def test_a_session(tmp_path: Path) -> None:
+    async with serving(tmp_path) as agent, await connect(agent) as stream:
+        await stream.send_all(line(REQUEST))
+        answer = await receive(stream)
+    assert answer == {"ok": True, "lease": "7f3a", "notices": [], "sessions": [SESSION]}
+    assert agent.opened == 1
+
+
+async def test_bytes_may_come_in_any_pieces(tmp_path: Path) -> None:
+    async with serving(tmp_path) as agent, await connect(agent) as stream:
+        for byte in line(REQUEST):
+            await stream.send_all(bytes([byte]))
+        assert (await receive(stream))["ok"]
+
+
+async def test_errors_keep_their_code_and_hint(tmp_path: Path) -> None:
+    error = LeaseLostError("lease 7f3a is void", why="server a left", hint="run it again")
+    async with serving(tmp_path, error) as agent:
+        answer = json.loads(await agent.answer(line(REQUEST)))
+    assert answer == {
+        "ok": False,
+        "code": "lease-lost",
+        "what": "lease 7f3a is void",
+        "why": "server a left",
+        "hint": "run it again",
+    }
+
+
+async def test_every_process_hears_that_the_lease_is_lost(tmp_path: Path) -> None:
+    async with serving(tmp_path) as agent:
+        streams = [await connect(agent) for _ in range(3)]
+        for stream in streams:
+            await stream.send_all(line(REQUEST))
+            assert (await receive(stream))["ok"]
+        await agent.lost("server a left; lease 7f3a is void")
+        for stream in streams:
+            lost = await receive(stream)
+            assert lost == {"op": "lost", "what": "server a left; lease 7f3a is void"}
+            await stream.send_all(line(REQUEST))
+            assert (await receive(stream))["code"] == "lease-lost"
+            await stream.aclose()
+
+
+async def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as agent, await connect(agent) as stream:
+        await stream.send_all(b"x" * (LINE_LENGTH_MAX + 1))
+        answer = await receive(stream)
+        assert not answer["ok"]
+        assert await stream.receive_some() == b""
+
+
+@given(st.one_of(st.binary(max_size=200), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+).map(line)))  # fmt: skip
+async def test_nonsense_is_answered(data: bytes) -> None:
+    async def never(door: str, program: str) -> list[dict[str, object]]:
+        raise AssertionError
+
+    agent = Agent(Path("/nowhere"), lease="1", open_session=never)
+    answer = json.loads(await agent.answer(data))
+    assert not answer["ok"]
+    assert answer["why"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        [],
+        {"op": "other"},
+        {"op": "session"},
+        {"op": "session", "door": 3},
+        {"op": "session", "door": "arrays", "pid": "7"},
+        {"op": "session", "door": "arrays", "pid": True},
+    ],
+)
+def test_wrong_requests(body: object) -> None:
+    with pytest.raises(ValueError, match="request"):
+        parse_request(line(body))
+
+
+def test_deeply_nested_json_is_refused() -> None:
+    with pytest.raises(ValueError, match="not JSON"):
+        parse_request(b"[" * 60_000)
+
+
+def test_the_folder_is_private_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with private_dir() as folder:
+        assert folder.parent == tmp_path / "gpupool"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "x").write_text("")
+    assert not folder.exists()
+
+
+def test_a_long_runtime_folder_is_avoided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    with private_dir() as folder:
+        assert len(os.fsencode(folder)) < 90

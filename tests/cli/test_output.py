@@ -1,0 +1,167 @@
+"""Errors in three lines or as JSON, exit codes, logs of one line, and help that comes at once."""
+
+import json
+import logging
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gpupool.cli.connect import first_error
+from gpupool.cli.logs import JsonFormatter, TextFormatter
+from gpupool.cli.main import COMMANDS, run
+from gpupool.cli.output import error_lines, to_plain
+from gpupool.cli.waiting import waiting_text
+from gpupool.pool.errors import GpupoolError, NotNowError
+from gpupool.pool.state import TokenKind
+
+
+def test_an_error_is_what_why_and_what_next() -> None:
+    error = GpupoolError("cannot reach the pool", why="refused", hint="gpupool doctor")
+    assert error_lines(error) == [
+        "gpupool: cannot reach the pool",
+        "  refused",
+        "  hint: gpupool doctor",
+    ]
+    assert error_lines(GpupoolError("that is all")) == ["gpupool: that is all"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["run", "-n", "0", "true"], "0 GPUs cannot be had"),
+        (["run", "-p", "0", "true"], "0 is no share of a GPU"),
+        (["run", "-p", "1.5", "true"], "1.5 is no share of a GPU"),
+        (["run", "-m", "8", "true"], "is not a size"),
+        (["run", "-p", "0.5", "-m", "1G", "true"], "exclude each other"),
+        (["run", "--wait", "1m", "--no-wait", "true"], "exclude each other"),
+        (["run", "--bogus", "true"], "no such option"),
+        (["run"], "missing argument"),
+        (["stauts"], "Did you mean 'status'?"),
+        (["join", "10.0.0.4"], "joining a pool needs a token"),
+        (["join", "--witness", "--emulate", "2"], "a witness offers no GPU"),
+        (["join", "--listen", "host:port"], "not an address"),
+        (["kill", "xyz"], "not the name of a lease"),
+        (["token", "create", "--server", "--operator"], "names no user"),
+        (["drain", "a", "--reason", " "], "needs a reason"),
+    ],
+)
+def test_wrong_usage_is_2_and_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("gpupool: ")
+    assert sentence in text
+    assert "Traceback" not in text
+    assert len(text.splitlines()) <= 3
+
+
+def test_arguments_behind_the_program_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    # 127 shows that the program was looked for: nothing before it was complained about.
+    for arguments in (["no-such-program", "-n", "0"], ["--", "no-such-program", "--bogus"]):
+        assert run(["run", *arguments]) == 127
+        assert "cannot find the program" in capsys.readouterr().err
+
+
+def test_errors_as_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUPOOL_CREDENTIALS", "/nowhere/credentials.json")
+    assert run(["status", "--json"]) == 1
+    body = json.loads(capsys.readouterr().out)
+    assert body["schema"] == 1
+    assert body["error"]["code"] == "authentication"
+    assert body["error"]["hint"]
+
+
+def test_failures_of_run_have_a_code_of_their_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUPOOL_CREDENTIALS", "/nowhere/credentials.json")
+    assert run(["run", "true"]) == 125
+    assert "not logged in" in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    short = capsys.readouterr().out
+    assert short.index("Examples:") < short.index("Commands:")
+    assert run(["help", "run"]) == 0
+    assert "Run PROGRAM on GPUs" in capsys.readouterr().out
+    assert run(["help", "token", "create"]) == 0
+    assert "--expires" in capsys.readouterr().out
+    assert run(["help", "nothing"]) == 2
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([name, "--help"]) == 0
+    assert "Usage: gpupool" in capsys.readouterr().out
+
+
+def test_help_imports_nothing_heavy_and_is_quick() -> None:
+    code = "import sys, time; t = time.perf_counter()\n"
+    code += "from gpupool.cli.main import run\nrun(['--help'])\n"
+    code += "heavy = {'trio', 'rich', 'cbor2', 'numpy', 'pysyncobj', 'cryptography', 'ssl'}\n"
+    code += "print(sorted(heavy & sys.modules.keys()), file=sys.stderr)\n"
+    best = 9.9
+    for _ in range(5):
+        started = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
+        best = min(best, time.perf_counter() - started)
+        assert done.stderr == "[]\n"
+    assert best < 0.3  # the budget is 0.1 s; a busy machine gets thrice that
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", shell]) == 0
+    assert "_GPUPOOL_COMPLETE" in capsys.readouterr().out
+
+
+def test_server_names_complete_from_the_cache(
+    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpupool.cli.completion import SERVER_NAME, remember_servers, remembered_servers
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert remembered_servers() == []
+    remember_servers(["gpu-b", "gpu-a", "node"])
+    items = SERVER_NAME.shell_complete(None, None, "gpu")  # pyright: ignore[reportArgumentType]
+    assert [item.value for item in items] == ["gpu-a", "gpu-b"]
+
+
+def test_groups_of_errors_become_the_one_that_matters() -> None:
+    ours, bug = NotNowError("busy"), ValueError("a bug")
+    nested = BaseExceptionGroup("", [ExceptionGroup("", [ours]), KeyboardInterrupt()])
+    assert isinstance(first_error(nested), KeyboardInterrupt)
+    assert first_error(ExceptionGroup("", [ours, ExceptionGroup("", [bug])])) is bug
+    assert first_error(ours) is ours
+
+
+def test_plain_values() -> None:
+    value = {1: (TokenKind.USER, b"\x01", None)}
+    assert to_plain(value) == {"1": ["user", "01", None]}
+
+
+def record(text: str, *arguments: object) -> logging.LogRecord:
+    return logging.LogRecord("gpupool.server", logging.INFO, "", 0, text, arguments, None)
+
+
+def test_a_log_line_is_one_line() -> None:
+    line = TextFormatter().format(record("user %s joined", "eve\n2026 info all is well\x1b[31m"))
+    assert "\n" not in line
+    assert "\x1b" not in line
+    body = json.loads(JsonFormatter().format(record("two\nlines")))
+    assert body["message"] == "two\nlines"
+    assert body["part"] == "server"
+    assert body["level"] == "info"
+
+
+def test_waiting_text() -> None:
+    assert waiting_text("", 0.4) == "gpupool: asking the pool"
+    assert waiting_text("waiting for 2 GPUs", 61.0) == "gpupool: waiting for 2 GPUs, 61 s"

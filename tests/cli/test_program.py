@@ -1,0 +1,125 @@
+"""Which door a program gets: its own Python is asked, and a real CuPy is never shadowed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpupool.cli.program import (
+    choose_door,
+    dropin_dir,
+    ignored_path,
+    interpreter_of,
+    parse_answer,
+    program_environment,
+    without_dropin,
+)
+
+
+def script(path: Path, first: str) -> str:
+    path.write_text(f"{first}\npass\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_what_is_python(tmp_path: Path) -> None:
+    assert interpreter_of("/usr/bin/python3.11") == "/usr/bin/python3.11"
+    assert interpreter_of("python") == "python"
+    assert interpreter_of("/usr/bin/pythonic") == ""
+    assert interpreter_of(script(tmp_path / "a", "#!/opt/v/bin/python3 -u")) == "/opt/v/bin/python3"
+    assert interpreter_of(script(tmp_path / "b", "#!/bin/sh")) == ""
+    assert interpreter_of(script(tmp_path / "c", "no shebang")) == ""
+    assert interpreter_of(str(tmp_path / "missing")) == ""
+    (tmp_path / "python3").symlink_to(sys.executable)
+    path = str(tmp_path)
+    for first in (
+        "#!/usr/bin/env python3",
+        "#!/usr/bin/env -S python3 -u",
+        "#!/usr/bin/env A=1 python3",
+    ):
+        assert interpreter_of(script(tmp_path / "d", first), path) == str(tmp_path / "python3")
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "cupy:/x\npython:three", "python:3"])
+def test_an_answer_that_is_none(text: str) -> None:
+    assert parse_answer("python", text) is None
+
+
+def test_our_own_python_gets_the_drop_in() -> None:
+    choice = choose_door("auto", sys.executable, [sys.executable], dict(os.environ))
+    assert choice.door == "arrays"
+    assert choice.warning == ""
+
+
+def test_a_nested_run_is_not_taken_for_a_real_cupy() -> None:
+    env = dict(os.environ) | {"PYTHONPATH": str(dropin_dir())}
+    assert choose_door("auto", sys.executable, [sys.executable], env).door == "arrays"
+
+
+def test_a_real_cupy_wins_unless_asked(tmp_path: Path) -> None:
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text("")
+    env = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    choice = choose_door("auto", sys.executable, [sys.executable], env)
+    assert choice.door == ""
+    assert str(tmp_path) in choice.why
+    assert choose_door("arrays", sys.executable, [sys.executable], env).door == "arrays"
+
+
+def test_a_shell_gets_the_answer_of_the_first_python_on_its_path(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to(sys.executable)
+    choice = choose_door("auto", "/bin/sh", ["sh"], {"PATH": str(tmp_path)})
+    assert choice.door == "arrays"
+    assert "the first on the PATH" in choice.why
+    assert choose_door("auto", "/bin/sh", ["sh"], {"PATH": "/nowhere"}).door == "arrays"
+
+
+def test_something_that_only_calls_itself_python(tmp_path: Path) -> None:
+    fake = script(tmp_path / "python3", "#!/bin/sh")
+    choice = choose_door("auto", fake, [fake], dict(os.environ))
+    assert choice.door == ""
+    assert "does not answer" in choice.why
+
+
+@pytest.mark.parametrize(
+    ("arguments", "warns"),
+    [
+        (["python", "-I", "x.py"], True),
+        (["python", "-uE", "x.py"], True),
+        (["python", "x.py", "-E"], False),
+        (["python", "-c", "-E"], False),
+        (["python", "--version"], False),
+        (["python"], False),
+    ],
+)
+def test_flags_that_hide_the_drop_in(arguments: list[str], warns: bool) -> None:
+    assert bool(ignored_path(arguments)) is warns
+
+
+def test_environment() -> None:
+    base = {"PYTHONPATH": f"/a{os.pathsep}{dropin_dir()}", "KEEP": "1"}
+    env = program_environment(
+        base, door="arrays", agent="/run/x", lease="7f3a", servers=["a", "b"], extra=[("E", "2")]
+    )
+    assert env["PYTHONPATH"] == os.pathsep.join((str(dropin_dir()), "/a"))
+    assert env["GPUPOOL_SERVERS"] == "a,b"
+    assert (env["KEEP"], env["E"]) == ("1", "2")
+    none = program_environment(base, door="", agent="", lease="1", servers=[])
+    assert none["PYTHONPATH"] == "/a"
+    assert "PYTHONPATH" not in program_environment({}, door="", agent="", lease="1", servers=[])
+    assert without_dropin("", dropin_dir()) == ""
+
+
+def test_the_drop_in_imports_without_us() -> None:
+    """With no site-packages of ours but NumPy's, and with an agent that is not there."""
+    code = "import cupy, sys; assert 'gpupool' not in sys.modules; print(cupy.pi)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(dropin_dir())},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("3.14"), done.stderr

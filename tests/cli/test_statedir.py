@@ -1,0 +1,135 @@
+"""The state directory: one process, nobody else's eyes, crashes in between, full disks."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpupool.cli.statedir import Member, ServerIdentity, StateDir, open_state_dir
+from gpupool.pool.errors import StorageError
+from gpupool.pool.ids import ServerId
+
+IDENTITY = ServerIdentity(
+    server=ServerId("a1b2c3d4e5f6"),
+    cluster_id="c0ffee",
+    pool="lab",
+    name="server-a",
+    witness=False,
+    founder=True,
+    members=(Member(ServerId("a1b2c3d4e5f6"), "10.0.0.4:7470"),),
+)
+
+
+def created(path: Path) -> StateDir:
+    state = open_state_dir(path)
+    state.begin(IDENTITY)
+    state.finish(IDENTITY)
+    return state
+
+
+def test_a_server_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "state"
+    state = created(path)
+    assert state.next_incarnation() == 1
+    state.close()
+    again = open_state_dir(path)
+    assert not again.is_new
+    assert again.identity is not None
+    assert again.identity.members == IDENTITY.members
+    assert again.next_incarnation() == 2
+    again.close()
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert all(f.stat().st_mode & 0o077 == 0 for f in path.iterdir())
+
+
+def test_permissions_are_tightened(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    open_state_dir(tmp_path).close()
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    state = open_state_dir(tmp_path)
+    code = "import sys; from pathlib import Path; from gpupool.cli.statedir import open_state_dir; "
+    code += "open_state_dir(Path(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "is in use: another gpupool join runs with it" in done.stderr
+    state.close()
+
+
+def test_a_crash_during_the_creation_starts_afresh(tmp_path: Path) -> None:
+    state = open_state_dir(tmp_path)
+    state.begin(IDENTITY)
+    (tmp_path / "consensus").mkdir()
+    (tmp_path / "consensus" / "journal").write_text("half")
+    state.close()
+    again = open_state_dir(tmp_path)
+    assert again.is_new
+    assert again.identity is not None  # so that a join can be repeated under the same id
+    again.begin(IDENTITY)
+    assert not (tmp_path / "consensus").exists()
+    again.close()
+
+
+def test_a_journal_without_an_identity_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "consensus").mkdir()
+    with pytest.raises(StorageError, match="no identity"):
+        open_state_dir(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"schema": 2}', "null"])
+def test_a_damaged_identity_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "identity.json").write_text(text)
+    with pytest.raises(StorageError, match="makes no sense"):
+        open_state_dir(tmp_path)
+    open_state_dir_again_is_possible = tmp_path / "identity.json"
+    open_state_dir_again_is_possible.unlink()
+    open_state_dir(tmp_path).close()
+
+
+@pytest.mark.parametrize("text", ["", "many"])
+def test_a_damaged_incarnation_is_refused(tmp_path: Path, text: str) -> None:
+    state = created(tmp_path)
+    (tmp_path / "incarnation").write_text(text)
+    with pytest.raises(StorageError, match="incarnation"):
+        state.next_incarnation()
+    state.close()
+
+
+def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot use the state directory") as caught:
+        open_state_dir(tmp_path / "file")
+    assert caught.value.hint == "it must be a folder"
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = created(tmp_path)
+
+    def full(_descriptor: int, _data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = (tmp_path / "incarnation").read_bytes()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(StorageError, match="no space left") as caught:
+            state.next_incarnation()
+    assert "free at least" in caught.value.hint
+    assert (tmp_path / "incarnation").read_bytes() == before
+    state.close()
+
+
+def test_a_disk_that_is_nearly_full_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Free:
+        f_bavail, f_frsize = 10, 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda _path: Free())  # pyright: ignore
+    with pytest.raises(StorageError, match="no space left"):
+        open_state_dir(tmp_path)
