@@ -1,0 +1,91 @@
+"""Each safeguard taken away in turn: the seeds of faults must notice, or they prove nothing."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from raft_world import Inode, MemoryDisk
+from test_cluster_under_faults import run_seed
+
+from gpupool.consensus.core import RaftCore
+from gpupool.consensus.journal import Entry
+from gpupool.consensus.log import ReplicatedLog, Stored
+from gpupool.consensus.messages import FrameReader
+from gpupool.consensus.raft import LEADER
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def no_sync(patch: pytest.MonkeyPatch) -> None:
+    def sync(self: MemoryDisk, name: str) -> None:
+        self.inodes.setdefault(name, Inode())
+
+    patch.setattr(MemoryDisk, "sync", sync)
+
+
+def unconditional_truncation(patch: pytest.MonkeyPatch) -> None:
+    real = ReplicatedLog.store
+
+    def store(
+        self: ReplicatedLog, previous: int, term: int, entries: list[Entry], *, commit_index: int
+    ) -> Stored:
+        known = self.journal.term_at(previous)
+        if known == term and previous < self.journal.last_index:
+            self.journal.truncate(previous + 1)
+        return real(self, previous, term, entries, commit_index=commit_index)
+
+    patch.setattr(ReplicatedLog, "store", store)
+
+
+def old_frames_taken(patch: pytest.MonkeyPatch) -> None:
+    def body(self: FrameReader, frame: bytes) -> bytes:
+        return frame[17:]
+
+    patch.setattr(FrameReader, "body", body)
+
+
+def two_changes_at_once(patch: pytest.MonkeyPatch) -> None:
+    def settled(self: RaftCore) -> bool:
+        return self.state == LEADER
+
+    patch.setattr(RaftCore, "settled", property(settled))
+
+
+def covered_commands_called_refused(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("gpupool.consensus.core._COVERED", -2)
+    real = RaftCore.installed
+
+    def installed(self: RaftCore, index: int, voters: Any) -> None:
+        waiting = self._SyncObj__commandsWaitingCommit
+        for position in [p for p in waiting if p <= index]:
+            for _, resolve in waiting.pop(position):
+                resolve(None, 3)
+        real(self, index, voters)
+
+    patch.setattr(RaftCore, "installed", installed)
+
+
+SAFEGUARDS: dict[str, tuple[Patch, str, int]] = {
+    "sync before send": (no_sync, "power", 3),
+    "truncate on conflict only": (unconditional_truncation, "hostile", 3),
+    "drop old frames": (old_frames_taken, "hostile", 3),
+    "one change of voters": (two_changes_at_once, "everything", 12),
+    "covered is not refused": (covered_commands_called_refused, "everything", 3),
+}
+
+
+@pytest.mark.parametrize("name", list(SAFEGUARDS))
+def test_a_missing_safeguard_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch, profile, seeds = SAFEGUARDS[name]
+    patch(monkeypatch)
+    logging.disable(logging.CRITICAL)
+    try:
+        for seed in range(seeds):
+            try:
+                run_seed(profile, seed)
+            except Exception:  # noqa: BLE001 - whichever check notices first.
+                return
+    finally:
+        logging.disable(logging.NOTSET)
+    pytest.fail(f"{seeds} seeds of {profile} did not notice")
