@@ -497,10 +497,17 @@ class Cluster:
                 self._restart(name)
 
     @property
+    def replacing(self) -> bool:
+        """Return whether a server is on its way out, or in."""
+        return bool(self._replacing or self._joiners) or len(self.servers) < len(
+            self.environment.machines
+        )
+
+    @property
     def converged(self) -> bool:
         """Return whether all servers agree on a leader, and the table shows all of them up."""
         state = self.environment.checkers.logs.state
-        if self._joiners or set(self.environment.machines) != set(self.servers):
+        if self.replacing:
             return False
         leaders: set[ServerId | None] = set()
         for process in self.servers.values():

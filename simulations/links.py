@@ -33,6 +33,7 @@ class SimulatedLinks:
         random: Random,
         locate: Callable[[ServerId], str | None],
         identify: Callable[[str], ServerId | None],
+        is_removed: Callable[[ServerId], bool],
     ) -> None:
         self._server = server
         self._process = process
@@ -40,6 +41,7 @@ class SimulatedLinks:
         self._random = random
         self._locate = locate
         self._identify = identify
+        self._is_removed = is_removed
         self._peers: dict[ServerId, int] = {}
         self._links: dict[ServerId, End] = {}
         self._dialling: set[ServerId] = set()
@@ -63,9 +65,15 @@ class SimulatedLinks:
             self._dial_later(peer)
 
     def accept(self, machine: str) -> Endpoint | None:
-        """Take a connection that another server opened."""
+        """Take a connection that another server opened, unless that one was removed.
+
+        One that is not among the peers is welcome: a server that was away may hear first from a
+        voter that it does not know yet.
+        """
         peer = self._identify(machine)
-        return _PeerEnd(self, peer) if peer is not None and peer in self._peers else None
+        if peer is None or (self._is_removed(peer) and peer not in self._peers):
+            return None
+        return _PeerEnd(self, peer)
 
     def connected(self) -> tuple[ServerId, ...]:
         """Return the peers with a live connection."""
@@ -76,14 +84,15 @@ class SimulatedLinks:
     def raised(self, peer: ServerId, end: End) -> None:
         """Put a connection into use, in the place of any older one."""
         self._dialling.discard(peer)
-        if peer not in self._peers or self.events is None:
+        if self.events is None:
             end.close()
             return
         if (old := self._links.get(peer)) is not None:
             old.close()
             self._lost(peer, old)
         self._links[peer] = end
-        self._peers[peer] = 0
+        if peer in self._peers:
+            self._peers[peer] = 0
         self.events.connected(peer)
 
     def received(self, peer: ServerId, end: End, frame: bytes) -> None:
@@ -107,11 +116,13 @@ class SimulatedLinks:
                 self.events.disconnected(peer)
 
     def _dial_later(self, peer: ServerId) -> None:
-        if self._server > peer:
+        failures = self._peers[peer]
+        if self._server > peer and failures <= 1:
+            # The other one should dial; only when it does not, this one begins to.
             delay_s = FALLBACK_DIAL_S * (1 + self._random.random())
         else:
-            limit_s = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(self._peers[peer], 10))
-            delay_s = limit_s * (0.5 + 0.5 * self._random.random()) if self._peers[peer] else 0.0
+            limit_s = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
+            delay_s = limit_s * (0.5 + 0.5 * self._random.random()) if failures else 0.0
         self._process.after(delay_s, lambda: self._dial(peer))
 
     def _dial(self, peer: ServerId) -> None:

@@ -75,7 +75,7 @@ class _Run:
     def __init__(self, options: Options, only: str = "") -> None:
         self._options = options
         self._cluster = Cluster(options, only=only)
-        self._healed_at = 0.0
+        self._healed_at = self._settled_at = 0.0
         self._converged_s = -1.0
         self._grantable_since: dict[bytes, float] = {}
 
@@ -132,7 +132,7 @@ class _Run:
         if world.stopped:
             return
         cluster.heal()
-        self._healed_at = world.now
+        self._healed_at = self._settled_at = world.now
         end = world.now + self._options.heal_s
         while world.now < end and not world.stopped:
             world.run_until(min(world.now + LOOK_EVERY_S, end))
@@ -179,7 +179,9 @@ class _Run:
         cluster = self._cluster
         if self._converged_s >= 0.0:
             return
-        elapsed_s = cluster.world.now - self._healed_at
+        if cluster.replacing and cluster.world.now < self._healed_at + self._options.heal_s / 2:
+            self._settled_at = cluster.world.now  # an operator's work, not the pool's
+        elapsed_s = cluster.world.now - self._settled_at
         if cluster.converged:
             self._converged_s = elapsed_s
             cluster.trace.note("checker", "converged", f"{elapsed_s:.1f} s after healing")

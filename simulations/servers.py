@@ -152,6 +152,7 @@ class ServerProcess(Process):
             random=self.world.random(f"links/{name}"),
             locate=environment.locate,
             identify=environment.identify,
+            is_removed=lambda peer: peer in self.table.state.removed,
         )
         self.ledger = LedgerDriver(
             self.server,
@@ -225,8 +226,10 @@ class ServerProcess(Process):
 
     def _table_changed(self) -> None:
         state = self.table.state
-        # The empty table of a server that has only just joined says nothing about the pool.
-        if state.servers and self._followed is not state.servers:
+        # As in ``cli.serving``: a table that has not reached the point at which this server joined
+        # says nothing about who belongs to the pool.
+        joined = self.server in state.servers or bool(state.removed)
+        if joined and self._followed is not state.servers:
             self._followed = state.servers
             ledger = self.ledger
             assert ledger is not None
