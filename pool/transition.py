@@ -146,6 +146,10 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
     for gpu in command.gpus:
         known = server.gpus.get(gpu.id)
         granted = known.memory_granted if known else 0
+        if known is not None and granted > gpu.capacity:
+            # A device that shrinks below what is granted of it keeps its size until that is over.
+            sizes = known.memory_total, known.memory_reserved
+            gpu = replace(gpu, memory_total=sizes[0], memory_reserved=sizes[1])
         gpus[gpu.id] = replace(gpu, memory_granted=granted)
     for gpu in server.gpus.values():
         # A device that fell off the bus stays in the table until its leases are over.

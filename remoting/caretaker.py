@@ -162,6 +162,10 @@ class Caretaker:
             return True
         known = {gpu.id: _fixed(gpu) for gpu in server.gpus.values()}
         present = {gpu.id: _fixed(gpu) for gpu in gpus}
+        for gpu in gpus:
+            granted = server.gpus[gpu.id].memory_granted if gpu.id in known else 0
+            if granted > gpu.capacity:
+                present[gpu.id] = known[gpu.id]  # the table takes the new size when that is over
         # What fell off the bus stays in the table, faulty, until its leases are over.
         lost = {
             gpu_id

@@ -1,0 +1,184 @@
+"""Random pools and commands for the property tests of the pool's rules."""
+
+from hypothesis import strategies as st
+
+from gpupool.pool import commands as c
+from gpupool.pool.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+    TokenId,
+)
+from gpupool.pool.state import Gpu, Partition, Request, TokenKind
+
+MIB = 1 << 20
+GIB = 1 << 30
+SERVERS = tuple(ServerId(name * 12) for name in "abc")
+USERS = ("ada", "bob")
+TOKENS = {user: TokenId(user * 4) for user in USERS}
+SERVER_TOKENS = tuple(TokenId(f"server-token-{n}") for n in range(3))
+REQUESTS = tuple(RequestId(bytes([n]) * 16) for n in range(6))
+REASONS = st.sampled_from(["", "because", "x" * 500])
+
+
+def gpus_of(server: ServerId) -> tuple[Gpu, ...]:
+    """Return two whole GPUs of different size and one card that is cut into two instances."""
+    card = GpuId(f"{server}-card")
+    return (
+        Gpu(GpuId(f"{server}-0"), 0, "Small", 8 * GIB, memory_reserved=GIB),
+        Gpu(GpuId(f"{server}-1"), 1, "Large", 80 * GIB),
+        Gpu(GpuId(f"{server}-2"), 2, "MIG", 10 * GIB, parent=card),
+        Gpu(GpuId(f"{server}-3"), 3, "MIG", 10 * GIB, parent=card),
+    )
+
+
+GPU_IDS = tuple(gpu.id for server in SERVERS for gpu in gpus_of(server))
+
+servers = st.sampled_from(SERVERS)
+incarnations = st.sampled_from([1, 1, 1, 1, 2, 3]).map(Incarnation)
+leases = st.integers(12, 40).map(LeaseId)
+request_ids = st.sampled_from(REQUESTS)
+users = st.sampled_from(USERS)
+memories = st.sampled_from([0, 1, MIB, GIB, 4 * GIB, 8 * GIB, 40 * GIB, 80 * GIB, 2**62])
+
+requests = st.builds(
+    Request,
+    id=st.one_of(request_ids, st.just(RequestId(b"short"))),
+    count=st.integers(0, 4),
+    fraction=st.sampled_from([0.0, 0.001, 0.25, 0.5, 1.0, 7.0]),
+    memory=memories,
+    servers=st.sampled_from([(), ("a",), (SERVERS[1],), ("nobody",)]),
+    across=st.booleans(),
+    client=REASONS,
+    program=REASONS,
+)
+
+partitions = st.lists(
+    st.builds(
+        Partition,
+        server=st.one_of(servers, st.just(ServerId("stranger"))),
+        gpu=st.sampled_from([*GPU_IDS, GpuId("unknown")]),
+        memory=memories,
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@st.composite
+def plausible_partitions(draw: st.DrawFn) -> tuple[Partition, ...]:
+    """Return partitions that a real client could claim."""
+    chosen = draw(st.lists(st.sampled_from(GPU_IDS), min_size=1, max_size=3, unique=True))
+    memory = draw(st.sampled_from([GIB, 4 * GIB, 7 * GIB, 40 * GIB]))
+    return tuple(Partition(ServerId(gpu[:12]), gpu, memory) for gpu in chosen)
+
+
+@st.composite
+def grants(draw: st.DrawFn) -> c.Grant:
+    parts = draw(st.one_of(plausible_partitions(), plausible_partitions(), partitions))
+    request = draw(requests)
+    honest = draw(st.integers(0, 9)) > 0
+    if honest:
+        request = Request(draw(request_ids), len(parts), 0.5, client="c", program="p")
+    user = draw(users)
+    return c.Grant(
+        request=request,
+        user=user,
+        token=TOKENS[user if honest else draw(users)],
+        ticket_hash=bytes(32) if honest else draw(st.binary(max_size=40)),
+        partitions=parts,
+        incarnations={server: draw(incarnations) for server in SERVERS},
+    )
+
+
+def server_up(server: ServerId, incarnation: Incarnation, kept: int, shrink: bool) -> c.ServerUp:
+    gpus = gpus_of(server)[:kept]
+    if shrink:
+        gpus = tuple(Gpu(g.id, g.index, g.name, g.memory_total // 2, parent=g.parent) for g in gpus)
+    return c.ServerUp(server, incarnation, f"{server}:7470", "1", "2", "3", gpus, {})
+
+
+readings = st.dictionaries(
+    st.sampled_from(GPU_IDS),
+    st.builds(
+        c.GpuReading,
+        memory_foreign=st.sampled_from([-5, 0, GIB, 100 * GIB]),
+        fault=st.sampled_from(["", "", "", "Xid 79"]),
+    ),
+    max_size=3,
+)
+
+commands = st.one_of(
+    st.builds(
+        c.JoinServer,
+        server=servers,
+        name=servers.map(lambda s: s[0]),
+        address=st.just("host:1"),
+        witness=st.booleans(),
+        token=st.sampled_from([None, *SERVER_TOKENS, TOKENS["ada"]]),
+    ),
+    st.builds(
+        server_up, servers, incarnations, st.sampled_from([4, 4, 4, 2]), st.sampled_from([False])
+    ),
+    st.builds(server_up, servers, incarnations, st.just(4), st.booleans()),
+    st.builds(c.ServerContact, server=servers, incarnation=incarnations, reachable=st.booleans()),
+    st.builds(c.RemoveServer, server=servers, by=REASONS),
+    st.builds(c.ReportGpus, server=servers, incarnation=incarnations, readings=readings),
+    st.builds(c.DrainServer, server=servers, reason=st.none() | REASONS, by=REASONS),
+    *[grants()] * 6,
+    st.builds(
+        c.CancelRequest,
+        request=request_ids,
+        reason=REASONS,
+        user=st.sampled_from(["", *USERS]),
+        successor=st.none() | request_ids,
+    ),
+    *[st.builds(c.EndLease, lease=leases, reason=REASONS, by=REASONS)] * 3,
+    *[st.builds(c.FreeLease, lease=leases, server=servers, incarnation=incarnations)] * 4,
+    users.flatmap(
+        lambda user: st.builds(
+            c.Wait,
+            request=requests,
+            user=st.just(user),
+            token=st.just(TOKENS[user]),
+            reason=REASONS,
+        )
+    ),
+    st.builds(
+        c.CreateToken,
+        token=st.sampled_from([*TOKENS.values(), *SERVER_TOKENS]),
+        kind=st.sampled_from(TokenKind),
+        user=st.sampled_from(["", *USERS]),
+        secret_hash=st.sampled_from([bytes(32), b"short"]),
+        expires_at=st.sampled_from([0, 10**6, 10**9]).map(Milliseconds),
+        by=REASONS,
+    ),
+    st.builds(c.RevokeToken, token=st.sampled_from([TOKENS["bob"], TokenId("none")]), by=REASONS),
+    st.builds(c.CreatePool, cluster_id=st.just("other"), name=REASONS, data_encryption=REASONS),
+    st.just(c.Tick()),
+)
+
+steps = st.lists(
+    st.tuples(commands, st.sampled_from([0, 1, 100, 20_000]), st.sampled_from([0, 0, 50])),
+    min_size=15,
+    max_size=50,
+)
+"""Commands with the milliseconds since the one before, and their time to live."""
+
+
+def founding() -> list[c.Command]:
+    """Return what makes a pool of three servers, all up, with two users."""
+    found: list[c.Command] = [
+        c.CreatePool("cluster", "lab", "tls"),
+        c.JoinServer(SERVERS[0], "a", "a:1", False, None),
+    ]
+    far = Milliseconds(10**12)
+    for token, server in zip(SERVER_TOKENS, SERVERS[1:], strict=False):
+        found.append(c.CreateToken(token, TokenKind.SERVER, "s", bytes(32), far, "root"))
+        found.append(c.JoinServer(server, server[0], f"{server[0]}:1", False, token))
+    for user, token in TOKENS.items():
+        found.append(c.CreateToken(token, TokenKind.USER, user, bytes(32), far, "root"))
+    found += [server_up(server, Incarnation(1), 4, False) for server in SERVERS]
+    return found

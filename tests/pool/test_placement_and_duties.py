@@ -1,0 +1,239 @@
+"""Which GPUs are offered and chosen, who goes first, and what a server does unasked."""
+
+from dataclasses import replace
+
+import pytest
+from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, founding
+
+from gpupool.pool import commands as c
+from gpupool.pool.codec import CodecError, decode, encode
+from gpupool.pool.commands import seal
+from gpupool.pool.duties import host_plan, leader_plan
+from gpupool.pool.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
+from gpupool.pool.leases import kept_for_others
+from gpupool.pool.placement import Choice, NoOffer, Offer, make_offer, rank
+from gpupool.pool.results import Result
+from gpupool.pool.state import Partition, PoolState, Request, ServerStatus
+from gpupool.pool.transition import PoolMachine
+
+ONE = Incarnation(1)
+
+
+class Table:
+    """A founded pool, with commands applied at chosen times."""
+
+    def __init__(self) -> None:
+        self.machine = PoolMachine(PoolState())
+        self.now_ms = 1000
+        for command in founding():
+            assert self.apply(command).ok
+
+    @property
+    def state(self) -> PoolState:
+        return self.machine.state
+
+    def apply(self, command: c.Command, after_ms: int = 0) -> Result:
+        self.now_ms += after_ms
+        plain = seal(command, at_ms=self.now_ms, ttl_ms=0)
+        return decode(Result, self.machine.apply(self.state.index + 1, plain))
+
+    def offers(self, request: Request) -> list[Offer]:
+        answers = [make_offer(self.state, s, request) for s in self.state.servers.values()]
+        return [answer for answer in answers if isinstance(answer, Offer)]
+
+    def refusal(self, request: Request, server: ServerId = SERVERS[0]) -> NoOffer:
+        answer = make_offer(self.state, self.state.servers[server], request)
+        assert isinstance(answer, NoOffer)
+        return answer
+
+    def choices(self, request: Request) -> list[Choice]:
+        return rank(self.offers(request), request)
+
+    def grant(self, request: Request, user: str = "ada") -> Result:
+        [choice, *_] = self.choices(request)
+        return self.apply(self.claim(request, choice.partitions, user))
+
+    def claim(
+        self, request: Request, partitions: tuple[Partition, ...], user: str = "ada"
+    ) -> c.Grant:
+        incarnations = {s.id: s.incarnation for s in self.state.servers.values()}
+        return c.Grant(request, user, TOKENS[user], bytes(32), partitions, incarnations)
+
+
+def wanted(number: int, count: int = 1, fraction: float = 0.0, **more: object) -> Request:
+    request = Request(RequestId(bytes([number]) * 16), count, fraction)
+    return replace(request, **more)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_best_fit_comes_first() -> None:
+    table = Table()
+    # 7 GiB fit exactly into the small GPU of each server.
+    [first, *_] = table.choices(wanted(1, memory=7 * GIB))
+    assert [p.gpu for p in first.partitions] == [f"{SERVERS[0]}-0"]
+    assert first.left_over == 0
+    assert table.grant(wanted(1, memory=7 * GIB)).ok
+    [second, *_] = table.choices(wanted(2, memory=7 * GIB))
+    assert second.server == SERVERS[1]
+
+
+def test_a_fraction_means_the_same_bytes_on_each_gpu() -> None:
+    table = Table()
+    [choice, *_] = table.choices(wanted(1, 2, 0.5))
+    assert len({part.memory for part in choice.partitions}) == 1
+
+
+def test_instances_of_one_card_count_once() -> None:
+    table = Table()
+    assert table.choices(wanted(1, 3, 0.1))
+    assert not table.choices(wanted(1, 4, 0.1))
+    assert table.refusal(wanted(1, 4, 0.1)).kind == "never"
+    server = SERVERS[0]
+    parts = tuple(Partition(server, GpuId(f"{server}-{n}"), GIB) for n in (2, 3))
+    result = table.apply(table.claim(wanted(1, 2, 0.1), parts))
+    assert (result.kind, result.why) == ("invalid", "two partitions on one physical GPU")
+
+
+def test_across_takes_as_few_servers_as_possible() -> None:
+    table = Table()
+    [choice] = table.choices(wanted(1, 7, 0.1, across=True))
+    assert len(choice.offers) == 3
+    assert len(choice.partitions) == 7
+    [choice] = table.choices(wanted(1, 5, 0.1, across=True))
+    assert len(choice.offers) == 2
+    assert set(choice.incarnations) == {p.server for p in choice.partitions}
+    assert len(table.choices(wanted(1, 3, 0.1, across=True))) == 3  # one server is preferred
+    assert table.refusal(wanted(1, 10, 0.1, across=True)).kind == "never"
+
+
+def test_a_whole_gpu_tolerates_a_display_and_no_more() -> None:
+    table = Table()
+    server, gpu = SERVERS[0], GpuId(f"{SERVERS[0]}-1")
+    request = wanted(1, 1, 1.0, servers=("a",))
+    for foreign, expected in ((GIB, 79 * GIB), (10 * GIB, 0)):
+        table.apply(c.ReportGpus(server, ONE, {gpu: c.GpuReading(foreign, "")}))
+        offered = {g.gpu: g.memory for offer in table.offers(request) for g in offer.gpus}
+        assert offered.get(gpu, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (c.DrainServer(SERVERS[0], "repair", "root"), "grants nothing now: repair"),
+        (c.ServerContact(SERVERS[0], ONE, reachable=False), "grants nothing now: unreachable"),
+    ],
+)
+def test_servers_that_grant_nothing_say_why(command: c.Command, why: str) -> None:
+    table = Table()
+    [choice, *_] = table.choices(wanted(1, 1, 0.5, servers=("a",)))
+    table.apply(command)
+    refusal = table.refusal(wanted(1, 1, 0.5))
+    assert (refusal.kind, refusal.why) == ("busy", why)
+    assert table.apply(table.claim(wanted(1, 1, 0.5), choice.partitions)).kind == "busy"
+
+
+def test_a_starved_request_keeps_what_it_needs() -> None:
+    table = Table()
+    for number in range(3):
+        assert table.grant(wanted(10 + number, 1, 1.0, servers=(SERVERS[number],))).ok
+    big = wanted(1, 3, 0.9, servers=("a",))
+    assert table.apply(c.Wait(big, "bob", TOKENS["bob"], "busy")).ok
+    for _ in range(7):
+        assert table.apply(c.Wait(big, "bob", TOKENS["bob"], "busy"), 10_000).ok
+    kept = kept_for_others(table.state, RequestId(bytes(16)))
+    assert kept is not None
+    assert {server for server, _ in kept.gpus} == {SERVERS[0]}
+    assert len(kept.gpus) == 3
+    [choice, *_] = table.choices(wanted(2, 1, 0.1))
+    assert choice.server != SERVERS[0]
+    taken = next(iter(kept.gpus))
+    late = table.apply(table.claim(wanted(3), (Partition(*taken, GIB),)))
+    assert late.kind == "busy"
+    assert "goes first" in late.why
+    # It lapses when nobody renews it.
+    table.apply(c.Tick(), 16_000)
+    assert kept_for_others(table.state, RequestId(bytes(16))) is None
+
+
+def test_a_cancelled_request_hands_its_place_to_its_successor() -> None:
+    table = Table()
+    table.apply(c.Wait(wanted(1, 1, 1.0), "ada", TOKENS["ada"], "busy"))
+    since = table.state.waiting[wanted(1).id].since
+    heir = wanted(2).id
+    cancel = c.CancelRequest(wanted(1).id, "uncertain", "ada", heir)
+    for _ in range(2):  # the answer may be lost
+        assert table.apply(cancel, 1000).ok
+        assert list(table.state.waiting) == [heir]
+        assert table.state.waiting[heir].since == since
+    assert table.grant(replace(wanted(1, 1, 0.5), id=wanted(1).id)).kind == "closed"
+
+
+def test_requests_belong_to_their_users() -> None:
+    table = Table()
+    assert table.grant(wanted(1, 1, 0.5)).ok
+    table.apply(c.Wait(wanted(2, 1, 0.5), "ada", TOKENS["ada"], "busy"))
+    for number in (1, 2):
+        assert table.grant(wanted(number, 1, 0.5), "bob").kind == "denied"
+        assert table.apply(c.CancelRequest(wanted(number).id, "", "bob")).kind == "denied"
+
+
+def test_the_leader_follows_contact_and_lapses_waiting() -> None:
+    table = Table()
+    a, b, other = SERVERS
+    plan = leader_plan(table.state, {b: 11.0, other: 1.0}, table.now_ms, a)
+    assert plan == (c.ServerContact(b, ONE, reachable=False),)
+    table.apply(plan[0])
+    assert table.state.servers[b].status is ServerStatus.UNREACHABLE
+    assert leader_plan(table.state, {b: 5.0}, table.now_ms, a) == ()
+    assert leader_plan(table.state, {b: 0.5}, table.now_ms, a) == (
+        c.ServerContact(b, ONE, reachable=True),
+    )
+    table.apply(c.Wait(wanted(1, 1, 1.0), "ada", TOKENS["ada"], "busy"))
+    assert leader_plan(table.state, {}, table.now_ms + 15_000, a) == ()
+    assert leader_plan(table.state, {}, table.now_ms + 15_001, a) == (c.Tick(),)
+
+
+def test_a_host_kills_what_the_table_does_not_hold_and_frees_after() -> None:
+    table = Table()
+    [choice, *_] = table.choices(wanted(1, 1, 0.5))
+    server = choice.server
+    lease = table.apply(table.claim(wanted(1, 1, 0.5), choice.partitions)).lease
+    assert lease is not None
+    stray = LeaseId(7)
+    plan = host_plan(table.state, server, ONE, {lease: 1, stray: 1}, {}, {})
+    assert (plan.kill, plan.propose) == ((stray,), ())
+    plan = host_plan(table.state, server, ONE, {}, {lease: 11.0}, {})
+    assert plan.propose == (c.EndLease(lease, "its client never connected"),)
+    plan = host_plan(table.state, server, ONE, {}, {}, {lease: "gone"})
+    assert plan.propose == (c.EndLease(lease, "gone"),)
+    table.apply(plan.propose[0])
+    assert host_plan(table.state, server, ONE, {lease: 1}, {}, {}).propose == ()
+    plan = host_plan(table.state, server, ONE, {}, {}, {})
+    assert plan.propose == (c.FreeLease(lease, server, ONE),)
+    # A process that the table does not know yet proposes nothing, and lets nothing run.
+    plan = host_plan(table.state, server, Incarnation(2), {lease: 1}, {}, {lease: "gone"})
+    assert (plan.kill, plan.propose) == ((lease,), ())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"index": True},
+        {"index": "1"},
+        {"index": 2**64},
+        {"servers": {}},
+        {"servers": [["a"]]},
+        {"events": "x"},
+        {"extra": 1},
+        {"tokens": [["a", None]]},
+    ],
+)
+def test_snapshots_are_decoded_strictly(change: dict[str, object]) -> None:
+    plain = encode(Table().state)
+    assert isinstance(plain, dict)
+    assert decode(PoolState, plain) == Table().state
+    with pytest.raises(CodecError):
+        decode(PoolState, {**plain, **change})
+    with pytest.raises(CodecError):
+        decode(
+            PoolState, {key: value for key, value in plain.items() if key != "servers"} | {"": 1}
+        )
