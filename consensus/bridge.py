@@ -3,7 +3,7 @@
 How to use it (``cli/join.py`` wires these parts)::
 
     storage = open_storage(state_dir, create=identity_is_new)
-    if this_is_the_first_server:
+    if this_is_the_first_server and storage.empty:
         bootstrap(storage, server_id)           # once; everybody else starts without a vote
     ledger = RaftLedger(server_id, storage=storage, machine=machine, clock=clock,
                         randomness=randomness, links=peer_links)
@@ -132,7 +132,7 @@ class RaftLedger:
         appended before a call says nothing about what was committed in between.
         """
         deadline = trio.current_time() + timeout_s
-        while (remaining := deadline - trio.current_time()) > 0:
+        while (remaining := deadline - trio.current_time()) > 0 and not self._stopped:
             shared = self._barrier
             if shared is None:
                 shared = self._barrier = _SharedBarrier()

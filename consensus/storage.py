@@ -44,6 +44,15 @@ class Storage:
         self.snapshots = SnapshotStore(disk)
         self._reconcile()
 
+    @property
+    def empty(self) -> bool:
+        """True when nothing was ever written: no entry, no term, no snapshot."""
+        return (
+            self.journal.last_index == 1
+            and self.journal.term == 0
+            and self.snapshots.latest is None
+        )
+
     def install(self, snapshot: Snapshot) -> None:
         """Make a leader's snapshot the start of this server's log.
 
@@ -105,10 +114,9 @@ def open_storage(state_dir: Path, *, create: bool = False) -> Storage:
 
 def bootstrap(storage: Storage, server_id: ServerId) -> None:
     """Make a new server's storage that of a pool whose only voter is ``server_id``."""
-    journal = storage.journal
-    if journal.last_index != 1 or journal.term != 0 or storage.snapshots.latest is not None:
+    if not storage.empty:
         raise StorageError("a pool can only be started on empty storage")
-    _append_configuration(journal, (server_id,))
+    _append_configuration(storage.journal, (server_id,))
 
 
 def recover(state_dir: Path, server_id: ServerId) -> int:

@@ -57,7 +57,7 @@ def covered_commands_called_refused(patch: pytest.MonkeyPatch) -> None:
     real = RaftCore.installed
 
     def installed(self: RaftCore, index: int, voters: Any) -> None:
-        waiting = self._SyncObj__commandsWaitingCommit
+        waiting: Any = getattr(self, "_SyncObj__commandsWaitingCommit")  # noqa: B009
         for position in [p for p in waiting if p <= index]:
             for _, resolve in waiting.pop(position):
                 resolve(None, 3)

@@ -2,6 +2,8 @@
 
 import errno
 import random
+import threading
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,7 +17,12 @@ from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.storage import Storage, bootstrap
 from gpupool.pool.errors import StorageError
 from gpupool.pool.ids import ServerId
-from gpupool.pool.ports import Committed, NotCommitted, Role, Unknown
+from gpupool.pool.ports import Committed, Ledger, NotCommitted, PeerEvents, Role, Unknown
+
+
+def check_types(ledger: RaftLedger) -> tuple[Ledger, PeerEvents]:
+    """Let the type checker compare the two Protocols with what implements them."""
+    return ledger, ledger
 
 
 class TrioTime:
@@ -302,6 +309,37 @@ async def test_a_full_disk_stops_the_server_in_order() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await fill_the_disk()
     assert caught.group_contains(StorageError, match="journal cannot be written")
+
+
+async def test_a_stopped_ledger_answers_at_once(autojump_clock: MockClock) -> None:
+    async with pool_of("a") as pool:
+        ledger = pool.ledgers[ServerId("a")]
+    began = trio.current_time()
+    assert not await ledger.barrier(timeout_s=60)
+    assert isinstance(await ledger.propose(["x"], timeout_s=60), NotCommitted)
+    assert trio.current_time() - began < 1
+
+
+async def test_a_slow_disk_does_not_stop_the_event_loop() -> None:
+    """Syncs move to another thread once they take longer than 2 ms."""
+    async with trio.open_nursery() as nursery:
+        pool = Pool(nursery)
+        ledger = await pool.start("a", first=True)
+        disk = pool.disks[ServerId("a")]
+        threads: set[int] = set()
+        sync = disk.sync
+
+        def slow_sync(name: str) -> None:
+            threads.add(threading.get_ident())
+            time.sleep(0.01)
+            sync(name)
+
+        disk.sync = slow_sync
+        for number in range(20):
+            assert isinstance(await ledger.propose([number], timeout_s=5), Committed)
+        assert threads - {threading.get_ident()}
+        assert pool.machines[ServerId("a")].log == [[number] for number in range(20)]
+        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("command", [{"x": b"y" * 17_000}, {"x": (1, 2)}, {1: "x"}, 1 << 70])
