@@ -334,6 +334,8 @@ class Executor:
         return value
 
     def _keep(self, name: str, handle: int, number: int, meta: Meta | None, value: Any) -> None:
+        if number != wire.META_OBJECT and not self.backend.is_array(value):
+            value = self.backend.adopt(np.asarray(value))
         if meta is not None:
             if value.dtype != meta.dtype or value.shape != meta.shape:
                 raise MismatchError(

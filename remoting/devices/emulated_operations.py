@@ -150,6 +150,12 @@ def _into(arrays: Any, axis: int, out: Array, casting: Any) -> None:
     np.concatenate(arrays, axis, out, casting=casting)
 
 
+def _einsum(text: str, *arrays: Any, **kwargs: Any) -> Any:
+    # With ``optimize`` NumPy may drop an operand, and the type that it would have brought.
+    dtype = kwargs.get("dtype") or np.result_type(*arrays)
+    return np.asarray(np.einsum(text, *arrays, **kwargs)).astype(dtype, copy=False)
+
+
 def _lstsq(a: Array, b: Array, rcond: Any = None) -> Any:
     return np.linalg.lstsq(a, b, -1 if rcond == "warn" else rcond)
 
@@ -260,6 +266,7 @@ def operations(backend: "EmulatedBackend") -> Mapping[str, Operation]:
         "put_along_axis": _along(np.put_along_axis),
         "take": _take,
         "take_along_axis": _along(np.take_along_axis),
+        "einsum": _einsum,
         "linalg.lstsq": _lstsq,
         "ndarray.getitem": _getitem,
         "ndarray.gather": _gather,

@@ -59,7 +59,7 @@ def _weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:
 
 def around(a: Any, decimals: int = 0, out: Any = None) -> Any:
     """Round to decimals."""
-    array = need(a)
+    array = make.asarray(a)
     if out is not None:
         make.in_place("around", (array, decimals), {"out": out})
         return out
@@ -129,12 +129,12 @@ def array_equiv(a1: Any, a2: Any) -> Any:
 
 def real(val: Any) -> Any:
     """Return the real part."""
-    return val.real if _is_array(val) else np.real(val)
+    return make.asarray(val).real
 
 
 def imag(val: Any) -> Any:
     """Return the imaginary part."""
-    return val.imag if _is_array(val) else np.imag(val)
+    return make.asarray(val).imag
 
 
 def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
@@ -296,6 +296,8 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
 def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
     """Copy values into an array, broadcasting."""
     target = need(dst, "dst")
+    if isinstance(src, np.ndarray):
+        src = src.item() if src.ndim == 0 else make.upload(src, target._session)
     source = src if np.isscalar(src) else make.operand(src)
     kind = make.operand_type(source)
     if isinstance(kind, np.dtype) and not np.can_cast(kind, target.dtype, casting):  # type: ignore[arg-type]

@@ -309,7 +309,8 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     """Return the elements shifted along axes, those that leave coming back."""
     array = need(a)
     if axis is not None:
-        make.axes_of(tuple(dict.fromkeys(make.axis_of(item, array.ndim) for item in (axis if isinstance(axis, (tuple, list)) else (axis,)))), array.ndim)
+        for item in axis if isinstance(axis, (tuple, list)) else (axis,):
+            make.axis_of(item, array.ndim)
     return make.forward("roll", (array, shift, axis), {}, fresh(array.dtype, array.shape))
 
 
@@ -326,12 +327,12 @@ def tile(A: Any, reps: Any) -> Any:  # noqa: N803
 def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
     """Return every element several times."""
     array = need(a)
-    if isinstance(repeats, state.hooks["ndarray"]):
-        raise ValueError("cupy.ndarray cannot be specified as `repeats` argument.")
-    if isinstance(repeats, np.ndarray):
+    if isinstance(repeats, (np.ndarray, np.integer)):
         repeats = repeats.tolist()
     source = array if axis is not None else array.ravel()
     at = make.axis_of(axis if axis is not None else 0, source.ndim)
+    if isinstance(repeats, state.hooks["ndarray"]):
+        return make.lazy("repeat", (source, repeats, at), {})
     counts = [repeats] if isinstance(repeats, int) else list(repeats)
     if any(count < 0 for count in counts):
         raise ValueError("all elements of 'repeats' should be non-negative")

@@ -7,6 +7,8 @@ import numpy as np
 Shape = tuple[int, ...]
 _ADDRESS = 1 << 40
 _INTERNED_MAX = 1 << 16
+NDIM_MAX = 64
+BYTES_MAX = 1 << 62
 _COPY_FLAG = tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 1)
 
 
@@ -29,6 +31,12 @@ class Meta:
     __slots__ = ("_flags", "_shadow", "dtype", "nbytes", "ndim", "shape", "size", "strides")
 
     def __init__(self, dtype: np.dtype[Any], shape: Shape, strides: Shape) -> None:
+        if len(shape) > NDIM_MAX:
+            raise ValueError(
+                f"maximum supported dimension for an ndarray is {NDIM_MAX}, found {len(shape)}"
+            )
+        if any(abs(step) >= BYTES_MAX for step in strides):
+            raise ValueError("array is too big")
         self.dtype = dtype
         self.shape = shape
         self.strides = strides
@@ -38,6 +46,8 @@ class Meta:
             size *= length
         self.size = size
         self.nbytes = size * dtype.itemsize
+        if self.nbytes >= BYTES_MAX:
+            raise ValueError("array is too big")
         self._shadow: np.ndarray[Any, Any] | None = None
         self._flags: tuple[bool, bool] | None = None
 
