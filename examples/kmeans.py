@@ -71,9 +71,7 @@ def main() -> int:
     for _ in range(ITERATIONS):
         wanted = assign(np, points, reference)
         total, number = sums(np, points, wanted, clusters)
-        reference = np.where(
-            number[:, None] > 0, total / np.maximum(number, 1)[:, None], reference
-        )
+        reference = np.where(number[:, None] > 0, total / np.maximum(number, 1)[:, None], reference)
     same = float((labels == wanted).mean())
     worst = float(np.abs(centres - reference).max())
     print(f"labels equal to NumPy's: {same:.4%}; largest difference of a centre: {worst:.2e}")

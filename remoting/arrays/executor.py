@@ -345,9 +345,7 @@ class Executor:
             if value.strides != meta.strides and not same_layout(value, meta):
                 value = self._conformed(name, value, meta)
         elif number == wire.META_UNKNOWN:
-            self.described.append(
-                [handle, value.dtype.str, list(value.shape), list(value.strides)]
-            )
+            self.described.append([handle, value.dtype.str, list(value.shape), list(value.strides)])
         elif number != wire.META_OBJECT:
             raise RemoteProtocolError("unknown meta", why=str(number))
         self._store(handle, value)

@@ -88,9 +88,7 @@ class Reader:
 class Session:
     """One client: its connection and the executor of its calls."""
 
-    def __init__(
-        self, stream: Stream, backend: Backend, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, stream: Stream, backend: Backend, log: Callable[[str], None]) -> None:
         self.stream = stream
         self.backend = backend
         self.reader = Reader(stream)

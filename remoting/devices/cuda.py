@@ -190,9 +190,7 @@ class CudaBackend:
                 at, length = pieces[started]
                 stage = stages[started % _STAGES]
                 stage.event.synchronize()
-                self._runtime.memcpyAsync(
-                    stage.pointer, pointer + at, length, _TO_HOST, stream.ptr
-                )
+                self._runtime.memcpyAsync(stage.pointer, pointer + at, length, _TO_HOST, stream.ptr)
                 stage.event.record(stream)
                 started += 1
             stage = stages[index % _STAGES]

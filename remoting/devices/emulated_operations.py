@@ -30,7 +30,11 @@ def _gather(a: Array, index: tuple[Any, ...]) -> Array:
 
 def _wrapped(a: Array, index: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return an index whose integer arrays are wrapped into range, as CuPy does."""
-    used = sum(item.ndim if _is_mask(item) else 1 for item in index if item is not None and item is not Ellipsis)
+    used = sum(
+        item.ndim if _is_mask(item) else 1
+        for item in index
+        if item is not None and item is not Ellipsis
+    )
     axis = 0
     made: list[Any] = []
     for item in index:
@@ -290,7 +294,9 @@ def operations(backend: "EmulatedBackend") -> Mapping[str, Operation]:
         "ufunc.reduceat": _reduceat,
         "door.empty": lambda shape, dtype, order="C": np.zeros(shape, dtype, order=order),
         "door.zeros": lambda shape, dtype, order="C": np.zeros(shape, dtype, order=order),
-        "door.arange": lambda first, count, step, dtype: (first + np.arange(count) * step).astype(dtype),
+        "door.arange": lambda first, count, step, dtype: (first + np.arange(count) * step).astype(
+            dtype
+        ),
         "door.concatenate_into": _into,
         "door.pointer": _address,
         "door.memory": _memory,

@@ -44,7 +44,9 @@ def check_source(*texts: str) -> None:
                     "paste your own into the source"
                 )
         if _FORBIDDEN.search(joined):
-            raise UnsupportedError("the source asks about files of the server, which is not allowed")
+            raise UnsupportedError(
+                "the source asks about files of the server, which is not allowed"
+            )
 
 
 def check_options(options: list[str] | tuple[str, ...]) -> tuple[str, ...]:

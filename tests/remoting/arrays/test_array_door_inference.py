@@ -39,7 +39,15 @@ def test_basic_indexing_is_a_view_with_numpys_strides(cp: Any, pair: Any, order:
     host = filled(shape, "i", order)
     array = cp.asarray(host)
     index_all = (*index, ...) if isinstance(index, tuple) and ... not in index else index
-    theirs = np.asarray(host[index_all if isinstance(index_all, tuple) else (index_all, ...) if index_all is not ... else ...])
+    theirs = np.asarray(
+        host[
+            index_all
+            if isinstance(index_all, tuple)
+            else (index_all, ...)
+            if index_all is not ...
+            else ...
+        ]
+    )
     ours = array[index]
     agree(ours, theirs)
     if 0 not in theirs.shape:
@@ -52,14 +60,18 @@ def test_basic_indexing_is_a_view_with_numpys_strides(cp: Any, pair: Any, order:
 
 @given(hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=5), st.data())
 @settings(max_examples=120, deadline=None)
-def test_integer_arrays_select_as_in_numpy(cp: Any, shape: tuple[int, ...], data: st.DataObject) -> None:
+def test_integer_arrays_select_as_in_numpy(
+    cp: Any, shape: tuple[int, ...], data: st.DataObject
+) -> None:
     host = filled(shape, "q")
     places: list[Any] = []
     joined = data.draw(hnp.array_shapes(min_dims=0, max_dims=2, max_side=3))
     for length in shape:
         what = data.draw(st.sampled_from(["array", "slice", "int", "array"]))
         if what == "array":
-            places.append(data.draw(hnp.arrays(np.int64, joined, elements=st.integers(-length, length - 1))))
+            places.append(
+                data.draw(hnp.arrays(np.int64, joined, elements=st.integers(-length, length - 1)))
+            )
         elif what == "slice":
             places.append(data.draw(st.slices(length)))
         else:
@@ -96,7 +108,9 @@ def test_integer_indices_wrap_as_on_a_gpu(cp: Any) -> None:
 
 @given(SHAPES, st.sampled_from("CF"), st.data())
 @settings(max_examples=120, deadline=None)
-def test_reshape_and_transpose(cp: Any, shape: tuple[int, ...], order: str, data: st.DataObject) -> None:
+def test_reshape_and_transpose(
+    cp: Any, shape: tuple[int, ...], order: str, data: st.DataObject
+) -> None:
     host = filled(shape, "f", order)
     array = cp.asarray(host)
     axes = data.draw(st.permutations(range(len(shape))))
@@ -115,7 +129,9 @@ def test_reshape_and_transpose(cp: Any, shape: tuple[int, ...], order: str, data
 
 @given(SHAPES, st.sampled_from(DTYPES), st.booleans(), st.data())
 @settings(max_examples=150, deadline=None)
-def test_reductions(cp: Any, shape: tuple[int, ...], dtype: str, keepdims: bool, data: st.DataObject) -> None:
+def test_reductions(
+    cp: Any, shape: tuple[int, ...], dtype: str, keepdims: bool, data: st.DataObject
+) -> None:
     host = filled(shape, dtype)
     array = cp.asarray(host)
     axis = data.draw(st.none() | st.integers(-len(shape), len(shape) - 1)) if shape else None
@@ -146,7 +162,9 @@ def test_broadcasting(cp: Any, left: tuple[int, ...], right: tuple[int, ...]) ->
     agree(cp.asarray(a) + cp.asarray(b), theirs)
 
 
-@pytest.mark.parametrize("name", ["add", "multiply", "true_divide", "power", "maximum", "less", "arctan2", "logical_and"])
+@pytest.mark.parametrize(
+    "name", ["add", "multiply", "true_divide", "power", "maximum", "less", "arctan2", "logical_and"]
+)
 @pytest.mark.parametrize("first", DTYPES)
 def test_result_types_of_pairs_are_numpys(cp: Any, name: str, first: str) -> None:
     for second in [*DTYPES, int, float, complex]:

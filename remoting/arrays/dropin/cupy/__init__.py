@@ -9,6 +9,12 @@ from typing import Any as _Any
 
 import numpy as _numpy
 
+from cupy import cuda as cuda
+from cupy import exceptions as exceptions
+from cupy import fft as fft
+from cupy import lib as lib
+from cupy import linalg as linalg
+from cupy import random as random
 from cupy._core import make as _make
 from cupy._core.array import ndarray as ndarray
 from cupy._core.functions import FUNCTIONS as _FUNCTIONS
@@ -18,25 +24,11 @@ from cupy._core.poly import POLY as _POLY
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as ufunc
 from cupy._door import state as _state
-from cupy import exceptions as exceptions
-from cupy import cuda as cuda
-from cupy import fft as fft
-from cupy import lib as lib
-from cupy import linalg as linalg
-from cupy import random as random
 
 __version__ = "14.2.0"
 
 # What CuPy takes from NumPy as it is.
-_REEXPORTED = """
-    bool bool_ byte cdouble clongdouble complex128 complex64 complexfloating csingle double dtype
-    finfo flexible float16 float32 float64 floating generic half iinfo inexact int16 int32 int64
-    int8 int_ intc integer intp isdtype longlong number short signedinteger single ubyte uint
-    uint16 uint32 uint64 uint8 uintc uintp ulonglong unsignedinteger ushort broadcast_shapes
-    get_printoptions set_printoptions printoptions issubdtype iterable mintypecode promote_types
-    typename e euler_gamma inf nan newaxis pi float64 complex128 long ulong datetime64 timedelta64
-    object_ str_ bytes_ void character errstate_
-""".split()
+_REEXPORTED = ["bool", "bool_", "byte", "cdouble", "clongdouble", "complex128", "complex64", "complexfloating", "csingle", "double", "dtype", "finfo", "flexible", "float16", "float32", "float64", "floating", "generic", "half", "iinfo", "inexact", "int16", "int32", "int64", "int8", "int_", "intc", "integer", "intp", "isdtype", "longlong", "number", "short", "signedinteger", "single", "ubyte", "uint", "uint16", "uint32", "uint64", "uint8", "uintc", "uintp", "ulonglong", "unsignedinteger", "ushort", "broadcast_shapes", "get_printoptions", "set_printoptions", "printoptions", "issubdtype", "iterable", "mintypecode", "promote_types", "typename", "e", "euler_gamma", "inf", "nan", "newaxis", "pi", "float64", "complex128", "long", "ulong", "datetime64", "timedelta64", "object_", "str_", "bytes_", "void", "character", "errstate_"]
 _OLD_NAMES = {
     "float_": "float64", "complex_": "complex128", "cfloat": "complex128",
     "singlecomplex": "complex64", "NaN": "nan", "NAN": "nan", "Inf": "inf", "Infinity": "inf",

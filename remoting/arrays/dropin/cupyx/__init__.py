@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-
 from cupy._core.ufunc import UFUNCS as _UFUNCS
 from cupy._core.ufunc import ufunc as _ufunc
 
@@ -51,7 +50,7 @@ def zeros_like_pinned(
     return np.zeros(a.shape if shape is None else shape, dtype or a.dtype)
 
 
-class DeviceSynchronized(RuntimeError):  # noqa: N818 - CuPy's name
+class DeviceSynchronized(RuntimeError):
     """A synchronisation happened where it is not allowed."""
 
 

@@ -54,7 +54,7 @@ class Flags:
         )
 
 
-class ndarray(Operators, Methods, Remote):  # noqa: N801 - CuPy's name
+class ndarray(Operators, Methods, Remote):
     """A multi-dimensional array on a GPU; see `numpy.ndarray`."""
 
     __slots__ = ("_base", "_device", "_known")
@@ -70,7 +70,9 @@ class ndarray(Operators, Methods, Remote):  # noqa: N801 - CuPy's name
         """Make an uninitialised array, or one over memory that ``memptr`` points to."""
         lengths = make.shape_of(shape)
         if len(lengths) > 64:
-            raise ValueError(f"maximum supported dimension for an ndarray is 64, found {len(lengths)}")
+            raise ValueError(
+                f"maximum supported dimension for an ndarray is 64, found {len(lengths)}"
+            )
         letter = make.normalize_order(order)
         if memptr is not None:
             made = memptr.as_array(lengths, make.dtype_of(dtype), strides, letter)
@@ -215,11 +217,11 @@ class ndarray(Operators, Methods, Remote):  # noqa: N801 - CuPy's name
         if self.dtype != host.dtype:
             raise TypeError(f"{host.dtype} array cannot be set to {self.dtype} array")
         if self.shape != host.shape:
-            raise ValueError(
-                f"Shape mismatch. Old shape: {self.shape}, new shape: {host.shape}"
-            )
+            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {host.shape}")
         del stream
-        self._session.call("ndarray.setitem", (self, (Ellipsis,), make.upload(host, self._session)), {})
+        self._session.call(
+            "ndarray.setitem", (self, (Ellipsis,), make.upload(host, self._session)), {}
+        )
 
     def item(self) -> Any:
         """Return the only element as a Python scalar."""
@@ -320,12 +322,12 @@ class ndarray(Operators, Methods, Remote):  # noqa: N801 - CuPy's name
         indexing.setitem(self, index, value)
 
     @property
-    def T(self) -> Any:  # noqa: N802 - NumPy's name
+    def T(self) -> Any:
         """The transpose, as a view."""
         return self if self.ndim < 2 else self.transpose()
 
     @property
-    def mT(self) -> Any:  # noqa: N802 - NumPy's name
+    def mT(self) -> Any:
         """The transpose of the last two axes, as a view."""
         if self.ndim < 2:
             raise ValueError("matrix transpose with ndim < 2 is undefined")
@@ -404,7 +406,7 @@ class ndarray(Operators, Methods, Remote):  # noqa: N801 - CuPy's name
         host = make.download(self)
         return host.__dlpack__()
 
-    def toDlpack(self) -> Any:  # noqa: N802 - CuPy's name
+    def toDlpack(self) -> Any:
         """Raise: a capsule would hold an address of another machine."""
         return self.__dlpack__()
 

@@ -123,7 +123,7 @@ def full_like(
     return made
 
 
-def eye(N: int, M: Any = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any:  # noqa: N803
+def eye(N: int, M: Any = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any:
     """Return ones on a diagonal."""
     columns = N if M is None else M
     kind = make.dtype_of(dtype)
@@ -197,7 +197,7 @@ def logspace(
     return made if dtype is None else made.astype(dtype)
 
 
-def tri(N: int, M: Any = None, k: int = 0, dtype: Any = float) -> Any:  # noqa: N803
+def tri(N: int, M: Any = None, k: int = 0, dtype: Any = float) -> Any:
     """Return ones at and below a diagonal."""
     kind = make.dtype_of(dtype)
     columns = N if M is None else M
@@ -231,14 +231,16 @@ def diagflat(v: Any, k: int = 0) -> Any:
     return diag(make.asarray(v).ravel(), k)
 
 
-def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:  # noqa: N803
+def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     """Return a Vandermonde matrix."""
     array = make.asarray(x)
     if array.ndim != 1:
         raise ValueError("x must be a one-dimensional array or sequence.")
     columns = array.shape[0] if N is None else N
     kind = np.promote_types(array.dtype, int)
-    return make.forward("vander", (array, columns, increasing), {}, fresh(kind, (array.size, columns)))
+    return make.forward(
+        "vander", (array, columns, increasing), {}, fresh(kind, (array.size, columns))
+    )
 
 
 def meshgrid(*xi: Any, indexing: str = "xy", sparse: bool = False, copy: bool = True) -> Any:
@@ -267,7 +269,7 @@ def indices(dimensions: Any, dtype: Any = int) -> Any:
 
 
 def _window(name: str) -> Any:
-    def function(M: int, *rest: float) -> Any:  # noqa: N803
+    def function(M: int, *rest: float) -> Any:
         length = max(int(M), 0)
         return make.forward(name, (length, *rest), {}, fresh(np.dtype(np.float64), (length,)))
 

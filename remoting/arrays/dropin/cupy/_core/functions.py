@@ -53,7 +53,11 @@ def _weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:
         elif kind is float:
             result = np.dtype(np.float64) if result.kind in "biu" else result
         elif result.kind != "c":
-            result = np.promote_types(result, np.complex64) if result.kind == "f" else np.dtype(np.complex128)
+            result = (
+                np.promote_types(result, np.complex64)
+                if result.kind == "f"
+                else np.dtype(np.complex128)
+            )
     return result
 
 
@@ -83,7 +87,9 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
         kind = np.result_type(*[np.dtype(k) for k in kinds])
     if not _is_array(condition):
         condition = bool(condition)
-    return make.forward("where", (condition, x, y), {}, fresh(kind, broadcast(*shapes) if shapes else ()))
+    return make.forward(
+        "where", (condition, x, y), {}, fresh(kind, broadcast(*shapes) if shapes else ())
+    )
 
 
 def _truth(name: str) -> Any:
@@ -104,7 +110,9 @@ def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: b
     return make.forward("isclose", (first, second, rtol, atol, equal_nan), {}, fresh(_BOOL, shape))
 
 
-def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+def allclose(
+    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Any:
     """Say whether two arrays are equal within tolerances, as an array of no dimensions."""
     return isclose(a, b, rtol, atol, equal_nan).all()
 
@@ -137,7 +145,9 @@ def imag(val: Any) -> Any:
     return make.asarray(val).imag
 
 
-def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+def nan_to_num(
+    x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> Any:
     """Replace NaN and infinities by numbers."""
     if not _is_array(x):
         return make.forward("nan_to_num", (make.asarray(x),), {}, make.asarray(x)._meta)
@@ -327,12 +337,18 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
     """Choose elements by number."""
     array = need(a)
     options = choices if isinstance(choices, (list, tuple)) else need(choices)
-    shapes = [c.shape for c in options] if isinstance(options, (list, tuple)) else [options.shape[1:]]
+    shapes = (
+        [c.shape for c in options] if isinstance(options, (list, tuple)) else [options.shape[1:]]
+    )
     shape = broadcast(array.shape, *shapes)
     if out is not None:
         make.in_place("choose", (array, options), {"out": out, "mode": mode})
         return out
-    kind = np.result_type(*[c.dtype for c in options]) if isinstance(options, (list, tuple)) else options.dtype
+    kind = (
+        np.result_type(*[c.dtype for c in options])
+        if isinstance(options, (list, tuple))
+        else options.dtype
+    )
     return make.forward("choose", (array, options), {"mode": mode}, fresh(kind, shape))
 
 
@@ -375,7 +391,9 @@ def unravel_index(indices: Any, dims: Any, order: str = "C") -> Any:
     if order not in ("C", "F"):
         raise TypeError("order not understood")
     if array.dtype.kind not in "iu":
-        raise TypeError("Iterator operand 0 dtype could not be cast from dtype('float64') to dtype('int64') according to the rule 'same_kind'")
+        raise TypeError(
+            "Iterator operand 0 dtype could not be cast from dtype('float64') to dtype('int64') according to the rule 'same_kind'"
+        )
     shape = make.shape_of(dims)
     metas = tuple(fresh(_INT64, array.shape) for _ in shape)
     return make.forward_many("unravel_index", (array, shape, order), {}, metas)
@@ -384,7 +402,9 @@ def unravel_index(indices: Any, dims: Any, order: str = "C") -> Any:
 def ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "wrap", order: str = "C") -> Any:
     """Return coordinates as flat indices."""
     parts = tuple(make.asarray(part) for part in multi_index)
-    return make.lazy("ravel_multi_index", (parts, make.shape_of(dims)), {"mode": mode, "order": order})
+    return make.lazy(
+        "ravel_multi_index", (parts, make.shape_of(dims)), {"mode": mode, "order": order}
+    )
 
 
 # --- calls that only the worker can describe -----------------------------------------------------
@@ -428,7 +448,11 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = 
         raise ValueError("diff requires input that is at least one dimensional")
     at = make.axis_of(axis, array.ndim)
     if prepend is not None or append is not None:
-        keywords = {key: make.asarray(value) for key, value in (("prepend", prepend), ("append", append)) if value is not None}
+        keywords = {
+            key: make.asarray(value)
+            for key, value in (("prepend", prepend), ("append", append))
+            if value is not None
+        }
         return make.lazy("diff", (array, n, at), keywords)
     shape = (*array.shape[:at], max(array.shape[at] - n, 0), *array.shape[at + 1 :])
     return make.forward("diff", (array, n, at), {}, fresh(array.dtype, shape))
@@ -456,7 +480,9 @@ def unpackbits(a: Any, axis: Any = None, bitorder: str = "big") -> Any:
 
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """Return the gradient, one array per axis."""
-    made = make.ask("gradient", need(f, "f"), *[_arrays(x) for x in varargs], axis=axis, edge_order=edge_order)
+    made = make.ask(
+        "gradient", need(f, "f"), *[_arrays(x) for x in varargs], axis=axis, edge_order=edge_order
+    )
     return list(made) if isinstance(made, tuple) else made
 
 
@@ -477,10 +503,14 @@ def unique(
     return tuple(found)
 
 
-def isin(element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False) -> Any:
+def isin(
+    element: Any, test_elements: Any, assume_unique: bool = False, invert: bool = False
+) -> Any:
     """Say which elements occur in another array."""
     first, second = make.asarray(element), make.asarray(test_elements)
-    return make.forward("isin", (first, second, assume_unique, invert), {}, fresh(_BOOL, first.shape))
+    return make.forward(
+        "isin", (first, second, assume_unique, invert), {}, fresh(_BOOL, first.shape)
+    )
 
 
 def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> Any:
@@ -496,7 +526,9 @@ def bincount(x: Any, weights: Any = None, minlength: Any = None) -> Any:
     if array.ndim < 1:
         raise ValueError("object of too small depth for desired array")
     if array.dtype.kind == "f" or array.dtype.kind == "c":
-        raise TypeError(f"Cannot cast array data from {array.dtype!r} to dtype('int64') according to the rule 'safe'")
+        raise TypeError(
+            f"Cannot cast array data from {array.dtype!r} to dtype('int64') according to the rule 'safe'"
+        )
     keywords: dict[str, Any] = {} if weights is None else {"weights": need(weights)}
     if minlength is not None:
         if minlength < 0:
@@ -508,9 +540,17 @@ def bincount(x: Any, weights: Any = None, minlength: Any = None) -> Any:
 def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
     """Evaluate functions, each where its condition holds."""
     array = make.asarray(x)
-    conditions = [make.asarray(c) for c in condlist] if isinstance(condlist, (list, tuple)) else [need(condlist)] if need(condlist).ndim == array.ndim else list(condlist)
+    conditions = (
+        [make.asarray(c) for c in condlist]
+        if isinstance(condlist, (list, tuple))
+        else [need(condlist)]
+        if need(condlist).ndim == array.ndim
+        else list(condlist)
+    )
     if len(funclist) not in (len(conditions), len(conditions) + 1):
-        raise ValueError(f"with {len(conditions)} condition(s), either {len(conditions)} or {len(conditions) + 1} functions are expected")
+        raise ValueError(
+            f"with {len(conditions)} condition(s), either {len(conditions)} or {len(conditions) + 1} functions are expected"
+        )
     made = CREATION["zeros_like"](array)
     if len(funclist) > len(conditions):
         rest = ~conditions[0]

@@ -186,7 +186,7 @@ def savez_compressed(file: Any, *args: Any, **kwargs: Any) -> None:
     np.savez_compressed(file, *map(asnumpy, args), **given)
 
 
-def savetxt(fname: Any, X: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N803
+def savetxt(fname: Any, X: Any, *args: Any, **kwargs: Any) -> None:
     """Write an array to a text file of this machine."""
     np.savetxt(fname, asnumpy(X), *args, **kwargs)
 
@@ -254,7 +254,11 @@ def result_type(*arrays_and_dtypes: Any) -> Any:
     """Return the type that results from promotion."""
     if int(np.__version__.split(".")[0]) < 2:
         # Before NEP 50 NumPy looked at the values of scalars; CuPy 14 never does.
-        strong = [x.dtype if hasattr(x, "dtype") else np.dtype(x) for x in arrays_and_dtypes if type(x) not in (int, float, complex)]
+        strong = [
+            x.dtype if hasattr(x, "dtype") else np.dtype(x)
+            for x in arrays_and_dtypes
+            if type(x) not in (int, float, complex)
+        ]
         kinds = [type(x) for x in arrays_and_dtypes if type(x) in (int, float, complex)]
         if strong and kinds:
             from cupy._core.functions import _weak_result  # pyright: ignore[reportPrivateUsage]
@@ -270,7 +274,11 @@ def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
 
 def min_scalar_type(a: Any) -> Any:
     """Return the smallest type that holds a scalar."""
-    return a.dtype if _is_array(a) and a.ndim else np.min_scalar_type(asnumpy(a) if _is_array(a) else a)
+    return (
+        a.dtype
+        if _is_array(a) and a.ndim
+        else np.min_scalar_type(asnumpy(a) if _is_array(a) else a)
+    )
 
 
 def common_type(*arrays: Any) -> Any:
@@ -325,7 +333,9 @@ class AxisConcatenator:
             array = make.asarray(item)
             if array.ndim < self.ndmin:
                 lead = (1,) * (self.ndmin - array.ndim)
-                array = array.reshape(array.shape + lead if self.trans1d == 0 else lead + array.shape)
+                array = array.reshape(
+                    array.shape + lead if self.trans1d == 0 else lead + array.shape
+                )
             parts.append(array)
         kinds = [part.dtype for at, part in enumerate(parts) if at not in scalars]
         final = result_type(*kinds, *[items[at] for at in scalars])
@@ -350,7 +360,7 @@ class Grid:
         return [make.upload(part) for part in made]
 
 
-class broadcast:  # noqa: N801 - NumPy's name
+class broadcast:
     """Arrays in their common shape; see `numpy.broadcast`."""
 
     def __init__(self, *arrays: Any) -> None:
@@ -365,7 +375,7 @@ class broadcast:  # noqa: N801 - NumPy's name
         self.size = int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
 
 
-class flatiter:  # noqa: N801 - NumPy's name
+class flatiter:
     """A 1-D view of the elements, for reading and writing."""
 
     def __init__(self, a: Any) -> None:
@@ -523,7 +533,7 @@ def unique_all(x: Any) -> Any:
     """Return distinct elements, their places, the inverse and the counts."""
     from collections import namedtuple
 
-    kind = namedtuple("UniqueAllResult", ("values", "indices", "inverse_indices", "counts"))  # noqa: PYI024
+    kind = namedtuple("UniqueAllResult", ("values", "indices", "inverse_indices", "counts"))
     values, index, inverse, counts = FUNCTIONS["unique"](x, True, True, True, equal_nan=False)
     return kind(values, index, inverse.reshape(x.shape), counts)
 
@@ -532,7 +542,7 @@ def unique_counts(x: Any) -> Any:
     """Return distinct elements and their counts."""
     from collections import namedtuple
 
-    kind = namedtuple("UniqueCountsResult", ("values", "counts"))  # noqa: PYI024
+    kind = namedtuple("UniqueCountsResult", ("values", "counts"))
     return kind(*FUNCTIONS["unique"](x, return_counts=True, equal_nan=False))
 
 
@@ -540,7 +550,7 @@ def unique_inverse(x: Any) -> Any:
     """Return distinct elements and the inverse."""
     from collections import namedtuple
 
-    kind = namedtuple("UniqueInverseResult", ("values", "inverse_indices"))  # noqa: PYI024
+    kind = namedtuple("UniqueInverseResult", ("values", "inverse_indices"))
     values, inverse = FUNCTIONS["unique"](x, return_inverse=True, equal_nan=False)
     return kind(values, inverse.reshape(x.shape))
 
@@ -560,14 +570,18 @@ def _cumulative(name: str, start: int) -> Any:
             raise ValueError("For arrays which have no dimensions, the axis argument is required.")
         if axis is None:
             if array.ndim > 1:
-                raise ValueError("For arrays which have more than one dimension ``axis`` argument is required.")
+                raise ValueError(
+                    "For arrays which have more than one dimension ``axis`` argument is required."
+                )
             axis = 0
         if out is not None and include_initial:
             raise NotImplementedError("include_initial with out is not supported")
         made = FUNCTIONS[name](array, axis, dtype, out)
         if include_initial:
             at = make.axis_of(axis, array.ndim)
-            edge = FUNCTIONS["full"]((*made.shape[:at], 1, *made.shape[at + 1 :]), start, made.dtype)
+            edge = FUNCTIONS["full"](
+                (*made.shape[:at], 1, *made.shape[at + 1 :]), start, made.dtype
+            )
             made = FUNCTIONS["concatenate"]([edge, made], at)
         return made
 

@@ -139,22 +139,32 @@ class ElementwiseKernel(_Typed):
         self.no_return = no_return
         self.return_tuple = return_tuple
         self.kwargs = kwargs
-        given = {key: list(value) if isinstance(value, tuple) else value for key, value in kwargs.items()}
+        given = {
+            key: list(value) if isinstance(value, tuple) else value for key, value in kwargs.items()
+        }
         self._compiled = _Compiled(
             "kernel.ElementwiseKernel",
             (in_params, out_params, operation, name),
             {"reduce_dims": reduce_dims, "preamble": preamble, **given},
         )
 
-    def __call__(self, *args: Any, size: Any = None, block_size: int = 128, stream: Any = None) -> Any:
+    def __call__(
+        self, *args: Any, size: Any = None, block_size: int = 128, stream: Any = None
+    ) -> Any:
         """Run the kernel; outputs that are not given are made."""
         if len(args) not in (self.nin, self.nargs):
-            raise TypeError(f"Wrong number of arguments for {self.name!r}. It must be either {self.nin} or {self.nargs} (with outputs), but given {len(args)}.")
+            raise TypeError(
+                f"Wrong number of arguments for {self.name!r}. It must be either {self.nin} or {self.nargs} (with outputs), but given {len(args)}."
+            )
         values = [make.operand(arg) for arg in args]
         inputs, outputs = values[: self.nin], values[self.nin :]
         types = self._bound(inputs, outputs)
         ndarray: Any = state.hooks["ndarray"]
-        shapes = [v.shape for p, v in zip(self.params, values, strict=False) if not p.raw and isinstance(v, ndarray)]
+        shapes = [
+            v.shape
+            for p, v in zip(self.params, values, strict=False)
+            if not p.raw and isinstance(v, ndarray)
+        ]
         if size is not None:
             shape = make.shape_of(size)
         elif shapes:
@@ -177,7 +187,9 @@ class ElementwiseKernel(_Typed):
         else:
             metas = tuple(fresh(self._out_dtype(p, types), shape) for p in self.out_params)
             first, device = session.call("kernel.launch", (kernel, *values), keywords, *metas)
-            made = tuple(make.result(session, first + at, meta, device) for at, meta in enumerate(metas))
+            made = tuple(
+                make.result(session, first + at, meta, device) for at, meta in enumerate(metas)
+            )
         if self.no_return:
             return None
         return made[0] if len(made) == 1 and not self.return_tuple else made
@@ -222,7 +234,13 @@ class ReductionKernel(_Typed):
             outputs = [out]
         types = self._bound(inputs, outputs)
         ndarray: Any = state.hooks["ndarray"]
-        shape = broadcast(*[v.shape for p, v in zip(self.in_params, inputs, strict=True) if not p.raw and isinstance(v, ndarray)])
+        shape = broadcast(
+            *[
+                v.shape
+                for p, v in zip(self.in_params, inputs, strict=True)
+                if not p.raw and isinstance(v, ndarray)
+            ]
+        )
         axes = make.axes_of(axis, len(shape))
         if keepdims:
             left = tuple(1 if at in axes else n for at, n in enumerate(shape))
@@ -241,7 +259,9 @@ class ReductionKernel(_Typed):
         else:
             metas = tuple(fresh(self._out_dtype(p, types), left) for p in self.out_params)
             first, device = session.call("kernel.launch", (kernel, *inputs), keywords, *metas)
-            made = tuple(make.result(session, first + at, meta, device) for at, meta in enumerate(metas))
+            made = tuple(
+                make.result(session, first + at, meta, device) for at, meta in enumerate(metas)
+            )
         return made[0] if len(made) == 1 else made
 
 
@@ -335,7 +355,13 @@ class RawModule:
                 raise ValueError(f"module of {len(binary):,} bytes; at most {SOURCE_MAX:,}")
             self._compiled = _Compiled("kernel.module", (binary,), {})
         else:
-            args = (code, list(self.options), translate_cucomplex, enable_cooperative_groups, self.name_expressions)
+            args = (
+                code,
+                list(self.options),
+                translate_cucomplex,
+                enable_cooperative_groups,
+                self.name_expressions,
+            )
             self._compiled = _Compiled("kernel.RawModule", args, {})
 
     def compile(self, log_stream: Any = None) -> None:

@@ -17,8 +17,9 @@ _PYTHON_NUMBERS = (bool, int, float, complex)
 
 
 def result(
-    session: Session, handle: int, meta: Meta | None, device: int, kind: Any = None, base: Any = None
-) -> Any:
+    session: Session, handle: int, meta: Meta | None, device: int, kind: Any = None,
+    base: Any = None, source: Any = None,
+) -> Any:  # fmt: skip
     """Return the array for a handle; ``meta`` is None while only the worker knows it."""
     ndarray: Any = state.hooks["ndarray"]
     array: Any = _new(ndarray if kind is None else kind)
@@ -28,7 +29,7 @@ def result(
     array._device = device
     array._base = base
     if kind is not None and kind is not ndarray:
-        array.__array_finalize__(base)
+        array.__array_finalize__(base if source is None else source)
     return array
 
 
@@ -69,9 +70,7 @@ def forward_many(
     """Send a call whose result is several new arrays of known looks."""
     session = session_of(*args, *kwargs.values())
     first, device = session.call(name, args, kwargs, *metas)
-    return tuple(
-        [result(session, first + index, meta, device) for index, meta in enumerate(metas)]
-    )
+    return tuple([result(session, first + index, meta, device) for index, meta in enumerate(metas)])
 
 
 def lazy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -98,7 +97,7 @@ def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = 
     handle, device = session.call(name, (source, *args), {}, meta)
     base = source if source._base is None else source._base
     del device  # a view is where its base is
-    return result(session, handle, meta, source._device, kind or type(source), base)
+    return result(session, handle, meta, source._device, kind or type(source), base, source)
 
 
 # --- operands --------------------------------------------------------------------------------------
@@ -152,7 +151,9 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
     """Return non-negative axes, all of them for None; ValueError for duplicates."""
     if axis is None:
         return tuple(range(ndim))
-    made = tuple(axis_of(item, ndim) for item in (axis if isinstance(axis, (tuple, list)) else (axis,)))
+    made = tuple(
+        axis_of(item, ndim) for item in (axis if isinstance(axis, (tuple, list)) else (axis,))
+    )
     if len(set(made)) != len(made):
         raise ValueError("duplicate value in 'axis'")
     return made
@@ -172,7 +173,9 @@ def shape_of(shape: Any) -> tuple[int, ...]:
 # --- creation --------------------------------------------------------------------------------------
 
 
-def empty(shape: tuple[int, ...], dtype: Any, session: Session | None = None, order: str = "C") -> Any:
+def empty(
+    shape: tuple[int, ...], dtype: Any, session: Session | None = None, order: str = "C"
+) -> Any:
     """Return a new uninitialised array on the current device."""
     session = session or pool.current()
     kind = dtype_of(dtype)
@@ -198,7 +201,9 @@ def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
     return result(session, handle, meta, device)
 
 
-def download(source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+def download(
+    source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, Any]:
     """Fetch an array's elements; the one place where bulk bytes come in."""
     session: Session = source._session
     made: list[np.ndarray[Any, Any]] = []
@@ -206,9 +211,7 @@ def download(source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = N
     letter = "C"
     if out is not None:
         letter = "C" if out.flags.c_contiguous else "F"
-    elif order == "F":
-        letter = "F"
-    elif order == "A" and source._meta.contiguity == (False, True):
+    elif order == "F" or (order == "A" and source._meta.contiguity == (False, True)):
         letter = "F"
 
     def host(_: Any = None) -> np.ndarray[Any, Any]:
@@ -279,7 +282,8 @@ def _has_device_leaf(obj: Any) -> bool:
     if not isinstance(obj, (list, tuple)):
         return isinstance(obj, Remote)
     return bool(items) and (
-        isinstance(items[0], (list, tuple)) and any(map(_has_device_leaf, items))
+        (isinstance(items[0], (list, tuple))
+        and any(map(_has_device_leaf, items)))
         or any(isinstance(item, Remote) for item in items)
     )
 

@@ -44,7 +44,9 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Any:
     sources = make.axes_of(source, meta.ndim)
     targets = make.axes_of(destination, meta.ndim)
     if len(sources) != len(targets):
-        raise ValueError("`source` and `destination` arguments must have the same number of elements")
+        raise ValueError(
+            "`source` and `destination` arguments must have the same number of elements"
+        )
     order = [axis for axis in range(meta.ndim) if axis not in sources]
     for target, axis in sorted(zip(targets, sources, strict=True)):
         order.insert(target, axis)
@@ -84,7 +86,9 @@ def broadcast_to(array: Any, shape: Any) -> Any:
     """Return a read view of the array in a larger shape."""
     source = make.asarray(array)
     lengths = make.shape_of(shape)
-    return make.view(source, "broadcast_to", (lengths,), of_view(np.broadcast_to(source._meta.shadow, lengths)))
+    return make.view(
+        source, "broadcast_to", (lengths,), of_view(np.broadcast_to(source._meta.shadow, lengths))
+    )
 
 
 def broadcast_arrays(*args: Any) -> list[Any]:
@@ -145,15 +149,15 @@ def concatenate(
         if array.ndim != first.ndim:
             raise ValueError("All arrays to concatenate must have the same ndim")
         if array.shape[:at] + array.shape[at + 1 :] != first.shape[:at] + first.shape[at + 1 :]:
-            raise ValueError(
-                "All arrays must have same shape except the axis to concatenate"
-            )
+            raise ValueError("All arrays must have same shape except the axis to concatenate")
         total += array.shape[at]
     shape = (*first.shape[:at], total, *first.shape[at + 1 :])
     kind = _joined_dtype(arrays, dtype) if out is None else out.dtype
     for array in arrays:
         if not np.can_cast(array.dtype, kind, casting):  # type: ignore[arg-type]
-            raise TypeError(f"Cannot cast array data from {array.dtype!r} to {kind!r} according to the rule {casting!r}")
+            raise TypeError(
+                f"Cannot cast array data from {array.dtype!r} to {kind!r} according to the rule {casting!r}"
+            )
     if out is not None:
         if out.shape != shape:
             raise ValueError("Output array is the wrong shape")
@@ -314,7 +318,7 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     return make.forward("roll", (array, shift, axis), {}, fresh(array.dtype, array.shape))
 
 
-def tile(A: Any, reps: Any) -> Any:  # noqa: N803
+def tile(A: Any, reps: Any) -> Any:
     """Return the array repeated along axes."""
     array = make.asarray(A)
     times = make.shape_of(reps)
@@ -382,11 +386,16 @@ def trim_zeros(filt: Any, trim: str = "fb") -> Any:
 def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     """Return the array with borders added."""
     source = make.asarray(array)
-    widths = np.broadcast_to(np.asarray(pad_width).round().astype(np.intp), (source.ndim, 2)).tolist()
+    widths = np.broadcast_to(
+        np.asarray(pad_width).round().astype(np.intp), (source.ndim, 2)
+    ).tolist()
     if callable(mode):
         return _pad_by(source, widths, mode, kwargs)
     shape = tuple(length + a + b for length, (a, b) in zip(source.shape, widths, strict=True))
-    given = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in kwargs.items()}
+    given = {
+        key: value.tolist() if isinstance(value, np.ndarray) else value
+        for key, value in kwargs.items()
+    }
     return make.forward("pad", (source, widths, mode), given, fresh(source.dtype, shape))
 
 
@@ -403,7 +412,10 @@ def _pad_by(source: Any, widths: list[list[int]], function: Any, kwargs: Any) ->
 
 def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
     """Return an array that meets requirements of dtype and layout."""
-    wanted = {str(item).upper() for item in ([requirements] if isinstance(requirements, str) else requirements or [])}
+    wanted = {
+        str(item).upper()
+        for item in ([requirements] if isinstance(requirements, str) else requirements or [])
+    }
     known = {"C": "C", "CONTIGUOUS": "C", "C_CONTIGUOUS": "C", "F": "F", "FORTRAN": "F", "F_CONTIGUOUS": "F",
              "O": "O", "OWNDATA": "O"}  # fmt: skip
     for item in wanted:

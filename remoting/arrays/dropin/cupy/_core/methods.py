@@ -10,7 +10,6 @@ from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.meta import Meta, fresh, intern, keep_order, of_view, reshaped
 
-
 _TYPE = type
 
 
@@ -59,7 +58,9 @@ class Methods:
         if copy is False and not is_view:
             raise ValueError("Unable to avoid creating a copy while reshaping.")
         if copy:
-            return make.forward("ndarray.copy", (self,), {}, fresh(meta.dtype, self._meta.shape)).reshape(lengths, order=letter)
+            return make.forward(
+                "ndarray.copy", (self,), {}, fresh(meta.dtype, self._meta.shape)
+            ).reshape(lengths, order=letter)
         if is_view:
             return make.view(self, "ndarray.reshape", (meta.shape, letter), meta)
         return make.forward("ndarray.reshape", (self, meta.shape, letter), {}, meta)
@@ -107,8 +108,16 @@ class Methods:
 
     def squeeze(self, axis: Any = None) -> Any:
         """Return a view without axes of length one."""
-        meta = of_view(self._meta.shadow.squeeze(axis if axis is None else tuple(axis) if isinstance(axis, (list, tuple)) else axis))
-        return make.view(self, "ndarray.reshape", (meta.shape, "C"), meta) if meta is not self._meta else self
+        meta = of_view(
+            self._meta.shadow.squeeze(
+                axis if axis is None else tuple(axis) if isinstance(axis, (list, tuple)) else axis
+            )
+        )
+        return (
+            make.view(self, "ndarray.reshape", (meta.shape, "C"), meta)
+            if meta is not self._meta
+            else self
+        )
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
         """Return a view of a diagonal."""
@@ -134,7 +143,9 @@ class Methods:
         c, f = meta.contiguity
         if letter == "A":
             letter = "F" if f and not c else "C"
-        looks = keep_order(meta, meta.dtype) if letter == "K" else fresh(meta.dtype, meta.shape, letter)
+        looks = (
+            keep_order(meta, meta.dtype) if letter == "K" else fresh(meta.dtype, meta.shape, letter)
+        )
         return state.hooks["copy_here"](self, letter, looks)
 
     def byteswap(self, inplace: bool = False) -> Any:
@@ -167,7 +178,9 @@ class Methods:
 
     def partition(self, kth: Any, axis: int = -1) -> None:
         """Put the ``kth`` element in its sorted place, smaller ones before it, in place."""
-        self._session.call("ndarray.partition", (self, kth, make.axis_of(axis, self._meta.ndim)), {})
+        self._session.call(
+            "ndarray.partition", (self, kth, make.axis_of(axis, self._meta.ndim)), {}
+        )
 
     def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
         """Set elements of the flattened array."""
@@ -203,15 +216,21 @@ class Methods:
         """Say whether any element is true."""
         return _function("any")(self, axis, out, keepdims)
 
-    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    def sum(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> Any:
         """Return the sum."""
         return _function("sum")(self, axis, dtype, out, keepdims)
 
-    def prod(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = None) -> Any:
+    def prod(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = None
+    ) -> Any:
         """Return the product."""
         return _function("prod")(self, axis, dtype, out, bool(keepdims))
 
-    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    def mean(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> Any:
         """Return the mean."""
         return _function("mean")(self, axis, dtype, out, keepdims)
 
@@ -241,11 +260,15 @@ class Methods:
         """Return the maximum less the minimum."""
         return _function("ptp")(self, axis, out, keepdims)
 
-    def argmax(self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    def argmax(
+        self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
+    ) -> Any:
         """Return the index of the maximum."""
         return _function("argmax")(self, axis, dtype, out, keepdims)
 
-    def argmin(self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
+    def argmin(
+        self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
+    ) -> Any:
         """Return the index of the minimum."""
         return _function("argmin")(self, axis, dtype, out, keepdims)
 

@@ -115,14 +115,30 @@ class Operators:
     __itruediv__ = _in_place("true_divide")
     __floordiv__, __rfloordiv__ = _forward("floor_divide"), _reflected("floor_divide")
     __ifloordiv__ = _in_place("floor_divide")
-    __mod__, __rmod__, __imod__ = _forward("remainder"), _reflected("remainder"), _in_place("remainder")
+    __mod__, __rmod__, __imod__ = (
+        _forward("remainder"),
+        _reflected("remainder"),
+        _in_place("remainder"),
+    )
     __lshift__, __rlshift__ = _forward("left_shift"), _reflected("left_shift")
     __ilshift__ = _in_place("left_shift")
     __rshift__, __rrshift__ = _forward("right_shift"), _reflected("right_shift")
     __irshift__ = _in_place("right_shift")
-    __and__, __rand__, __iand__ = _forward("bitwise_and"), _reflected("bitwise_and"), _in_place("bitwise_and")
-    __or__, __ror__, __ior__ = _forward("bitwise_or"), _reflected("bitwise_or"), _in_place("bitwise_or")
-    __xor__, __rxor__, __ixor__ = _forward("bitwise_xor"), _reflected("bitwise_xor"), _in_place("bitwise_xor")
+    __and__, __rand__, __iand__ = (
+        _forward("bitwise_and"),
+        _reflected("bitwise_and"),
+        _in_place("bitwise_and"),
+    )
+    __or__, __ror__, __ior__ = (
+        _forward("bitwise_or"),
+        _reflected("bitwise_or"),
+        _in_place("bitwise_or"),
+    )
+    __xor__, __rxor__, __ixor__ = (
+        _forward("bitwise_xor"),
+        _reflected("bitwise_xor"),
+        _in_place("bitwise_xor"),
+    )
     __rpow__, __ipow__ = _reflected("power"), _in_place("power")
 
     _power = _forward("power")
@@ -180,7 +196,11 @@ def _short_power(x: Any, y: Any) -> tuple[Any, Any]:
     """Return the cheaper function that CuPy 14.2 takes for some exponents, and its dtype."""
     kind = type(y)
     if kind is int and y == 2:
-        cast = None if x.dtype.kind in "ifc" else np.result_type(x.dtype, np.int8 if x.dtype.kind == "b" else x.dtype)
+        cast = (
+            None
+            if x.dtype.kind in "ifc"
+            else np.result_type(x.dtype, np.int8 if x.dtype.kind == "b" else x.dtype)
+        )
         return UFUNCS["square"], (np.dtype(np.int64) if x.dtype.kind == "b" else cast)
     if kind is float:
         name = {0.5: "sqrt", 2.0: "square", -1.0: "reciprocal"}.get(y)

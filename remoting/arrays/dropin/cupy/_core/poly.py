@@ -19,7 +19,7 @@ def _coefficients(x: Any) -> Any:
         return array.reshape(1)
     if array.ndim > 1:
         raise ValueError("Multidimensional inputs are not supported")
-    return FUNCTIONS["trim_zeros"](array, "f")
+    return array
 
 
 def _result(made: Any, *given: Any) -> Any:
@@ -73,7 +73,7 @@ def polyval(p: Any, x: Any) -> Any:
     return total
 
 
-class poly1d:  # noqa: N801 - NumPy's name
+class poly1d:
     """A polynomial in one variable; see `numpy.poly1d`."""
 
     __hash__ = None  # type: ignore[assignment]
@@ -195,7 +195,9 @@ class poly1d:  # noqa: N801 - NumPy's name
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, poly1d):
             raise NotImplementedError
-        return self._coeffs.shape == other._coeffs.shape and bool((self._coeffs == other._coeffs).all())
+        return self._coeffs.shape == other._coeffs.shape and bool(
+            (self._coeffs == other._coeffs).all()
+        )
 
     def __ne__(self, other: object) -> bool:
         return not self == other

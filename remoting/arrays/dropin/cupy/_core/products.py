@@ -32,7 +32,11 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         )
     batch = broadcast(left[:-2], right[:-2])
     shape = batch + (left[-2:-1]) + (right[-1:] if len(right) > 1 else ())
-    keywords = {key: value for key, value in kwargs.items() if value is not None and not (key in ("casting", "order") and value in ("same_kind", "K"))}
+    keywords = {
+        key: value
+        for key, value in kwargs.items()
+        if value is not None and not (key in ("casting", "order") and value in ("same_kind", "K"))
+    }
     if keywords:
         extra = {key: value for key, value in keywords.items() if key not in ("dtype", "casting")}
         if extra:
@@ -107,8 +111,14 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         over_a = list(range(first.ndim - axes, first.ndim))
         over_b = list(range(axes))
     else:
-        over_a = [make.axis_of(x, first.ndim) for x in (axes[0] if isinstance(axes[0], (tuple, list)) else [axes[0]])]
-        over_b = [make.axis_of(x, second.ndim) for x in (axes[1] if isinstance(axes[1], (tuple, list)) else [axes[1]])]
+        over_a = [
+            make.axis_of(x, first.ndim)
+            for x in (axes[0] if isinstance(axes[0], (tuple, list)) else [axes[0]])
+        ]
+        over_b = [
+            make.axis_of(x, second.ndim)
+            for x in (axes[1] if isinstance(axes[1], (tuple, list)) else [axes[1]])
+        ]
     if len(over_a) != len(over_b) or any(
         first.shape[x] != second.shape[y] for x, y in zip(over_a, over_b, strict=True)
     ):
@@ -116,7 +126,9 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     shape = tuple(n for at, n in enumerate(first.shape) if at not in over_a)
     shape += tuple(n for at, n in enumerate(second.shape) if at not in over_b)
     pair = (tuple(over_a), tuple(over_b))
-    return make.forward("tensordot", (first, second, pair), {}, fresh(_result(first, second), shape))
+    return make.forward(
+        "tensordot", (first, second, pair), {}, fresh(_result(first, second), shape)
+    )
 
 
 def kron(a: Any, b: Any) -> Any:
@@ -136,7 +148,9 @@ def trace(
     return need(a).diagonal(offset, axis1, axis2).sum(-1, dtype, out, False)
 
 
-def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None) -> Any:
+def cross(
+    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: Any = None
+) -> Any:
     """Return the vector product."""
     keywords = {"axisa": axisa, "axisb": axisb, "axisc": axisc} if axis is None else {"axis": axis}
     return make.lazy("cross", (make.asarray(a), make.asarray(b)), keywords)
@@ -157,7 +171,10 @@ def _einsum_plain(operands: tuple[Any, ...]) -> tuple[str, list[Any]]:
 
 
 def _letters(numbers: Any) -> str:
-    return "".join("..." if n is Ellipsis else chr(ord("A") + n if n < 26 else ord("a") + n - 26) for n in numbers)
+    return "".join(
+        "..." if n is Ellipsis else chr(ord("A") + n if n < 26 else ord("a") + n - 26)
+        for n in numbers
+    )
 
 
 def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
@@ -165,7 +182,9 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
     left, arrow, right = text.partition("->")
     terms = left.split(",")
     if len(terms) != len(arrays):
-        raise ValueError("more operands provided to einstein sum function than specified in the subscripts string")
+        raise ValueError(
+            "more operands provided to einstein sum function than specified in the subscripts string"
+        )
     sizes: dict[str, int] = {}
     spread: tuple[int, ...] = ()
     for term, array in zip(terms, arrays, strict=True):
@@ -179,9 +198,13 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
             )
         tail = array.ndim - len(after)
         spread = broadcast(spread, array.shape[len(before) : tail])
-        for letter, length in zip(before + after, array.shape[: len(before)] + array.shape[tail:], strict=True):
+        for letter, length in zip(
+            before + after, array.shape[: len(before)] + array.shape[tail:], strict=True
+        ):
             if not letter.isalpha():
-                raise ValueError(f"invalid subscript {letter!r} in einstein sum subscripts string, subscripts must be letters")
+                raise ValueError(
+                    f"invalid subscript {letter!r} in einstein sum subscripts string, subscripts must be letters"
+                )
             known = sizes.setdefault(letter, length)
             if known == 1:
                 sizes[letter] = length
@@ -193,7 +216,9 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
     before, dots, after = right.partition("...")
     for letter in before + after:
         if letter not in sizes or (before + after).count(letter) > 1:
-            raise ValueError(f"einstein sum subscripts string includes output subscript {letter!r} wrongly")
+            raise ValueError(
+                f"einstein sum subscripts string includes output subscript {letter!r} wrongly"
+            )
     return (*(sizes[x] for x in before), *(spread if dots else ()), *(sizes[x] for x in after))
 
 

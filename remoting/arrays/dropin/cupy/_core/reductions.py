@@ -125,7 +125,9 @@ def _plan(
     if not empty_ok and meta.size == 0:
         lengths = [meta.shape[at] for at in make.axes_of(axis, meta.ndim)]
         if 0 in lengths:
-            raise ValueError(f"zero-size array to reduction operation cupy_{name} which has no identity")
+            raise ValueError(
+                f"zero-size array to reduction operation cupy_{name} which has no identity"
+            )
     looks = fresh(rule(meta.dtype) if dtype is None else dtype, shape)
     keywords = _keywords(axis, dtype, keepdims, extra)
     plan, values = plan_of(session.plans, name, (array,), keywords, (looks,), session)
@@ -204,7 +206,9 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
         q = make.asarray(q)
         points = q.shape
     shape = points + reduced_shape(array._meta, axis, keepdims)
-    keywords: dict[str, Any] = {} if axis is None else {"axis": tuple(axis) if isinstance(axis, list) else axis}
+    keywords: dict[str, Any] = (
+        {} if axis is None else {"axis": tuple(axis) if isinstance(axis, list) else axis}
+    )
     if keepdims:
         keywords["keepdims"] = True
     if method != "linear":

@@ -25,8 +25,7 @@ _WEAK: dict[type, np.dtype[Any]] = {
 }
 _BOOL = np.dtype(np.bool_)
 _COMPARE = frozenset(
-    "equal not_equal greater greater_equal less less_equal "
-    "logical_and logical_or logical_xor".split()
+    ["equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_xor"]
 )
 
 Operand = np.dtype[Any] | type
@@ -66,10 +65,13 @@ def _accepts(operand: Operand, wanted: np.dtype[Any], weak: bool) -> bool:
     if not weak:
         return False
     # A weak scalar fits unless it is of a higher kind than the loop.
-    return wanted.kind != "b" and {int: "iufc", float: "fc", complex: "c"}[operand].find(wanted.kind) >= 0
+    return (
+        wanted.kind != "b"
+        and {int: "iufc", float: "fc", complex: "c"}[operand].find(wanted.kind) >= 0
+    )
 
 
-class ufunc:  # noqa: N801 - CuPy's name
+class ufunc:
     """A function that works element by element and broadcasts; see `numpy.ufunc`."""
 
     def __init__(self, name: str, loops: list[str], operation: str | None = None) -> None:
@@ -326,7 +328,15 @@ class ufunc:  # noqa: N801 - CuPy's name
 
     def at(self, a: Any, indices: Any, b: Any = None) -> None:
         """Apply in place at ``indices``, repeated ones as often as they occur."""
-        if self.operation not in ("add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"):
+        if self.operation not in (
+            "add",
+            "subtract",
+            "maximum",
+            "minimum",
+            "bitwise_and",
+            "bitwise_or",
+            "bitwise_xor",
+        ):
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
         index = state.hooks["index"](indices)
         host = isinstance(b, (list, tuple, np.ndarray))
@@ -357,7 +367,11 @@ class ufunc:  # noqa: N801 - CuPy's name
         """Reduce between ``indices``; CuPy has this for ``add`` only."""
         if self.operation != "add":
             raise NotImplementedError(f"`{self.name}.reduceat` is not supported yet")
-        return make.lazy("ufunc.reduceat", (array, make.asarray(indices)), {"axis": axis, "dtype": dtype, "out": out})
+        return make.lazy(
+            "ufunc.reduceat",
+            (array, make.asarray(indices)),
+            {"axis": axis, "dtype": dtype, "out": out},
+        )
 
 
 def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -97,7 +97,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    for session in list(_sessions):
+    for session in _sessions:
         try:
             session.close()
         except Exception as error:  # noqa: BLE001 - the process ends; all that is left is to say so

@@ -17,7 +17,9 @@ class CUDARuntimeError(RuntimeError):
     def __init__(self, status: int, message: str = "") -> None:
         self.status = status
         text = message or _NAMES.get(status, "cudaErrorUnknown")
-        super().__init__(text if text.startswith("cuda") else f"{_NAMES.get(status, 'cudaErrorUnknown')}: {text}")
+        super().__init__(
+            text if text.startswith("cuda") else f"{_NAMES.get(status, 'cudaErrorUnknown')}: {text}"
+        )
 
     def __reduce__(self) -> object:
         return (type(self), (self.status, str(self)))
@@ -31,11 +33,16 @@ class OutOfMemoryError(MemoryError):
     """The partition has no room; its text is CuPy's."""
 
 
-class CompileException(Exception):  # noqa: N818 - CuPy's name
+class CompileException(Exception):
     """A kernel did not compile; the text has the compiler's log."""
 
     def __init__(
-        self, msg: str, source: str = "", name: str = "", options: object = (), backend: str = "nvrtc"
+        self,
+        msg: str,
+        source: str = "",
+        name: str = "",
+        options: object = (),
+        backend: str = "nvrtc",
     ) -> None:
         super().__init__(msg)
         self._msg = msg

@@ -150,7 +150,11 @@ class MemoryPointer:
 
     def as_array(self, shape: tuple[int, ...], dtype: Any, strides: Any, order: str) -> Any:
         """Return an array over the memory; the server checks that it stays inside."""
-        steps = tuple(strides) if strides is not None else contiguous_strides(shape, dtype.itemsize, order)
+        steps = (
+            tuple(strides)
+            if strides is not None
+            else contiguous_strides(shape, dtype.itemsize, order)
+        )
         meta = intern(dtype, shape, steps)
         return make.view(self._array, "door.memory", (self._offset, shape, dtype, steps), meta)
 

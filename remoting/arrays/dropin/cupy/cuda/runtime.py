@@ -7,35 +7,35 @@ from cupy.cuda import device as _device
 from cupy.cuda.errors import CUDARuntimeError as CUDARuntimeError
 
 is_hip = False
-cudaMemcpyHostToDevice = 1  # noqa: N816 - CUDA's name
-cudaMemcpyDeviceToHost = 2  # noqa: N816 - CUDA's name
-cudaMemcpyDeviceToDevice = 3  # noqa: N816 - CUDA's name
-cudaMemcpyDefault = 4  # noqa: N816 - CUDA's name
-streamLegacy = 1  # noqa: N816 - CUDA's name
-streamPerThread = 2  # noqa: N816 - CUDA's name
+cudaMemcpyHostToDevice = 1
+cudaMemcpyDeviceToHost = 2
+cudaMemcpyDeviceToDevice = 3
+cudaMemcpyDefault = 4
+streamLegacy = 1
+streamPerThread = 2
 
 
-def getDeviceCount() -> int:  # noqa: N802 - CUDA's name
+def getDeviceCount() -> int:
     """Return the number of devices of the lease, over all its servers."""
     return len(pool.devices())
 
 
-def getDevice() -> int:  # noqa: N802 - CUDA's name
+def getDevice() -> int:
     """Return the number of the current device."""
     return state.local.context[0]
 
 
-def setDevice(device: int) -> None:  # noqa: N802 - CUDA's name
+def setDevice(device: int) -> None:
     """Make a device current in this thread."""
     _device.set_device(device)
 
 
-def deviceSynchronize() -> None:  # noqa: N802 - CUDA's name
+def deviceSynchronize() -> None:
     """Wait until the current device has done everything."""
     _device.Device().synchronize()
 
 
-def getDeviceProperties(device: int) -> dict[str, Any]:  # noqa: N802 - CUDA's name
+def getDeviceProperties(device: int) -> dict[str, Any]:
     """Return the device's properties; its memory is that of the partition."""
     with _device.Device(device):
         found: dict[str, Any] = pool.current().ask("cuda.properties")
@@ -45,57 +45,57 @@ def getDeviceProperties(device: int) -> dict[str, Any]:  # noqa: N802 - CUDA's n
     return found
 
 
-def deviceGetAttribute(attribute: int, device: int) -> int:  # noqa: N802 - CUDA's name
+def deviceGetAttribute(attribute: int, device: int) -> int:
     """Return one attribute of a device by CUDA's number of it."""
     with _device.Device(device):
         return pool.current().ask("cuda.attribute", (int(attribute),))
 
 
-def deviceGetPCIBusId(device: int) -> str:  # noqa: N802 - CUDA's name
+def deviceGetPCIBusId(device: int) -> str:
     """Return the bus address of a device on its server."""
     return _device.Device(device).pci_bus_id
 
 
-def deviceGetByPCIBusId(bus_id: str) -> int:  # noqa: N802 - CUDA's name
+def deviceGetByPCIBusId(bus_id: str) -> int:
     """Return the device with a bus address."""
     return _device.from_pci_bus_id(bus_id).id
 
 
-def deviceCanAccessPeer(device: int, peer: int) -> int:  # noqa: N802 - CUDA's name
+def deviceCanAccessPeer(device: int, peer: int) -> int:
     """Say whether two devices are of one server; copies between others pass through here."""
     found = pool.devices()
     return int(device != peer and found[device] is found[peer])
 
 
-def deviceEnablePeerAccess(peer: int) -> None:  # noqa: N802 - CUDA's name
+def deviceEnablePeerAccess(peer: int) -> None:
     """Do nothing: the worker has access to all devices that it has."""
 
 
-def memGetInfo() -> tuple[int, int]:  # noqa: N802 - CUDA's name
+def memGetInfo() -> tuple[int, int]:
     """Return the free and total bytes of the current partition."""
     return _device.Device().mem_info
 
 
-def runtimeGetVersion() -> int:  # noqa: N802 - CUDA's name
+def runtimeGetVersion() -> int:
     """Return the version of the CUDA runtime on the server."""
     return pool.current().ask("cuda.versions")[0]
 
 
-def driverGetVersion() -> int:  # noqa: N802 - CUDA's name
+def driverGetVersion() -> int:
     """Return the version of the CUDA driver on the server."""
     return pool.current().ask("cuda.versions")[1]
 
 
-def streamSynchronize(stream: int) -> None:  # noqa: N802 - CUDA's name
+def streamSynchronize(stream: int) -> None:
     """Wait for a stream by its number."""
     from cupy.cuda import stream as _stream
 
     _stream._streams.get(stream, _stream.Stream.null).synchronize()
 
 
-def profilerStart() -> None:  # noqa: N802 - CUDA's name
+def profilerStart() -> None:
     """Do nothing: profilers run on the server."""
 
 
-def profilerStop() -> None:  # noqa: N802 - CUDA's name
+def profilerStop() -> None:
     """Do nothing: profilers run on the server."""

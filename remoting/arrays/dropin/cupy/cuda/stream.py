@@ -158,7 +158,11 @@ class Stream(_BaseStream):
     ptds: "Stream"
 
     def __init__(
-        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: Any = None
+        self,
+        null: bool = False,
+        non_blocking: bool = False,
+        ptds: bool = False,
+        priority: Any = None,
     ) -> None:
         super().__init__(-1 if null or ptds else state.local.context[0])
         self._non_blocking = non_blocking
@@ -199,5 +203,3 @@ def get_current_stream(device_id: int = -1) -> Any:
     if device_id not in (-1, context[0]):
         return Stream.null
     return _streams.get(context[1], Stream.null)
-
-

@@ -73,7 +73,11 @@ def _many(name: str, default: Any) -> Any:
             if s is not None and s[index] is not None:
                 shape[at] = _checked(s[index])
         if not places:
-            return array.astype(_complex(array.dtype)) if name[0] != "r" else make.ask(f"fft.{name}", array, s, axes, norm)
+            return (
+                array.astype(_complex(array.dtype))
+                if name[0] != "r"
+                else make.ask(f"fft.{name}", array, s, axes, norm)
+            )
         last = places[-1]
         kind = _complex(array.dtype)
         if name.startswith("rfft"):

@@ -13,11 +13,11 @@ from cupy._core.reductions import need
 from cupy._core.reductions import reduced_shape as _reduced_shape
 from cupy._door.meta import fresh
 
-EighResult = namedtuple("EighResult", ("eigenvalues", "eigenvectors"))  # noqa: PYI024
-EigResult = namedtuple("EigResult", ("eigenvalues", "eigenvectors"))  # noqa: PYI024
-QRResult = namedtuple("QRResult", ("Q", "R"))  # noqa: PYI024
-SlogdetResult = namedtuple("SlogdetResult", ("sign", "logabsdet"))  # noqa: PYI024
-SVDResult = namedtuple("SVDResult", ("U", "S", "Vh"))  # noqa: PYI024
+EighResult = namedtuple("EighResult", ("eigenvalues", "eigenvectors"))
+EigResult = namedtuple("EigResult", ("eigenvalues", "eigenvectors"))
+QRResult = namedtuple("QRResult", ("Q", "R"))
+SlogdetResult = namedtuple("SlogdetResult", ("sign", "logabsdet"))
+SVDResult = namedtuple("SVDResult", ("U", "S", "Vh"))
 
 
 def _kind(*arrays: Any) -> np.dtype[Any]:
@@ -67,7 +67,7 @@ def slogdet(a: Any) -> Any:
     return SlogdetResult(*make.forward_many("linalg.slogdet", (a,), {}, metas))
 
 
-def eigh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803 - NumPy's name
+def eigh(a: Any, UPLO: str = "L") -> Any:
     """Return eigenvalues and eigenvectors of a Hermitian matrix."""
     _square(a)
     if UPLO not in ("L", "U"):
@@ -77,7 +77,7 @@ def eigh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803 - NumPy's name
     return EighResult(*make.forward_many("linalg.eigh", (a, UPLO), {}, metas))
 
 
-def eigvalsh(a: Any, UPLO: str = "L") -> Any:  # noqa: N803 - NumPy's name
+def eigvalsh(a: Any, UPLO: str = "L") -> Any:
     """Return eigenvalues of a Hermitian matrix."""
     _square(a)
     if UPLO not in ("L", "U"):
@@ -179,12 +179,12 @@ def cond(x: Any, p: Any = None) -> Any:
     return make.lazy("linalg.cond", (need(x, "x"), p), {})
 
 
-def matrix_rank(M: Any, tol: Any = None) -> Any:  # noqa: N803 - NumPy's name
+def matrix_rank(M: Any, tol: Any = None) -> Any:
     """Return the rank."""
     return make.lazy("linalg.matrix_rank", (need(M), tol), {})
 
 
-def matrix_power(M: Any, n: int) -> Any:  # noqa: N803 - NumPy's name
+def matrix_power(M: Any, n: int) -> Any:
     """Return a power of a square matrix."""
     _square(M)
     if not isinstance(n, int):
@@ -198,7 +198,9 @@ def tensorinv(a: Any, ind: int = 2) -> Any:
     if ind <= 0:
         raise ValueError("Invalid ind argument")
     need(a)
-    return make.forward("linalg.tensorinv", (a, ind), {}, fresh(_kind(a), a.shape[ind:] + a.shape[:ind]))
+    return make.forward(
+        "linalg.tensorinv", (a, ind), {}, fresh(_kind(a), a.shape[ind:] + a.shape[:ind])
+    )
 
 
 def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:

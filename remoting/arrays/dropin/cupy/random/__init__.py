@@ -9,12 +9,12 @@ from cupy.random._generator import reset_states as reset_states
 from cupy.random._generator import seed as seed
 from cupy.random._generator import set_random_state as set_random_state
 from cupy.random._states import _DISTRIBUTIONS
+from cupy.random._states import XORWOW as XORWOW
 from cupy.random._states import BitGenerator as BitGenerator
 from cupy.random._states import Generator as Generator
 from cupy.random._states import MRG32k3a as MRG32k3a
 from cupy.random._states import Philox4x3210 as Philox4x3210
 from cupy.random._states import RandomState as RandomState
-from cupy.random._states import XORWOW as XORWOW
 
 
 def _of_state(name: str) -> Any:

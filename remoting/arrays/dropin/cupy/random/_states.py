@@ -72,7 +72,9 @@ def _bind(name: str, names: dict[str, Any], args: Any, kwargs: Any) -> dict[str,
 
 
 def _value(value: Any) -> Any:
-    return make.asarray(value) if isinstance(value, (list, tuple, np.ndarray)) else make.operand(value)
+    return (
+        make.asarray(value) if isinstance(value, (list, tuple, np.ndarray)) else make.operand(value)
+    )
 
 
 def _shape(size: Any, values: list[Any]) -> tuple[int, ...]:
@@ -110,8 +112,12 @@ class RandomState(Remote):
         handle, _ = session.call("random.state", (_seed(seed), method), {}, wire.META_OBJECT)
         return remote_object(_Bare, session, handle)._as(cls)
 
-    def _draw(self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        return make.forward(f"random.{name}", (self, shape, dtype, *values), {}, fresh(dtype, shape))
+    def _draw(
+        self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Any:
+        return make.forward(
+            f"random.{name}", (self, shape, dtype, *values), {}, fresh(dtype, shape)
+        )
 
     def seed(self, seed: Any = None) -> None:
         """Start again from a seed."""
@@ -155,9 +161,13 @@ class RandomState(Remote):
     def permutation(self, a: Any) -> Any:
         """Return a permuted copy, or a permuted range."""
         if isinstance(a, int):
-            return make.forward("random.permutation", (self, a), {}, fresh(np.dtype(np.int64), (a,)))
+            return make.forward(
+                "random.permutation", (self, a), {}, fresh(np.dtype(np.int64), (a,))
+            )
         array = make.asarray(a)
-        return make.forward("random.permutation", (self, array), {}, fresh(array.dtype, array.shape))
+        return make.forward(
+            "random.permutation", (self, array), {}, fresh(array.dtype, array.shape)
+        )
 
     def shuffle(self, a: Any) -> None:
         """Permute in place along the first axis."""
@@ -239,12 +249,18 @@ class Generator(Remote):
         handle, _ = session.call("random.generator", args, {}, wire.META_OBJECT)
         return remote_object(_Bare, session, handle)._as(cls)
 
-    def _draw(self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        return make.forward(f"generator.{name}", (self, shape, dtype, *values), {}, fresh(dtype, shape))
+    def _draw(
+        self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> Any:
+        return make.forward(
+            f"generator.{name}", (self, shape, dtype, *values), {}, fresh(dtype, shape)
+        )
 
     def random(self, size: Any = None, dtype: Any = float, out: Any = None) -> Any:
         """Draw uniformly from [0, 1)."""
-        made = self._draw("random", [], out.shape if out is not None else _shape(size, []), make.dtype_of(dtype))
+        made = self._draw(
+            "random", [], out.shape if out is not None else _shape(size, []), make.dtype_of(dtype)
+        )
         if out is not None:
             out[...] = made
             return out
@@ -270,7 +286,13 @@ class Generator(Remote):
 def _generated(name: str) -> Callable[..., Any]:
     parameters, default = _DISTRIBUTIONS[name]
     typed = name in ("standard_normal", "standard_exponential", "standard_gamma")
-    names = {**parameters, "size": None, **({"dtype": float} if typed else {}), "out": None, "method": None}
+    names = {
+        **parameters,
+        "size": None,
+        **({"dtype": float} if typed else {}),
+        "out": None,
+        "method": None,
+    }
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(name, names, args, kwargs)
