@@ -125,6 +125,7 @@ class RaftNode:
         self._pulls: dict[ServerId, tuple[int, float]] = {}
         self._pull_from: ServerId | None = None
         self._pull_deadline = now
+        self._pull_answered_at = now
         self._excluded = False
         self._alive_at = now
         self._applied_by: dict[ServerId, int] = {}
@@ -348,11 +349,12 @@ class RaftNode:
     def peers(self) -> tuple[ServerId, ...]:
         """Return the servers to stay connected to.
 
-        A voter talks to everyone, a server without a vote to the voters; and a server that knows
-        of no voters yet to those it was told of.
+        A voter talks to everyone, a server without a vote to the voters; and one that gets no
+        answer from voters, or knows of none, to all that it was told of.
         """
-        voters = set(self._core.voters)
-        peers = {*voters, *self._servers} if self._core.votes or not voters else voters
+        peers = set(self._core.voters)
+        if self._core.votes or self._is_lost():
+            peers.update(self._servers)
         return tuple(sorted(peers - {self.server_id}))
 
     def health(self, now: float) -> LedgerHealth:
@@ -623,8 +625,14 @@ class RaftNode:
         self.send(peer, {"type": "pull", "next_index": self._core.commit_index + 1})
 
     def _sources(self) -> list[ServerId]:
-        candidates = self._core.voters or self._servers
+        candidates = set(self._core.voters)
+        if self._is_lost():
+            candidates.update(self._servers)
         return sorted(peer for peer in candidates if peer in self._writers)
+
+    def _is_lost(self) -> bool:
+        silence = self._now - self._pull_answered_at
+        return not self._core.voters or silence > self.settings.lost_s
 
     def _on_pull(self, peer: ServerId, message: Message) -> None:
         if peer in self._pulls or len(self._pulls) < WAITING_PULLS_MAX:
@@ -668,6 +676,7 @@ class RaftNode:
         except ValueError as error:
             _log.warning("entries from %s cannot be read: %s", peer, error)
             return
+        self._pull_answered_at = self._now
         leader = message["leader"]
         core.observe_leader(None if leader is None else ServerId(leader), message)
         stored = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
@@ -707,6 +716,7 @@ class RaftNode:
         if not leading and (peer != self._pull_from or (core.votes and not self._excluded)):
             return
         self._pull_deadline = self._now + self.settings.pull_timeout_s
+        self._pull_answered_at = self._now
         index = message["index"]
         if index <= core.commit_index:
             self._receiving = None

@@ -74,6 +74,10 @@ class ConsensusSettings:
     pull_timeout_s: float = 1.5
     """Silence after which a server without a vote pulls from the next voter."""
 
+    lost_s: float = 5.0
+    """Without any answer for so long, a server without a vote asks every server it was told of:
+    the voters that it knows may all have been replaced while it was away."""
+
     alive_s: float = 1.0
     """How often a server without a vote tells every voter that it lives; the pool declares a
     server unreachable after 10 s."""

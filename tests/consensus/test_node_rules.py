@@ -282,6 +282,19 @@ def test_servers_without_a_vote_follow_through_faults(learners: int) -> None:
         assert not world.node(name).core.votes
 
 
+def test_a_server_whose_voters_were_all_replaced_finds_the_others() -> None:
+    lone = Lone((), peers=("b", "c", "d"))
+    lone.append(1, 0, [(MEMBERSHIP_TYPE + membership.encode_voters([ServerId("b")]), 2, 1)])
+    lone.node.set_servers([ServerId(name) for name in ("b", "c", "d")])
+    assert lone.node.peers() == ("b",)
+    lone.node.disconnected(ServerId("b"), lone.now)
+    asked: set[str] = set()
+    for _ in range(500):
+        asked |= {peer for peer, message in lone.tick(0.02) if message["type"] == "pull"}
+    assert lone.node.peers() == ("b", "c", "d")
+    assert asked >= {"c", "d"}
+
+
 def test_news_reach_a_server_without_a_vote_at_once() -> None:
     world = World(6, learners=1)
     world.run_until(lambda: world.leader() is not None)
