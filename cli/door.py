@@ -1,6 +1,6 @@
 """``gpupool door``: what the array door covers, and what it does not yet."""
 
-from pathlib import Path
+import subprocess
 
 import click
 
@@ -8,8 +8,6 @@ from gpupool.cli.options import json_option
 from gpupool.cli.output import print_json
 from gpupool.cli.program import dropin_dir
 from gpupool.pool.errors import GpupoolError
-
-NAMES_FILE = "_names.txt"
 
 
 @click.command()
@@ -26,7 +24,7 @@ def command(missing: bool, as_json: bool) -> None:
         else:
             click.echo(folder)
         return
-    names = missing_names(folder)
+    names = _missing_names()
     if as_json:
         print_json(missing=names)
         return
@@ -34,6 +32,13 @@ def command(missing: bool, as_json: bool) -> None:
         click.echo(name)
 
 
-def missing_names(folder: Path) -> list[str]:
-    """Return the public names of CuPy that the drop-in lacks."""
-    raise NotImplementedError
+def _missing_names() -> list[str]:
+    from gpupool.remoting.arrays.surface import missing
+
+    try:
+        return missing()
+    except subprocess.CalledProcessError as error:
+        why = str(error.stderr).strip().rpartition("\n")[2]
+        raise GpupoolError("the drop-in cupy cannot be imported", why=why) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GpupoolError("the drop-in cupy cannot be imported", why=str(error)) from error

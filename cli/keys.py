@@ -7,6 +7,7 @@ PANELS = ("servers", "gpus", "leases")
 INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 FILTER_LENGTH_MAX = 60
 PAGE = 10
+MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -PAGE, "pagedown": PAGE}
 
 
 class Action(Enum):
@@ -73,6 +74,7 @@ class UiState:
     interval_index: int = 1
     readonly: bool = False
     typed: str = ""  # the reason of a drain, so far
+    scroll: int = 0  # lines of the help or the JSON above the screen
     all_servers: bool = False  # the GPU panel shows every server's
     message: str = ""
 
@@ -110,17 +112,18 @@ def press(ui: UiState, key: str, extent: Extent) -> tuple[UiState, Action | None
     if ui.mode in (Mode.DRAIN, Mode.UNDRAIN):
         return _press_prompt(ui, key)
     if ui.mode in (Mode.HELP, Mode.JSON):
-        return replace(ui, mode=Mode.BROWSE), Action.QUIT if key == "q" else None
+        if key in MOVES:
+            return replace(ui, scroll=max(0, ui.scroll + MOVES[key])), None
+        return replace(ui, mode=Mode.BROWSE, scroll=0), Action.QUIT if key == "q" else None
     if key == "q":
         return ui, Action.QUIT
     return _browse(ui, key, extent), None
 
 
 def _browse(ui: UiState, key: str, extent: Extent) -> UiState:
-    moves = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -PAGE, "pagedown": PAGE}
     last = max(0, extent.rows[ui.panel_index] - 1)
-    if key in moves:
-        return _select(ui, min(last, max(0, ui.cursor + moves[key])))
+    if key in MOVES:
+        return _select(ui, min(last, max(0, ui.cursor + MOVES[key])))
     match key:
         case "home":
             return _select(ui, 0)

@@ -167,16 +167,21 @@ def render(seen: Seen | None, ui: UiState, width: int, height: int, look: Look) 
     stale = _stale(seen)
     body_height = max(0, height - len(banner) - 1)
     if ui.mode is Mode.HELP:
-        body = _help(ui)
+        body = _scrolled(_help(ui), ui.scroll, body_height)
     elif ui.mode is Mode.JSON:
         row = chosen_row(seen, ui, look)
-        body = [Text(" " + line) for line in (row_json(row) if row else "{}").splitlines()]
+        text = row_json(row) if row is not None else "{}"
+        body = _scrolled([Text(f" {line}") for line in text.splitlines()], ui.scroll, body_height)
     else:
         body = _body(seen, ui, look, width, body_height)
     if stale:
         for line in body:
             line.stylize("dim")
     return _frame([*banner, *body[:body_height]], ui, width, height, stale=stale)
+
+
+def _scrolled(lines: list[Text], scroll: int, height: int) -> list[Text]:
+    return lines[min(scroll, max(0, len(lines) - height)) :]
 
 
 def _stale(seen: Seen) -> bool:
@@ -371,7 +376,7 @@ def _footer(ui: UiState) -> Text:
         case Mode.UNDRAIN:
             return Text(" grant on this server again? y/n", "bold yellow")
         case Mode.HELP | Mode.JSON:
-            return Text(" any key: back", "dim")
+            return Text(" arrows scroll, any other key goes back", "dim")
         case Mode.BROWSE:
             shown = [key for key in KEYS if key.footer and not (key.write and ui.readonly)]
             line = Text(" ")

@@ -125,6 +125,13 @@ def test_readonly_changes_nothing() -> None:
         assert "readonly" in ui.message
 
 
+def test_long_texts_scroll() -> None:
+    ui, _ = typed(UiState(mode=Mode.JSON), "pagedown", "down", "k")
+    assert (ui.mode, ui.scroll) == (Mode.JSON, 10)
+    ui, action = typed(ui, "x")
+    assert (ui.mode, ui.scroll, action) == (Mode.BROWSE, 0, None)
+
+
 def test_every_key_of_the_table_does_something() -> None:
     start = UiState(selected=(1, 1, 1), filter="x", panel="gpus")
     for line in KEYS:

@@ -1,0 +1,116 @@
+"""``gpupool top`` in a terminal, on a real pool; the terminal is as before, however it ends."""
+
+import signal
+import sys
+from typing import Any
+
+import pytest
+
+TOP = [sys.executable, "-m", "gpupool.cli.main", "top"]
+ENTER_SCREEN, LEAVE_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
+SHOW_CURSOR = "\x1b[?25h"
+
+
+def restored(terminal: Any, modes: list[object]) -> bool:
+    text = terminal.text
+    return (
+        text.rindex(LEAVE_SCREEN) > text.rindex(ENTER_SCREEN)
+        and SHOW_CURSOR in text
+        and terminal.modes() == modes
+    )
+
+
+def opened(live_pool: Any, terminal: Any, *arguments: str) -> list[object]:
+    """Start the view, wait for its first whole frame, and return the modes from before."""
+    modes: list[object] = terminal.modes()
+    terminal.spawn([*TOP, *arguments], env=live_pool.env | {"TERM": "xterm-256color"})
+    terminal.read_until("gpupool lab", "quorum 3/3", "1 Servers (3)", "q quit")
+    assert terminal.modes() != modes  # single keys are read
+    return modes
+
+
+@pytest.mark.parametrize(
+    ("key", "code"), [(b"q", 0), (b"\x03", -signal.SIGINT)], ids=["q", "Ctrl-C"]
+)
+def test_leaving_by_a_key(live_pool: Any, terminal: Any, key: bytes, code: int) -> None:
+    modes = opened(live_pool, terminal)
+    terminal.type(key)
+    assert terminal.wait() == code
+    assert restored(terminal, modes)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_leaving_by_a_signal(live_pool: Any, terminal: Any, number: int) -> None:
+    modes = opened(live_pool, terminal)
+    terminal.process.send_signal(number)
+    assert terminal.wait() == -number
+    assert restored(terminal, modes)
+
+
+def test_help_panels_filter_and_json(live_pool: Any, terminal: Any) -> None:
+    opened(live_pool, terminal)
+    terminal.type(b"?")
+    terminal.read_until("only what is wrong")
+    terminal.type(b"x")
+    terminal.text = ""
+    terminal.type(b"2\x1b[B")
+    terminal.read_until("2 GPUs of")
+    port: str = live_pool.view()["servers"][1]["address"].rpartition(":")[2]
+    terminal.type(f"1/:{port}\r".encode())
+    terminal.read_until("1 Servers (1 of 3)")
+    terminal.type(b"y")
+    terminal.read_until('"server": {')
+    terminal.type(b"\x1b[6~" * 9)
+    terminal.read_until('"telemetry": {')
+    terminal.type(b"q")
+    assert terminal.wait() == 0
+
+
+def test_a_new_size_is_used(live_pool: Any, terminal: Any) -> None:
+    opened(live_pool, terminal)
+    terminal.text = ""
+    terminal.resize(12, 50)
+    terminal.process.send_signal(signal.SIGWINCH)  # what the terminal does; it is ours, not its
+    terminal.read_until("q quit")
+    last = terminal.plain.replace("\r", "").split("\n")[-11:]
+    assert max(len(line) for line in last) <= 50
+    terminal.type(b"q")
+    assert terminal.wait() == 0
+
+
+def test_drain_from_the_screen(live_pool: Any, terminal: Any) -> None:
+    opened(live_pool, terminal)
+    assert live_pool.view()["servers"][1]["name"] == "b"
+    terminal.type(b"jdnew fan\r")
+    terminal.read_until("b is drained")
+    terminal.read_until("drain  b")
+    assert "new fan" in terminal.plain
+    terminal.text = ""
+    terminal.type(b"uy")
+    terminal.read_until("b takes leases again")
+    terminal.type(b"q")
+    assert terminal.wait() == 0
+    states = [s["state"] for s in live_pool.view()["servers"] if s["name"] == "b"]
+    assert states == ["idle"]
+
+
+def test_readonly_ascii_without_colours(live_pool: Any, terminal: Any) -> None:
+    live_pool.env["NO_COLOR"] = "1"
+    try:
+        opened(live_pool, terminal, "--readonly", "--ascii")
+    finally:
+        del live_pool.env["NO_COLOR"]
+    terminal.type(b"d")
+    terminal.read_until("--readonly")
+    terminal.type(b"q")
+    assert terminal.wait() == 0
+    assert terminal.plain.isascii()
+    assert "\x1b[32m" not in terminal.text
+    assert "\x1b[31m" not in terminal.text
+
+
+def test_once_prints_one_frame(live_pool: Any, terminal: Any) -> None:
+    terminal.spawn([*TOP, "--once"], env=live_pool.env | {"TERM": "xterm-256color"})
+    assert terminal.wait() == 0
+    assert "1 Servers (3)" in terminal.plain
+    assert ENTER_SCREEN not in terminal.text
