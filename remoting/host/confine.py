@@ -36,9 +36,10 @@ _MNT_DETACH = 2
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _RULE_PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
 _SCOPE_SIGNAL = 1 << 1
-_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | _IOCTL_DEV
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 _SYSTEM_READABLE = (
     *(
@@ -219,7 +220,9 @@ def restrict_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
         return False
     try:
         read = _EXECUTE | _READ_FILE | _READ_DIR
-        use = read | _WRITE_FILE | _IOCTL_DEV
+        # CUDA names its threads by opening /proc/self/task/TID/comm with O_TRUNC; without that
+        # right cuInit fails with CUDA_ERROR_OPERATING_SYSTEM (seen on an H200, driver 580).
+        use = read | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
         for paths, rights in (
             ((*_SYSTEM_READABLE, *readable), read),
             (_SYSTEM_WRITABLE, use),
@@ -237,7 +240,7 @@ def _handled_rights(version: int) -> int:
     if version >= 2:
         rights |= 1 << 13  # rename and link across directories
     if version >= 3:
-        rights |= 1 << 14  # truncate
+        rights |= _TRUNCATE
     if version >= 5:
         rights |= _IOCTL_DEV
     return rights

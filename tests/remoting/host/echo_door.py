@@ -71,6 +71,8 @@ def run(
             return b""
         case b"o":
             return try_open(body)
+        case b"n":
+            return name_thread(body)
         case b"i":
             return describe_process()
         case b"c":  # start a child that outlives this process, if it is let
@@ -105,6 +107,16 @@ def try_open(path: bytes) -> bytes:
         return Path(os.fsdecode(path)).read_bytes()[:100]
     except OSError as error:
         return type(error).__name__.encode()
+
+
+def name_thread(name: bytes) -> bytes:
+    """Name this thread as the CUDA driver names its own: with O_TRUNC."""
+    comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+    try:
+        comm.write_bytes(name)
+    except OSError as error:
+        return type(error).__name__.encode()
+    return comm.read_bytes().strip()
 
 
 def try_kill(pid: int) -> bytes:

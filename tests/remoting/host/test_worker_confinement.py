@@ -103,6 +103,13 @@ async def test_worker_of_the_same_user_is_kept_off_files_and_signals(
     assert "landlock" in kit.host.confinement()
 
 
+async def test_confined_worker_may_name_its_threads(make_host: MakeHost) -> None:
+    # The CUDA driver does, and fails to initialise where it may not.
+    kit = await make_host()
+    client, _ = await kit.connect(kit.lease())
+    assert await client.ask(b"n", b"cuda-like") == b"cuda-like"
+
+
 async def test_worker_inherits_no_secret(
     make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
