@@ -1,11 +1,15 @@
 """What the live view knows: the latest of everything, when it came, and rates between two looks."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from gpupool.cli.tables import Rate, Seen
 from gpupool.pool.ids import LeaseId, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
 from gpupool.remoting.client import PoolUpdate
+
+WINDOW_MS = 3000
+"""Rates are means over so long: workers report about once a second, looks come more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,10 @@ class _Sample:
     at_ms: int  # the server's own clock, so that delays on the way do not bend the rate
     bytes_moved: int
     calls: int
+
+    def less_than(self, other: "_Sample") -> bool:
+        """Return whether any counter is lower than it was."""
+        return self.bytes_moved < other.bytes_moved or self.calls < other.calls
 
 
 @dataclass(slots=True)
@@ -28,8 +36,8 @@ class Collector:
     ping_s: dict[ServerId, float] = field(default_factory=dict[ServerId, float])
     silent: frozenset[ServerId] = frozenset()
     trouble: str = ""
-    _samples: dict[tuple[ServerId, LeaseId], _Sample] = field(
-        default_factory=dict[tuple[ServerId, LeaseId], _Sample]
+    _samples: dict[tuple[ServerId, LeaseId], deque[_Sample]] = field(
+        default_factory=dict[tuple[ServerId, LeaseId], "deque[_Sample]"]
     )
     _rates: dict[tuple[ServerId, LeaseId], Rate] = field(
         default_factory=dict[tuple[ServerId, LeaseId], Rate]
@@ -64,18 +72,21 @@ class Collector:
     def _measure(
         self, key: tuple[ServerId, LeaseId], session: SessionTelemetry, at_ms: int
     ) -> None:
-        moved = session.bytes_in + session.bytes_out
-        before = self._samples.get(key)
-        if before is not None and at_ms <= before.at_ms:
+        sample = _Sample(at_ms, session.bytes_in + session.bytes_out, session.calls)
+        samples = self._samples.setdefault(key, deque())
+        if samples and (at_ms <= samples[-1].at_ms or sample.less_than(samples[-1])):
+            # Counters fall when a worker of the lease has ended; that is no traffic.
+            samples.clear()
+        samples.append(sample)
+        while len(samples) > 2 and at_ms - samples[1].at_ms >= WINDOW_MS:
+            samples.popleft()
+        first, seconds = samples[0], (at_ms - samples[0].at_ms) / 1000
+        if not seconds:
+            self._rates.pop(key, None)  # one look is none
             return
-        self._samples[key] = _Sample(at_ms, moved, session.calls)
-        if before is None:
-            return
-        seconds = (at_ms - before.at_ms) / 1000
-        # Counters fall when a worker of the lease has ended; that is no traffic.
         self._rates[key] = Rate(
-            max(0, moved - before.bytes_moved) / seconds,
-            max(0, session.calls - before.calls) / seconds,
+            (sample.bytes_moved - first.bytes_moved) / seconds,
+            (sample.calls - first.calls) / seconds,
         )
 
     def seen(self, now: float) -> Seen | None:

@@ -501,8 +501,8 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
     ),
     Column("AGE", lambda r, _: Cell(duration_text(r.age_s)), lambda r: -r.age_s, right=True),
     Column(
-        "MB/S",
-        lambda r, _: Cell(_optional(r.rate.bytes_per_s / 1e6 if r.rate else None, "", 1)),
+        "BYTES/S",
+        lambda r, _: Cell(size_text(int(r.rate.bytes_per_s)) if r.rate else NOT_KNOWN),
         lambda r: -_rate(r, lambda rate: rate.bytes_per_s),
         right=True,
         live=True,

@@ -34,6 +34,9 @@ IDLE_FRAME_S = 1.0
 ESCAPE_S = 0.05
 """An ESC that nothing follows for so long is the key, not the beginning of a sequence."""
 
+PICTURE_S = 3.5
+"""Long enough for rates to be known."""
+
 PING_EVERY_S = 5.0
 PING_COUNT_MAX = 64
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -247,7 +250,7 @@ def picture(
         async with connected(credentials) as pool, trio.open_nursery() as nursery:
             nursery.start_soon(_collect, screen, pool)
             nursery.start_soon(_ping, screen, pool)
-            await trio.sleep(max(1.0, 4 * interval_s))
+            await trio.sleep(max(PICTURE_S, 4 * interval_s))
             nursery.cancel_scope.cancel()
         return screen.frame(width, height)
 
@@ -262,4 +265,4 @@ def picture(
         highlight=False,
     )
     console.print(frame)
-    return console.export_svg(title="gpupool top")
+    return console.export_svg(title="gpupool top", unique_id="gpupool-top")

@@ -1,5 +1,7 @@
 """The live view's memory: newest wins, old stays old, rates come from the servers' clocks."""
 
+import pytest
+
 from gpupool.cli.collector import Collector
 from gpupool.cli.tables import Rate, Seen, server_rows
 from gpupool.pool.ids import LeaseId, Milliseconds, ServerId
@@ -73,9 +75,20 @@ def test_rates_add_up_over_servers(seen: Seen) -> None:
     assert known.rates[LEASE] == Rate(10_000_000.0, 400.0)
 
 
+def test_rates_are_means_over_a_few_seconds(seen: Seen) -> None:
+    # Workers report once a second, and here the view looks twice as often.
+    counts = (0, 0, 100, 100, 200, 200, 300, 300, 400)
+    looks = [measured("000000000000", 500 * at, 0, calls) for at, calls in enumerate(counts)]
+    assert fed(seen.view, *looks[:-1]).rates[LEASE].calls_per_s == pytest.approx(100, rel=0.2)
+    assert fed(seen.view, *looks).rates[LEASE].calls_per_s == pytest.approx(100, rel=0.2)
+
+
 def test_counters_that_fall_are_no_traffic(seen: Seen) -> None:
     known = fed(
-        seen.view, measured("000000000000", 1000, 500, 50), measured("000000000000", 2000, 100, 10)
+        seen.view,
+        measured("000000000000", 1000, 500, 50),
+        measured("000000000000", 2000, 100, 10),
+        measured("000000000000", 3000, 100, 10),
     )
     assert known.rates[LEASE] == Rate(0.0, 0.0)
 

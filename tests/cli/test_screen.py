@@ -53,7 +53,7 @@ def test_servers_with_state_reason_and_mini_cells(seen: Seen) -> None:
 def test_leases_and_who_waits_for_what(seen: Seen) -> None:
     text = "\n".join(lines(seen, UiState(), 160))
     assert "2 x H200 on server-a" in text
-    assert "12.5" in text
+    assert "11.9M" in text
     assert "31000" in text
     assert "8 x 1" in text
     assert "2 of 8 idle" in text
