@@ -354,6 +354,9 @@ class Cluster:
             time.sleep(0.1)
         raise TimeoutError("no leader of all voters within 30 s")
 
+    def cpu_seconds(self) -> float:
+        return sum(process.do(do="health")[3] for process in self.processes.values())
+
     def stop(self) -> None:
         for process in self.processes.values():
             process.process.kill()
@@ -407,11 +410,15 @@ def measure(mode: str, voters: int, seconds: float, directory: Path) -> None:
         leader = cluster.leader()
         time.sleep(0.5)
         for in_flight in (1, 64):
+            before = cluster.cpu_seconds()
             rate, median, p99 = cluster.processes[leader].do(
                 do="load", in_flight=in_flight, seconds=seconds
             )
+            # On a busy machine this says more than the rate does.
+            cpu_us = 1e6 * (cluster.cpu_seconds() - before) / (rate * seconds)
             row = f"{mode:8} {voters} voters {in_flight:3} in flight"
-            print(f"{row} {rate:9.0f}/s  p50 {median:7.2f} ms  p99 {p99:7.2f} ms", flush=True)
+            latency = f"p50 {median:7.2f} ms  p99 {p99:7.2f} ms"
+            print(f"{row} {rate:9.0f}/s  {latency}  {cpu_us:6.0f} us of CPU in all", flush=True)
         if mode == "ours":
             measure_rest(cluster)
     finally:
