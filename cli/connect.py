@@ -84,12 +84,13 @@ def _remember_addresses(
     given: str | None, credentials: "Credentials", addresses: "tuple[Address, ...]"
 ) -> None:
     """Keep the addresses of the servers that there are now; the first one may be gone one day."""
-    from gpupool.remoting.credentials import save_credentials
+    from gpupool.remoting.credentials import load_credentials, save_credentials
 
     if set(addresses) == set(credentials.addresses):
         return
     # A read-only home, or a file that was removed meanwhile, is no reason to fail a command.
     with suppress(GpupoolError):
         path = credentials_file(given)
-        if path.exists():
+        # A long run must not bring back a login that was replaced while it ran.
+        if load_credentials(path) == credentials:
             save_credentials(path, credentials.at(addresses))

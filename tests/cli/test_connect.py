@@ -1,0 +1,50 @@
+"""The stored login follows the pool's servers, and never undoes what was done meanwhile."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpupool.cli import connect
+from gpupool.pool.errors import AuthenticationError
+from gpupool.pool.ids import TokenId
+from gpupool.remoting.addresses import Address
+from gpupool.remoting.credentials import Credentials, load_credentials, save_credentials
+
+OLD = Credentials(
+    cluster_id="c0ffee",
+    pool="lab",
+    user="ada",
+    token=TokenId("a1b2c3d4e5f6"),
+    secret=bytes(32),
+    ca_pem="-----BEGIN CERTIFICATE-----",
+    addresses=(Address("10.0.0.4"),),
+)
+MOVED = (Address("10.0.0.5"), Address("10.0.0.6"))
+
+
+def remember(path: Path) -> None:
+    connect._remember_addresses(str(path), OLD, MOVED)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_new_addresses_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "credentials.json"
+    save_credentials(path, OLD)
+    remember(path)
+    assert load_credentials(path) == OLD.at(MOVED)
+
+
+def test_a_newer_login_is_not_undone(tmp_path: Path) -> None:
+    path = tmp_path / "credentials.json"
+    newer = replace(OLD, token=TokenId("ffffffffffff"), cluster_id="another")
+    save_credentials(path, newer)
+    remember(path)
+    assert load_credentials(path) == newer
+
+
+def test_a_logout_is_not_undone(tmp_path: Path) -> None:
+    path = tmp_path / "credentials.json"
+    remember(path)
+    assert not path.exists()
+    with pytest.raises(AuthenticationError):
+        connect.stored_credentials(str(path))
