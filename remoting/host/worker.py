@@ -94,7 +94,9 @@ def _prepare(start: messages.Start, parent_pid: int) -> tuple[ssl.SSLContext, me
 
     context, fingerprint = worker_context(Path(start.directory))
     if own_uid:
-        os.chown(start.directory, start.uid, start.gid)
+        # CuPy makes its cache's directory when it is imported, which was as root.
+        for path in (start.directory, *map(str, Path(start.directory).rglob("*"))):
+            os.chown(path, start.uid, start.gid, follow_symlinks=False)
         confine.become(start.uid, start.gid, start.groups)
         holds.append("own-uid")
     elif os.geteuid() == 0 and confine.drop_capabilities():
