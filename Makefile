@@ -21,11 +21,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: $(BIN)/python pyproject.toml $(wildcard setup.py)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e .
 	@touch $@
 
 $(VENV)/installed-dev: $(BIN)/python pyproject.toml $(wildcard setup.py)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -e '.[dev]'
 	@touch $@ $(VENV)/installed
 
 install: $(VENV)/installed

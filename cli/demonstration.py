@@ -90,7 +90,7 @@ class Demonstration:
 
         self._head("Kill the leader, without a warning")
         took_s = run_async(self._lose_the_leader)
-        self._say(f"The others have a new leader after {took_s:.1f} s.")
+        self._say(f"The others have a new leader after {took_s * 1000:.0f} ms.")
         self._say("The same program again:")
         self._command("run", "-n", "2", "-p", "0.5", "--", "python", str(program))
         self._say("What is there now (exit code 3 says that a server is missing):")
