@@ -408,6 +408,8 @@ class RaftNode:
         """Send the next piece of the newest snapshot, if the last one is answered or lost."""
         sender = self._senders.get(peer)
         latest = self._storage.snapshots.latest
+        if sender is not None and sender.index < self._storage.journal.base_index:
+            sender = None  # The entries behind that snapshot are gone by now.
         if sender is None or (sender.sent_at is None and sender.offset == sender.total):
             if latest is None:
                 _log.error("%s needs a snapshot, and there is none", peer)

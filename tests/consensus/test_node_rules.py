@@ -26,6 +26,7 @@ from gpupool.consensus.settings import (
     VOTERS_MAX,
     ConsensusSettings,
 )
+from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import MEMBERSHIP_TYPE
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.ids import Plain, ServerId
@@ -341,6 +342,31 @@ def test_a_far_behind_voter_gets_a_snapshot() -> None:
     target = world.node(leader).core.commit_index
     world.run_until(lambda: world.node(victim).core.applied_index >= target, 3.0)
     world.settle()
+
+
+def test_a_snapshot_on_its_way_gives_way_to_one_that_can_be_continued() -> None:
+    """A transfer that stalled must not be taken up again when its successors are gone."""
+    lone = Lone(("me",), entries=[entry(i, i, 1) for i in range(3, 300)], peers=("x",))
+    lone.tick(1.0)
+    for _ in range(3):
+        lone.tick()
+    assert lone.node.core.applied_index > 290
+    storage, voters = lone.node.storage, lone.node.core.voters
+
+    def offered() -> list[int]:
+        sent = lone.take("x", "pull", next_index=5)
+        return [message["index"] for _, message in sent if message["type"] == "snapshot"]
+
+    for index in (50, 100):
+        storage.take(Snapshot(index, 1, voters, "table"))
+    assert offered() == [100]
+    storage.take(Snapshot(150, 1, voters, "table"))
+    lone.now += 1.0
+    assert offered() == [100], "it can be continued with entry 101"
+    storage.take(Snapshot(200, 1, voters, "table"))
+    lone.now += 1.0
+    assert storage.journal.base_index == 150
+    assert offered() == [200]
 
 
 # --- voters ----------------------------------------------------------------------------------
