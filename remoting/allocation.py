@@ -291,7 +291,7 @@ class Allocation:
 
     def _ask_one(self, server: ServerId) -> None:
         timeout_s = self._settings.ask_timeout_s
-        number = self._call(server, m.Ask(self.request), timeout_s)
+        number = self._call(server, m.Ask(self.request, self._wait_s != 0), timeout_s)
         self._asked[number] = (server, self._clock.monotonic())
 
     def _take_offer(self, number: int, answer: m.Message | GpupoolError) -> None:

@@ -119,9 +119,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Say what this server could give for ``request`` now."""
+    """Say what this server could give for ``request`` now, and hint later if the client waits."""
 
     request: Request
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,8 +294,11 @@ class ControlServer:
                 action.lease, action.partitions, door=action.door, program=action.program
             )
         except GpupoolError as error:
-            self._log.warning("no session for lease %x: %s", action.lease.id, error)
             result = error
+        except OSError as error:
+            result = GpupoolError("no worker could be started", why=explain(error))
+        if isinstance(result, GpupoolError):
+            self._log.warning("no session for lease %x: %s", action.lease.id, result)
         self._do(self.steward.session_opened(action.number, result))
 
     async def _kill(self, action: KillLease) -> None:
@@ -447,7 +450,7 @@ class ControlServer:
         descriptor = socket.socket(fileno=stream.socket.detach())
         try:
             await self._host.hand_over(session, descriptor)
-        except GpupoolError as error:
+        except (GpupoolError, OSError) as error:
             descriptor.close()
             self.grumble(f"refused {who}: {error}")
 
@@ -488,8 +491,8 @@ class _Router:
                     await trio.aclose_forcefully(stream)
         except GONE as error:
             server.grumble(f"refused {who}: {explain(error)}")
-            await trio.aclose_forcefully(stream)
         finally:
+            stream.socket.close()  # does nothing to a descriptor that was handed over
             if is_stranger:
                 server.dismiss_stranger()
 

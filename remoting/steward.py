@@ -29,7 +29,7 @@ from gpupool.pool.errors import (
     NoQuorumError,
     UsageError,
 )
-from gpupool.pool.ids import Incarnation, LeaseId, ServerId, lease_name
+from gpupool.pool.ids import Incarnation, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.placement import NoOffer, make_offer
 from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
 from gpupool.pool.results import Result
@@ -178,6 +178,7 @@ class Steward:
         self._actions: list[Action] = []
         self._clients: dict[int, Client | None] = {}
         self._attached: dict[LeaseId, set[int]] = {}
+        self._requests: dict[LeaseId, RequestId] = {}
         self._awaited: list[_Awaited] = []
         self._starting: dict[int, _Starting] = {}
         self._number = 0
@@ -417,7 +418,7 @@ class Steward:
                 raise DeniedError("a server token is good for `gpupool join` only")
             match message:
                 case m.Ask():
-                    self._ask(client, call, message.request)
+                    self._ask(client, call, message)
                 case m.AwaitGpus():
                     self._await_gpus(client, call, message)
                 case m.Claim():
@@ -436,7 +437,8 @@ class Steward:
             client.pending_calls -= 1
             raise
 
-    def _ask(self, client: Client, call: int, request: Request) -> None:
+    def _ask(self, client: Client, call: int, message: m.Ask) -> None:
+        request = message.request
         check_request(request)
         state, now = self.state, self.clock.monotonic()
         server = state.servers.get(self.self_id)
@@ -451,7 +453,7 @@ class Steward:
         else:
             answer = make_offer(state, self.waiters.without_kept(server, request.id, now), request)
         if isinstance(answer, NoOffer):
-            if answer.kind == "busy":
+            if answer.kind == "busy" and message.waits:
                 self.waiters.add(client.connection, request, now)
             self.answer(client, call, m.Offered(None, answer))
         else:
@@ -485,8 +487,13 @@ class Steward:
                     self._abandon(commands.EndLease(result.lease, "nobody waits for it any more"))
                     return
                 self.waiters.discard(client.connection, request)
-                self._attach(client, result.lease)
-                self.answer(client, call, m.Claimed("granted", lease=result.lease))
+                lease = self.state.leases.get(result.lease)
+                if lease is None or not lease.held:
+                    why = lease.end_reason if lease else "it is over"
+                    self.answer(client, call, m.Claimed("refused", kind="closed", why=why))
+                    return
+                self._attach(client, lease)
+                self.answer(client, call, m.Claimed("granted", lease=lease.id))
             elif result is not None:
                 claimed = m.Claimed("refused", kind=result.kind, why=result.why)
                 self.answer(client, call, claimed)
@@ -538,7 +545,7 @@ class Steward:
             error = DeniedError(f"lease {lease_name(lease.id)} is not yours")
             self.answer(client, call, m.refused(error))
         else:
-            self._attach(client, lease.id)
+            self._attach(client, lease)
             self.answer(client, call, m.Done())
         return True
 
@@ -591,9 +598,10 @@ class Steward:
 
     # --- leases and their connections ------------------------------------------------------------
 
-    def _attach(self, client: Client, lease: LeaseId) -> None:
-        client.attached.add(lease)
-        self._attached.setdefault(lease, set()).add(client.connection)
+    def _attach(self, client: Client, lease: Lease) -> None:
+        client.attached.add(lease.id)
+        self._requests[lease.id] = lease.request
+        self._attached.setdefault(lease.id, set()).add(client.connection)
 
     def _detach(self, client: Client, lease: LeaseId) -> None:
         client.attached.discard(lease)
@@ -602,6 +610,12 @@ class Steward:
             connections.discard(client.connection)
             if not connections:
                 del self._attached[lease]
+                del self._requests[lease]
+
+    def _ended(self, lease: LeaseId) -> str:
+        """Return why a lease has ended that is not in the table any more."""
+        why = self.state.closed.get(self._requests[lease], "it is over")
+        return why.removeprefix("its lease has ended: ")
 
     def _lose(self, lease: LeaseId, reason: str) -> None:
         """Note that a lease has lost its client; its workers die now, with or without a quorum."""
@@ -640,8 +654,8 @@ class Steward:
         for lease_id in sorted(client.attached):
             lease = state.leases.get(lease_id)
             if lease is None or not lease.held:
+                reason = lease.end_reason if lease else self._ended(lease_id)
                 self._detach(client, lease_id)
-                reason = lease.end_reason if lease else "it has ended"
                 self.send(client.connection, 0, m.LeaseEnded(lease_id, reason))
         token = state.tokens.get(client.token)
         reason = ""

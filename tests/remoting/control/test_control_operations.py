@@ -1,0 +1,300 @@
+"""Looking at a pool and operating it: views, updates, tokens, drains, departures, admissions."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+import trio
+import trio.testing
+from tests.remoting.control.control_cluster import GIB, Cluster, request, server_id
+from tests.remoting.control.control_kit import until
+
+from gpupool.pool import commands
+from gpupool.pool.errors import AuthenticationError, DeniedError, NotNowError, UsageError
+from gpupool.pool.ids import ServerId
+from gpupool.pool.state import TokenKind
+from gpupool.remoting import messages as m
+from gpupool.remoting.addresses import Address
+from gpupool.remoting.client import join_pool, login
+from gpupool.remoting.identity import create_ca, create_key_and_csr
+from gpupool.remoting.tokens import format_token
+
+Clock = trio.testing.MockClock
+
+
+async def test_view_and_telemetry(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([2, 1, 1])
+    async with cluster.client() as pool:
+        hold = await pool.allocate(request(pool, 1, 0.5), wait_s=0)
+        view = await pool.view()
+        assert view.raft.quorum
+        assert [server.name for server in view.servers] == ["gpu-1", "gpu-2", "gpu-3"]
+        [lease] = view.leases
+        assert (lease.id, lease.user, lease.program) == (hold.lease, "ada", "train.py")
+        assert sorted(s.state for s in view.servers) == ["idle", "idle", "mix"]
+        telemetry = await pool.telemetry()
+        assert set(telemetry) == {node.id for node in cluster.nodes}
+
+
+async def test_updates_go_on_when_servers_come_and_go(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1, 1])
+    async with cluster.client() as pool, pool.subscribe(0.5) as updates:
+        first = await updates.receive()
+        assert first.view.name == "lab"
+        await trio.sleep(2)
+        latest = [await updates.receive() for _ in range(3)][-1]
+        assert set(latest.telemetry) == {node.id for node in cluster.nodes}
+        assert latest.age_s < 1
+        lost, *rest = cluster.nodes
+        await cluster.crash(lost)
+        await trio.sleep(2)
+        latest = [await updates.receive() for _ in range(3)][-1]
+        assert set(latest.telemetry) == {node.id for node in rest}
+        for node in rest:
+            await cluster.crash(node)
+        await trio.sleep(20)
+        latest = [await updates.receive() for _ in range(3)][-1]
+        assert latest.connected == ()
+        assert latest.age_s > 15
+
+
+async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client("root") as root, cluster.client() as pool:
+        hold = await pool.allocate(request(pool, fraction=0.5), wait_s=0)
+        await root.drain("gpu-1", "new fans")
+        with pytest.raises(NotNowError, match="gpu-1: grants nothing now: new fans"):
+            await pool.allocate(request(pool, fraction=0.5), wait_s=0)
+        assert not hold.lost
+        [server] = (await pool.view()).servers
+        assert (server.state, server.reason) == ("drain", "new fans")
+        await root.undrain("gpu-1")
+        await pool.allocate(request(pool, fraction=0.5), wait_s=0)
+        with pytest.raises(UsageError, match="no server named gpu-7"):
+            await root.drain("gpu-7", "typo")
+
+
+async def test_a_removed_server_sends_everybody_away(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1, 1])
+    async with cluster.client("root") as root, cluster.client() as pool:
+        await until(lambda: len(pool.connections.by_server) == 3)
+        hold = await pool.allocate(request(pool), wait_s=0)
+        await hold.open_session("arrays", "train.py")
+        node = next(n for n in cluster.nodes if n.id == hold.servers[0])
+        await root.remove_server(node.name)
+        assert "left the pool" in await hold.wait_lost()
+        await trio.sleep(1)
+        assert node.host.workers == {}
+        assert set(pool.connections.by_server) == {n.id for n in cluster.nodes if n is not node}
+        assert node.name not in [server.name for server in (await pool.view()).servers]
+        # It is told to consensus everywhere, the removed one included.
+        for each in cluster.nodes:
+            servers, voters = each.followed[-1]
+            assert node.id not in servers
+            assert node.id not in voters
+
+
+async def test_join_and_the_members_that_everybody_learns(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client("root", servers=["gpu-1"]) as root:
+        token = await root.create_token(TokenKind.SERVER, "rack 4", 3600)
+        _key, csr = create_key_and_csr(server_id(2))
+        node = await cluster.add(2, 1)
+        joined = await join_pool(
+            token,
+            server=server_id(2),
+            name="gpu-2",
+            address=Address("gpu-2", 7470),
+            witness=False,
+            csr_pem=csr,
+            dial=cluster.dial,
+        )
+        assert joined.voter
+        assert node.id in [member.server for member in joined.members]
+        await until(lambda: node.id in root.connections.by_server)
+        assert [t.state for t in await root.list_tokens() if t.kind is TokenKind.SERVER] == ["used"]
+        credentials = await login(
+            await root.create_token(TokenKind.USER, "bob", 60), dial=cluster.dial
+        )
+        assert [str(a) for a in credentials.addresses] == ["gpu-1:7470", "gpu-2:7470"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"server": "UPPERCASE123"}, "12 lowercase hex"),
+        ({"csr_pem": b"nonsense"}, "certificate request is malformed"),
+        ({"csr_pem": b"x" * 3000}, "too long"),
+        ({"name": ""}, "1 to 64 characters"),
+        ({"address": "no address"}, "not an address"),
+    ],
+)
+async def test_malformed_admissions_spend_no_token(
+    autojump_clock: Clock, nursery: trio.Nursery, change: dict[str, object], what: str
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    cluster.create_token("new", TokenKind.SERVER)
+    _key, csr = create_key_and_csr(server_id(2))
+    fields: dict[str, object] = {
+        "server": server_id(2),
+        "name": "gpu-2",
+        "address": "gpu-2:7470",
+        "witness": False,
+        "csr_pem": csr,
+    }
+    message = m.JoinPool(**(fields | change))  # type: ignore[arg-type]
+    async with cluster.client("new") as pool:
+        connection = next(iter(pool.connections.by_server.values()))
+        with pytest.raises((AuthenticationError, UsageError), match=what):
+            await connection.call(message, timeout_s=5)
+        token = next(t for t in cluster.state.tokens.values() if t.user == "new")
+        assert token.used_by is None
+
+
+async def test_a_new_voter_takes_only_the_real_key(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    node = await cluster.add(2, 1)
+    node.server.steward.signer = None
+    take = node.server._links.take_key  # pyright: ignore[reportPrivateUsage]
+    give = cluster.nodes[0].server._links.give_key  # pyright: ignore[reportPrivateUsage]
+    assert give(node.id) == b""  # not a member yet
+    cluster.admit(node)
+    take(ServerId("x"), b"nonsense")
+    take(ServerId("x"), create_ca("other", datetime.now(UTC)).key_pem)
+    assert node.server.steward.signer is None
+    take(cluster.nodes[0].id, give(node.id))
+    assert node.keys == [cluster.authority.key_pem]
+    assert node.server.steward.signer is not None
+
+
+async def test_tokens_end_with_their_time(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client("root") as root:
+        token = await root.create_token(TokenKind.USER, "bob", 60)
+        await login(token, dial=cluster.dial)
+        await trio.sleep(61)
+        with pytest.raises(AuthenticationError, match="has expired"):
+            await login(token, dial=cluster.dial)
+        with pytest.raises(UsageError, match="at most 10 years"):
+            await root.create_token(TokenKind.USER, "bob", 1e12)
+
+
+async def test_calls_of_one_client_are_limited(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    cluster.log.latency_s = 0.5
+    refused = 0
+    async with cluster.client() as pool:
+        connection = next(iter(pool.connections.by_server.values()))
+
+        async def wait() -> None:
+            nonlocal refused
+            try:
+                await connection.call(m.AwaitGpus(request(pool), "busy"), timeout_s=5)
+            except DeniedError as error:
+                assert "more than 64 calls" in str(error)  # noqa: PT017
+                refused += 1
+
+        async with trio.open_nursery() as inner:
+            for _ in range(70):
+                inner.start_soon(wait)
+        assert refused == 6
+
+
+async def test_a_client_that_reads_nothing_is_hung_up_on(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    near, far = trio.testing.lockstep_stream_pair()
+    nursery.start_soon(cluster.nodes[0].server.serve_stream, far, "deaf client")
+    text = cluster.token_text("ada")
+    hello = m.Hello(m.PROTOCOL, "", text.token, text.secret, "deaf")
+    await near.send_all(m.to_frame(1, hello, size_max=4096))
+    assert await near.receive_some()
+    view = m.to_frame(2, m.GetView(), size_max=4096)
+    with pytest.raises(trio.BrokenResourceError):  # noqa: PT012
+        for _ in range(1000):
+            await near.send_all(view)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not cluster.nodes[0].server.steward.clients()
+
+
+async def test_moved_readings_and_faults_reach_the_table(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    node = cluster.nodes[0]
+    [gpu] = node.host.devices
+    count = len(cluster.log.entries)
+    node.host.devices = (replace(gpu, memory_foreign=100 << 20),)
+    await trio.sleep(5)
+    assert len(cluster.log.entries) == count  # too little to tell
+    node.host.devices = (replace(gpu, memory_foreign=10 * GIB),)
+    await trio.sleep(2)
+    node.host.devices = (replace(gpu, memory_foreign=10 * GIB, fault="Xid 79"),)
+    await trio.sleep(2)
+    [known] = cluster.state.servers[node.id].gpus.values()
+    assert (known.memory_foreign, known.fault) == (10 * GIB, "Xid 79")
+    assert len(cluster.log.entries) == count + 2
+
+
+async def test_a_server_with_a_wrong_clock_does_not_move_the_time(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1])
+    node = cluster.nodes[1]
+    steward = node.server.steward
+    offset_s = 0.0
+    for part in (steward.proposals, steward._desk):  # pyright: ignore[reportPrivateUsage]
+        part._clock_offset_s = lambda: offset_s  # pyright: ignore[reportPrivateUsage]
+    cluster.clock.wall_start_ms += 3_600_000  # the second server reads an hour too late ...
+    offset_s = -3600.0  # ... and knows that the leader does not
+    known = cluster.state.now
+    async with cluster.client(servers=["gpu-2"]) as pool:
+        cluster.unreachable = {"gpu-1"}
+        await cluster.cut("gpu-1")
+        await pool.allocate(request(pool, servers=("gpu-2",)), wait_s=0)
+        view = await pool.view()
+        assert any("3600 s ahead of the leader's" in warning for warning in view.warnings)
+    assert cluster.state.leases
+    assert cluster.state.now == known
+
+
+async def test_tokens_are_not_shown(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    text = cluster.token_text("ada")
+    for shown in (repr(text), repr(cluster.credentials()), repr(cluster.authority)):
+        assert text.secret.decode() not in shown
+        assert "PRIVATE" not in shown
+    assert "ada" not in format_token(text)
+
+
+async def test_leaving(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1])
+    assert await cluster.nodes[1].server.leave()
+    assert list(cluster.state.servers) == [cluster.nodes[0].id]
+    with pytest.raises(AssertionError, match="last server"):
+        cluster.commit(commands.RemoveServer(cluster.nodes[0].id, "test"))
