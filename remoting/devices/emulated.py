@@ -13,6 +13,15 @@ from gpupool.remoting.devices.pool import EmulatedPool
 Array = np.ndarray[Any, Any]
 
 
+class _Owner(weakref.ref[Array]):
+    """A weak reference to an array that owns memory, with what has to be given back."""
+
+    __slots__ = ("device", "key", "size")
+    device: int
+    key: int
+    size: int
+
+
 class EmulatedBackend:
     """Executes the array door's calls with NumPy."""
 
@@ -20,9 +29,9 @@ class EmulatedBackend:
         self.devices = devices
         self.pools = [EmulatedPool(budget, spec.index, spec.memory) for spec in devices]
         self.current = 0
-        # Every array that owns memory, by id: its device and the size of its block. The weak
-        # reference gives the block back when the last view of the array is gone.
-        self._owners: dict[int, tuple[int, int, Any]] = {}
+        # Every array that owns memory, by id. The weak reference gives the block back when the
+        # last view of the array is gone.
+        self._owners: dict[int, _Owner] = {}
         # NumPy keeps this per thread; GPUs neither warn nor raise.
         np.seterr(all="ignore")
 
@@ -47,16 +56,16 @@ class EmulatedBackend:
             owner = owner.base
         key = id(owner)
         if key not in self._owners:
-            device = self.current
-            size = self.pools[device].allocate(owner.nbytes)
-            reference = weakref.ref(owner, lambda _: self._disown(key))
-            self._owners[key] = (device, size, reference)
+            size = self.pools[self.current].allocate(owner.nbytes)
+            made = self._owners[key] = _Owner(owner, self._disown)
+            made.key = key
+            made.device = self.current
+            made.size = size
         return value
 
-    def _disown(self, key: int) -> None:
-        found = self._owners.pop(key, None)
-        if found is not None:  # None once the backend is closed
-            self.pools[found[0]].release(found[1])
+    def _disown(self, reference: "_Owner") -> None:
+        if self._owners.pop(reference.key, None) is not None:  # None once all is closed
+            self.pools[reference.device].release(reference.size)
 
     def expect(self, nbytes: int) -> None:
         """Raise before NumPy fills host memory with a result that the partition cannot hold."""
@@ -100,7 +109,7 @@ class EmulatedBackend:
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
         found = self._owners.get(id(owner))
-        return found[0] if found is not None else self.current
+        return found.device if found is not None else self.current
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Say whether it is the partition's or the host's memory that ran out."""

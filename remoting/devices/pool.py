@@ -1,7 +1,5 @@
 """The memory pool of an emulated device: CuPy's numbers, over the lease's budget."""
 
-import threading
-
 from gpupool.remoting.devices.base import Budget, DeviceMemoryError
 
 UNIT = 512
@@ -16,13 +14,13 @@ def rounded(nbytes: int) -> int:
 class EmulatedPool:
     """Counts what arrays use and what is kept for reuse; the bytes themselves are NumPy's.
 
-    Free blocks are kept by their exact size, as in CuPy, until `free_all_blocks` or need.
+    Free blocks are kept by their exact size, as in CuPy, until `free_all_blocks` or need. One
+    thread, the session's, uses it.
     """
 
     def __init__(self, budget: Budget, device: int, memory: int) -> None:
         self._budget = budget
         self._device = device
-        self._lock = threading.Lock()
         self._free: dict[int, int] = {}
         self.memory = memory
         self.limit = 0  # bytes; 0 is none, as in CuPy
@@ -38,14 +36,13 @@ class EmulatedPool:
         size = rounded(nbytes)
         if size == 0:
             return 0
-        with self._lock:
-            if self._free.get(size):
-                self._free[size] -= 1
-            elif not self._grow(size):
-                self._free_all()
-                if not self._grow(size):
-                    raise self.error(size)
-            self.used += size
+        if self._free.get(size):
+            self._free[size] -= 1
+        elif not self._grow(size):
+            self._free_all()
+            if not self._grow(size):
+                raise self.error(size)
+        self.used += size
         return size
 
     def check(self, nbytes: int) -> None:
@@ -55,9 +52,8 @@ class EmulatedPool:
         too large from being computed at all.
         """
         size = rounded(nbytes)
-        with self._lock:
-            if size > (self.limit or self.memory) - self.used:
-                raise self.error(size)
+        if size > (self.limit or self.memory) - self.used:
+            raise self.error(size)
 
     def error(self, size: int) -> DeviceMemoryError:
         """Return the error of a failed allocation, in CuPy's words."""
@@ -85,19 +81,16 @@ class EmulatedPool:
     def release(self, size: int) -> None:
         """Take a block back and keep it for reuse."""
         if size:
-            with self._lock:
-                self.used -= size
-                self._free[size] = self._free.get(size, 0) + 1
+            self.used -= size
+            self._free[size] = self._free.get(size, 0) + 1
 
     def free_all_blocks(self) -> None:
         """Give everything that no array uses back to the budget."""
-        with self._lock:
-            self._free_all()
+        self._free_all()
 
     def free_blocks(self) -> int:
         """Return how many blocks are kept."""
-        with self._lock:
-            return sum(self._free.values())
+        return sum(self._free.values())
 
     def free_memory(self) -> int:
         """Return what ``cudaMemGetInfo`` would call free: the partition less the lease's use."""
@@ -105,8 +98,7 @@ class EmulatedPool:
 
     def close(self) -> None:
         """Give everything back, used or not."""
-        with self._lock:
-            if self.total:
-                self._budget.release(self._device, self.total)
-            self.total = self.used = 0
-            self._free.clear()
+        if self.total:
+            self._budget.release(self._device, self.total)
+        self.total = self.used = 0
+        self._free.clear()

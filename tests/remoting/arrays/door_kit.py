@@ -308,8 +308,10 @@ def run_program(
 
 def main() -> None:
     """Serve until standard input ends; print where the agent's socket is."""
-    counts = [int(word) for word in sys.argv[1:]] or [1]
-    with pool(*counts, memory=4096 * MIB) as agent:
+    words = sys.argv[1:]
+    transport = next((word for word in words if not word.isdigit()), "unix")
+    counts = [int(word) for word in words if word.isdigit()] or [1]
+    with pool(*counts, memory=4096 * MIB, transport=transport) as agent:
         sys.stdout.write(agent.path + "\n")
         sys.stdout.flush()
         sys.stdin.read()

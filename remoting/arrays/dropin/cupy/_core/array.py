@@ -1,7 +1,7 @@
 """`cupy.ndarray`: an array that lives in a worker, described on this side."""
 
 import functools
-import pickle
+import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import warnings
 from typing import Any
 
@@ -86,7 +86,7 @@ class ndarray(Operators, Methods, Remote):
         return made
 
     def __array_finalize__(self, obj: Any) -> None:
-        """Called for new instances of subclasses; see NumPy's guide to subclassing."""
+        """Finish a new instance of a subclass; see NumPy's guide to subclassing."""
 
     # --- looks ----------------------------------------------------------------------------------
 
@@ -453,4 +453,4 @@ class ndarray(Operators, Methods, Remote):
         return found(*args, **kwargs)
 
 
-state.hooks["ndarray"] = ndarray
+state.hooks["ndarray"] = make.classes.ndarray = ndarray

@@ -17,20 +17,30 @@ _PYTHON_NUMBERS = (bool, int, float, complex)
 
 
 def result(
-    session: Session, handle: int, meta: Meta | None, device: int, kind: Any = None,
-    base: Any = None, source: Any = None,
-) -> Any:  # fmt: skip
+    session: Session,
+    handle: int,
+    meta: Meta | None,
+    device: int,
+    kind: Any = None,
+    base: Any = None,
+    source: Any = None,
+) -> Any:
     """Return the array for a handle; ``meta`` is None while only the worker knows it."""
-    ndarray: Any = state.hooks["ndarray"]
-    array: Any = _new(ndarray if kind is None else kind)
+    array: Any = _new(kind or classes.ndarray)
     array._handle = handle
     array._session = session
     array._known = meta
     array._device = device
     array._base = base
-    if kind is not None and kind is not ndarray:
+    if kind is not None and kind is not classes.ndarray:
         array.__array_finalize__(base if source is None else source)
     return array
+
+
+class classes:  # noqa: N801 - a namespace that is filled later, and read on every call
+    """The array class, which imports this module."""
+
+    ndarray: Any = None
 
 
 def dtype_of(dtype: Any) -> np.dtype[Any]:

@@ -59,6 +59,9 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
     function = UFUNCS[name]
 
     def operator(self: Any, other: Any) -> Any:
+        kind = type(other)
+        if kind is float or kind is type(self):
+            return function.into(self, other)
         return function(self, other, self)
 
     return operator

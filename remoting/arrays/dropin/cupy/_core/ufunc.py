@@ -1,6 +1,7 @@
 """Universal functions: which loop CuPy would choose, and the shortest way to send the call."""
 
 import struct
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,13 @@ from cupy._door import state
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh
 
+_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _MEMO_MAX = 1 << 14
 _PAIR = struct.Struct("<QQQ").pack
 _ONE = struct.Struct("<QQ").pack
 _FLOAT_RIGHT = struct.Struct("<QQd").pack
+_PAIR_INTO = struct.Struct("<QQQQ").pack
+_FLOAT_INTO = struct.Struct("<QQdQ").pack
 _FLOAT_LEFT = struct.Struct("<QdQ").pack
 _INT_RIGHT = struct.Struct("<QQq").pack
 _INT_LEFT = struct.Struct("<QqQ").pack
@@ -135,8 +139,8 @@ class ufunc:
         if plan is None or b._session is not session:
             plan = self._plan_pair(a, b)
         handle = next(session.handles)
-        device = session.emit(plan, _PAIR(handle, a._handle, b._handle))
-        return make.result(session, handle, plan.metas[0], device)
+        device = session.emit(plan, _PAIR(handle, a._handle, b._handle), _frame(2))
+        return make.result(session, handle, plan.metas[0], device, type(a))
 
     def right(self, a: Any, number: Any) -> Any:
         """Apply to an array and a Python int or float, in this order."""
@@ -151,8 +155,8 @@ class ufunc:
             if not low <= number <= high:
                 return self._general((a, number), {})
             packed = _INT_RIGHT(handle, a._handle, number)
-        device = session.emit(plan, packed)
-        return make.result(session, handle, plan.metas[0], device)
+        device = session.emit(plan, packed, _frame(2))
+        return make.result(session, handle, plan.metas[0], device, type(a))
 
     def left(self, number: Any, a: Any) -> Any:
         """Apply to a Python int or float and an array, in this order."""
@@ -167,8 +171,8 @@ class ufunc:
             if not low <= number <= high:
                 return self._general((number, a), {})
             packed = _INT_LEFT(handle, number, a._handle)
-        device = session.emit(plan, packed)
-        return make.result(session, handle, plan.metas[0], device)
+        device = session.emit(plan, packed, _frame(2))
+        return make.result(session, handle, plan.metas[0], device, type(a))
 
     def one(self, a: Any) -> Any:
         """Apply to one array."""
@@ -180,8 +184,38 @@ class ufunc:
             plan = self._remember(meta, Plan(self.operation, ("h",), (), "Q", outputs))
         session = a._session
         handle = next(session.handles)
-        device = session.emit(plan, _ONE(handle, a._handle))
-        return make.result(session, handle, plan.metas[0], device)
+        device = session.emit(plan, _ONE(handle, a._handle), _frame(2))
+        return make.result(session, handle, plan.metas[0], device, type(a))
+
+    def into(self, a: Any, b: Any) -> Any:
+        """Apply to two arrays, or to an array and a float, and put the result into the first."""
+        scalar = type(b) is float
+        plan = self._memo.get(("into", a._known, float if scalar else b._known))
+        session = a._session
+        if plan is None or (not scalar and b._session is not session):
+            plan = self._plan_into(a, b, scalar)
+            if plan is None:
+                return self._general((a, b, a), {})
+        if scalar:
+            packed = _FLOAT_INTO(0, a._handle, b, a._handle)
+        else:
+            packed = _PAIR_INTO(0, a._handle, b._handle, a._handle)
+        session.emit(plan, packed, _frame(2))
+        return a
+
+    def _plan_into(self, a: Any, b: Any, scalar: bool) -> Plan | None:
+        meta: Meta = a._meta
+        other = float if scalar else b._meta
+        if not scalar and b._session is not a._session:
+            a._session.refuse(b)
+        loop = self.resolve((meta.dtype, float if scalar else b._meta.dtype))
+        if not scalar and broadcast(meta.shape, b._meta.shape) != meta.shape:
+            return None  # the general way has the error
+        make.check_cast(loop.outputs[0], meta.dtype, "same_kind")
+        nodes = ("h", "f" if scalar else "h")
+        layout = "QdQ" if scalar else "QQQ"
+        plan = Plan(self.operation, nodes, (("out", "h"),), layout, ())
+        return self._remember(("into", meta, other), plan)
 
     def _remember(self, key: Any, plan: Plan) -> Plan:
         if len(self._memo) >= _MEMO_MAX:

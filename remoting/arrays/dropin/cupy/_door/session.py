@@ -27,6 +27,7 @@ SITES_MAX = 1 << 16
 INLINE_MAX = 4096
 _READ = 1 << 16
 _U32 = struct.Struct("<I")
+_FREE = wire.FREE_RECORD.pack
 _U32S = tuple(struct.Struct(f"<{count}I") for count in range(34))
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -123,26 +124,32 @@ class Session:
             "`with cupy.cuda.Device(i): b = cupy.asarray(a)`"
         )
 
-    def emit(self, plan: Plan, packed: bytes) -> int:
+    def emit(self, plan: Plan, packed: bytes, frame: Any = None) -> int:
         """Queue one call; return the device on which it runs.
 
-        Nothing waits; errors come back at the next synchronising call.
+        Nothing waits; errors come back at the next synchronising call. ``frame`` is the program's,
+        where the caller knows how far up it is.
         """
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
-            frame = frame.f_back
+        if frame is None:
+            frame = sys._getframe(2)
+            while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+                frame = frame.f_back
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            if self.garbage:
-                self._sweep()
+            parts = self._parts
+            for _ in range(len(self.garbage)):
+                # In the place where the program dropped it, so that no more memory is in use
+                # there than here.
+                parts.append(_FREE(wire.FREE, self.garbage.popleft()))
             context = state.local.context
             if context is not self._context:
                 self._switch(context)
             epoch, prefix = plan.wire
             if epoch is not self._epoch:
                 prefix = self._register(plan)
-            self._parts.append(prefix + packed)
+                parts = self._parts
+            parts.append(prefix + packed)
             self._sites.append((frame.f_code, frame.f_lasti))
             self.sequence += 1
             self._size += len(packed)
@@ -195,13 +202,9 @@ class Session:
         self._context = context
 
     def _sweep(self) -> None:
-        pop, pack = self.garbage.popleft, wire.FREE_RECORD.pack
-        try:
-            while True:
-                self._parts.append(pack(wire.FREE, pop()))
-                self._size += wire.FREE_RECORD.size
-        except IndexError:
-            return
+        for _ in range(len(self.garbage)):
+            self._parts.append(_FREE(wire.FREE, self.garbage.popleft()))
+            self._size += wire.FREE_RECORD.size
 
     def _control(self, code: int, body: Any) -> None:
         data = cbor.encode(body)
@@ -644,7 +647,8 @@ class Session:
             try:
                 if self.unfinished or self._parts:
                     self.synchronize()
-                self._transmit(wire.BYE, b"", 0, 0, None)
+                with contextlib.suppress(Exception):  # nothing is lost if it has gone already
+                    self._transmit(wire.BYE, b"", 0, 0, None)
             finally:
                 if self.failure is None:
                     self.failure = DoorError("the GPU session is closed")
