@@ -68,12 +68,15 @@ def test_help_panels_filter_and_json(live_pool: Any, terminal: Any) -> None:
 
 def test_a_new_size_is_used(live_pool: Any, terminal: Any) -> None:
     opened(live_pool, terminal)
-    terminal.text = ""
     terminal.resize(12, 50)
     terminal.process.send_signal(signal.SIGWINCH)  # what the terminal does; it is ours, not its
-    terminal.read_until("q quit")
-    last = terminal.plain.replace("\r", "").split("\n")[-11:]
-    assert max(len(line) for line in last) <= 50
+    widths: list[int] = []
+    while not widths or widths[-1] > 50:
+        assert len(widths) < 20, widths
+        terminal.text = ""
+        terminal.read_until("q quit")
+        last = terminal.plain.replace("\r", "").split("\n")[-11:]
+        widths.append(max(len(line) for line in last))
     terminal.type(b"q")
     assert terminal.wait() == 0
 
