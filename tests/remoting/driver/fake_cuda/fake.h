@@ -1,0 +1,506 @@
+/* What the fake driver's files share: objects, work queues, memory regions, entry bookkeeping. */
+#ifndef FAKE_CUDA_FAKE_H
+#define FAKE_CUDA_FAKE_H
+
+#include "abi.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+#define API __attribute__((visibility("default")))
+#define DEVICES_MAX 16
+#define KIB ((size_t)1024)
+#define MIB ((size_t)1024 * KIB)
+#define GIB ((size_t)1024 * MIB)
+
+/* ---- the control block: shared with the test, which may be another process (control.py) ---- */
+
+#define CONTROL_MAGIC 0x46434431u /* "FCD1" */
+#define FAULTS_MAX 16
+#define COUNTERS_MAX 1024
+#define PROCESSES_MAX 64
+#define NAME_MAX_BYTES 64
+
+enum fault_kind {
+    FAULT_RETURN = 0, /* the call returns the error and does nothing else */
+    FAULT_STICKY = 1, /* the same, and every later call in the context returns it too */
+    FAULT_LATER = 2   /* the call succeeds; its work fails on the stream, and the context with it */
+};
+
+struct fault {
+    _Atomic uint32_t active;
+    int32_t error;
+    _Atomic uint32_t after; /* calls that still pass before the fault begins */
+    _Atomic uint32_t times; /* calls that still fail; 0 means for ever */
+    uint32_t kind;
+    uint32_t delay_us; /* the call first sleeps this long, whatever it returns */
+    char name[NAME_MAX_BYTES];
+};
+
+struct counter {
+    char name[NAME_MAX_BYTES];
+    _Atomic uint64_t calls;
+};
+
+struct process_use {
+    _Atomic int32_t pid;
+    uint32_t reserved;
+    _Atomic uint64_t used[DEVICES_MAX];
+};
+
+struct control {
+    uint32_t magic, size;
+    _Atomic uint32_t paused;      /* streams begin no work while this is not zero */
+    _Atomic uint32_t fault_count; /* faults ever set; zero lets every call skip the search */
+    _Atomic uint64_t launches, missing_calls;
+    struct fault faults[FAULTS_MAX];
+    struct process_use processes[PROCESSES_MAX];
+    struct counter counters[COUNTERS_MAX];
+};
+
+extern struct control *control;
+
+/* ---- entry of every exported function ---- */
+
+struct entry {
+    const char *name;
+    struct counter *counter;
+};
+
+CUresult entry_begin(struct entry *entry, const char *name);
+void note_missing(const char *name);
+
+/* Counts the call, applies injected faults, and refuses what comes before cuInit or after fork. */
+#define ENTER()                                                                                    \
+    do {                                                                                           \
+        static struct entry entry_;                                                                \
+        CUresult entered_ = entry_begin(&entry_, __func__);                                        \
+        if (entered_ != CUDA_SUCCESS)                                                              \
+            return entered_;                                                                       \
+    } while (0)
+
+/* ENTER, then the current context in `ctx`, or its sticky error. */
+#define ENTER_CONTEXT(ctx)                                                                         \
+    CUcontext ctx = NULL;                                                                          \
+    ENTER();                                                                                       \
+    do {                                                                                           \
+        CUresult current_ = context_current(&ctx);                                                 \
+        if (current_ != CUDA_SUCCESS)                                                              \
+            return current_;                                                                       \
+    } while (0)
+
+#define TRY(expression)                                                                            \
+    do {                                                                                           \
+        CUresult tried_ = (expression);                                                            \
+        if (tried_ != CUDA_SUCCESS)                                                                \
+            return tried_;                                                                         \
+    } while (0)
+
+#define REQUIRE(condition)                                                                         \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            return CUDA_ERROR_INVALID_VALUE;                                                       \
+    } while (0)
+
+#define REQUIRE_HANDLE(condition)                                                                  \
+    do {                                                                                           \
+        if (!(condition))                                                                          \
+            return CUDA_ERROR_INVALID_HANDLE;                                                      \
+    } while (0)
+
+/* Destroyed objects stay allocated with MAGIC_DEAD, so that using one is an error, not chance. */
+enum magic {
+    MAGIC_DEAD = 0x0badf00d, MAGIC_CONTEXT = 0x43545831, MAGIC_STREAM = 0x53545231,
+    MAGIC_EVENT = 0x45565431, MAGIC_MODULE = 0x4d4f4431, MAGIC_FUNCTION = 0x46554e31,
+    MAGIC_LIBRARY = 0x4c494231, MAGIC_KERNEL = 0x4b524e31, MAGIC_GRAPH = 0x47524831,
+    MAGIC_NODE = 0x4e4f4431, MAGIC_EXEC = 0x45584531, MAGIC_POOL = 0x504f4f31,
+    MAGIC_ARRAY = 0x41525231, MAGIC_LINK = 0x4c4e4b31
+};
+
+#define IS(object, kind) ((object) != NULL && (object)->magic == (kind))
+
+void *zeroed(size_t bytes); /* calloc that ends the process when there is no memory */
+uint64_t now_ns(void);
+bool exit_begun(void);
+
+/* ---- devices (device.c) ---- */
+
+struct device {
+    int ordinal; /* of the machine, before CUDA_VISIBLE_DEVICES */
+    CUuuid uuid;
+    int pci_domain, pci_bus, pci_device;
+    size_t memory;
+    _Atomic size_t used; /* bytes of this process */
+    struct CUctx_st *primary;
+    unsigned primary_uses, primary_flags;
+    CUmemoryPool default_pool, current_pool;
+};
+
+extern struct device devices[DEVICES_MAX];
+extern int device_count;
+void devices_open(void);
+int device_attribute(int dev, CUdevice_attribute attribute, int *value);
+size_t device_used(int dev); /* of all live processes that share the control file */
+CUresult device_charge(int dev, size_t bytes);
+void device_refund(int dev, size_t bytes);
+
+/* ---- contexts (context.c) ---- */
+
+#define LIMITS_MAX 16
+struct local_value { /* one entry of the runtime's context-local storage */
+    struct local_value *next;
+    void *key, *value;
+    void (*drop)(CUcontext, void *, void *);
+};
+
+struct CUctx_st {
+    uint32_t magic;
+    int dev;
+    unsigned flags, api_version;
+    uint64_t id;
+    bool primary, alive;
+    _Atomic CUresult error; /* sticky */
+    CUstream legacy, streams;
+    struct local_value *locals;
+    size_t limits[LIMITS_MAX];
+    CUfunc_cache cache;
+    CUsharedconfig shared;
+    CUmodule modules;
+    unsigned peers; /* bit per device that this context may access */
+};
+
+CUresult context_current(CUcontext *ctx); /* 201 when there is none, else its sticky error */
+CUcontext context_peek(void);             /* NULL when there is none */
+CUcontext context_primary(int dev);
+CUresult context_wait(CUcontext ctx); /* until all its streams are idle; returns its error */
+void context_fail(CUcontext ctx, CUresult error);
+CUresult context_local_put(CUcontext, void *key, void *value,
+                           void (*drop)(CUcontext, void *, void *));
+CUresult context_local_delete(CUcontext, void *key);
+CUresult context_local_get(void **value, CUcontext, void *key);
+
+/* ---- memory (memory.c) ---- */
+
+enum region_kind {
+    REGION_DEVICE, REGION_MANAGED, REGION_HOST, REGION_REGISTERED, REGION_RESERVED
+};
+
+struct backing { /* physical memory: cuMemCreate, or what an allocation stands on */
+    uint64_t id;
+    size_t size;
+    off_t offset; /* in the memory file */
+    int dev, uses;
+    CUmemAllocationProp prop;
+};
+
+struct mapping {
+    struct mapping *next;
+    size_t offset, size;
+    struct backing *backing;
+    unsigned access;
+};
+
+struct region {
+    CUdeviceptr base;
+    size_t size, charged;
+    char *storage; /* where the fake itself reads and writes it */
+    enum region_kind kind;
+    int dev;
+    unsigned flags;
+    uint64_t id;
+    CUcontext ctx;
+    CUmemoryPool pool;
+    struct backing *backing;
+    struct mapping *mappings; /* REGION_RESERVED only */
+    bool internal;            /* a module's globals: cuMemFree refuses it */
+    bool imported;            /* opened from another process */
+};
+
+struct CUmemPoolHandle_st {
+    uint32_t magic;
+    int dev;
+    uint64_t attributes[16];
+    size_t cached; /* bytes freed into the pool and still charged to the device */
+};
+
+void memory_open(void);
+CUresult memory_allocate(CUcontext ctx, size_t bytes, CUmemoryPool pool, bool internal,
+                         CUdeviceptr *pointer);
+CUresult memory_release(CUdeviceptr pointer, bool internal);
+void memory_release_context(CUcontext ctx);
+bool memory_find(CUdeviceptr pointer, struct region *copy);
+/* Gives where `bytes` at a device pointer are stored, or NULL. */
+char *memory_storage(CUdeviceptr pointer, size_t bytes);
+/* The same for a pointer of either side: what is in no region is plain host memory. */
+char *memory_any(CUdeviceptr pointer, size_t bytes);
+bool memory_is_pageable(const void *pointer);
+CUmemoryPool pool_new(int dev);
+
+struct CUarray_st {
+    uint32_t magic;
+    int dev;
+    size_t width_bytes, height, depth, size; /* height and depth at least 1 */
+    char *storage;
+    CUDA_ARRAY3D_DESCRIPTOR description;
+};
+
+/* ---- images (image.c) ---- */
+
+struct param {
+    uint32_t offset, size;
+};
+
+struct kernel_info {
+    char *name;
+    struct param *params;
+    unsigned param_count, param_bytes;
+    int registers, shared_bytes, const_bytes, local_bytes, threads_max, cluster[3];
+};
+
+struct global_info {
+    char *name;
+    size_t size, align;
+    const unsigned char *data; /* initial bytes; NULL means zeros */
+    size_t data_bytes;
+};
+
+struct image {
+    struct kernel_info *kernels;
+    struct global_info *globals;
+    unsigned kernel_count, global_count;
+    int arch, ptx_version; /* 90 for sm_90; 0 where unknown */
+    bool from_ptx;
+    unsigned char *owned; /* decompressed or copied bytes that the above point into */
+};
+
+/* Parses a fatbin wrapper, a fatbin, a cubin or PTX text, which carry no length. */
+CUresult image_parse(const void *bytes, int arch, struct image **out);
+CUresult image_parse_ptx(const char *text, size_t length, int arch, struct image *out);
+CUresult image_parse_cubin(const unsigned char *elf, size_t length, int arch, struct image *out);
+size_t image_cubin_bytes(const unsigned char *elf);
+struct kernel_info *image_add_kernel(struct image *image, const char *name, size_t length);
+struct global_info *image_add_global(struct image *image, const char *name, size_t length);
+void image_add_param(struct kernel_info *kernel, unsigned index, uint32_t offset, uint32_t size);
+
+/* ---- modules (module.c) ---- */
+
+#define FUNCTION_ATTRIBUTES 20
+struct CUfunc_st {
+    uint32_t magic;
+    CUmodule module;
+    struct CUkern_st *kernel; /* NULL when it came from cuModuleLoad */
+    const struct kernel_info *info;
+    int settings[FUNCTION_ATTRIBUTES]; /* of cuFuncSetAttribute; INT_MIN where not set */
+};
+
+struct module_global {
+    const struct global_info *info;
+    CUdeviceptr pointer;
+};
+
+struct CUmod_st {
+    uint32_t magic;
+    CUcontext ctx;
+    CUlibrary library; /* NULL when it came from cuModuleLoad */
+    struct image *image;
+    struct CUfunc_st *functions; /* one for each kernel of the image */
+    struct module_global *globals;
+    CUmodule next;
+};
+
+struct CUkern_st {
+    uint32_t magic;
+    CUlibrary library;
+    unsigned index;
+    int settings[DEVICES_MAX][FUNCTION_ATTRIBUTES];
+};
+
+struct CUlib_st {
+    uint32_t magic;
+    struct image *image;
+    struct CUkern_st *kernels;
+    CUmodule modules; /* one for each context that used it, linked by library_next */
+    CUmodule per_device[DEVICES_MAX];
+};
+
+/* Accepts a CUfunction, or a CUkernel cast to one, as the driver does. */
+CUresult function_resolve(CUfunction handle, CUcontext ctx, CUfunction *function);
+CUresult function_attribute(CUfunction function, CUfunction_attribute attribute, int *value);
+CUdeviceptr module_global_find(CUmodule module, const char *name, size_t *bytes);
+void modules_unload_context(CUcontext ctx);
+
+/* ---- work: what streams run and graphs hold ---- */
+
+enum work_kind {
+    WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_CALLBACK, WORK_EMPTY, WORK_RECORD,
+    WORK_WAIT, WORK_ALLOCATE, WORK_RELEASE, WORK_GRAPH, WORK_WAIT_VALUE, WORK_WRITE_VALUE
+};
+
+struct launch {
+    CUfunction function;
+    unsigned grid[3], block[3], cluster[3], shared_bytes;
+    bool cooperative;
+    unsigned char *params; /* packed at the offsets of the image; owned */
+    size_t param_bytes;
+};
+
+struct endpoint {
+    CUmemorytype type; /* host, device, array or unified */
+    CUdeviceptr pointer;
+    CUarray array;
+    size_t x, y, z, pitch, height;
+};
+
+struct copy {
+    struct endpoint source, target;
+    size_t width, height, depth;
+    unsigned char *snapshot; /* pageable source bytes, packed; owned */
+    bool flat;               /* made by a one-dimensional call */
+};
+
+struct fill {
+    CUdeviceptr target;
+    size_t pitch, width, height;
+    unsigned value, element;
+};
+
+struct work {
+    enum work_kind kind;
+    CUcontext ctx;
+    CUresult fault; /* an injected error that running it gives */
+    union {
+        struct launch launch;
+        struct copy copy;
+        struct fill fill;
+        struct { CUhostFn call; void *data; } host;
+        struct { CUstreamCallback call; void *data; CUstream stream; } callback;
+        struct { CUevent event; uint64_t ticket; } record;
+        struct { CUdeviceptr pointer; size_t bytes; } memory;
+        struct { CUdeviceptr pointer; uint64_t value; unsigned flags, bytes; } value;
+        CUgraphExec graph;
+    };
+};
+
+CUresult work_run(struct work *work);
+void work_drop(struct work *work); /* frees what it owns */
+void work_clone(struct work *to, const struct work *from);
+CUresult kernel_run(struct launch *launch); /* kernels.c */
+CUresult launch_prepare(CUfunction function, void **params, void **extra, struct launch *launch);
+CUresult launch_check(CUcontext ctx, const struct launch *launch);
+void launch_record(const struct launch *launch, uint64_t stream_id);
+CUresult graph_run(CUgraphExec exec);
+CUresult copy_check(struct copy *copy);
+CUresult copy_run(const struct copy *copy);
+CUresult copy_from_3d(const CUDA_MEMCPY3D *from, struct copy *copy);
+void copy_to_3d(const struct copy *from, CUDA_MEMCPY3D *to);
+CUresult fill_run(const struct fill *fill);
+CUresult fill_check(const struct fill *fill);
+
+/* ---- streams and events (stream.c) ---- */
+
+struct dependency {
+    CUstream stream;
+    uint64_t ticket;
+};
+
+struct operation {
+    struct operation *next;
+    struct work work;
+    struct dependency *waits;
+    unsigned wait_count;
+};
+
+struct capture;
+
+struct CUstream_st {
+    uint32_t magic;
+    CUcontext ctx;
+    unsigned flags;
+    int priority;
+    uint64_t id;
+    bool legacy, closing, started;
+    pthread_cond_t wake, done;
+    struct operation *first, *last;
+    uint64_t submitted, completed;
+    struct dependency *extra_waits; /* of cuStreamWaitEvent, for the next operation */
+    unsigned extra_count;
+    struct capture *capture;
+    CUgraphNode *front; /* what the next captured work depends on */
+    unsigned front_count;
+    CUstream next; /* in the context */
+};
+
+struct CUevent_st {
+    uint32_t magic;
+    CUcontext ctx;
+    unsigned flags;
+    CUstream stream; /* of the last record; NULL before it */
+    uint64_t ticket;
+    _Atomic uint64_t time_ns;
+    struct capture *capture; /* where the last record was captured, if it was */
+    CUgraphNode *captured;
+    unsigned captured_count;
+};
+
+extern pthread_mutex_t engine; /* guards streams, events, captures, graphs */
+extern _Thread_local bool per_thread_default; /* set while a _ptsz or _ptds variant runs */
+extern _Thread_local bool in_callback;
+extern _Thread_local CUresult fault_for_work; /* an injected FAULT_LATER for what is submitted */
+
+/* Turns 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD into streams of the context. */
+CUresult stream_resolve(CUcontext ctx, CUstream handle, CUstream *stream);
+/* Queues the work, or adds it to the graph that the stream captures. Takes what it owns. */
+CUresult stream_submit(CUstream stream, struct work *work);
+CUresult stream_submit_and_wait(CUstream stream, struct work *work);
+CUresult stream_wait(CUstream stream);
+CUstream stream_new(CUcontext ctx, unsigned flags, int priority);
+void streams_close_context(CUcontext ctx);
+void event_finish(CUevent event, uint64_t ticket);
+
+/* ---- graphs (graph.c) ---- */
+
+struct capture {
+    CUgraph graph;
+    CUstream origin;
+    CUstreamCaptureStatus status;
+    CUstreamCaptureMode mode;
+    uint64_t id;
+    unsigned streams; /* how many streams are in it */
+};
+
+struct CUgraphNode_st {
+    uint32_t magic;
+    CUgraph graph;
+    struct work work;
+    CUgraph child; /* of a WORK_GRAPH node */
+    CUgraphNode *dependencies;
+    unsigned dependency_count;
+    void **param_pointers; /* what cuGraphKernelNodeGetParams gives */
+};
+
+struct CUgraph_st {
+    uint32_t magic;
+    CUgraphNode *nodes; /* in the order of their making */
+    unsigned node_count;
+    uint64_t id;
+};
+
+struct exec_node {
+    CUgraphNode source;
+    struct work work;
+};
+
+struct CUgraphExec_st {
+    uint32_t magic;
+    struct exec_node *nodes; /* in an order that respects the dependencies */
+    unsigned node_count;
+    uint64_t flags;
+};
+
+CUresult capture_add(CUstream stream, struct work *work); /* called with `engine` held */
+CUresult capture_record(CUstream stream, CUevent event);
+CUresult capture_wait(CUstream stream, CUevent event);
+
+#endif
