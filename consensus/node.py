@@ -617,7 +617,10 @@ class RaftNode:
         if not sources:
             self._pull_from, self._pull_deadline = None, self._now + self.settings.pull_timeout_s
             return
-        # The next one in order after the one that did not answer.
+        self._pull_next(sources)
+
+    def _pull_next(self, sources: list[ServerId]) -> None:
+        """Pull from the next one in order after the one that did not help."""
         later = [peer for peer in sources if self._pull_from is None or peer > self._pull_from]
         self._pull(later[0] if later else sources[0])
 
@@ -678,7 +681,10 @@ class RaftNode:
         except ValueError as error:
             _log.warning("entries from %s cannot be read: %s", peer, error)
             return
-        self._pull_answered_at = self._now
+        # Servers that are out of touch themselves could answer each other for ever.
+        helpful = bool(entries) or message["majority_age_ms"] < 1000 * self.settings.lost_s
+        if helpful:
+            self._pull_answered_at = self._now
         leader = message["leader"]
         core.observe_leader(None if leader is None else ServerId(leader), message)
         stored = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
@@ -686,8 +692,10 @@ class RaftNode:
             core.commit_to(min(message["commit_index"], stored.match))
         if core.votes and not entries:
             self._excluded, self._pull_from = False, None  # It was the other who did not know.
-        else:
+        elif helpful:
             self._pull(peer)
+        else:
+            self._pull_next(self._sources() or [peer])
 
     def _on_alive(self, peer: ServerId, message: Message) -> None:
         self._applied_by[peer] = message["applied_index"]

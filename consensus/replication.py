@@ -96,9 +96,10 @@ class Replication(Elections):
             self._step_down(message["term"])
         if message["term"] == self.term and leader not in (None, self.server_id):
             self._SyncObj__raftLeader = self._peer(leader)
-            self._leader_heard_at = self._active.now
+            # Hearsay is no fresher than what the voter itself has heard.
+            self._leader_heard_at = self._active.now - message["majority_age_ms"] / 1000
             self._leader_clock_offset_s = message["clock_ms"] / 1000 - self._active.now
-            self._leader_majority_age_s = message["majority_age_ms"] / 1000
+            self._leader_majority_age_s = 0.0
 
     def clock_ms(self) -> int:
         """Return the leader's clock as this server knows it; its own if it leads."""

@@ -296,6 +296,21 @@ def test_a_server_whose_voters_were_all_replaced_finds_the_others() -> None:
     assert asked >= {"c", "d"}
 
 
+@pytest.mark.parametrize(("age_ms", "next_source"), [(100, "b"), (6000, "c")])
+def test_a_source_that_is_out_of_touch_is_left(age_ms: int, next_source: str) -> None:
+    lone = Lone((), peers=("b", "c"))
+    lone.node.set_servers([ServerId("b"), ServerId("c")])
+    lone.now += 2.0
+    asked = [peer for peer, message in lone.tick() if message["type"] == "pull"]
+    while asked != ["b"]:
+        asked = [peer for peer, message in lone.tick(2.0) if message["type"] == "pull"]
+    answer = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
+    sent = lone.take("b", "pulled", leader="c", clock_ms=0, majority_age_ms=age_ms, **answer)
+    assert [peer for peer, message in sent if message["type"] == "pull"] == [next_source]
+    # Hearsay of a leader must not keep this server from answering a candidate.
+    assert lone.node.health(lone.now).majority_age_s == pytest.approx(age_ms / 1000)
+
+
 def test_news_reach_a_server_without_a_vote_at_once() -> None:
     world = World(6, learners=1)
     world.run_until(lambda: world.leader() is not None)
