@@ -173,18 +173,30 @@ class DeadClientsLeave:
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
 
-    def end(self, state: PoolState, living: set[bytes], machines: Iterable[Machine]) -> None:
-        """After healing. ``living`` are the requests whose client lives and wants its lease."""
+    def left_over(
+        self, state: PoolState, living: set[bytes], machines: Iterable[Machine]
+    ) -> set[str]:
+        """Return what is left of clients that are gone.
+
+        Args:
+            state: the newest table.
+            living: the requests whose client lives and wants its lease.
+            machines: all of them.
+        """
+        found: set[str] = set()
         for lease in state.leases.values():
             if lease.request not in living:
-                what = "held" if lease.held else "ending"
-                text = f"lease {lease.id} of a client that is gone is still {what}"
-                self._judge.fail("dead-clients-leave", text)
+                found.add(f"lease {lease.id}")
         for machine in machines:
             for worker in machine.workers:
                 if worker.lease not in state.leases:
-                    text = f"a worker of lease {worker.lease}, long over, lives on {machine.name}"
-                    self._judge.fail("dead-clients-leave", text)
+                    found.add(f"worker of lease {worker.lease} on {machine.name}")
+        return found
+
+    def end(self, before: set[str], after: set[str]) -> None:
+        """Judge what was left over when it should all have been gone, and a while later."""
+        for what in sorted(before & after):
+            self._judge.fail("dead-clients-leave", f"{what}, of a client that is gone, is there")
 
 
 class RevokedMeansRevoked:

@@ -199,7 +199,7 @@ class ClientProcess(Process):
         for action in actions:
             match action:
                 case Call():
-                    done = partial(self._answered, action.number)
+                    done = partial(self._answered, self._allocation, action.number)
                     self.call(action.server, action.message, action.timeout_s, done)
                 case Granted():
                     self._granted(action)
@@ -227,9 +227,12 @@ class ClientProcess(Process):
                 self._do(self._allocation.poll())
                 self._set_timer()
 
-    def _answered(self, number: int, answer: m.Message | GpupoolError) -> None:
-        if self._allocation is not None:
-            self._do(self._allocation.answered(number, answer))
+    def _answered(
+        self, allocation: Allocation | None, number: int, answer: m.Message | GpupoolError
+    ) -> None:
+        # What a former allocation left under way concerns nobody any more.
+        if allocation is not None and self._allocation is allocation:
+            self._do(allocation.answered(number, answer))
 
     def _later(self) -> None:
         delay_s = self._random.expovariate(1.0) * self._environment.options.think_s

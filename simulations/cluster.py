@@ -445,6 +445,8 @@ class Cluster:
         self.operator.remove(server, partial(self._removed, name, server))
 
     def _removed(self, name: str, server: ServerId, agreed: bool) -> None:
+        # The answer to an order that was done may be lost; its repetition finds no such server.
+        agreed = agreed or server in self.environment.checkers.logs.state.removed
         leader = self.leader_name()
         ledger = self.servers[leader].ledger if leader is not None else None
         if not agreed or name not in self.servers:

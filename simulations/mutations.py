@@ -110,23 +110,15 @@ def _truncates_blindly() -> AbstractContextManager[None]:
     return patched(ReplicatedLog, "store", store)
 
 
-def _acknowledges_too_much() -> AbstractContextManager[None]:
-    original = RaftCore._on_next_node_idx
+def _commits_alone() -> AbstractContextManager[None]:
+    original = RaftCore.tick
 
-    def on_next_node_idx(self: RaftCore, node: Any, message: Message) -> None:
-        if message["success"] and self.state == LEADER and message["term"] == self.term:
-            message = {**message, "next_node_idx": self._journal.last_index + 1}
-        original(self, node, message)
+    def tick(self: RaftCore) -> None:
+        if self.state == LEADER:
+            self.commit_to(self._journal.last_index)
+        original(self)
 
-    return patched(RaftCore, "_on_next_node_idx", on_next_node_idx)
-
-
-def _leads(self: RaftCore) -> bool:
-    return self.state == LEADER
-
-
-def _voters_change_freely() -> AbstractContextManager[None]:
-    return patched(RaftCore, "settled", property(_leads))
+    return patched(RaftCore, "tick", tick)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -213,10 +205,8 @@ def _fencing_ignored() -> AbstractContextManager[None]:
     known: dict[LeaseId, Lease] = {}
     original = Steward._attach
 
-    def attach(self: Steward, client: Client, lease: LeaseId) -> None:
-        found = self.state.leases.get(lease)
-        if found is not None:
-            known[lease] = found
+    def attach(self: Steward, client: Client, lease: Lease) -> None:
+        known[lease.id] = lease
         original(self, client, lease)
 
     def open_session(self: Steward, client: Client, call: int, message: m.OpenSession) -> None:
@@ -419,18 +409,11 @@ MUTATIONS = (
         (("kill-leader", 1.0), ("slow-link", 1.0)),
     ),
     Mutation(
-        "acknowledges-too-much",
-        "acknowledged-stays",
-        "any answer of a follower counts for all of the leader's log",
-        _acknowledges_too_much,
-        (("kill-leader", 1.0), ("slow-link", 1.0), ("isolate-leader", 3.0)),
-    ),
-    Mutation(
-        "voters-change-freely",
+        "commits-alone",
         "logs-agree",
-        "the voters change again before the last change is committed",
-        _voters_change_freely,
-        (("replace", 1.0), ("isolate-leader", 2.0), ("partition", 2.0)),
+        "a leader commits what it has, whether a majority has it or not",
+        _commits_alone,
+        (("isolate-leader", 2.0), ("kill-leader", 2.0)),
     ),
     Mutation(
         "space-unchecked",

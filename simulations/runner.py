@@ -23,6 +23,9 @@ CONVERGE_S_MAX = 5.0
 GONE_S_MAX = 14.0
 """What is left of a dead client ends within this: 10 s until the kernel notices, and some more."""
 
+END_S_MAX = 5.0
+"""A lease that ends is freed within this."""
+
 GRANT_S_MAX = 7.0
 """A request that could be granted all the time is granted within this: the longest back-off of
 5 s, a round of asking and a claim."""
@@ -150,25 +153,22 @@ class _Run:
         cluster, world = self._cluster, self._cluster.world
         for client in cluster.clients.values():
             client.retired = True
-        checkers = cluster.environment.checkers
         end = self._healed_at + max(GONE_S_MAX, self._options.heal_s)
         while world.now < end and not world.stopped:
             world.run_until(world.now + LOOK_EVERY_S)
             if not self._left_over() and self._quiet():
                 return
+        # A lease that has only just ended may take the time that its workers take to die.
+        before = self._left_over()
+        world.run_until(world.now + END_S_MAX)
         if not world.stopped:
-            living = self._living()
-            machines = cluster.environment.machines.values()
-            checkers.dead_clients.end(checkers.logs.state, living, machines)
+            cluster.environment.checkers.dead_clients.end(before, self._left_over())
 
-    def _living(self) -> set[bytes]:
-        return {bytes(r) for client in self._cluster.clients.values() for r in client.wanted}
-
-    def _left_over(self) -> bool:
-        state, living = self._cluster.environment.checkers.logs.state, self._living()
-        machines = self._cluster.environment.machines.values()
-        return any(lease.request not in living for lease in state.leases.values()) or any(
-            worker.lease not in state.leases for machine in machines for worker in machine.workers
+    def _left_over(self) -> set[str]:
+        environment = self._cluster.environment
+        living = {bytes(r) for client in self._cluster.clients.values() for r in client.wanted}
+        return environment.checkers.dead_clients.left_over(
+            environment.checkers.logs.state, living, environment.machines.values()
         )
 
     def _quiet(self) -> bool:

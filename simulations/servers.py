@@ -1,9 +1,11 @@
 """One server process: the real consensus, table and steward, in the place of ``cli/join.py``."""
 
 import itertools
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from gpupool.consensus.log import SafetyError
 from gpupool.consensus.settings import ConsensusSettings
@@ -201,6 +203,11 @@ class ServerProcess(Process):
             self._environment.checkers.judge.fail("safety", f"{self.machine}: {error}")
         except PowerLostError:
             self._died(self, "power")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends a real server as well.
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            self._environment.checkers.judge.fail("no-crash", f"{self.machine}: {text}")
+            self._died(self, f"crashes: {text}")
 
     def _stepped(self, ledger: LedgerDriver) -> None:
         journal = ledger.node.storage.journal

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 from random import Random
 
-EVENT_COUNT_MAX = 50_000_000
-"""A run that needs more events than this is stuck in a loop without time passing."""
+EVENT_COUNT_MAX = 3_000_000
+"""A run that needs more events than this, thirty times the usual, is stuck in a loop."""
 
 
 class StuckError(Exception):
