@@ -27,7 +27,10 @@ from gpupool.remoting.host.workers import (
 
 Log = Callable[[str], None]
 
-DOORS = {"arrays": "gpupool.remoting.arrays.serve:serve"}
+DOORS = {
+    "arrays": "gpupool.remoting.arrays.serve:serve",
+    "cuda": "gpupool.remoting.driver.serve:serve",
+}
 """Name of each door, and the function that serves it inside the worker."""
 
 START_TIMEOUT_S = 60.0

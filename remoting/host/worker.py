@@ -49,7 +49,7 @@ PRELOADED_DEVICES = ("gpupool.remoting.devices.base", "gpupool.remoting.devices.
 
 PRELOADED_CUDA = (
     *("cupy", "cupyx", "cupyx.scipy.sparse", "cupyx.scipy.special", "cupyx.scipy.fft"),
-    "gpupool.remoting.devices.cuda",
+    *("gpupool.remoting.devices.cuda", "cuda.bindings.driver"),
 )
 
 EXIT_DONE, EXIT_FAILED, EXIT_HOST_GONE = 0, 1, 3

@@ -1,0 +1,147 @@
+"""CUDA as the worker calls it: CuPy's bindings where they are fast, cuda.bindings for the rest."""
+
+import ctypes
+import importlib
+from typing import Any
+
+UNKNOWN = 999
+OUT_OF_MEMORY = 2
+INVALID_VALUE = 1
+INVALID_HANDLE = 400
+NOT_SUPPORTED = 801
+
+HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
+
+CAPTURE_RELAXED = 2
+EVENT_DISABLE_TIMING = 2
+
+HIDDEN_ATTRIBUTES = {
+    # What this door does not do, by CUdevice_attribute: managed memory, pageable access and its
+    # page tables, host registration by pointer, virtual memory management, multicast, IPC handles.
+    **dict.fromkeys((83, 88, 89, 91, 100, 101, 102, 103, 104, 105, 110, 116, 117, 128, 132), 0),
+}
+
+
+class CudaError(Exception):
+    """A call of CUDA failed; ``status`` is its CUresult."""
+
+    def __init__(self, status: int, name: str) -> None:
+        super().__init__(f"{name} failed with {status}")
+        self.status = status
+
+
+class Api:
+    """The bindings, with one kind of error. Handles and addresses are integers."""
+
+    def __init__(self) -> None:
+        # Imported by name: neither is there on machines without GPUs.
+        cuda: Any = importlib.import_module("cupy").cuda
+        self.cu: Any = importlib.import_module("cuda.bindings.driver")
+        self.runtime: Any = cuda.runtime
+        self.driver: Any = cuda.driver
+        self.launch = self.driver.launchKernel
+        self.copy = self.runtime.memcpyAsync
+        self.record = self.runtime.eventRecord
+        self.pinned = cuda.alloc_pinned_memory
+        self.errors: tuple[type[Exception], ...] = (
+            cuda.runtime.CUDARuntimeError,
+            cuda.driver.CUDADriverError,
+            CudaError,
+        )
+
+    def status_of(self, error: Exception) -> int:
+        """Return the CUresult of one of ``errors``."""
+        return int(getattr(error, "status", UNKNOWN))
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of cuda.bindings; return its output, or a tuple of several.
+
+        Raises:
+            CudaError: when CUDA refuses.
+        """
+        status, *outputs = getattr(self.cu, name)(*arguments)
+        if status:
+            raise CudaError(int(status), name)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def enumerated(self, name: str, value: int) -> Any:
+        """Return a value of an enumeration of the headers.
+
+        Raises:
+            CudaError: when the enumeration has no such value.
+        """
+        try:
+            return getattr(self.cu, name)(value)
+        except ValueError:
+            raise CudaError(INVALID_VALUE, name) from None
+
+    def done(self, event: int) -> bool:
+        """Say whether an event has completed."""
+        status = int(self.cu.cuEventQuery(event)[0])
+        if status in (0, 600):
+            return status == 0
+        raise CudaError(status, "cuEventQuery")
+
+    def launch_ex(
+        self, function: int, head: tuple[int, ...], attributes: bytes, stream: int, pointers: int
+    ) -> None:
+        """Launch with attributes (CUlaunchAttribute as they lie in memory, 72 bytes each)."""
+        config = self.config(head, attributes, stream)
+        self.call("cuLaunchKernelEx", config, function, pointers, 0)
+
+    def config(self, head: tuple[int, ...], attributes: bytes, stream: int) -> Any:
+        """Return a CUlaunchConfig; ``head`` is grid, block and shared bytes."""
+        config = self.cu.CUlaunchConfig()
+        (
+            config.gridDimX,
+            config.gridDimY,
+            config.gridDimZ,
+            config.blockDimX,
+            config.blockDimY,
+            config.blockDimZ,
+            config.sharedMemBytes,
+        ) = head
+        config.hStream = self.cu.CUstream(stream)
+        found: list[Any] = []
+        for start in range(0, len(attributes), 72):
+            attribute = self.cu.CUlaunchAttribute()
+            ctypes.memmove(attribute.getPtr(), attributes[start : start + 72], 72)
+            found.append(attribute)
+        config.attrs = found
+        config.numAttrs = len(found)
+        return config
+
+    def parameters(self, handle: int, *, kernel: bool) -> list[tuple[int, int]]:
+        """Return (offset, size) of each parameter of a kernel or function."""
+        ask = self.cu.cuKernelGetParamInfo if kernel else self.cu.cuFuncGetParamInfo
+        of = self.cu.CUkernel(handle) if kernel else self.cu.CUfunction(handle)
+        found: list[tuple[int, int]] = []
+        while len(found) < 4096:
+            status, offset, size = ask(of, len(found))
+            if status:
+                if int(status) != INVALID_VALUE:
+                    raise CudaError(int(status), "cuFuncGetParamInfo")
+                break
+            found.append((int(offset), int(size)))
+        return found
+
+    def device_attributes(self, ordinal: int) -> dict[int, int]:
+        """Return all attributes of a device that the driver knows."""
+        found: dict[int, int] = {}
+        for attribute in self.cu.CUdevice_attribute:
+            number = int(attribute)
+            if 0 < number < 192:
+                status, value = self.cu.cuDeviceGetAttribute(attribute, ordinal)
+                if not status:
+                    found[number] = int(value)
+        return found
+
+    def error_texts(self) -> list[tuple[int, bytes, bytes]]:
+        """Return (code, name, text) of every CUresult."""
+        found: list[tuple[int, bytes, bytes]] = []
+        for code in self.cu.CUresult:
+            status, name = self.cu.cuGetErrorName(code)
+            other, text = self.cu.cuGetErrorString(code)
+            if not status and not other:
+                found.append((int(code), name, text))
+        return found

@@ -1,0 +1,50 @@
+"""Build the shim, ``libcuda.so.1``, with whatever C compiler is there.
+
+Run ``python -m gpupool.remoting.driver.build [FOLDER]``. The installation does the same through
+setup.py; tests and editable checkouts call ``build``.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = tuple(sorted((HERE / "shim").glob("*.c")))
+COMPILE = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined")
+LIBRARY = "libcuda.so.1"
+
+
+def library_dir() -> Path:
+    """Return the folder that goes on the loader's path; it may not hold the library yet."""
+    return HERE / "library"
+
+
+def build(folder: Path, compiler: str = "") -> Path:
+    """Compile the shim into ``folder`` and return the library.
+
+    Raises:
+        FileNotFoundError: when there is no C compiler.
+        subprocess.CalledProcessError: when it fails.
+    """
+    compiler = (
+        compiler or os.environ.get("CC", "") or shutil.which("cc") or shutil.which("gcc") or ""
+    )
+    if not compiler:
+        raise FileNotFoundError("no C compiler was found")
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / LIBRARY
+    fresh = folder / f".{LIBRARY}.{os.getpid()}"
+    sources = [str(source) for source in SOURCES]
+    subprocess.run([compiler, *COMPILE, *LINK, "-o", str(fresh), *sources], check=True)
+    fresh.replace(target)  # a program that has the old one loaded keeps it
+    link = folder / "libcuda.so"
+    if not link.is_symlink():
+        link.symlink_to(LIBRARY)
+    return target
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else library_dir()))  # noqa: T201

@@ -1,0 +1,167 @@
+"""The worker's side of the CUDA door: frames in, calls executed in their order, replies out."""
+
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from gpupool.pool.errors import ProtocolError, RemoteProtocolError
+from gpupool.remoting.devices.base import Budget, DeviceSpec
+from gpupool.remoting.driver.api import Api
+from gpupool.remoting.driver.executor import Executor
+
+FRAME = struct.Struct("<IIQ")
+FRAME_MAGIC = 0x47504331
+BODY_SIZE_MAX = 1 << 20
+BULK_SIZE_MAX = 1 << 40
+ANSWER = struct.Struct("<IiQIiQ")
+REPLY, DATA, NOTICE = 1, 2, 3
+SWITCH_INTERVAL_S = 50e-6
+"""A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
+
+
+class Stream(Protocol):
+    """A connected, authenticated byte stream; blocking."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Read at least one byte; 0 at the end of the stream."""
+        ...
+
+    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
+        """Send everything."""
+        ...
+
+    def close(self) -> None:
+        """Close the stream."""
+        ...
+
+
+class ClosedError(Exception):
+    """The client has closed the connection."""
+
+
+class Reader:
+    """Reads frames with few system calls, and bulk bytes without a copy."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.buffer = bytearray(BODY_SIZE_MAX + (1 << 18))
+        self.view = memoryview(self.buffer)
+        self._start: int = 0
+        self._end: int = 0
+
+    def locate(self, count: int) -> int:
+        """Return where ``count`` bytes lie in ``buffer``; they stay until the next call."""
+        if self._start == self._end:
+            self._start = self._end = 0
+        if count > len(self.buffer) - self._start:
+            have = self._end - self._start
+            self.buffer[:have] = bytes(self.view[self._start : self._end])
+            self._start, self._end = 0, have
+        while self._end - self._start < count:
+            got = self._stream.recv_into(self.view[self._end :])
+            if not got:
+                raise ClosedError
+            self._end += got
+        found = self._start
+        self._start += count
+        return found
+
+    def into(self, target: memoryview) -> None:
+        """Fill ``target``: first from what was read ahead, then straight from the stream."""
+        have = min(len(target), self._end - self._start)
+        target[:have] = self.view[self._start : self._start + have]
+        self._start += have
+        while have < len(target):
+            got = self._stream.recv_into(target[have:])
+            if not got:
+                raise ClosedError
+            have += got
+
+
+class Session:
+    """One client process: its connection, and what its calls reply."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.reader = Reader(stream)
+        # Held for a whole answer, whose bulk may leave in several parts.
+        self._sending = threading.RLock()
+
+    def reply(
+        self,
+        request: int,
+        status: int,
+        body: bytes = b"",
+        *,
+        failed: int = 0,
+        bulk: Sequence[memoryview] = (),
+    ) -> None:
+        """Answer a request."""
+        head = ANSWER.pack(REPLY, status, request, len(body), failed, sum(map(len, bulk)))
+        self._send([head, body, *bulk])
+
+    def reply_in_parts(self, request: int, size: int, parts: Iterable[memoryview]) -> None:
+        """Answer a request with ``size`` bytes that are made while they are sent."""
+        with self._sending:
+            self._send([ANSWER.pack(REPLY, 0, request, 0, 0, size)])
+            for part in parts:
+                self._send([part])
+
+    def data(self, download: int, bulk: memoryview) -> None:
+        """Deliver the bytes of a download."""
+        self._send([ANSWER.pack(DATA, 0, download, 0, 0, len(bulk)), bulk])
+
+    def _send(self, buffers: list[bytes | memoryview]) -> None:
+        with self._sending:
+            self.stream.send_buffers(buffers)
+
+    def notice(self, text: str) -> None:
+        """Say something to the user of the program."""
+        body = text.encode()[:1000]
+        self._send([ANSWER.pack(NOTICE, 0, 0, len(body), 0, 0), body])
+
+    def run(self, executor: Executor) -> None:
+        """Execute frames until the client leaves.
+
+        Raises:
+            ClosedError: when it has.
+            ProtocolError: when it sends what no shim of ours sends.
+        """
+        reader = self.reader
+        while True:
+            magic, size, bulk = FRAME.unpack_from(reader.buffer, reader.locate(FRAME.size))
+            if magic != FRAME_MAGIC or size > BODY_SIZE_MAX or bulk > BULK_SIZE_MAX:
+                raise RemoteProtocolError("malformed frame")
+            start = reader.locate(size)
+            executor.execute(reader.buffer, reader.view, start, start + size, bulk)
+
+
+def serve(
+    stream: Stream, devices: Sequence[DeviceSpec], budget: Budget, log: Callable[[str], None]
+) -> None:
+    """Serve one client process of the CUDA door until it leaves; blocks.
+
+    Args:
+        stream: connected and authenticated; closed on return.
+        devices: the partitions of this session, in the client's order; all real GPUs.
+        budget: where their memory is reserved.
+        log: takes one line about something that an operator may want to know.
+    """
+    session = Session(stream)
+    try:
+        if any(spec.ordinal is None for spec in devices):
+            session.notice("emulated GPUs have the array door only: use gpupool run --door arrays")
+            return
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        executor = Executor(Api(), session, devices, budget, log)
+        session.run(executor)
+    except ClosedError:
+        pass  # the client's process is gone; nothing is left to answer
+    except (ConnectionError, TimeoutError) as error:
+        log(f"CUDA session: the connection broke ({error})")
+    except (ProtocolError, struct.error) as error:
+        log(f"CUDA session: ended because of the client: {error}")
+    finally:
+        stream.close()

@@ -1,0 +1,146 @@
+// Starting, handles, and what is said at the end.
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct gp_state gp;
+
+static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
+// 0: not yet; 1: ready; -1: this is a fork of a process that was ready.
+static int started;
+static int start_status = GP_NOT_INITIALIZED;
+static int verbosity = -1;
+
+static pthread_mutex_t handle_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct gp_handle *free_handles;
+static uint64_t next_id = 64;  // below are streams with a meaning of their own
+
+bool gp_verbose(void) {
+    int known = __atomic_load_n(&verbosity, __ATOMIC_RELAXED);
+    if (known < 0) {
+        const char *text = getenv("GPUPOOL_VERBOSE");
+        known = text != NULL && *text != '\0' && *text != '0';
+        __atomic_store_n(&verbosity, known, __ATOMIC_RELAXED);
+    }
+    return known != 0;
+}
+
+void gp_say(const char *format, ...) {
+    char text[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "gpupool: %s\n", text);
+}
+
+static void before_fork(void) {
+    pthread_mutex_lock(&start_lock);
+    pthread_mutex_lock(&handle_lock);
+}
+
+static void after_fork_parent(void) {
+    pthread_mutex_unlock(&handle_lock);
+    pthread_mutex_unlock(&start_lock);
+}
+
+// CUDA does not survive a fork: the child gets CUDA_ERROR_NOT_INITIALIZED, and the connection
+// stays the parent's alone, so that its end is seen when the parent ends.
+static void after_fork_child(void) {
+    if (started == 1) {
+        started = -1;
+        gp_wire_forked();
+    }
+    pthread_mutex_unlock(&handle_lock);
+    pthread_mutex_unlock(&start_lock);
+}
+
+int gp_ready(void) {
+    if (__builtin_expect(__atomic_load_n(&started, __ATOMIC_ACQUIRE) != 1, 0)) {
+        return GP_NOT_INITIALIZED;
+    }
+    return gp_is_lost() ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
+}
+
+int gp_enter(void) {
+    GP_CHECK(gp_ready());
+    return gp_current() == NULL ? GP_INVALID_CONTEXT : GP_SUCCESS;
+}
+
+GP_EXPORT int cuInit(unsigned flags) {
+    if (flags != 0) return GP_INVALID_VALUE;
+    pthread_mutex_lock(&start_lock);
+    if (started == 0 && start_status == GP_NOT_INITIALIZED) {
+        start_status = gp_connect();
+        if (start_status == GP_SUCCESS) start_status = gp_wire_start();
+        if (start_status == GP_SUCCESS && gp.device_count == 0) start_status = GP_NO_DEVICE;
+        if (start_status == GP_SUCCESS) {
+            pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+            __atomic_store_n(&started, 1, __ATOMIC_RELEASE);
+        }
+    }
+    int status = started < 0 ? GP_NOT_INITIALIZED : start_status;
+    pthread_mutex_unlock(&start_lock);
+    return status;
+}
+
+GP_EXPORT int cuDriverGetVersion(int *version) {
+    if (version == NULL) return GP_INVALID_VALUE;
+    // Asked for before cuInit by every runtime; opening the session here keeps the answer honest.
+    int status = cuInit(0);
+    *version = status == GP_SUCCESS ? gp.version : GP_CUDA_HEADER_VERSION;
+    return GP_SUCCESS;
+}
+
+uint64_t gp_new_id(void) { return __atomic_fetch_add(&next_id, 1, __ATOMIC_RELAXED); }
+
+struct gp_handle *gp_make(enum gp_kind kind) {
+    pthread_mutex_lock(&handle_lock);
+    struct gp_handle *handle = free_handles;
+    if (handle != NULL) free_handles = handle->next;
+    pthread_mutex_unlock(&handle_lock);
+    if (handle == NULL) handle = malloc(sizeof *handle);
+    if (handle == NULL) return NULL;
+    memset(handle, 0, sizeof *handle);
+    handle->magic = GP_MAGIC;
+    handle->kind = kind;
+    handle->id = gp_new_id();
+    handle->device = gp_current_device();
+    return handle;
+}
+
+void gp_end(struct gp_handle *handle) {
+    handle->magic = 0;
+    pthread_mutex_lock(&handle_lock);
+    handle->next = free_handles;
+    free_handles = handle;
+    pthread_mutex_unlock(&handle_lock);
+}
+
+int gp_check(const void *handle, enum gp_kind kind) {
+    const struct gp_handle *known = handle;
+    // Small values are constants or nonsense, and no address of ours is odd.
+    if ((uintptr_t)known < 4096 || ((uintptr_t)known & 7) != 0) return GP_INVALID_HANDLE;
+    return known->magic == GP_MAGIC && known->kind == kind ? GP_SUCCESS : GP_INVALID_HANDLE;
+}
+
+int gp_missing(int index) {
+    unsigned long before = __atomic_fetch_add(&gp_missing_calls[index], 1, __ATOMIC_RELAXED);
+    if (before == 0 && gp_verbose()) gp_say("%s is not supported", gp_missing_names[index]);
+    return GP_NOT_SUPPORTED;
+}
+
+__attribute__((destructor)) static void report(void) {
+    // The runtime's own destructors run later and still call us, so nothing is closed here.
+    if (__atomic_load_n(&started, __ATOMIC_ACQUIRE) == 1) gp_flush();
+    if (!gp_verbose()) return;
+    for (int at = 0; at < gp_missing_count; at++) {
+        unsigned long calls = __atomic_load_n(&gp_missing_calls[at], __ATOMIC_RELAXED);
+        if (calls) gp_say("not supported: %s, called %lu times", gp_missing_names[at], calls);
+    }
+}

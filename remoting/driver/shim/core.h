@@ -1,0 +1,216 @@
+// What the files of the shim share: results, handles, requests, devices.
+#ifndef GP_CORE_H
+#define GP_CORE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "generated_records.h"
+
+#define GP_EXPORT __attribute__((visibility("default")))
+#define GP_DEVICES_MAX 16
+#define GP_ATTRIBUTES_MAX 192  // device attributes in the snapshot
+#define GP_STACK_MAX 64        // contexts pushed by one thread
+#define GP_STREAM_THREAD_MAX GP_DEVICES_MAX
+
+// CUresult, by the names of cuda.h.
+enum {
+    GP_SUCCESS = 0,
+    GP_INVALID_VALUE = 1,
+    GP_OUT_OF_MEMORY = 2,
+    GP_NOT_INITIALIZED = 3,
+    GP_DEVICE_UNAVAILABLE = 46,
+    GP_NO_DEVICE = 100,
+    GP_INVALID_DEVICE = 101,
+    GP_INVALID_IMAGE = 200,
+    GP_INVALID_CONTEXT = 201,
+    GP_FILE_NOT_FOUND = 301,
+    GP_INVALID_HANDLE = 400,
+    GP_NOT_FOUND = 500,
+    GP_NOT_READY = 600,
+    GP_HOST_ALREADY_REGISTERED = 712,
+    GP_HOST_NOT_REGISTERED = 713,
+    GP_NOT_SUPPORTED = 801,
+    GP_CAPTURE_UNSUPPORTED = 900,
+    GP_CAPTURE_INVALIDATED = 901,
+    GP_ILLEGAL_STATE = 904,
+    GP_UNKNOWN = 999,
+};
+
+enum gp_kind {
+    GP_STREAM = 1,
+    GP_EVENT,
+    GP_GRAPH,
+    GP_GRAPH_EXEC,
+    GP_POOL,
+    GP_FUNCTION,  // a CUfunction or a CUkernel: callers pass either as the other
+    GP_MODULE,    // a CUmodule or a CUlibrary
+    GP_CONTEXT,
+};
+
+#define GP_MAGIC 0x67706f6fU
+
+// What a CUstream, CUevent and so on point to. The identifier names the object on the wire.
+struct gp_handle {
+    uint32_t magic;
+    uint32_t kind;
+    uint64_t id;
+    struct gp_handle *next;  // in a free list
+    int device;              // the ordinal of its context
+    unsigned flags;
+    int priority;
+    uint64_t capture;        // stream, event: the capture that it belongs to, 0 for none
+    uint64_t clean;          // stream: the position of the line up to which it is known idle
+    void *detail;
+};
+
+struct gp_device {
+    char name[256];
+    unsigned char uuid[16];
+    int pci[3];  // domain, bus, device
+    uint64_t memory;
+    uint64_t granularity[2];  // minimum, recommended
+    int priorities[2];        // least, greatest
+    int attributes[GP_ATTRIBUTES_MAX];
+    unsigned char known[GP_ATTRIBUTES_MAX];
+    int server;  // its index in the session
+    unsigned char peers[GP_DEVICES_MAX];  // by index in the session
+};
+
+struct gp_local {
+    struct gp_local *next;
+    const void *key;
+    void *value;
+    void (*destroy)(void *context, void *key, void *value);
+};
+
+struct gp_context {
+    struct gp_handle handle;
+    int references;  // of the primary context
+    unsigned flags;
+    uint64_t serial;
+    bool primary;
+    struct gp_local *locals;
+};
+
+struct gp_symbol {
+    const char *name;
+    int version;
+    int per_thread;
+    int implemented;
+    void (*function)(void);
+};
+
+// One call that waits for its reply.
+struct gp_request {
+    uint64_t id;
+    int status;
+    bool done;
+    void *body;  // where the reply's body goes
+    size_t capacity;
+    size_t length;
+    bool grows;  // body is allocated to fit
+    void *bulk;  // where the reply's bulk bytes go
+    size_t bulk_size;
+    struct gp_request *next;
+};
+
+struct gp_state {
+    int version;  // of the server's driver
+    int device_count;
+    struct gp_device devices[GP_DEVICES_MAX];
+    struct gp_context primaries[GP_DEVICES_MAX];
+};
+
+extern struct gp_state gp;
+extern const struct gp_symbol gp_symbols[];
+extern const int gp_symbol_count;
+extern const int gp_missing_count;
+extern const char *const gp_missing_names[];
+extern unsigned long gp_missing_calls[];
+
+#define GP_CHECK(call)                       \
+    do {                                     \
+        int gp_check_status = (call);        \
+        if (gp_check_status != GP_SUCCESS)   \
+            return gp_check_status;          \
+    } while (0)
+
+// core.c
+int gp_ready(void);   // initialised, not forked, not lost
+int gp_enter(void);   // and there is a current context
+int gp_missing(int index);
+bool gp_verbose(void);
+void gp_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+struct gp_handle *gp_make(enum gp_kind kind);
+void gp_end(struct gp_handle *handle);
+int gp_check(const void *handle, enum gp_kind kind);
+uint64_t gp_new_id(void);
+#define GP_ENTER() GP_CHECK(gp_enter())
+#define GP_ENTER_DEVICE() GP_CHECK(gp_ready())
+
+// device.c
+struct gp_context *gp_current(void);
+int gp_current_device(void);  // an ordinal, -1 for none
+int gp_check_device(int ordinal);
+int gp_server_device(int ordinal);
+int gp_device_of(const void *context);
+int gp_context_of(const void *context, struct gp_context **found);
+int gp_read_snapshot(const unsigned char *bytes, size_t size);
+int gp_push(struct gp_context *context);
+int cuCtxSynchronize(void);
+int cuCtxGetCurrent(void **context);
+
+// link.c: the agent and the data connection; 0 or an error
+int gp_connect(void);
+extern int gp_socket;
+extern int gp_agent_socket;
+const char *gp_read_lost(void);
+
+// wire.c
+int gp_wire_start(void);
+void gp_wire_forked(void);
+bool gp_is_lost(void);
+void gp_flush(void);
+uint64_t gp_position(void);  // of the line: calls appended so far
+int gp_post(int op, const uint64_t *values, int count);
+int gp_call(int op, const uint64_t *values, int count, void *reply, size_t capacity);
+// Append a record by hand: gp_open leaves the line locked until gp_close.
+unsigned char *gp_open(int op, int flags, size_t size);
+void gp_close(void);
+int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
+                const void *text, size_t text_size, const void *bulk, size_t bulk_size);
+int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size);
+uint64_t gp_expect_download(void *target, size_t size, uint64_t stream);
+bool gp_awaits_download(const void *start, size_t size);
+void gp_spoil_downloads(void);
+
+// stream.c
+int gp_stream_id(void *stream, uint64_t *id);
+struct gp_handle *gp_stream_handle(void *stream);
+void *gp_thread_stream(void *stream);
+void gp_per_thread(int on);
+uint64_t gp_capture_of(void *stream);
+int gp_synchronize(int op, uint64_t id);
+
+// memory.c
+struct gp_range {
+    uint64_t start, size;
+    int kind;  // one of the following
+    int device;
+    unsigned flags;
+    uint64_t serial;
+    void *detail;
+};
+enum { GP_DEVICE_MEMORY = 1, GP_HOST_MEMORY, GP_MANAGED_MEMORY, GP_GLOBAL_MEMORY };
+bool gp_find_range(uint64_t address, struct gp_range *found);
+int gp_add_range(struct gp_range range);
+int gp_remove_range(uint64_t start, struct gp_range *removed);
+
+// tables.c
+void gp_tables_reset(struct gp_context *context);
+
+#endif

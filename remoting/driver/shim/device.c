@@ -1,0 +1,582 @@
+// Devices and contexts: everything here is answered from the snapshot that came at the start.
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+struct wire_device {
+    char name[256];
+    unsigned char uuid[16];
+    int32_t pci[3];
+    uint32_t padding;
+    uint64_t memory, granularity[2];
+    int32_t priorities[2];
+    unsigned char peers[GP_DEVICES_MAX];
+    int32_t attributes[GP_ATTRIBUTES_MAX];
+    unsigned char known[GP_ATTRIBUTES_MAX];
+};
+
+struct wire_snapshot {
+    uint32_t protocol, version, devices, errors;
+};
+
+struct error_text {
+    int code;
+    char *name, *text;
+};
+
+static struct error_text *errors;
+static uint32_t error_count;
+static struct gp_context *contexts[GP_STACK_MAX * 4];  // made by cuCtxCreate, for their check
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t next_serial = 1;
+
+static __thread struct gp_context *stack[GP_STACK_MAX];
+static __thread int depth;
+
+// --- the snapshot ---------------------------------------------------------------------------------
+
+static bool parse_uuid(const char *text, const unsigned char uuid[16]) {
+    char full[48] = "GPU-";
+    size_t used = 4;
+    for (int at = 0; at < 16; at++) {
+        if (at == 4 || at == 6 || at == 8 || at == 10) full[used++] = '-';
+        used += (size_t)snprintf(full + used, sizeof full - used, "%02x", uuid[at]);
+    }
+    size_t size = strlen(text);
+    return size >= 8 && size <= used && strncasecmp(full, text, size) == 0;
+}
+
+// CUDA_VISIBLE_DEVICES: numbers or beginnings of UUIDs; the first that fits nothing ends the list.
+static int choose_visible(const struct wire_device *found, int count, int chosen[GP_DEVICES_MAX]) {
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    if (list == NULL) {
+        for (int at = 0; at < count; at++) chosen[at] = at;
+        return count;
+    }
+    int used = 0;
+    char copy[1024];
+    snprintf(copy, sizeof copy, "%s", list);
+    char *rest = copy, *word;
+    while ((word = strsep(&rest, ",")) != NULL && used < GP_DEVICES_MAX) {
+        while (*word == ' ') word++;
+        int index = -1;
+        if (*word >= '0' && *word <= '9') {
+            index = atoi(word);
+        } else {
+            for (int at = 0; at < count; at++) {
+                if (parse_uuid(word, found[at].uuid)) index = at;
+            }
+        }
+        bool twice = false;
+        for (int at = 0; at < used; at++) twice = twice || chosen[at] == index;
+        if (index < 0 || index >= count) break;
+        if (twice) return 0;
+        chosen[used++] = index;
+    }
+    return used;
+}
+
+static void take_device(struct gp_device *device, const struct wire_device *from, int index) {
+    memcpy(device->name, from->name, sizeof device->name);
+    device->name[sizeof device->name - 1] = '\0';
+    memcpy(device->uuid, from->uuid, sizeof device->uuid);
+    memcpy(device->pci, from->pci, sizeof device->pci);
+    device->memory = from->memory;
+    memcpy(device->granularity, from->granularity, sizeof device->granularity);
+    memcpy(device->priorities, from->priorities, sizeof device->priorities);
+    memcpy(device->attributes, from->attributes, sizeof device->attributes);
+    memcpy(device->known, from->known, sizeof device->known);
+    memcpy(device->peers, from->peers, sizeof device->peers);
+    device->server = index;
+}
+
+static bool take_errors(const unsigned char *at, const unsigned char *end, uint32_t count) {
+    if (count > 4096) return false;
+    errors = calloc(count ? count : 1, sizeof *errors);
+    for (uint32_t index = 0; errors != NULL && index < count; index++) {
+        int32_t code;
+        uint16_t sizes[2];
+        if (end - at < 8) return false;
+        memcpy(&code, at, 4);
+        memcpy(sizes, at + 4, 4);
+        at += 8;
+        if (end - at < sizes[0] + sizes[1]) return false;
+        errors[index].code = code;
+        errors[index].name = strndup((const char *)at, sizes[0]);
+        errors[index].text = strndup((const char *)at + sizes[0], sizes[1]);
+        at += sizes[0] + sizes[1];
+        error_count = index + 1;
+    }
+    return errors != NULL;
+}
+
+int gp_read_snapshot(const unsigned char *bytes, size_t size) {
+    struct wire_snapshot head;
+    if (bytes == NULL || size < sizeof head) return GP_UNKNOWN;
+    memcpy(&head, bytes, sizeof head);
+    bytes += sizeof head;
+    size -= sizeof head;
+    if (head.protocol != 1 || head.devices > GP_DEVICES_MAX) {
+        gp_say("the server speaks another version of the CUDA door");
+        return GP_UNKNOWN;
+    }
+    if (size < head.devices * sizeof(struct wire_device)) return GP_UNKNOWN;
+    struct wire_device *found = calloc(head.devices + 1, sizeof *found);
+    if (found == NULL) return GP_OUT_OF_MEMORY;
+    memcpy(found, bytes, head.devices * sizeof *found);
+    int chosen[GP_DEVICES_MAX];
+    gp.version = (int)head.version;
+    gp.device_count = choose_visible(found, (int)head.devices, chosen);
+    for (int at = 0; at < gp.device_count; at++) {
+        take_device(&gp.devices[at], &found[chosen[at]], chosen[at]);
+        struct gp_context *context = &gp.primaries[at];
+        context->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_CONTEXT, .device = at};
+        context->handle.id = gp_new_id();
+        context->primary = true;
+        context->serial = next_serial++;
+    }
+    free(found);
+    size_t used = head.devices * sizeof(struct wire_device);
+    return take_errors(bytes + used, bytes + size, head.errors) ? GP_SUCCESS : GP_UNKNOWN;
+}
+
+// --- contexts -------------------------------------------------------------------------------------
+
+struct gp_context *gp_current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
+
+int gp_current_device(void) {
+    struct gp_context *context = gp_current();
+    return context == NULL ? -1 : context->handle.device;
+}
+
+int gp_check_device(int ordinal) {
+    return ordinal >= 0 && ordinal < gp.device_count ? GP_SUCCESS : GP_INVALID_DEVICE;
+}
+
+int gp_server_device(int ordinal) { return gp.devices[ordinal].server; }
+
+int gp_context_of(const void *context, struct gp_context **found) {
+    struct gp_context *known = (struct gp_context *)(uintptr_t)context;
+    if (known == NULL) {
+        known = gp_current();
+        if (known == NULL) return GP_INVALID_CONTEXT;
+    } else if (gp_check(&known->handle, GP_CONTEXT) != GP_SUCCESS) {
+        return GP_INVALID_CONTEXT;
+    }
+    *found = known;
+    return GP_SUCCESS;
+}
+
+int gp_device_of(const void *context) {
+    struct gp_context *known;
+    return gp_context_of(context, &known) == GP_SUCCESS ? known->handle.device : -1;
+}
+
+int gp_push(struct gp_context *context) {
+    if (depth >= GP_STACK_MAX) return GP_OUT_OF_MEMORY;
+    stack[depth++] = context;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxSetCurrent(void *context) {
+    GP_CHECK(gp_ready());
+    if (context == NULL) {
+        if (depth > 0) depth--;
+        return GP_SUCCESS;
+    }
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(context, &known));
+    if (depth == 0) return gp_push(known);
+    stack[depth - 1] = known;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetCurrent(void **context) {
+    GP_CHECK(gp_ready());
+    if (context == NULL) return GP_INVALID_VALUE;
+    *context = gp_current();
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxPushCurrent_v2(void *context) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    if (context == NULL) return GP_INVALID_CONTEXT;
+    GP_CHECK(gp_context_of(context, &known));
+    return gp_push(known);
+}
+
+GP_EXPORT int cuCtxPushCurrent(void *context) { return cuCtxPushCurrent_v2(context); }
+
+GP_EXPORT int cuCtxPopCurrent_v2(void **context) {
+    GP_CHECK(gp_enter());
+    struct gp_context *top = stack[--depth];
+    if (context != NULL) *context = top;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxPopCurrent(void **context) { return cuCtxPopCurrent_v2(context); }
+
+GP_EXPORT int cuCtxGetDevice_v2(int *device, void *context) {
+    GP_CHECK(gp_ready());
+    if (device == NULL) return GP_INVALID_VALUE;
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(context, &known));
+    *device = known->handle.device;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetDevice(int *device) { return cuCtxGetDevice_v2(device, NULL); }
+
+GP_EXPORT int cuCtxGetFlags(unsigned *flags) {
+    GP_CHECK(gp_enter());
+    if (flags == NULL) return GP_INVALID_VALUE;
+    *flags = gp_current()->flags;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetId(void *context, unsigned long long *id) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    if (id == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_context_of(context, &known));
+    *id = known->serial;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetApiVersion(void *context, unsigned *version) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    if (version == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_context_of(context, &known));
+    *version = 3020;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxSynchronize_v2(void *context) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(context, &known));
+    return gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(known->handle.device));
+}
+
+GP_EXPORT int cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }
+
+GP_EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    GP_CHECK(gp_enter());
+    const struct gp_device *device = &gp.devices[gp_current_device()];
+    if (least != NULL) *least = device->priorities[0];
+    if (greatest != NULL) *greatest = device->priorities[1];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetSharedMemConfig(int *config) {
+    GP_CHECK(gp_enter());
+    if (config == NULL) return GP_INVALID_VALUE;
+    *config = 1;  // four-byte banks: no device that is still supported has others
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxSetSharedMemConfig(int config) {
+    (void)config;
+    return gp_enter();
+}
+
+// A context of its own shares the memory of the device's primary context in the worker; what is
+// kept apart is which context is current, and the runtime's storage in it.
+static int create_context(void **made, unsigned flags, int device) {
+    GP_CHECK(gp_ready());
+    if (made == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_check_device(device));
+    struct gp_context *context = calloc(1, sizeof *context);
+    if (context == NULL) return GP_OUT_OF_MEMORY;
+    context->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_CONTEXT, .device = device};
+    context->handle.id = gp_new_id();
+    context->flags = flags;
+    pthread_mutex_lock(&context_lock);
+    context->serial = next_serial++;
+    size_t at = 0;
+    while (at < sizeof contexts / sizeof *contexts && contexts[at] != NULL) at++;
+    bool room = at < sizeof contexts / sizeof *contexts;
+    if (room) contexts[at] = context;
+    pthread_mutex_unlock(&context_lock);
+    if (!room || gp_push(context) != GP_SUCCESS) {
+        free(context);
+        return GP_OUT_OF_MEMORY;
+    }
+    *made = context;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxCreate_v2(void **made, unsigned flags, int device) {
+    return create_context(made, flags, device);
+}
+
+GP_EXPORT int cuCtxCreate_v3(void **made, void *affinity, int count, unsigned flags, int device) {
+    return affinity != NULL || count != 0 ? GP_NOT_SUPPORTED : create_context(made, flags, device);
+}
+
+GP_EXPORT int cuCtxCreate_v4(void **made, void *parameters, unsigned flags, int device) {
+    return parameters != NULL ? GP_NOT_SUPPORTED : create_context(made, flags, device);
+}
+
+GP_EXPORT int cuCtxDestroy_v2(void *context) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    if (context == NULL || gp_context_of(context, &known) != GP_SUCCESS) return GP_INVALID_CONTEXT;
+    if (known->primary) return GP_INVALID_CONTEXT;
+    gp_tables_reset(known);
+    pthread_mutex_lock(&context_lock);
+    for (size_t at = 0; at < sizeof contexts / sizeof *contexts; at++) {
+        if (contexts[at] == known) contexts[at] = NULL;
+    }
+    pthread_mutex_unlock(&context_lock);
+    // Its memory stays: another thread may still have it on its stack, and must find it dead.
+    known->handle.magic = 0;
+    if (gp_current() == known) depth--;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxDestroy(void *context) { return cuCtxDestroy_v2(context); }
+
+// --- primary contexts -----------------------------------------------------------------------------
+
+GP_EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
+    GP_CHECK(gp_ready());
+    if (context == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_check_device(device));
+    __atomic_fetch_add(&gp.primaries[device].references, 1, __ATOMIC_RELAXED);
+    *context = &gp.primaries[device];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    gp_tables_reset(&gp.primaries[device]);
+    __atomic_store_n(&gp.primaries[device].references, 0, __ATOMIC_RELAXED);
+    uint64_t values[1] = {(uint64_t)gp_server_device(device)};
+    return gp_post(GP_RESET_DEVICE, values, 1);
+}
+
+GP_EXPORT int cuDevicePrimaryCtxReset(int device) { return cuDevicePrimaryCtxReset_v2(device); }
+
+GP_EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    int *references = &gp.primaries[device].references;
+    int left = __atomic_sub_fetch(references, 1, __ATOMIC_RELAXED);
+    if (left < 0) {
+        __atomic_fetch_add(references, 1, __ATOMIC_RELAXED);
+        return GP_INVALID_CONTEXT;
+    }
+    if (left == 0) gp_tables_reset(&gp.primaries[device]);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDevicePrimaryCtxRelease(int device) {
+    return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+GP_EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (flags != NULL) *flags = gp.primaries[device].flags;
+    if (active != NULL) {
+        *active = __atomic_load_n(&gp.primaries[device].references, __ATOMIC_RELAXED) > 0;
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    gp.primaries[device].flags = flags;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDevicePrimaryCtxSetFlags(int device, unsigned flags) {
+    return cuDevicePrimaryCtxSetFlags_v2(device, flags);
+}
+
+// --- devices --------------------------------------------------------------------------------------
+
+GP_EXPORT int cuDeviceGet(int *device, int ordinal) {
+    GP_CHECK(gp_ready());
+    if (device == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_check_device(ordinal));
+    *device = ordinal;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetCount(int *count) {
+    GP_CHECK(gp_ready());
+    if (count == NULL) return GP_INVALID_VALUE;
+    *count = gp.device_count;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetName(char *name, int size, int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (name == NULL || size <= 0) return GP_INVALID_VALUE;
+    snprintf(name, (size_t)size, "%s", gp.devices[device].name);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetUuid_v2(void *uuid, int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (uuid == NULL) return GP_INVALID_VALUE;
+    memcpy(uuid, gp.devices[device].uuid, 16);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetUuid(void *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
+
+GP_EXPORT int cuDeviceGetLuid(char *luid, unsigned *mask, int device) {
+    (void)luid, (void)mask;
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    return GP_NOT_SUPPORTED;  // LUIDs exist on Windows only
+}
+
+GP_EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (bytes == NULL) return GP_INVALID_VALUE;
+    *bytes = gp.devices[device].memory;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (value == NULL || attribute < 1 || attribute >= GP_ATTRIBUTES_MAX) return GP_INVALID_VALUE;
+    if (!gp.devices[device].known[attribute]) return GP_INVALID_VALUE;
+    *value = gp.devices[device].attributes[attribute];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceComputeCapability(int *major, int *minor, int device) {
+    GP_CHECK(cuDeviceGetAttribute(major, 75, device));
+    return cuDeviceGetAttribute(minor, 76, device);
+}
+
+GP_EXPORT int cuDeviceGetPCIBusId(char *text, int size, int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (text == NULL || size < 13) return GP_INVALID_VALUE;
+    const int *pci = gp.devices[device].pci;
+    snprintf(text, (size_t)size, "%04X:%02X:%02X.0", (unsigned)pci[0], (unsigned)pci[1],
+             (unsigned)pci[2]);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetByPCIBusId(int *device, const char *text) {
+    GP_CHECK(gp_ready());
+    if (device == NULL || text == NULL) return GP_INVALID_VALUE;
+    unsigned domain = 0, bus, slot;
+    if (sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3) {
+        domain = 0;
+        if (sscanf(text, "%x:%x", &bus, &slot) != 2) return GP_INVALID_VALUE;
+    }
+    for (int at = 0; at < gp.device_count; at++) {
+        const int *pci = gp.devices[at].pci;
+        if (pci[0] == (int)domain && pci[1] == (int)bus && pci[2] == (int)slot) {
+            *device = at;
+            return GP_SUCCESS;
+        }
+    }
+    return GP_INVALID_DEVICE;
+}
+
+GP_EXPORT int cuDeviceCanAccessPeer(int *can, int device, int peer) {
+    GP_CHECK(gp_ready());
+    if (can == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_check_device(device));
+    GP_CHECK(gp_check_device(peer));
+    *can = gp.devices[device].peers[gp.devices[peer].server];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer) {
+    GP_CHECK(gp_ready());
+    if (value == NULL || device == peer) return GP_INVALID_VALUE;
+    GP_CHECK(gp_check_device(device));
+    GP_CHECK(gp_check_device(peer));
+    int can = gp.devices[device].peers[gp.devices[peer].server];
+    *value = attribute == 1 ? 0 : can;  // 1: performance rank; the others are capabilities
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetTexture1DLinearMaxWidth(size_t *width, int format, unsigned channels,
+                                                 int device) {
+    (void)format, (void)channels;
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (width == NULL) return GP_INVALID_VALUE;
+    *width = (size_t)1 << 28;  // of every compute capability, CUDA C++ Programming Guide, table 21
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetExecAffinitySupport(int *supported, int type, int device) {
+    (void)type;
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (supported == NULL) return GP_INVALID_VALUE;
+    *supported = 0;
+    return GP_SUCCESS;
+}
+
+// --- errors ---------------------------------------------------------------------------------------
+
+static const struct error_text fallback[] = {
+    {GP_SUCCESS, "CUDA_SUCCESS", "no error"},
+    {GP_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {GP_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {GP_DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE",
+     "CUDA-capable device(s) is/are busy or unavailable"},
+    {GP_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+
+static const struct error_text *find_error(int code) {
+    for (uint32_t at = 0; at < error_count; at++) {
+        if (errors[at].code == code) return &errors[at];
+    }
+    for (size_t at = 0; at < sizeof fallback / sizeof *fallback; at++) {
+        if (fallback[at].code == code) return &fallback[at];
+    }
+    return NULL;
+}
+
+GP_EXPORT int cuGetErrorName(int code, const char **text) {
+    if (text == NULL) return GP_INVALID_VALUE;
+    const struct error_text *found = find_error(code);
+    *text = found == NULL ? NULL : found->name;
+    return found == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
+}
+
+GP_EXPORT int cuGetErrorString(int code, const char **text) {
+    if (text == NULL) return GP_INVALID_VALUE;
+    const struct error_text *found = find_error(code);
+    *text = found == NULL ? NULL : found->text;
+    return found == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
+}
+
+GP_EXPORT int cuLogsRegisterCallback(void *callback, void *user, void **handle) {
+    (void)callback, (void)user;
+    if (handle != NULL) *handle = (void *)&fallback;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuLogsUnregisterCallback(void *handle) {
+    (void)handle;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuProfilerStart(void) { return gp_ready(); }
+
+GP_EXPORT int cuProfilerStop(void) { return gp_ready(); }

@@ -1,0 +1,312 @@
+// From the environment to a session: the agent of gpupool run, then the worker's connection.
+#define _GNU_SOURCE
+#include "core.h"
+#include "hash.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#define LINE_MAX_SIZE (64 * 1024)
+#define HANDSHAKE_SECONDS 30
+#define SOCKET_BUFFER (4 << 20)
+
+int gp_socket = -1;
+int gp_agent_socket = -1;
+
+static char agent_line[LINE_MAX_SIZE];
+
+// --- the agent's JSON: one object per line, of which single fields are wanted ---------------------
+
+static const char *skip_blank(const char *at) {
+    while (*at == ' ' || *at == '\t') at++;
+    return at;
+}
+
+static const char *skip_string(const char *at) {
+    for (at++; *at != '\0' && *at != '"'; at++) {
+        if (*at == '\\' && at[1] != '\0') at++;
+    }
+    return *at == '"' ? at + 1 : at;
+}
+
+static const char *skip_value(const char *at) {
+    int depth = 0;
+    at = skip_blank(at);
+    do {
+        if (*at == '\0') return at;
+        if (*at == '"') {
+            at = skip_string(at);
+            continue;
+        }
+        if (*at == '{' || *at == '[') depth++;
+        if (*at == '}' || *at == ']') depth--;
+        if (depth < 0) return at;
+        at++;
+    } while (depth > 0 || (*at != ',' && *at != '}' && *at != ']' && *at != '\0'));
+    return at;
+}
+
+// The value of a key of the object that starts at text, or NULL.
+static const char *field(const char *text, const char *key) {
+    if (text == NULL || *(text = skip_blank(text)) != '{') return NULL;
+    text = skip_blank(text + 1);
+    size_t size = strlen(key);
+    while (*text == '"') {
+        const char *name = text + 1;
+        text = skip_string(text);
+        bool same = (size_t)(text - 1 - name) == size && memcmp(name, key, size) == 0;
+        text = skip_blank(text);
+        if (*text != ':') return NULL;
+        text = skip_blank(text + 1);
+        if (same) return text;
+        text = skip_blank(skip_value(text));
+        if (*text == ',') text = skip_blank(text + 1);
+    }
+    return NULL;
+}
+
+static bool copy_string(const char *value, char *target, size_t capacity) {
+    if (value == NULL || *value != '"' || capacity == 0) return false;
+    size_t used = 0;
+    for (value++; *value != '"' && *value != '\0'; value++) {
+        char letter = *value;
+        if (letter == '\\') {
+            letter = *++value;
+            if (letter == 'u' && strlen(value) > 4) {
+                unsigned code = 0;
+                sscanf(value + 1, "%4x", &code);
+                letter = code < 128 ? (char)code : '?';
+                value += 4;
+            } else if (letter == 'n' || letter == 't') {
+                letter = ' ';
+            } else if (letter == '\0') {
+                return false;
+            }
+        }
+        if (used + 1 >= capacity) return false;
+        target[used++] = letter;
+    }
+    target[used] = '\0';
+    return true;
+}
+
+static bool copy_hex(const char *value, uint8_t *target, size_t size) {
+    char text[129];
+    if (!copy_string(value, text, sizeof text) || strlen(text) != 2 * size) return false;
+    for (size_t at = 0; at < size; at++) {
+        unsigned byte;
+        if (sscanf(text + 2 * at, "%2x", &byte) != 1) return false;
+        target[at] = (uint8_t)byte;
+    }
+    return true;
+}
+
+static bool read_line(int fd, char *line, size_t capacity) {
+    size_t used = 0;
+    while (used + 1 < capacity) {
+        ssize_t got = recv(fd, line + used, 1, 0);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        if (line[used++] == '\n') {
+            line[used - 1] = '\0';
+            return true;
+        }
+    }
+    return false;
+}
+
+static int connect_unix(const char *path) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(path) >= sizeof address.sun_path) return -1;
+    strcpy(address.sun_path, path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+static int connect_tcp(const char *host, const char *port) {
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    if (getaddrinfo(host, port, &hints, &found) != 0) return -1;
+    int fd = -1;
+    for (struct addrinfo *at = found; at != NULL && fd < 0; at = at->ai_next) {
+        fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0) continue;
+        struct timeval limit = {.tv_sec = HANDSHAKE_SECONDS};
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+        if (connect(fd, at->ai_addr, at->ai_addrlen) != 0) {
+            close(fd);
+            fd = -1;
+        }
+    }
+    freeaddrinfo(found);
+    if (fd < 0) return -1;
+    const int on = 1, idle = 4, interval = 2, count = 3;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    return fd;
+}
+
+static bool receive_exactly(int fd, uint8_t *target, size_t size) {
+    while (size > 0) {
+        ssize_t got = recv(fd, target, size, 0);
+        if (got < 0 && errno == EINTR) continue;
+        if (got <= 0) return false;
+        target += got;
+        size -= (size_t)got;
+    }
+    return true;
+}
+
+static bool send_exactly(int fd, const void *bytes, size_t size) {
+    const uint8_t *at = bytes;
+    while (size > 0) {
+        ssize_t sent = send(fd, at, size, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent <= 0) return false;
+        at += sent;
+        size -= (size_t)sent;
+    }
+    return true;
+}
+
+// The handshake without TLS: both ends prove that they know the ticket.
+static bool prove(int fd, const uint8_t session[16], const uint8_t ticket[32]) {
+    uint8_t hello[40], answer[48], text[6 + 32], proof[32], accepted;
+    memcpy(hello, "gpupool\x01", 8);
+    memcpy(hello + 8, session, 16);
+    if (getrandom(hello + 24, 16, 0) != 16) return false;
+    if (!send_exactly(fd, hello, sizeof hello)) return false;
+    if (!receive_exactly(fd, answer, sizeof answer)) return false;
+    memcpy(text, "server", 6);
+    memcpy(text + 6, hello + 24, 16);
+    memcpy(text + 22, answer, 16);
+    gp_hmac_sha256(ticket, 32, text, sizeof text, proof);
+    uint8_t different = 0;
+    for (int at = 0; at < 32; at++) different |= proof[at] ^ answer[16 + at];
+    if (different) return false;
+    memcpy(text, "client", 6);
+    gp_hmac_sha256(ticket, 32, text, sizeof text, proof);
+    if (!send_exactly(fd, proof, sizeof proof)) return false;
+    return receive_exactly(fd, &accepted, 1) && accepted == 1;
+}
+
+static const char *program_name(void) {
+    return program_invocation_short_name != NULL ? program_invocation_short_name : "";
+}
+
+static bool ask_agent(void) {
+    const char *path = getenv("GPUPOOL_AGENT");
+    if (path == NULL || *path == '\0') {
+        if (gp_verbose()) gp_say("no GPUPOOL_AGENT: run this program with gpupool run");
+        return false;
+    }
+    gp_agent_socket = connect_unix(path);
+    if (gp_agent_socket < 0) {
+        gp_say("no answer from gpupool run: %s", strerror(errno));
+        return false;
+    }
+    char request[512], name[128];
+    size_t used = 0;
+    for (const char *at = program_name(); *at != '\0' && used + 1 < sizeof name; at++) {
+        name[used++] = *at < ' ' || *at == '"' || *at == '\\' || *at > '~' ? '_' : *at;
+    }
+    name[used] = '\0';
+    int size = snprintf(request, sizeof request,
+                        "{\"op\":\"session\",\"door\":\"cuda\",\"pid\":%d,\"ppid\":%d,"
+                        "\"program\":\"%s\"}\n",
+                        (int)getpid(), (int)getppid(), name);
+    if (!send_exactly(gp_agent_socket, request, (size_t)size) ||
+        !read_line(gp_agent_socket, agent_line, sizeof agent_line)) {
+        gp_say("gpupool run has ended");
+        return false;
+    }
+    const char *good = field(agent_line, "ok");
+    if (good != NULL && strncmp(good, "true", 4) == 0) return true;
+    char what[300] = "the agent sent nonsense", why[300] = "";
+    copy_string(field(agent_line, "what"), what, sizeof what);
+    copy_string(field(agent_line, "why"), why, sizeof why);
+    gp_say("%s%s%s", what, *why ? ": " : "", why);
+    return false;
+}
+
+int gp_connect(void) {
+    if (!ask_agent()) return GP_NO_DEVICE;
+    const char *session = field(agent_line, "sessions");
+    if (session == NULL || *session != '[') return GP_NO_DEVICE;
+    session = skip_blank(session + 1);
+    const char *more = skip_blank(skip_value(session));
+    if (*more == ',') gp_say("GPUs of one server only: the others of this lease are not used");
+    uint8_t id[16], ticket[32];
+    char path[200], host[300] = "", encryption[8] = "";
+    if (!copy_hex(field(session, "session"), id, sizeof id) ||
+        !copy_hex(field(session, "ticket"), ticket, sizeof ticket)) {
+        gp_say("gpupool run sent a session without a ticket");
+        return GP_NO_DEVICE;
+    }
+    copy_string(field(session, "encryption"), encryption, sizeof encryption);
+    if (copy_string(field(session, "unix"), path, sizeof path)) gp_socket = connect_unix(path);
+    if (gp_socket < 0) {
+        if (strcmp(encryption, "off") != 0) {
+            // Said in so many words, because nothing else in the program would explain it.
+            gp_say("the CUDA door cannot encrypt yet, and this pool asks for it");
+            return GP_NO_DEVICE;
+        }
+        const char *address = field(session, "address");
+        if (address == NULL || *address != '[') return GP_NO_DEVICE;
+        address = skip_blank(address + 1);
+        if (!copy_string(address, host, sizeof host)) return GP_NO_DEVICE;
+        address = skip_blank(skip_value(address));
+        char port[8];
+        snprintf(port, sizeof port, "%d", *address == ',' ? atoi(address + 1) : 0);
+        gp_socket = connect_tcp(host, port);
+    }
+    if (gp_socket < 0) {
+        gp_say("cannot connect to the server%s%s", *host ? " at " : "", host);
+        return GP_NO_DEVICE;
+    }
+    const int size = SOCKET_BUFFER;
+    setsockopt(gp_socket, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+    setsockopt(gp_socket, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
+    struct timeval limit = {.tv_sec = HANDSHAKE_SECONDS}, none = {0};
+    setsockopt(gp_socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    bool proven = prove(gp_socket, id, ticket);
+    setsockopt(gp_socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
+    setsockopt(gp_socket, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+    if (!proven) {
+        gp_say("the server refused the data connection");
+        return GP_NO_DEVICE;
+    }
+    return GP_SUCCESS;
+}
+
+// What the agent pushed about the end of the lease, or NULL when it said nothing.
+const char *gp_read_lost(void) {
+    static char what[300];
+    char line[1024];
+    if (gp_agent_socket < 0) return "gpupool run has ended";
+    struct timeval limit = {.tv_usec = 200000};
+    setsockopt(gp_agent_socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    while (read_line(gp_agent_socket, line, sizeof line)) {
+        char op[16];
+        if (copy_string(field(line, "op"), op, sizeof op) && strcmp(op, "lost") == 0 &&
+            copy_string(field(line, "what"), what, sizeof what)) {
+            return what;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,607 @@
+// Memory: which address is what, allocation, and copies of bytes between the two machines.
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define INLINE_MAX 4096  // bytes that travel within a record instead of behind the frame
+
+// --- what lies where ------------------------------------------------------------------------------
+
+static pthread_rwlock_t range_lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct gp_range *ranges;  // sorted by start, disjoint
+static size_t range_count, range_room;
+static uint64_t next_serial = 1;
+
+// The index of the first range that starts behind address.
+static size_t behind(uint64_t address) {
+    size_t low = 0, high = range_count;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (ranges[middle].start <= address) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+bool gp_find_range(uint64_t address, struct gp_range *found) {
+    pthread_rwlock_rdlock(&range_lock);
+    size_t at = behind(address);
+    bool hit = at > 0 && address - ranges[at - 1].start < ranges[at - 1].size;
+    if (hit) *found = ranges[at - 1];
+    pthread_rwlock_unlock(&range_lock);
+    return hit;
+}
+
+int gp_add_range(struct gp_range range) {
+    pthread_rwlock_wrlock(&range_lock);
+    if (range_count == range_room) {
+        size_t room = range_room ? range_room * 2 : 256;
+        struct gp_range *grown = realloc(ranges, room * sizeof *grown);
+        if (grown == NULL) {
+            pthread_rwlock_unlock(&range_lock);
+            return GP_OUT_OF_MEMORY;
+        }
+        ranges = grown;
+        range_room = room;
+    }
+    size_t at = behind(range.start);
+    memmove(ranges + at + 1, ranges + at, (range_count - at) * sizeof *ranges);
+    range.serial = next_serial++;
+    ranges[at] = range;
+    range_count++;
+    pthread_rwlock_unlock(&range_lock);
+    return GP_SUCCESS;
+}
+
+int gp_remove_range(uint64_t start, struct gp_range *removed) {
+    int status = GP_INVALID_VALUE;
+    pthread_rwlock_wrlock(&range_lock);
+    size_t at = behind(start);
+    if (at > 0 && ranges[at - 1].start == start) {
+        *removed = ranges[at - 1];
+        memmove(ranges + at - 1, ranges + at, (range_count - at) * sizeof *ranges);
+        range_count--;
+        status = GP_SUCCESS;
+    }
+    pthread_rwlock_unlock(&range_lock);
+    return status;
+}
+
+static bool is_device(uint64_t address) {
+    struct gp_range range;
+    return gp_find_range(address, &range) && range.kind != GP_HOST_MEMORY;
+}
+
+static bool is_pinned(const void *address) {
+    struct gp_range range;
+    return gp_find_range((uint64_t)(uintptr_t)address, &range) && range.kind == GP_HOST_MEMORY;
+}
+
+// A device address that is also an address here would be taken for the wrong memory, so the
+// range is reserved where it is still free.
+static int add_device_range(uint64_t address, uint64_t size, int kind) {
+    struct gp_range range = {address, size, kind, gp_current_device(), 0, 0, NULL};
+    size_t whole = (size_t)((size + 4095) & ~(uint64_t)4095);
+    if ((address & 4095) == 0) {
+        void *wanted = (void *)(uintptr_t)address;
+        void *got = mmap(wanted, whole, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+        if (got == wanted) {
+            range.flags = 1;
+        } else if (got != MAP_FAILED) {
+            munmap(got, whole);
+        }
+    }
+    return gp_add_range(range);
+}
+
+static int remove_device_range(uint64_t address) {
+    struct gp_range range;
+    GP_CHECK(gp_remove_range(address, &range));
+    if (range.kind == GP_HOST_MEMORY) {
+        gp_add_range(range);
+        return GP_INVALID_VALUE;
+    }
+    if (range.flags & 1) {
+        munmap((void *)(uintptr_t)address, (size_t)((range.size + 4095) & ~(uint64_t)4095));
+    }
+    return GP_SUCCESS;
+}
+
+// --- allocation -----------------------------------------------------------------------------------
+
+GP_EXPORT int cuMemAlloc_v2(uint64_t *address, size_t size) {
+    GP_ENTER();
+    if (address == NULL || size == 0) return GP_INVALID_VALUE;
+    uint64_t values[1] = {size}, reply[1] = {0};
+    GP_CHECK(gp_call(GP_ALLOCATE, values, 1, reply, sizeof reply));
+    *address = reply[0];
+    return add_device_range(reply[0], size, GP_DEVICE_MEMORY);
+}
+
+GP_EXPORT int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height,
+                                 unsigned element) {
+    GP_ENTER();
+    if (address == NULL || pitch == NULL || width == 0 || height == 0) return GP_INVALID_VALUE;
+    if (element != 4 && element != 8 && element != 16) return GP_INVALID_VALUE;
+    *pitch = (width + 511) & ~(size_t)511;  // a multiple of every device's texture alignment
+    if (height > SIZE_MAX / *pitch) return GP_OUT_OF_MEMORY;
+    return cuMemAlloc_v2(address, *pitch * height);
+}
+
+GP_EXPORT int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
+    (void)address, (void)size, (void)flags;
+    GP_ENTER();
+    return GP_NOT_SUPPORTED;
+}
+
+GP_EXPORT int cuMemFree_v2(uint64_t address) {
+    GP_ENTER();
+    if (address == 0) return GP_SUCCESS;
+    GP_CHECK(remove_device_range(address));
+    uint64_t values[1] = {address};
+    return gp_post(GP_FREE, values, 1);
+}
+
+static int allocate_async(uint64_t *address, size_t size, uint64_t pool, void *stream) {
+    GP_ENTER();
+    if (address == NULL) return GP_INVALID_VALUE;
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    if (gp_capture_of(stream)) return GP_NOT_SUPPORTED;  // graph memory nodes
+    uint64_t values[3] = {size, pool, id}, reply[1] = {0};
+    GP_CHECK(gp_call(GP_ALLOCATE_ASYNC, values, 3, reply, sizeof reply));
+    *address = reply[0];
+    if (size == 0) return GP_SUCCESS;
+    // No reservation: the pool returns the same addresses again and again.
+    struct gp_range range = {reply[0], size, GP_DEVICE_MEMORY, gp_current_device(), 2, 0, NULL};
+    return gp_add_range(range);
+}
+
+GP_EXPORT int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {
+    return allocate_async(address, size, 0, stream);
+}
+
+GP_EXPORT int cuMemAllocFromPoolAsync(uint64_t *address, size_t size, void *pool, void *stream) {
+    GP_CHECK(gp_check(pool, GP_POOL));
+    return allocate_async(address, size, ((struct gp_handle *)pool)->id, stream);
+}
+
+GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
+    GP_ENTER();
+    if (address == 0) return GP_SUCCESS;
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    GP_CHECK(remove_device_range(address));
+    uint64_t values[2] = {address, id};
+    return gp_post(GP_FREE_ASYNC, values, 2);
+}
+
+GP_EXPORT int cuMemGetInfo_v2(size_t *left, size_t *total) {
+    GP_ENTER();
+    if (left == NULL || total == NULL) return GP_INVALID_VALUE;
+    uint64_t reply[2] = {0};
+    GP_CHECK(gp_call(GP_MEMORY_INFO, NULL, 0, reply, sizeof reply));
+    *left = reply[0];
+    *total = reply[1];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address) {
+    GP_ENTER();
+    struct gp_range range;
+    if (!gp_find_range(address, &range)) return GP_NOT_FOUND;
+    if (base != NULL) *base = range.start;
+    if (size != NULL) *size = range.size;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemGetAllocationGranularity(size_t *size, const void *properties, int option) {
+    (void)properties;
+    GP_CHECK(gp_ready());
+    if (size == NULL || gp.device_count == 0) return GP_INVALID_VALUE;
+    int device = gp_current_device();
+    *size = gp.devices[device < 0 ? 0 : device].granularity[option == 1];
+    return GP_SUCCESS;
+}
+
+// --- pools ----------------------------------------------------------------------------------------
+
+#define POOL_VALUE_SIZE(attribute) ((attribute) <= 3 ? 4 : 8)
+
+GP_EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, void *value) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
+    uint64_t values[2] = {((struct gp_handle *)pool)->id, (uint64_t)attribute}, reply[1] = {0};
+    GP_CHECK(gp_call(GP_POOL_GET, values, 2, reply, sizeof reply));
+    memcpy(value, reply, POOL_VALUE_SIZE(attribute));
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemPoolSetAttribute(void *pool, int attribute, const void *value) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
+    uint64_t values[3] = {((struct gp_handle *)pool)->id, (uint64_t)attribute, 0};
+    memcpy(&values[2], value, POOL_VALUE_SIZE(attribute));
+    return gp_call(GP_POOL_SET, values, 3, NULL, 0);
+}
+
+// --- the host's own memory ------------------------------------------------------------------------
+
+GP_EXPORT int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+    GP_ENTER();
+    if (address == NULL || size == 0) return GP_INVALID_VALUE;
+    void *made = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED) return GP_OUT_OF_MEMORY;
+    struct gp_range range = {(uint64_t)(uintptr_t)made, size, GP_HOST_MEMORY,
+                             gp_current_device(), flags, 0, made};
+    int status = gp_add_range(range);
+    if (status != GP_SUCCESS) {
+        munmap(made, size);
+        return status;
+    }
+    *address = made;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemAllocHost_v2(void **address, size_t size) {
+    return cuMemHostAlloc(address, size, 0);
+}
+
+// Whatever still writes there must be over before the memory is given away.
+static int await_downloads(const void *address, size_t size) {
+    return gp_awaits_download(address, size) ? gp_synchronize(GP_DRAIN, 0) : GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemFreeHost(void *address) {
+    GP_CHECK(gp_ready());
+    if (address == NULL) return GP_SUCCESS;
+    struct gp_range range;
+    GP_CHECK(gp_remove_range((uint64_t)(uintptr_t)address, &range));
+    if (range.kind != GP_HOST_MEMORY || range.detail == NULL) {
+        gp_add_range(range);
+        return GP_INVALID_VALUE;
+    }
+    await_downloads(address, range.size);
+    munmap(address, range.size);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
+    GP_ENTER();
+    if (address == NULL || size == 0) return GP_INVALID_VALUE;
+    struct gp_range range;
+    if (gp_find_range((uint64_t)(uintptr_t)address, &range)) return GP_HOST_ALREADY_REGISTERED;
+    return gp_add_range((struct gp_range){(uint64_t)(uintptr_t)address, size, GP_HOST_MEMORY,
+                                          gp_current_device(), flags, 0, NULL});
+}
+
+GP_EXPORT int cuMemHostUnregister(void *address) {
+    GP_CHECK(gp_ready());
+    struct gp_range range;
+    if (gp_remove_range((uint64_t)(uintptr_t)address, &range) != GP_SUCCESS) {
+        return GP_HOST_NOT_REGISTERED;
+    }
+    if (range.kind != GP_HOST_MEMORY || range.detail != NULL) {
+        gp_add_range(range);
+        return GP_HOST_NOT_REGISTERED;
+    }
+    return await_downloads(address, range.size);
+}
+
+GP_EXPORT int cuMemHostGetFlags(unsigned *flags, void *address) {
+    GP_CHECK(gp_ready());
+    struct gp_range range;
+    if (flags == NULL || !gp_find_range((uint64_t)(uintptr_t)address, &range)) {
+        return GP_INVALID_VALUE;
+    }
+    if (range.kind != GP_HOST_MEMORY) return GP_INVALID_VALUE;
+    *flags = range.flags | 2;  // CU_MEMHOSTALLOC_DEVICEMAP, which unified addressing implies
+    return GP_SUCCESS;
+}
+
+// --- copies ---------------------------------------------------------------------------------------
+
+int cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t size);
+int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size, void *stream);
+
+// flags: 1 for a copy that is complete before any later call is executed.
+static int copy_in(uint64_t target, const void *source, size_t size, uint64_t stream, int flags) {
+    if (size == 0) return GP_SUCCESS;
+    if (source == NULL) return GP_INVALID_VALUE;
+    // The bytes may still be on their way here.
+    GP_CHECK(await_downloads(source, size));
+    uint64_t values[4] = {target, size, stream, (uint64_t)flags};
+    if (size > INLINE_MAX) return gp_post_bulk(GP_COPY_IN, values, 4, source, size);
+    unsigned char *at = gp_open(GP_COPY_IN, 0, sizeof values + size);
+    memcpy(at, values, sizeof values);
+    memcpy(at + sizeof values, source, size);
+    gp_close();
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
+    GP_ENTER();
+    uint64_t id;
+    GP_CHECK(gp_stream_id(NULL, &id));
+    return copy_in(target, source, size, id, 1);
+}
+
+GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size,
+                                   void *stream) {
+    GP_ENTER();
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    // A graph would have to read the host's memory again at each launch.
+    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    return copy_in(target, source, size, id, 0);
+}
+
+static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream) {
+    if (size == 0) return GP_SUCCESS;
+    if (target == NULL) return GP_INVALID_VALUE;
+    uint64_t values[3] = {source, size, stream};
+    struct gp_request request = {.bulk = target, .bulk_size = size};
+    return gp_exchange(&request, GP_COPY_OUT, values, 3, NULL, 0, NULL, 0);
+}
+
+GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
+    GP_ENTER();
+    uint64_t id;
+    GP_CHECK(gp_stream_id(NULL, &id));
+    return copy_out(target, source, size, id);
+}
+
+GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, void *stream) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    if (size == 0) return GP_SUCCESS;
+    if (is_pinned(target)) {
+        uint64_t id = gp_expect_download(target, size, handle->id);
+        if (id == 0) return GP_OUT_OF_MEMORY;
+        uint64_t values[4] = {source, size, handle->id, id};
+        return gp_post(GP_DOWNLOAD, values, 4);
+    }
+    // To pageable memory CUDA copies before it returns; then the stream is known to be idle.
+    uint64_t before = gp_position();
+    GP_CHECK(copy_out(target, source, size, handle->id));
+    if (gp_position() == before + 1) {
+        __atomic_store_n(&handle->clean, before + 1, __ATOMIC_RELAXED);
+    }
+    return GP_SUCCESS;
+}
+
+static int copy_any(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
+    bool to = is_device(target), from = is_device(source);
+    void *host_target = (void *)(uintptr_t)target, *host_source = (void *)(uintptr_t)source;
+    if (to && from) {
+        return async ? cuMemcpyDtoDAsync_v2(target, source, size, stream)
+                     : cuMemcpyDtoD_v2(target, source, size);
+    }
+    if (to) {
+        return async ? cuMemcpyHtoDAsync_v2(target, host_source, size, stream)
+                     : cuMemcpyHtoD_v2(target, host_source, size);
+    }
+    if (from) {
+        return async ? cuMemcpyDtoHAsync_v2(host_target, source, size, stream)
+                     : cuMemcpyDtoH_v2(host_target, source, size);
+    }
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    GP_CHECK(gp_synchronize(GP_SYNC_STREAM, id));
+    memmove(host_target, host_source, size);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemcpy(uint64_t target, uint64_t source, size_t size) {
+    GP_ENTER();
+    return copy_any(target, source, size, NULL, false);
+}
+
+GP_EXPORT int cuMemcpyAsync(uint64_t target, uint64_t source, size_t size, void *stream) {
+    GP_ENTER();
+    return copy_any(target, source, size, stream, true);
+}
+
+GP_EXPORT int cuMemcpyPeerAsync(uint64_t target, void *to, uint64_t source, void *from,
+                                size_t size, void *stream) {
+    GP_ENTER();
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(to, &known));
+    GP_CHECK(gp_context_of(from, &known));
+    return cuMemcpyDtoDAsync_v2(target, source, size, stream);
+}
+
+GP_EXPORT int cuMemcpyPeer(uint64_t target, void *to, uint64_t source, void *from, size_t size) {
+    GP_ENTER();
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(to, &known));
+    GP_CHECK(gp_context_of(from, &known));
+    return cuMemcpyDtoD_v2(target, source, size);
+}
+
+// --- rectangles: CUDA_MEMCPY2D and CUDA_MEMCPY3D, of device memory and host memory ----------------
+
+struct rectangle {
+    size_t x, y;
+    int kind;
+    const void *host;
+    uint64_t device;
+    void *array;
+    size_t pitch;
+};
+
+struct copy_2d {
+    struct rectangle source, target;
+    size_t width, height;
+};
+
+struct box {
+    size_t x, y, z, level;
+    int kind;
+    const void *host;
+    uint64_t device;
+    void *array, *reserved;
+    size_t pitch, height;
+};
+
+struct copy_3d {
+    struct box source, target;
+    size_t width, height, depth;
+};
+
+// One end of a copy as an address and strides; a CUDA array has none.
+struct end {
+    bool host;
+    uint64_t address;
+    size_t pitch, slice;
+};
+
+static int find_end(const struct box *box, size_t width, size_t height, struct end *end) {
+    if (box->kind == 3 || box->level != 0) return GP_NOT_SUPPORTED;  // CU_MEMORYTYPE_ARRAY
+    uint64_t base = box->kind == 1 ? (uint64_t)(uintptr_t)box->host : box->device;
+    if (box->kind < 1 || box->kind > 4 || base == 0) return GP_INVALID_VALUE;
+    end->host = box->kind == 1 || (box->kind == 4 && !is_device(base));
+    end->pitch = box->pitch ? box->pitch : width + box->x;
+    size_t rows = box->height ? box->height : height + box->y;
+    if (end->pitch < width + box->x) return GP_INVALID_VALUE;
+    end->slice = end->pitch * rows;
+    end->address = base + box->z * end->slice + box->y * end->pitch + box->x;
+    return GP_SUCCESS;
+}
+
+static int copy_box(const struct copy_3d *copy, void *stream, bool async) {
+    GP_ENTER();
+    if (copy == NULL) return GP_INVALID_VALUE;
+    size_t width = copy->width, height = copy->height, depth = copy->depth;
+    if (width == 0 || height == 0 || depth == 0) return GP_SUCCESS;
+    struct end from, to;
+    GP_CHECK(find_end(&copy->source, width, height, &from));
+    GP_CHECK(find_end(&copy->target, width, height, &to));
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    if (gp_capture_of(stream) && (from.host || to.host)) return GP_CAPTURE_UNSUPPORTED;
+    if (!from.host && !to.host) {
+        uint64_t values[10] = {to.address, to.pitch, to.slice, from.address, from.pitch,
+                               from.slice, width, height, depth, id};
+        return gp_post(GP_COPY_3D, values, 10);
+    }
+    // Rows that lie apart are copied one by one; what lies together goes as one piece.
+    bool whole = from.pitch == width && to.pitch == width;
+    bool slices = whole && (depth == 1 || (from.slice == width * height &&
+                                           to.slice == width * height));
+    size_t piece = slices ? width * height * depth : whole ? width * height : width;
+    for (size_t z = 0; z < (slices ? 1 : depth); z++) {
+        for (size_t y = 0; y < (whole ? 1 : height); y++) {
+            uint64_t target = to.address + z * to.slice + y * to.pitch;
+            uint64_t source = from.address + z * from.slice + y * from.pitch;
+            GP_CHECK(copy_any(target, source, piece, stream, async));
+        }
+    }
+    return GP_SUCCESS;
+}
+
+static int copy_rectangle(const struct copy_2d *copy, void *stream, bool async) {
+    if (copy == NULL) return GP_INVALID_VALUE;
+    const struct rectangle *s = &copy->source, *t = &copy->target;
+    struct copy_3d full = {
+        .source = {.x = s->x, .y = s->y, .kind = s->kind, .host = s->host, .device = s->device,
+                   .array = s->array, .pitch = s->pitch},
+        .target = {.x = t->x, .y = t->y, .kind = t->kind, .host = t->host, .device = t->device,
+                   .array = t->array, .pitch = t->pitch},
+        .width = copy->width, .height = copy->height, .depth = 1,
+    };
+    return copy_box(&full, stream, async);
+}
+
+GP_EXPORT int cuMemcpy2D_v2(const void *copy) { return copy_rectangle(copy, NULL, false); }
+
+GP_EXPORT int cuMemcpy2DUnaligned_v2(const void *copy) {
+    return copy_rectangle(copy, NULL, false);
+}
+
+GP_EXPORT int cuMemcpy2DAsync_v2(const void *copy, void *stream) {
+    return copy_rectangle(copy, stream, true);
+}
+
+GP_EXPORT int cuMemcpy3D_v2(const void *copy) { return copy_box(copy, NULL, false); }
+
+GP_EXPORT int cuMemcpy3DAsync_v2(const void *copy, void *stream) {
+    return copy_box(copy, stream, true);
+}
+
+// --- pointers -------------------------------------------------------------------------------------
+
+// Attributes of CUpointer_attribute: 4-byte values, boolean ones too, unless stated.
+static int pointer_attribute(void *data, int attribute, uint64_t address, bool known,
+                             const struct gp_range *range) {
+    bool host = known && range->kind == GP_HOST_MEMORY;
+    uint64_t wide = 0;
+    int narrow = 0;
+    size_t size = 4;
+    switch (attribute) {
+        case 1:
+            wide = known ? (uint64_t)(uintptr_t)&gp.primaries[range->device] : 0;
+            size = 8;
+            break;
+        case 2: narrow = known ? (host ? 1 : 2) : 0; break;
+        case 3: wide = known ? address : 0; size = 8; break;
+        case 4: wide = host ? address : 0; size = 8; break;
+        case 5: return GP_NOT_SUPPORTED;
+        case 6: case 8: case 10: case 13: case 15: case 21: narrow = attribute == 13 && known; break;
+        case 7: wide = known ? range->serial : 0; size = 8; break;
+        case 9: narrow = known ? range->device : -2; break;
+        case 11: case 19: wide = known ? range->start : 0; size = 8; break;
+        case 12: case 18: wide = known ? range->size : 0; size = 8; break;
+        case 14: wide = 0; size = 8; break;
+        case 16: narrow = known ? 3 : 0; break;
+        case 17: wide = 0; size = 8; break;
+        case 20: wide = known ? range->serial : 0; size = 8; break;
+        default: return GP_INVALID_VALUE;
+    }
+    if (size == 8) {
+        memcpy(data, &wide, 8);
+    } else {
+        memcpy(data, &narrow, 4);
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuPointerGetAttribute(void *data, int attribute, uint64_t address) {
+    GP_CHECK(gp_ready());
+    struct gp_range range = {0};
+    if (data == NULL) return GP_INVALID_VALUE;
+    if (!gp_find_range(address, &range)) return GP_INVALID_VALUE;
+    return pointer_attribute(data, attribute, address, true, &range);
+}
+
+GP_EXPORT int cuPointerGetAttributes(unsigned count, const int *attributes, void **data,
+                                     uint64_t address) {
+    GP_CHECK(gp_ready());
+    if (count == 0 || attributes == NULL || data == NULL) return GP_INVALID_VALUE;
+    struct gp_range range = {0};
+    bool known = gp_find_range(address, &range);
+    for (unsigned at = 0; at < count; at++) {
+        if (data[at] == NULL) continue;
+        GP_CHECK(pointer_attribute(data[at], attributes[at], address, known, &range));
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuPointerSetAttribute(const void *value, int attribute, uint64_t address) {
+    GP_CHECK(gp_ready());
+    struct gp_range range;
+    if (value == NULL || !gp_find_range(address, &range)) return GP_INVALID_VALUE;
+    // CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: synchronous copies are synchronous here in any case.
+    return attribute == 6 ? GP_SUCCESS : GP_INVALID_VALUE;
+}

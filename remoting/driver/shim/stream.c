@@ -1,0 +1,364 @@
+// Streams, events, capture and what waits for them.
+#include "core.h"
+
+#include <stdlib.h>
+
+// Identifiers of streams that are not made: the worker knows them by these numbers.
+#define LEGACY_STREAM 1
+
+int cuStreamCreate(void **stream, unsigned flags);
+
+static __thread struct gp_handle *thread_streams[GP_DEVICES_MAX];
+static __thread int per_thread;
+static __thread int capture_mode;
+static uint64_t next_capture = 1;
+static unsigned captures;  // that are going on, in all threads
+#define CAPTURES_MAX 64
+static uint64_t active[CAPTURES_MAX];
+static struct gp_handle legacy_streams[GP_DEVICES_MAX];
+
+void *gp_thread_stream(void *stream) { return stream == NULL ? (void *)2 : stream; }
+
+void gp_per_thread(int on) { per_thread = on; }
+
+struct gp_handle *gp_stream_handle(void *stream) {
+    uintptr_t value = (uintptr_t)stream;
+    int device = gp_current_device();
+    if (device < 0) return NULL;
+    if (value == 2 || (value == 0 && per_thread)) {
+        if (thread_streams[device] == NULL) {
+            void *made = NULL;
+            if (cuStreamCreate(&made, 0) != GP_SUCCESS) return NULL;
+            thread_streams[device] = made;
+        }
+        return thread_streams[device];
+    }
+    if (value <= 1) {
+        struct gp_handle *legacy = &legacy_streams[device];
+        legacy->id = LEGACY_STREAM;
+        legacy->device = device;
+        return legacy;
+    }
+    return gp_check(stream, GP_STREAM) == GP_SUCCESS ? stream : NULL;
+}
+
+int gp_stream_id(void *stream, uint64_t *id) {
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    *id = handle->id;
+    return GP_SUCCESS;
+}
+
+// Streams and events keep the number of a capture after its end, so the number is looked up.
+static uint64_t capture_of(const struct gp_handle *handle) {
+    if (handle == NULL || __atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return 0;
+    uint64_t capture = __atomic_load_n(&handle->capture, __ATOMIC_RELAXED);
+    for (int at = 0; capture != 0 && at < CAPTURES_MAX; at++) {
+        if (__atomic_load_n(&active[at], __ATOMIC_RELAXED) == capture) return capture;
+    }
+    return 0;
+}
+
+uint64_t gp_capture_of(void *stream) {
+    if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return 0;
+    return capture_of(gp_stream_handle(stream));
+}
+
+int gp_synchronize(int op, uint64_t id) {
+    uint64_t values[1] = {id};
+    return gp_call(op, values, 1, NULL, 0);
+}
+
+GP_EXPORT int cuStreamSynchronize(void *stream) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    // Known idle, and nothing was sent since: there is nothing to wait for.
+    uint64_t clean = __atomic_load_n(&handle->clean, __ATOMIC_RELAXED);
+    if (clean != 0 && clean == gp_position()) return GP_SUCCESS;
+    uint64_t before = gp_position();
+    GP_CHECK(gp_synchronize(GP_SYNC_STREAM, handle->id));
+    // The synchronisation itself is one call; anything beyond it came from another thread.
+    if (gp_position() == before + 1) {
+        __atomic_store_n(&handle->clean, before + 1, __ATOMIC_RELAXED);
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamQuery(void *stream) {
+    GP_ENTER();
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    return gp_synchronize(GP_QUERY_STREAM, id);
+}
+
+GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    GP_ENTER();
+    GP_CHECK(gp_check(event, GP_EVENT));
+    struct gp_handle *to = gp_stream_handle(stream), *from = event;
+    if (to == NULL) return GP_INVALID_HANDLE;
+    // A stream that waits for an event of a capture joins the capture.
+    uint64_t capture = capture_of(from);
+    if (capture) __atomic_store_n(&to->capture, capture, __ATOMIC_RELAXED);
+    uint64_t values[3] = {to->id, from->id, flags};
+    return gp_post(GP_WAIT_EVENT, values, 3);
+}
+
+GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+    GP_ENTER();
+    GP_CHECK(gp_check(event, GP_EVENT));
+    struct gp_handle *of = gp_stream_handle(stream);
+    if (of == NULL) return GP_INVALID_HANDLE;
+    __atomic_store_n(&((struct gp_handle *)event)->capture, gp_capture_of(stream),
+                     __ATOMIC_RELAXED);
+    uint64_t values[3] = {((struct gp_handle *)event)->id, of->id, flags};
+    return gp_post(GP_RECORD_EVENT, values, 3);
+}
+
+GP_EXPORT int cuEventRecord(void *event, void *stream) {
+    return cuEventRecordWithFlags(event, stream, 0);
+}
+
+GP_EXPORT int cuEventSynchronize(void *event) {
+    GP_ENTER();
+    GP_CHECK(gp_check(event, GP_EVENT));
+    return gp_synchronize(GP_SYNC_EVENT, ((struct gp_handle *)event)->id);
+}
+
+GP_EXPORT int cuEventQuery(void *event) {
+    GP_ENTER();
+    GP_CHECK(gp_check(event, GP_EVENT));
+    return gp_synchronize(GP_QUERY_EVENT, ((struct gp_handle *)event)->id);
+}
+
+int cuEventElapsedTime_v2(float *milliseconds, void *start, void *end);
+
+GP_EXPORT int cuEventElapsedTime(float *milliseconds, void *start, void *end) {
+    return cuEventElapsedTime_v2(milliseconds, start, end);
+}
+
+int cuStreamDestroy_v2(void *stream);
+int cuEventDestroy_v2(void *event);
+
+GP_EXPORT int cuStreamDestroy(void *stream) { return cuStreamDestroy_v2(stream); }
+
+GP_EXPORT int cuEventDestroy(void *event) { return cuEventDestroy_v2(event); }
+
+// --- what a stream is -----------------------------------------------------------------------------
+
+GP_EXPORT int cuStreamGetPriority(void *stream, int *priority) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (priority == NULL) return GP_INVALID_VALUE;
+    *priority = handle->priority;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamGetFlags(void *stream, unsigned *flags) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (flags == NULL) return GP_INVALID_VALUE;
+    *flags = handle->flags;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamGetId(void *stream, unsigned long long *id) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (id == NULL) return GP_INVALID_VALUE;
+    *id = handle->id;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (context == NULL) return GP_INVALID_VALUE;
+    *context = &gp.primaries[handle->device];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamGetDevice(void *stream, int *device) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (device == NULL) return GP_INVALID_VALUE;
+    *device = handle->device;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamGetGreenCtx(void *stream, void **context) {
+    (void)stream;
+    GP_ENTER();
+    if (context == NULL) return GP_INVALID_VALUE;
+    *context = NULL;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamGetAttribute(void *stream, int attribute, void *value) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (value == NULL) return GP_INVALID_VALUE;
+    memset(value, 0, 64);  // the size of CUlaunchAttributeValue
+    if (attribute == 3) *(int *)value = 1;  // CU_SYNC_POLICY_AUTO
+    if (attribute == 8) *(int *)value = handle->priority;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamSetAttribute(void *stream, int attribute, const void *value) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (value == NULL) return GP_INVALID_VALUE;
+    // Hints for the cache and for how the CPU waits: without effect on any result.
+    return attribute == 1 || attribute == 3 ? GP_SUCCESS : GP_NOT_SUPPORTED;
+}
+
+// --- capture --------------------------------------------------------------------------------------
+
+GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (handle->id == LEGACY_STREAM) return GP_CAPTURE_UNSUPPORTED;
+    if (capture_of(handle)) return GP_ILLEGAL_STATE;
+    uint64_t capture = __atomic_fetch_add(&next_capture, 1, __ATOMIC_RELAXED);
+    int slot = 0;
+    for (uint64_t none = 0; slot < CAPTURES_MAX; slot++, none = 0) {
+        if (__atomic_compare_exchange_n(&active[slot], &none, capture, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
+            break;
+        }
+    }
+    if (slot == CAPTURES_MAX) return GP_OUT_OF_MEMORY;
+    __atomic_fetch_add(&captures, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&handle->capture, capture, __ATOMIC_RELAXED);
+    uint64_t values[2] = {handle->id, (uint64_t)mode};
+    return gp_post(GP_BEGIN_CAPTURE, values, 2);
+}
+
+GP_EXPORT int cuStreamBeginCapture(void *stream) { return cuStreamBeginCapture_v2(stream, 0); }
+
+static void end_capture(uint64_t capture) {
+    for (int at = 0; at < CAPTURES_MAX; at++) {
+        uint64_t wanted = capture;
+        if (__atomic_compare_exchange_n(&active[at], &wanted, 0, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {
+            __atomic_fetch_sub(&captures, 1, __ATOMIC_RELAXED);
+        }
+    }
+}
+
+GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (graph == NULL) return GP_INVALID_VALUE;
+    *graph = NULL;
+    uint64_t capture = capture_of(handle);
+    if (!capture) return GP_ILLEGAL_STATE;
+    struct gp_handle *made = gp_make(GP_GRAPH);
+    if (made == NULL) return GP_OUT_OF_MEMORY;
+    uint64_t values[2] = {handle->id, made->id};
+    int status = gp_call(GP_END_CAPTURE, values, 2, NULL, 0);
+    end_capture(capture);
+    if (status != GP_SUCCESS) {
+        gp_end(made);
+        return status;
+    }
+    *graph = made;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
+    GP_ENTER();
+    if (status == NULL) return GP_INVALID_VALUE;
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    *status = capture_of(handle) ? 1 : 0;
+    return GP_SUCCESS;
+}
+
+static int capture_info(void *stream, int *status, uint64_t *id, void **graph, size_t *count) {
+    GP_ENTER();
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (status == NULL) return GP_INVALID_VALUE;
+    uint64_t capture = capture_of(handle);
+    *status = capture ? 1 : 0;
+    if (id != NULL) *id = capture;
+    if (count != NULL) *count = 0;
+    if (graph != NULL) *graph = NULL;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamGetCaptureInfo(void *stream, int *status, uint64_t *id) {
+    return capture_info(stream, status, id, NULL, NULL);
+}
+
+GP_EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
+                                        void **dependencies, size_t *count) {
+    if (dependencies != NULL) *dependencies = NULL;
+    return capture_info(stream, status, id, graph, count);
+}
+
+GP_EXPORT int cuStreamGetCaptureInfo_v3(void *stream, int *status, uint64_t *id, void **graph,
+                                        void **dependencies, void **edges, size_t *count) {
+    if (dependencies != NULL) *dependencies = NULL;
+    if (edges != NULL) *edges = NULL;
+    return capture_info(stream, status, id, graph, count);
+}
+
+GP_EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
+    GP_CHECK(gp_ready());
+    if (mode == NULL) return GP_INVALID_VALUE;
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return GP_SUCCESS;
+}
+
+// --- graphs ---------------------------------------------------------------------------------------
+
+int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags);
+
+GP_EXPORT int cuGraphInstantiate(void **made, void *graph, void *node, char *log, size_t size) {
+    if (node != NULL) *(void **)node = NULL;
+    if (log != NULL && size > 0) *log = '\0';
+    return cuGraphInstantiateWithFlags(made, graph, 0);
+}
+
+GP_EXPORT int cuGraphInstantiate_v2(void **made, void *graph, void *node, char *log, size_t size) {
+    return cuGraphInstantiate(made, graph, node, log, size);
+}
+
+GP_EXPORT int cuGraphInstantiateWithParams(void **made, void *graph, void *parameters) {
+    struct {
+        uint64_t flags;
+        void *upload, *node;
+        int result;
+    } *found = parameters;
+    if (found == NULL) return GP_INVALID_VALUE;
+    found->node = NULL;
+    int status = cuGraphInstantiateWithFlags(made, graph, found->flags & ~2ULL);
+    found->result = status == GP_SUCCESS ? 0 : 1;
+    return status;
+}
+
+GP_EXPORT int cuGraphGetNodes(void *graph, void **nodes, size_t *count) {
+    GP_ENTER();
+    GP_CHECK(gp_check(graph, GP_GRAPH));
+    if (count == NULL) return GP_INVALID_VALUE;
+    if (nodes != NULL) return GP_NOT_SUPPORTED;  // their number is all that is remoted yet
+    uint64_t values[1] = {((struct gp_handle *)graph)->id}, reply[1] = {0};
+    GP_CHECK(gp_call(GP_GRAPH_NODES, values, 1, reply, sizeof reply));
+    *count = reply[0];
+    return GP_SUCCESS;
+}

@@ -1,0 +1,65 @@
+"""Pinned memory in which bytes rest between the socket and a device."""
+
+from collections import defaultdict
+from typing import Any
+
+from gpupool.remoting.driver.api import EVENT_DISABLE_TIMING, Api
+
+RING_COUNT = 4
+RING_SIZE = 4 << 20
+"""Pieces of an upload: one is received while others are copied."""
+
+KEPT_MAX = 256 << 20
+"""Bytes of pinned memory that are kept for later downloads."""
+
+
+class Buffer:
+    """Pinned memory and the event that says when a copy with it is over."""
+
+    __slots__ = ("address", "event", "size", "view")
+
+    def __init__(self, api: Api, size: int) -> None:
+        memory: Any = api.pinned(size)
+        self.address: int = memory.ptr
+        self.size = size
+        self.view = memoryview(memory).cast("B")[:size]
+        self.event: int = api.runtime.eventCreateWithFlags(EVENT_DISABLE_TIMING)
+
+
+class Staging:
+    """Pinned buffers by device: events belong to one."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._ring: defaultdict[int, list[Buffer]] = defaultdict(list)
+        self._next = 0
+        self._free: defaultdict[tuple[int, int], list[Buffer]] = defaultdict(list)
+        self._kept = 0
+
+    def upload(self, device: int) -> Buffer:
+        """Return the next buffer for an upload, waiting until its last copy is over."""
+        ring = self._ring[device]
+        if len(ring) < RING_COUNT:
+            ring.append(Buffer(self._api, RING_SIZE))
+            return ring[-1]
+        self._next = (self._next + 1) % RING_COUNT
+        buffer = ring[self._next]
+        self._api.runtime.eventSynchronize(buffer.event)
+        return buffer
+
+    def take(self, device: int, size: int) -> Buffer:
+        """Return a buffer of at least ``size`` bytes, to be given back."""
+        rounded = max(4096, 1 << (size - 1).bit_length())
+        free = self._free[device, rounded]
+        if free:
+            self._kept -= rounded
+            return free.pop()
+        return Buffer(self._api, rounded)
+
+    def give(self, device: int, buffer: Buffer) -> None:
+        """Keep a buffer for later, or let it go."""
+        if self._kept + buffer.size <= KEPT_MAX:
+            self._kept += buffer.size
+            self._free[device, buffer.size].append(buffer)
+        else:
+            self._api.runtime.eventDestroy(buffer.event)

@@ -1,0 +1,152 @@
+"""What waits for the GPU on behalf of a client's thread, while the others go on."""
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpupool.remoting.driver.api import EVENT_DISABLE_TIMING, Api
+from gpupool.remoting.driver.staging import Buffer, Staging
+
+THREADS_MAX = 256
+SPIN_COUNT = 12
+"""Queries of an event before a thread is woken for it: about as long as a small copy takes."""
+
+
+class Replies(Protocol):
+    """Where answers go."""
+
+    def reply(self, request: int, status: int, body: bytes = b"", *, failed: int = 0) -> None:
+        """Answer a request."""
+        ...
+
+    def data(self, download: int, bulk: memoryview) -> None:
+        """Deliver the bytes of a download."""
+        ...
+
+
+@dataclass(slots=True)
+class Download:
+    """Bytes on their way to pinned memory of the client."""
+
+    number: int
+    device: int
+    buffer: Buffer
+    size: int
+
+
+class Waiter:
+    """Threads that wait, downloads that go out when they are done, events that are lent."""
+
+    def __init__(self, api: Api, replies: Replies, ordinals: list[int]) -> None:
+        self._api = api
+        self._replies = replies
+        self._ordinals = ordinals
+        self._jobs: queue.SimpleQueue[tuple[int, Callable[[], None]]] = queue.SimpleQueue()
+        self._idle = 0
+        self._threads = 0
+        self._lock = threading.Lock()
+        self._downloads: list[Download] = []
+        self._download_lock = threading.Lock()
+        self._staging_lock = threading.Lock()
+        self.staging = Staging(api)
+        self._events: dict[int, list[int]] = {}
+
+    def event(self, device: int) -> int:
+        """Lend an event of a device."""
+        with self._lock:
+            free = self._events.setdefault(device, [])
+            if free:
+                return free.pop()
+        return self._api.runtime.eventCreateWithFlags(EVENT_DISABLE_TIMING)
+
+    def give_event(self, device: int, event: int) -> None:
+        """Take an event back."""
+        with self._lock:
+            self._events[device].append(event)
+
+    def take(self, device: int, size: int) -> Buffer:
+        """Lend a staging buffer."""
+        with self._staging_lock:
+            return self.staging.take(device, size)
+
+    def give(self, device: int, buffer: Buffer) -> None:
+        """Take a staging buffer back."""
+        with self._staging_lock:
+            self.staging.give(device, buffer)
+
+    def start(self, device: int, job: Callable[[], None]) -> None:
+        """Run ``job`` in a thread that has this device current."""
+        with self._lock:
+            new = self._idle == 0 and self._threads < THREADS_MAX
+            if new:
+                self._threads += 1
+            else:
+                self._idle -= 1
+        self._jobs.put((device, job))
+        if new:
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        current = -1
+        while True:
+            device, job = self._jobs.get()
+            if device != current:
+                self._api.runtime.setDevice(self._ordinals[device])
+                current = device
+            try:
+                job()
+            except ConnectionError:
+                return  # the client has gone, and the main thread notices as well
+            with self._lock:
+                self._idle += 1
+
+    def soon(self, event: int) -> bool:
+        """Say whether an event completes within a moment."""
+        return any(self._api.done(event) for _ in range(SPIN_COUNT))
+
+    def download(self, download: Download) -> None:
+        """Remember bytes that go out before the next synchronisation that covers them ends."""
+        with self._download_lock:
+            self._downloads.append(download)
+
+    def push(self) -> None:
+        """Send all downloads that are done.
+
+        Whatever a synchronisation covers was completed before it, so that calling this between
+        the synchronisation and its reply puts every byte in place in time.
+        """
+        if not self._downloads:
+            return
+        with self._download_lock:
+            left: list[Download] = []
+            for entry in self._downloads:
+                if self._api.done(entry.buffer.event):
+                    self._replies.data(entry.number, entry.buffer.view[: entry.size])
+                    self.give(entry.device, entry.buffer)
+                else:
+                    left.append(entry)
+            self._downloads = left
+
+    def drain(self) -> None:
+        """Wait for all downloads, and send them."""
+        with self._download_lock:
+            waiting = list(self._downloads)
+        for entry in waiting:
+            self._api.runtime.eventSynchronize(entry.buffer.event)
+        self.push()
+
+    def guarded(self, request: int, job: Callable[[], Any]) -> Callable[[], None]:
+        """Return ``job`` followed by the reply that says whether it failed."""
+
+        def run() -> None:
+            status = 0
+            try:
+                job()
+                self.push()
+            except self._api.errors as error:
+                status = self._api.status_of(error)
+            self._replies.reply(request, status)
+
+        return run

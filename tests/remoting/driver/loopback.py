@@ -1,0 +1,209 @@
+"""One program behind the CUDA door, with nothing else of gpupool: an agent and a worker each.
+
+    python tests/remoting/driver/loopback.py --library DIR [--driver DIR] [--tcp] -- PROGRAM...
+
+A worker process is started for each process of the program that asks for a session. ``--driver``
+is put on the workers' loader path: a folder with a fake libcuda.so.1. Everything runs on this
+machine; the program gets the shim of ``--library`` through LD_LIBRARY_PATH.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class CountingBudget:
+    """The memory account of one process."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used: dict[int, int] = {}
+        self.lock = threading.Lock()
+
+    def reserve(self, device_index: int, nbytes: int) -> bool:
+        with self.lock:
+            used = self.used.get(device_index, 0)
+            if used + nbytes > self.limit:
+                return False
+            self.used[device_index] = used + nbytes
+            return True
+
+    def release(self, device_index: int, nbytes: int) -> None:
+        with self.lock:
+            self.used[device_index] -= nbytes
+
+    def usage(self, device_index: int) -> int:
+        return self.used.get(device_index, 0)
+
+
+def run_worker(arguments: argparse.Namespace) -> None:
+    """Serve one session on an inherited listener."""
+    sys.path.insert(0, str(ROOT / "src"))
+    from gpupool.remoting.devices.base import DeviceSpec
+    from gpupool.remoting.driver.serve import serve
+    from gpupool.remoting.host import handshake
+    from gpupool.remoting.host.streams import PlainStream
+
+    listener = socket.socket(fileno=arguments.worker)
+    secret = json.loads(sys.stdin.readline())
+    session, ticket = bytes.fromhex(secret["session"]), bytes.fromhex(secret["ticket"])
+    importlib.import_module("cupy")  # as the worker does while it is warm
+    sock, _ = listener.accept()
+    if sock.family == socket.AF_INET:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    hello = sock.recv(handshake.CLIENT_HELLO_SIZE, socket.MSG_WAITALL)
+    client_nonce = handshake.parse_client_hello(hello, session)
+    server_nonce = os.urandom(handshake.NONCE_SIZE)
+    sock.sendall(handshake.server_proof(ticket, client_nonce, server_nonce))
+    proof = sock.recv(handshake.PROOF_SIZE, socket.MSG_WAITALL)
+    handshake.check_client_proof(ticket, client_nonce, server_nonce, proof)
+    sock.sendall(handshake.ACCEPTED)
+    memory = arguments.memory
+    specs = [
+        DeviceSpec(index, f"GPU-{index}", "GPU", memory, emulated=False, ordinal=index)
+        for index in range(arguments.devices)
+    ]
+
+    def log(text: str) -> None:
+        if arguments.verbose:
+            sys.stderr.write(f"worker: {text}\n")
+
+    profile = os.environ.get("LOOPBACK_PROFILE")
+    if profile:
+        import cProfile
+
+        cProfile.runctx(
+            "serve(stream, specs, budget, log)",
+            {
+                "serve": serve,
+                "stream": PlainStream(sock),
+                "specs": specs,
+                "budget": CountingBudget(memory),
+                "log": log,
+            },
+            {},
+            profile,
+        )
+    else:
+        serve(PlainStream(sock), specs, CountingBudget(memory), log)
+    os._exit(0)
+
+
+class LoopbackAgent:
+    """Answers each process of the program with a worker of its own."""
+
+    def __init__(self, folder: Path, arguments: argparse.Namespace) -> None:
+        self.path = str(folder / "agent.sock")
+        self.folder = folder
+        self.arguments = arguments
+        self.workers: list[subprocess.Popen[str]] = []
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.path)
+        self.listener.listen()
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                sock, _ = self.listener.accept()
+                threading.Thread(target=self.answer, args=(sock,), daemon=True).start()
+
+    def answer(self, sock: socket.socket) -> None:
+        with sock, sock.makefile("rwb") as lines:
+            for line in lines:
+                assert json.loads(line)["op"] == "session"
+                reply = {"ok": True, "lease": "0000", "notices": [], "sessions": [self.start()]}
+                lines.write(json.dumps(reply).encode() + b"\n")
+                lines.flush()
+
+    def start(self) -> dict[str, object]:
+        """Start a worker and return how to reach it."""
+        session, ticket = secrets.token_hex(16), secrets.token_hex(32)
+        path, address = None, ["127.0.0.1", 0]
+        if self.arguments.tcp:
+            listener = socket.create_server(("127.0.0.1", 0))
+            address = list(listener.getsockname())
+        else:
+            listener = socket.socket(socket.AF_UNIX)
+            path = str(self.folder / f"data{len(self.workers)}.sock")
+            listener.bind(path)
+            listener.listen()
+        os.set_inheritable(listener.fileno(), True)
+        environment = dict(os.environ)
+        if self.arguments.driver:
+            environment["LD_LIBRARY_PATH"] = self.arguments.driver
+        command = [
+            *(sys.executable, __file__, "--worker", str(listener.fileno())),
+            *("--memory", str(self.arguments.memory), "--devices", str(self.arguments.devices)),
+            *(["--verbose"] if self.arguments.verbose else []),
+        ]
+        worker = subprocess.Popen(
+            command, stdin=subprocess.PIPE, text=True, env=environment, pass_fds=[listener.fileno()]
+        )
+        self.workers.append(worker)
+        assert worker.stdin is not None
+        worker.stdin.write(json.dumps({"session": session, "ticket": ticket}) + "\n")
+        worker.stdin.flush()
+        listener.close()
+        return {
+            "server": "loopback",
+            "address": address,
+            "unix": path,
+            "session": session,
+            "ticket": ticket,
+            "encryption": "off",
+            "devices": [],
+        }
+
+    def close(self) -> None:
+        """End the workers that are left."""
+        for worker in self.workers:
+            try:
+                worker.wait(10)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--library", default="")
+    parser.add_argument("--driver", default="")
+    parser.add_argument("--memory", type=int, default=8 << 30)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--worker", type=int, default=-1)
+    parser.add_argument("program", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    if arguments.worker >= 0:
+        run_worker(arguments)
+    with tempfile.TemporaryDirectory(prefix="gpupool-") as name:
+        agent = LoopbackAgent(Path(name), arguments)
+        environment = dict(os.environ)
+        older = environment.get("LD_LIBRARY_PATH", "")
+        environment["LD_LIBRARY_PATH"] = ":".join(
+            part for part in (arguments.library, older) if part
+        )
+        environment["GPUPOOL_AGENT"] = agent.path
+        if arguments.verbose:
+            environment["GPUPOOL_VERBOSE"] = "1"
+        program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
+        code = subprocess.run(program, env=environment, check=False).returncode
+        agent.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
