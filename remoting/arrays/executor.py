@@ -17,11 +17,19 @@ DESCRIBED_MAX = 4096
 _U32 = struct.Struct("<I")
 _VIEWS = frozenset(
     {
-        "ndarray.view", "ndarray.getitem", "ndarray.transpose", "ndarray.swapaxes",
-        "ndarray.real", "ndarray.imag", "ndarray.squeeze", "ndarray.diagonal",
-        "ndarray.as_strided", "broadcast_to", "door.same",
+        "ndarray.view",
+        "ndarray.getitem",
+        "ndarray.transpose",
+        "ndarray.swapaxes",
+        "ndarray.real",
+        "ndarray.imag",
+        "ndarray.squeeze",
+        "ndarray.diagonal",
+        "ndarray.as_strided",
+        "broadcast_to",
+        "door.same",
     }
-)  # fmt: skip
+)
 """Operations whose result aliases its argument: a copy with other strides would not be the same."""
 
 
@@ -286,8 +294,10 @@ class Executor:
         except RemoteProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - every failure is the client's to hear of
-            if type(error) is KeyError and template.only_handles and any(
-                handle not in self.objects for handle in values[2 + outputs :]
+            if (
+                type(error) is KeyError
+                and template.only_handles
+                and any(handle not in self.objects for handle in values[2 + outputs :])
             ):
                 raise RemoteProtocolError("unknown handle") from None
             self._fail(template.name, range(first, first + outputs), error)

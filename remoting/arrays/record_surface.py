@@ -9,16 +9,37 @@ import sys
 from typing import Any
 
 MODULES = (
-    "cupy", "cupy.linalg", "cupy.fft", "cupy.random", "cupy.cuda", "cupy.cuda.runtime",
-    "cupy.cuda.driver", "cupy.exceptions", "cupy.lib.stride_tricks", "cupy.polynomial.polynomial",
-    "cupy.polynomial.polyutils", "cupyx",
-)  # fmt: skip
+    "cupy",
+    "cupy.linalg",
+    "cupy.fft",
+    "cupy.random",
+    "cupy.cuda",
+    "cupy.cuda.runtime",
+    "cupy.cuda.driver",
+    "cupy.exceptions",
+    "cupy.lib.stride_tricks",
+    "cupy.polynomial.polynomial",
+    "cupy.polynomial.polyutils",
+    "cupyx",
+)
 CLASSES = (
-    "cupy.ndarray", "cupy.ufunc", "cupy.poly1d", "cupy.flatiter", "cupy.broadcast",
-    "cupy.ElementwiseKernel", "cupy.ReductionKernel", "cupy.RawKernel", "cupy.RawModule",
-    "cupy.random.RandomState", "cupy.random.Generator", "cupy.cuda.Device", "cupy.cuda.Stream",
-    "cupy.cuda.Event", "cupy.cuda.MemoryPool", "cupy.cuda.MemoryPointer",
-)  # fmt: skip
+    "cupy.ndarray",
+    "cupy.ufunc",
+    "cupy.poly1d",
+    "cupy.flatiter",
+    "cupy.broadcast",
+    "cupy.ElementwiseKernel",
+    "cupy.ReductionKernel",
+    "cupy.RawKernel",
+    "cupy.RawModule",
+    "cupy.random.RandomState",
+    "cupy.random.Generator",
+    "cupy.cuda.Device",
+    "cupy.cuda.Stream",
+    "cupy.cuda.Event",
+    "cupy.cuda.MemoryPool",
+    "cupy.cuda.MemoryPointer",
+)
 # Names that modules have by accident of how CuPy is written.
 _NOISE = {"annotations", "numpy", "np", "warnings", "contextlib", "os", "sys", "cupy", "functools"}
 

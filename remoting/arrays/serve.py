@@ -124,7 +124,7 @@ class Session:
         return None
 
     def names(self, handle: int) -> bool:
-        """Say whether calls that wait may name a handle: a search for its bytes, so maybe too often."""
+        """Say whether calls that wait may name a handle, by its bytes: rather too often."""
         packed = handle.to_bytes(8, "little")
         return any(
             packed in body for header, body in self._backlog if header.kind != wire.Kind.COLLECTED

@@ -43,7 +43,7 @@ class DeviceMemoryError(MemoryError):
 
 
 class UnsupportedError(NotImplementedError):
-    """This kind of device cannot do that; the text says why."""
+    """A device of this kind cannot do that; the text says why."""
 
 
 Fill = Callable[[memoryview], None]

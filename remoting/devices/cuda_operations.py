@@ -55,7 +55,7 @@ def _memory(cupy: Any) -> Operation:
     return memory
 
 
-# --- random ----------------------------------------------------------------------------------------
+# --- random ---------------------------------------------------------------------------------------
 
 
 def _drawn(name: str) -> Operation:
@@ -107,7 +107,7 @@ def _random(cupy: Any) -> dict[str, Operation]:
     return table
 
 
-# --- kernels ---------------------------------------------------------------------------------------
+# --- kernels --------------------------------------------------------------------------------------
 
 
 class _Module:
@@ -132,39 +132,78 @@ class _Module:
 
 def _kernels(cupy: Any) -> dict[str, Operation]:
     def elementwise(
-        in_params: str, out_params: str, operation: str, name: str, *, reduce_dims: bool = True,
-        preamble: str = "", options: Any = (), loop_prep: str = "", after_loop: str = "",
-    ) -> Any:  # fmt: skip
+        in_params: str,
+        out_params: str,
+        operation: str,
+        name: str,
+        *,
+        reduce_dims: bool = True,
+        preamble: str = "",
+        options: Any = (),
+        loop_prep: str = "",
+        after_loop: str = "",
+    ) -> Any:
         check_source(in_params, out_params, operation, name, preamble, loop_prep, after_loop)
         return cupy.ElementwiseKernel(
-            in_params, out_params, operation, name, reduce_dims, preamble,
-            options=check_options(options), loop_prep=loop_prep, after_loop=after_loop,
-        )  # fmt: skip
+            in_params,
+            out_params,
+            operation,
+            name,
+            reduce_dims,
+            preamble,
+            options=check_options(options),
+            loop_prep=loop_prep,
+            after_loop=after_loop,
+        )
 
     def reduction(
-        in_params: str, out_params: str, map_expr: str, reduce_expr: str, post: str, identity: Any,
-        name: str, reduce_type: Any, reduce_dims: bool, preamble: str, options: Any,
-    ) -> Any:  # fmt: skip
+        in_params: str,
+        out_params: str,
+        map_expr: str,
+        reduce_expr: str,
+        post: str,
+        identity: Any,
+        name: str,
+        reduce_type: Any,
+        reduce_dims: bool,
+        preamble: str,
+        options: Any,
+    ) -> Any:
         texts = (in_params, out_params, map_expr, reduce_expr, post, name, preamble)
         check_source(*texts, identity or "", reduce_type or "")
         return cupy.ReductionKernel(
-            in_params, out_params, map_expr, reduce_expr, post, identity, name, reduce_type,
-            reduce_dims, preamble, check_options(options),
-        )  # fmt: skip
+            in_params,
+            out_params,
+            map_expr,
+            reduce_expr,
+            post,
+            identity,
+            name,
+            reduce_type,
+            reduce_dims,
+            preamble,
+            check_options(options),
+        )
 
     def raw(code: str, name: str, options: Any, complex_: bool, cooperative: bool) -> Any:
         check_source(code, name)
         return cupy.RawKernel(
-            code, name, check_options(options), translate_cucomplex=complex_,
+            code,
+            name,
+            check_options(options),
+            translate_cucomplex=complex_,
             enable_cooperative_groups=cooperative,
-        )  # fmt: skip
+        )
 
     def module(code: str, options: Any, complex_: bool, cooperative: bool, names: Any) -> Any:
         check_source(code, *(names or ()))
         return cupy.RawModule(
-            code=code, options=check_options(options), translate_cucomplex=complex_,
-            enable_cooperative_groups=cooperative, name_expressions=names,
-        )  # fmt: skip
+            code=code,
+            options=check_options(options),
+            translate_cucomplex=complex_,
+            enable_cooperative_groups=cooperative,
+            name_expressions=names,
+        )
 
     def attributes(kernel: Any) -> dict[str, int]:
         return {key: int(value) for key, value in kernel.attributes.items()}
@@ -191,7 +230,7 @@ def _kernels(cupy: Any) -> dict[str, Operation]:
     }
 
 
-# --- cupy.cuda -------------------------------------------------------------------------------------
+# --- cupy.cuda ------------------------------------------------------------------------------------
 
 
 def _plain(value: Any) -> Any:
@@ -240,7 +279,9 @@ def _cuda(backend: "CudaBackend") -> dict[str, Operation]:
         "cuda.attribute": attribute,
         "cuda.versions": lambda: [runtime.runtimeGetVersion(), runtime.driverGetVersion()],
         "cuda.pool.numbers": lambda: [
-            pool.used_bytes(), pool.total_bytes(), backend.limit(backend.current),
+            pool.used_bytes(),
+            pool.total_bytes(),
+            backend.limit(backend.current),
             pool.n_free_blocks(),
         ],
         "cuda.pool.set_limit": backend.set_limit,
@@ -254,10 +295,10 @@ def _cuda(backend: "CudaBackend") -> dict[str, Operation]:
         "cuda.event.done": lambda made: bool(made.done),
         "cuda.event.synchronize": lambda made: made.synchronize(),
         "cuda.event.elapsed": lambda first, last: cupy.cuda.get_elapsed_time(first, last),
-    }  # fmt: skip
+    }
 
 
-# --- arrays ----------------------------------------------------------------------------------------
+# --- arrays ---------------------------------------------------------------------------------------
 
 
 def _arrays(cupy: Any) -> dict[str, Operation]:

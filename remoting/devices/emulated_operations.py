@@ -224,9 +224,15 @@ def _cuda(backend: "EmulatedBackend") -> dict[str, Operation]:
     def properties() -> dict[str, Any]:
         spec = backend.devices[backend.current]
         return {
-            "name": spec.name, "uuid": spec.uuid, "totalGlobalMem": spec.memory, "major": 9,
-            "minor": 0, "multiProcessorCount": 1, "warpSize": 32, "maxThreadsPerBlock": 1024,
-        }  # fmt: skip
+            "name": spec.name,
+            "uuid": spec.uuid,
+            "totalGlobalMem": spec.memory,
+            "major": 9,
+            "minor": 0,
+            "multiProcessorCount": 1,
+            "warpSize": 32,
+            "maxThreadsPerBlock": 1024,
+        }
 
     return {
         "cuda.device.synchronize": lambda: None,
@@ -236,7 +242,10 @@ def _cuda(backend: "EmulatedBackend") -> dict[str, Operation]:
         "cuda.attribute": lambda _number: 0,
         "cuda.versions": lambda: [0, 0],
         "cuda.pool.numbers": lambda: [
-            current().used, current().total, current().limit, current().free_blocks(),
+            current().used,
+            current().total,
+            current().limit,
+            current().free_blocks(),
         ],
         "cuda.pool.set_limit": set_limit,
         "cuda.pool.free_all_blocks": lambda: current().free_all_blocks(),
@@ -250,7 +259,7 @@ def _cuda(backend: "EmulatedBackend") -> dict[str, Operation]:
         "cuda.event.synchronize": lambda _event: None,
         "cuda.event.elapsed": lambda first, last: (last.time - first.time) * 1e3,
         **{f"kernel.{name}": _no_kernels(name) for name in KERNELS},
-    }  # fmt: skip
+    }
 
 
 def operations(backend: "EmulatedBackend") -> Mapping[str, Operation]:

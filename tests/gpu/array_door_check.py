@@ -29,7 +29,7 @@ KIT = ROOT / "tests" / "remoting" / "arrays"
 DROPIN = ROOT / "remoting" / "arrays" / "dropin"
 MIB = 1 << 20
 
-# --- the worker ------------------------------------------------------------------------------------
+# --- the worker -----------------------------------------------------------------------------------
 
 
 def worker(memory: int) -> None:
@@ -37,12 +37,15 @@ def worker(memory: int) -> None:
     sys.path[:0] = [str(KIT), str(ROOT / "src")]
     import cupy
     import door_kit
+
     from gpupool.remoting.devices.base import DeviceSpec
 
     devices: list[Any] = []
     for ordinal in range(min(2, cupy.cuda.runtime.getDeviceCount())):
         name = cupy.cuda.runtime.getDeviceProperties(ordinal)["name"].decode()
-        devices.append(DeviceSpec(ordinal, f"GPU-{ordinal}", name, memory, emulated=False, ordinal=ordinal))
+        devices.append(
+            DeviceSpec(ordinal, f"GPU-{ordinal}", name, memory, emulated=False, ordinal=ordinal)
+        )
     with tempfile.TemporaryDirectory() as folder:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
@@ -58,16 +61,18 @@ def worker(memory: int) -> None:
         agent.close()
 
 
-# --- the checks, in a client -----------------------------------------------------------------------
+# --- the checks, in a client ----------------------------------------------------------------------
 
 
 def check_looks(cp: Any, memory: int) -> None:
-    """The partition looks like a whole device."""
+    """See that the partition looks like a whole device."""
     assert "dropin" in cp.__file__
     free, total = cp.cuda.runtime.memGetInfo()
     properties = cp.cuda.runtime.getDeviceProperties(0)
-    print(f"  {properties['name'].decode()}: total {total:,}, free {free:,}, "
-          f"compute capability {cp.cuda.Device(0).compute_capability}")  # fmt: skip
+    print(
+        f"  {properties['name'].decode()}: total {total:,}, free {free:,}, "
+        f"compute capability {cp.cuda.Device(0).compute_capability}"
+    )
     assert total == memory == properties["totalGlobalMem"]
     assert 0 < free < total
     assert properties["multiProcessorCount"] > 1
@@ -115,8 +120,13 @@ def check_kernels(cp: Any, memory: int) -> None:
     out = cp.empty_like(x)
     squared(x, x[::-1], out)
     assert np.array_equal(out.get(), (np.arange(10.0) - np.arange(10.0)[::-1]) ** 2)
-    pair = cp.ElementwiseKernel("raw T x", "T y, int32 i", "y = x[i0(i)]; i = 7", "pair",
-                                preamble="__device__ int i0(int i) { return 0; }")  # fmt: skip
+    pair = cp.ElementwiseKernel(
+        "raw T x",
+        "T y, int32 i",
+        "y = x[i0(i)]; i = 7",
+        "pair",
+        preamble="__device__ int i0(int i) { return 0; }",
+    )
     y, i = pair(x, size=4)
     assert y.shape == i.shape == (4,)
     assert i.dtype == cp.int32
@@ -144,7 +154,7 @@ def check_kernels(cp: Any, memory: int) -> None:
     module.get_function("fill")((1,), (64,), (doubles, 100, 2.5))
     assert float(doubles.sum()) == 250
     for bad, kind in (
-        ("#include \"/etc/passwd\"\n", NotImplementedError),
+        ('#include "/etc/passwd"\n', NotImplementedError),
         ("#include <../../etc/passwd>\n", NotImplementedError),
         ("this is no C++", cp.cuda.compiler_error),
     ):
@@ -175,10 +185,11 @@ def check_memory(cp: Any, memory: int) -> None:
     try:
         cp.zeros(memory + 1, cp.uint8).sum().get()
     except cp.cuda.memory.OutOfMemoryError as error:
-        print("  ", error)
-        assert "Out of memory allocating" in str(error)
+        said = str(error)
+        print("  ", said)
     else:
         raise AssertionError("more than the partition could be allocated")
+    assert "Out of memory allocating" in said
 
     class Cycle:
         array: Any
@@ -275,8 +286,16 @@ def check_two_devices(cp: Any, memory: int) -> None:
     assert np.array_equal((a * 2).get(), np.arange(1000.0) * 2)
 
 
-CHECKS = [check_looks, check_transfers, check_functions, check_kernels, check_memory,
-          check_streams, check_errors, check_two_devices]  # fmt: skip
+CHECKS = [
+    check_looks,
+    check_transfers,
+    check_functions,
+    check_kernels,
+    check_memory,
+    check_streams,
+    check_errors,
+    check_two_devices,
+]
 
 
 def client(memory: int) -> int:
@@ -299,7 +318,7 @@ def client(memory: int) -> int:
     return failed
 
 
-# --- figures ---------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def measure(name: str, quick: bool) -> dict[str, float]:
@@ -311,10 +330,14 @@ def measure(name: str, quick: bool) -> dict[str, float]:
     small = cp.ones((16, 16), cp.float32)
     other = cp.ones((16, 16), cp.float32)
     operations: dict[str, Callable[[], Any]] = {
-        "a + b": lambda: small + other, "a * 2.0": lambda: small * 2.0, "a.sum()": small.sum,
-        "a[1]": lambda: small[1], "a += b": lambda: small.__iadd__(other),
-        "a @ b": lambda: small @ other, "where": lambda: cp.where(small, small, other),
-    }  # fmt: skip
+        "a + b": lambda: small + other,
+        "a * 2.0": lambda: small * 2.0,
+        "a.sum()": small.sum,
+        "a[1]": lambda: small[1],
+        "a += b": lambda: small.__iadd__(other),
+        "a @ b": lambda: small @ other,
+        "where": lambda: cp.where(small, small, other),
+    }
     for label, operation in operations.items():
         for _ in range(200):
             operation()
@@ -341,11 +364,15 @@ def measure(name: str, quick: bool) -> dict[str, float]:
         for _ in range(times):
             device.set(host)
         cp.cuda.Device().synchronize()
-        figures[f"upload {mib} MiB: GB/s"] = times * host.nbytes / (time.perf_counter() - began) / 1e9
+        figures[f"upload {mib} MiB: GB/s"] = (
+            times * host.nbytes / (time.perf_counter() - began) / 1e9
+        )
         began = time.perf_counter()
         for _ in range(times):
             device.get(out=host)
-        figures[f"download {mib} MiB: GB/s"] = times * host.nbytes / (time.perf_counter() - began) / 1e9
+        figures[f"download {mib} MiB: GB/s"] = (
+            times * host.nbytes / (time.perf_counter() - began) / 1e9
+        )
         del device
     big = cp.random.rand(4096, 4096).astype(cp.float32)
     cp.cuda.Device().synchronize()
@@ -385,16 +412,18 @@ def plain_socket() -> float:
     return total / took / 1e9
 
 
-# --- all together ----------------------------------------------------------------------------------
+# --- all together ---------------------------------------------------------------------------------
 
 
 def run(mode: str, arguments: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
     """Run this script in another mode."""
     return subprocess.run(
         [sys.executable, __file__, "--mode", mode, *arguments],
-        env={**os.environ, **environment}, text=True, check=False,
+        env={**os.environ, **environment},
+        text=True,
+        check=False,
         stdout=subprocess.PIPE if mode == "measure" else None,
-    )  # fmt: skip
+    )
 
 
 def main() -> int:
@@ -416,8 +445,10 @@ def main() -> int:
     shared = ["--memory", str(options.memory), *(["--quick"] if options.quick else [])]
     process = subprocess.Popen(
         [sys.executable, __file__, "--mode", "worker", *shared],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     with process:
         assert process.stdout is not None
         assert process.stdin is not None
@@ -429,8 +460,9 @@ def main() -> int:
         for example in ("solver", "kmeans", "image_filter"):
             done = subprocess.run(
                 [sys.executable, str(ROOT / "examples" / f"{example}.py")],
-                env={**os.environ, **door}, check=False,
-            )  # fmt: skip
+                env={**os.environ, **door},
+                check=False,
+            )
             print(f"examples/{example}.py: exit {done.returncode}", flush=True)
             failed += done.returncode
         remote = run("measure", shared, MEASURED="remote", **door)

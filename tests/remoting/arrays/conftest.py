@@ -15,7 +15,7 @@ import door_kit
 
 @pytest.fixture(scope="package")
 def dropin() -> Iterator[Any]:
-    """The module `cupy` of the drop-in, with two emulated devices; removed again afterwards."""
+    """Import `cupy` of the drop-in, with two emulated devices; forget it afterwards."""
     assert "cupy" not in sys.modules
     sys.path.insert(0, str(door_kit.DROPIN))
     import cupy  # pyright: ignore[reportMissingImports]
@@ -36,5 +36,5 @@ def dropin() -> Iterator[Any]:
 
 @pytest.fixture(scope="package")
 def cp(dropin: Any) -> Any:
-    """The drop-in by the name that programs use."""
+    """Give the drop-in by the name that programs use."""
     return dropin

@@ -178,11 +178,16 @@ class Server:
             "ticket": self.ticket.hex(),
             "encryption": "tls" if self.tls else "off",
             "devices": [
-                {"index": spec.index, "name": spec.name, "uuid": spec.uuid,
-                 "memory": spec.memory, "emulated": spec.emulated}
+                {
+                    "index": spec.index,
+                    "name": spec.name,
+                    "uuid": spec.uuid,
+                    "memory": spec.memory,
+                    "emulated": spec.emulated,
+                }
                 for spec in self.devices
             ],
-        }  # fmt: skip
+        }
 
 
 class Agent:
@@ -302,8 +307,12 @@ def run_program(
         variables["GPUPOOL_AGENT"] = agent.path
     return subprocess.run(
         [sys.executable, "-c", source, *arguments],
-        env=variables, capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def main() -> None:

@@ -212,7 +212,7 @@ def test_python_integers_out_of_range_are_refused_at_once(cp: Any) -> None:
         lambda cp, a: bool(a),
         lambda cp, a: cp.linalg.inv(a),
         lambda cp, a: a.__setitem__(slice(None), cp.zeros(5)),
-        lambda cp, a: cp.zeros(2) + [1, 2],
+        lambda cp, a: cp.zeros(2) + [1, 2],  # noqa: RUF005 - arrays and lists do not join
     ],
 )
 def test_mistakes_are_raised_where_they_are_made(cp: Any, call: Any) -> None:

@@ -65,8 +65,13 @@ def test_importing_needs_no_session_and_using_says_what_to_do() -> None:
 
 def test_the_agents_refusal_is_the_users_message() -> None:
     with door_kit.pool(1) as agent:
-        agent.refusal = {"ok": False, "code": "lease-lost", "what": "lease 7f3a has ended",
-                         "why": "idle for 60 s", "hint": "run it again"}  # fmt: skip
+        agent.refusal = {
+            "ok": False,
+            "code": "lease-lost",
+            "what": "lease 7f3a has ended",
+            "why": "idle for 60 s",
+            "hint": "run it again",
+        }
         done = door_kit.run_program(agent, "import cupy; cupy.zeros(3)")
     assert "lease 7f3a has ended; idle for 60 s; run it again" in done.stderr
 
@@ -147,8 +152,10 @@ except cp.cuda.runtime.CUDARuntimeError as error:
         process = subprocess.Popen(
             [sys.executable, "-c", source],
             env={**os.environ, "PYTHONPATH": str(door_kit.DROPIN), "GPUPOOL_AGENT": agent.path},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         with process:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -258,7 +265,7 @@ def test_many_threads_share_a_session(cp: Any) -> None:
                 if step % 7 == 0:
                     assert np.allclose(array.get(), host)
             assert np.isclose(float(array.sum()), host.sum())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - for the main thread to raise
             failures.append(error)
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]

@@ -11,7 +11,31 @@ from gpupool.remoting.devices.emulated_operations import operations
 
 # Names that are exercised by tests of their own, or that have nothing to compute.
 ELSEWHERE = frozenset(
-    ["asfarray", "asnumpy", "from_dlpack", "fromDlpack", "fromfile", "genfromtxt", "loadtxt", "load", "save", "savez", "savez_compressed", "savetxt", "get_array_module", "byte_bounds", "is_available", "flatiter", "memoize", "clear_memo", "fuse", "show_config", "in1d", "msort", "row_stack"]
+    [
+        "asfarray",
+        "asnumpy",
+        "from_dlpack",
+        "fromDlpack",
+        "fromfile",
+        "genfromtxt",
+        "loadtxt",
+        "load",
+        "save",
+        "savez",
+        "savez_compressed",
+        "savetxt",
+        "get_array_module",
+        "byte_bounds",
+        "is_available",
+        "flatiter",
+        "memoize",
+        "clear_memo",
+        "fuse",
+        "show_config",
+        "in1d",
+        "msort",
+        "row_stack",
+    ]
 )
 
 
@@ -68,9 +92,18 @@ def test_a_distribution_has_the_shape_that_is_inferred(cp: Any, name: str) -> No
 )
 def test_generators_draw(cp: Any, name: str) -> None:
     generator = cp.random.default_rng(3)
-    parameters = {"gamma": (2.0,), "beta": (1.0, 2.0), "binomial": (5, 0.5), "chisquare": (2.0,),
-                  "f": (2.0, 3.0), "geometric": (0.5,), "hypergeometric": (5, 5, 3), "logseries": (0.5,),
-                  "power": (2.0,), "standard_gamma": (2.0,)}.get(name, ())  # fmt: skip
+    parameters = {
+        "gamma": (2.0,),
+        "beta": (1.0, 2.0),
+        "binomial": (5, 0.5),
+        "chisquare": (2.0,),
+        "f": (2.0, 3.0),
+        "geometric": (0.5,),
+        "hypergeometric": (5, 5, 3),
+        "logseries": (0.5,),
+        "power": (2.0,),
+        "standard_gamma": (2.0,),
+    }.get(name, ())
     assert getattr(generator, name)(*parameters, size=(2, 3)).get().shape == (2, 3)
     assert generator.integers(5, size=4).get().max() < 5
     assert generator.dirichlet([1.0, 1.0], 3).shape == (3, 2)

@@ -38,10 +38,15 @@ class Flags:
 
     def __getitem__(self, name: str) -> bool:
         names = {
-            "C_CONTIGUOUS": self.c_contiguous, "C": self.c_contiguous,
-            "F_CONTIGUOUS": self.f_contiguous, "F": self.f_contiguous,
-            "OWNDATA": self.owndata, "O": self.owndata, "FORC": self.forc, "FNC": self.fnc,
-        }  # fmt: skip
+            "C_CONTIGUOUS": self.c_contiguous,
+            "C": self.c_contiguous,
+            "F_CONTIGUOUS": self.f_contiguous,
+            "F": self.f_contiguous,
+            "OWNDATA": self.owndata,
+            "O": self.owndata,
+            "FORC": self.forc,
+            "FNC": self.fnc,
+        }
         if name not in names:
             raise KeyError(f"{name} is not defined for cupy.ndarray.flags")
         return names[name]
@@ -64,9 +69,13 @@ class ndarray(Operators, Methods, Remote):
     _known: Meta | None
 
     def __new__(
-        cls, shape: Any, dtype: Any = float, memptr: Any = None, strides: Any = None,
+        cls,
+        shape: Any,
+        dtype: Any = float,
+        memptr: Any = None,
+        strides: Any = None,
         order: str = "C",
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Make an uninitialised array, or one over memory that ``memptr`` points to."""
         lengths = make.shape_of(shape)
         if len(lengths) > 64:
@@ -394,8 +403,13 @@ class ndarray(Operators, Methods, Remote):
         return (2, self._device)
 
     def __dlpack__(
-        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
-    ) -> Any:  # fmt: skip
+        self,
+        *,
+        stream: Any = None,
+        max_version: Any = None,
+        dl_device: Any = None,
+        copy: Any = None,
+    ) -> Any:
         if dl_device is None or tuple(dl_device) != (1, 0):
             raise BufferError(
                 "the array is on a remote GPU, whose memory no library of this process can "

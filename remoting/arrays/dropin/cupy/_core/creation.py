@@ -110,9 +110,13 @@ def ones_like(
 
 
 def full_like(
-    a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: Any = None,
+    a: Any,
+    fill_value: Any,
+    dtype: Any = None,
+    order: str = "K",
+    subok: Any = None,
     shape: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return an array of one value that looks like another array."""
     made = empty_like(a, dtype, order, subok, shape)
     ndarray: Any = state.hooks["ndarray"]
@@ -160,9 +164,14 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
 
 
 def linspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, retstep: bool = False,
-    dtype: Any = None, axis: int = 0,
-) -> Any:  # fmt: skip
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: Any = None,
+    axis: int = 0,
+) -> Any:
     """Return evenly spaced numbers."""
     num = num.__index__()
     if num < 0:
@@ -172,12 +181,21 @@ def linspace(
     if arrays or not (np.isscalar(start) and np.isscalar(stop)):
         start, stop = make.asarray(start) * 1.0, make.asarray(stop) * 1.0
         found = make.ask(
-            "linspace", start, stop, num, endpoint=endpoint, retstep=retstep, axis=axis,
+            "linspace",
+            start,
+            stop,
+            num,
+            endpoint=endpoint,
+            retstep=retstep,
+            axis=axis,
             **({} if dtype is None else {"dtype": make.dtype_of(dtype)}),
-        )  # fmt: skip
+        )
         return tuple(found) if retstep else found
-    kind = np.result_type(type(start) if isinstance(start, (bool, int, float, complex)) else start.dtype,
-                          type(stop) if isinstance(stop, (bool, int, float, complex)) else stop.dtype, np.float64)  # fmt: skip
+    kind = np.result_type(
+        type(start) if isinstance(start, (bool, int, float, complex)) else start.dtype,
+        type(stop) if isinstance(stop, (bool, int, float, complex)) else stop.dtype,
+        np.float64,
+    )
     out = kind if dtype is None else make.dtype_of(dtype)
     meta = fresh(out, (num,))
     made = make.forward("linspace", (start, stop, num), {"endpoint": endpoint, "dtype": out}, meta)
@@ -188,9 +206,14 @@ def linspace(
 
 
 def logspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: float = 10.0,
-    dtype: Any = None, axis: int = 0,
-) -> Any:  # fmt: skip
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    base: float = 10.0,
+    dtype: Any = None,
+    axis: int = 0,
+) -> Any:
     """Return numbers spaced evenly on a logarithmic scale."""
     powers = linspace(start, stop, num, endpoint, axis=axis)
     made = state.hooks["ufuncs"]["power"](base, powers)
@@ -285,12 +308,31 @@ def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
 
 
 CREATION: dict[str, Any] = {
-    "empty": empty, "zeros": zeros, "ones": ones, "full": full, "empty_like": empty_like,
-    "zeros_like": zeros_like, "ones_like": ones_like, "full_like": full_like, "eye": eye,
-    "identity": identity, "arange": arange, "linspace": linspace, "logspace": logspace,
-    "tri": tri, "tril": _triangle("tril"), "triu": _triangle("triu"), "diag": diag,
-    "diagflat": diagflat, "vander": vander, "meshgrid": meshgrid, "indices": indices,
-    "bartlett": _window("bartlett"), "blackman": _window("blackman"),
-    "hamming": _window("hamming"), "hanning": _window("hanning"), "kaiser": _window("kaiser"),
-}  # fmt: skip
+    "empty": empty,
+    "zeros": zeros,
+    "ones": ones,
+    "full": full,
+    "empty_like": empty_like,
+    "zeros_like": zeros_like,
+    "ones_like": ones_like,
+    "full_like": full_like,
+    "eye": eye,
+    "identity": identity,
+    "arange": arange,
+    "linspace": linspace,
+    "logspace": logspace,
+    "tri": tri,
+    "tril": _triangle("tril"),
+    "triu": _triangle("triu"),
+    "diag": diag,
+    "diagflat": diagflat,
+    "vander": vander,
+    "meshgrid": meshgrid,
+    "indices": indices,
+    "bartlett": _window("bartlett"),
+    "blackman": _window("blackman"),
+    "hamming": _window("hamming"),
+    "hanning": _window("hanning"),
+    "kaiser": _window("kaiser"),
+}
 state.hooks["as_strided"] = as_strided

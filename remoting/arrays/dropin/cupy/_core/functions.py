@@ -22,7 +22,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, state.hooks["ndarray"])
 
 
-# --- elementwise -----------------------------------------------------------------------------------
+# --- elementwise ----------------------------------------------------------------------------------
 
 
 def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
@@ -158,7 +158,7 @@ def nan_to_num(
     return x
 
 
-# --- sorting and searching -------------------------------------------------------------------------
+# --- sorting and searching ------------------------------------------------------------------------
 
 
 def sort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
@@ -238,7 +238,7 @@ def flatnonzero(a: Any) -> Any:
     return make.lazy("flatnonzero", (need(a),), {})
 
 
-# --- indexing --------------------------------------------------------------------------------------
+# --- indexing -------------------------------------------------------------------------------------
 
 
 def take(a: Any, indices: Any, axis: Any = None, out: Any = None) -> Any:
@@ -270,7 +270,7 @@ def take_along_axis(a: Any, indices: Any, axis: Any) -> Any:
     at = make.axis_of(axis, array.ndim)
     if array.ndim != index.ndim:
         raise ValueError("`indices` and `a` must have the same number of dimensions")
-    shape = broadcast(array.shape[:at] + (1,) + array.shape[at + 1 :], index.shape)
+    shape = broadcast((*array.shape[:at], 1, *array.shape[at + 1 :]), index.shape)
     return make.forward("take_along_axis", (array, index, at), {}, fresh(array.dtype, shape))
 
 
@@ -392,7 +392,7 @@ def unravel_index(indices: Any, dims: Any, order: str = "C") -> Any:
         raise TypeError("order not understood")
     if array.dtype.kind not in "iu":
         raise TypeError(
-            "Iterator operand 0 dtype could not be cast from dtype('float64') to dtype('int64') according to the rule 'same_kind'"
+            f"indices of {array.dtype!r} cannot be cast to int64 according to the rule 'same_kind'"
         )
     shape = make.shape_of(dims)
     metas = tuple(fresh(_INT64, array.shape) for _ in shape)
@@ -407,7 +407,7 @@ def ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "wrap", order: st
     )
 
 
-# --- calls that only the worker can describe -----------------------------------------------------
+# --- calls that only the worker can describe ----------------------------------------------------
 
 
 def _arrays(value: Any) -> Any:
@@ -418,7 +418,7 @@ def _arrays(value: Any) -> Any:
 
 
 def _lazy(name: str, uploads: int = 0) -> Any:
-    """Make a function with one array as its result; the first ``uploads`` arguments may be lists."""
+    """Make a function with one array as its result; its first arguments may be lists."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         made = tuple(_arrays(arg) if at < uploads else arg for at, arg in enumerate(args))
@@ -487,9 +487,14 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
 
 
 def unique(
-    ar: Any, return_index: bool = False, return_inverse: bool = False, return_counts: bool = False,
-    axis: Any = None, *, equal_nan: bool = True,
-) -> Any:  # fmt: skip
+    ar: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: Any = None,
+    *,
+    equal_nan: bool = True,
+) -> Any:
     """Return the distinct elements, and on demand where they were and how often."""
     keywords: dict[str, Any] = {"equal_nan": equal_nan}
     if axis is not None:
@@ -497,9 +502,13 @@ def unique(
     if not (return_index or return_inverse or return_counts):
         return make.lazy("unique", (make.asarray(ar),), keywords)
     found = make.ask(
-        "unique", make.asarray(ar), return_index=return_index, return_inverse=return_inverse,
-        return_counts=return_counts, **keywords,
-    )  # fmt: skip
+        "unique",
+        make.asarray(ar),
+        return_index=return_index,
+        return_inverse=return_inverse,
+        return_counts=return_counts,
+        **keywords,
+    )
     return tuple(found)
 
 
@@ -527,7 +536,8 @@ def bincount(x: Any, weights: Any = None, minlength: Any = None) -> Any:
         raise ValueError("object of too small depth for desired array")
     if array.dtype.kind == "f" or array.dtype.kind == "c":
         raise TypeError(
-            f"Cannot cast array data from {array.dtype!r} to dtype('int64') according to the rule 'safe'"
+            f"Cannot cast array data from {array.dtype!r} to dtype('int64') "
+            "according to the rule 'safe'"
         )
     keywords: dict[str, Any] = {} if weights is None else {"weights": need(weights)}
     if minlength is not None:
@@ -549,7 +559,8 @@ def piecewise(x: Any, condlist: Any, funclist: Any) -> Any:
     )
     if len(funclist) not in (len(conditions), len(conditions) + 1):
         raise ValueError(
-            f"with {len(conditions)} condition(s), either {len(conditions)} or {len(conditions) + 1} functions are expected"
+            f"with {len(conditions)} condition(s), either {len(conditions)} or "
+            f"{len(conditions) + 1} functions are expected"
         )
     made = CREATION["zeros_like"](array)
     if len(funclist) > len(conditions):
@@ -591,34 +602,85 @@ def apply_over_axes(func: Any, a: Any, axes: Any) -> Any:
 
 
 FUNCTIONS: dict[str, Any] = {
-    **CREATION, **MANIPULATION, **PRODUCTS, **REDUCTIONS,
-    "clip": clip, "around": around, "round": around, "where": where,
-    "isneginf": _truth("isneginf"), "isposinf": _truth("isposinf"),
-    "iscomplex": _truth("iscomplex"), "isreal": _truth("isreal"),
-    "isclose": isclose, "allclose": allclose, "array_equal": array_equal,
-    "array_equiv": array_equiv, "real": real, "imag": imag, "angle": _lazy("angle", 1),
-    "nan_to_num": nan_to_num, "real_if_close": _lazy("real_if_close", 1),
-    "sort": sort, "argsort": argsort, "partition": partition, "argpartition": argpartition,
-    "msort": msort, "lexsort": lexsort, "searchsorted": searchsorted,
-    "sort_complex": _lazy("sort_complex"), "nonzero": nonzero, "argwhere": argwhere,
-    "flatnonzero": flatnonzero, "take": take, "take_along_axis": take_along_axis, "put": put,
-    "put_along_axis": put_along_axis, "putmask": putmask, "place": place, "copyto": copyto,
-    "fill_diagonal": fill_diagonal, "choose": choose, "select": select, "compress": compress,
-    "extract": extract, "diagonal": diagonal, "unravel_index": unravel_index,
-    "ravel_multi_index": ravel_multi_index, "diff": diff, "gradient": gradient,
-    "unique": unique, "isin": isin, "in1d": in1d, "bincount": bincount, "piecewise": piecewise,
-    "apply_along_axis": apply_along_axis, "apply_over_axes": apply_over_axes,
-    "convolve": _lazy("convolve", 2), "correlate": _lazy("correlate", 2),
-    "corrcoef": _lazy("corrcoef", 2), "cov": _lazy("cov", 2), "digitize": _lazy("digitize", 2),
-    "ediff1d": _lazy("ediff1d", 1), "interp": _lazy("interp", 3),
-    "intersect1d": _asked("intersect1d", 2), "setdiff1d": _lazy("setdiff1d", 2),
-    "setxor1d": _lazy("setxor1d", 2), "union1d": _lazy("union1d", 2),
-    "histogram": _asked("histogram", 1), "histogram2d": _asked("histogram2d", 2),
-    "histogramdd": _asked("histogramdd", 1), "packbits": packbits,
-    "unpackbits": unpackbits, "trapezoid": _lazy("trapezoid", 2),
-    "unwrap": _lazy("unwrap", 1), "poly": _lazy("poly", 1), "polyfit": _asked("polyfit", 2),
-    "roots": _lazy("roots", 1), "may_share_memory": _asked("may_share_memory"),
+    **CREATION,
+    **MANIPULATION,
+    **PRODUCTS,
+    **REDUCTIONS,
+    "clip": clip,
+    "around": around,
+    "round": around,
+    "where": where,
+    "isneginf": _truth("isneginf"),
+    "isposinf": _truth("isposinf"),
+    "iscomplex": _truth("iscomplex"),
+    "isreal": _truth("isreal"),
+    "isclose": isclose,
+    "allclose": allclose,
+    "array_equal": array_equal,
+    "array_equiv": array_equiv,
+    "real": real,
+    "imag": imag,
+    "angle": _lazy("angle", 1),
+    "nan_to_num": nan_to_num,
+    "real_if_close": _lazy("real_if_close", 1),
+    "sort": sort,
+    "argsort": argsort,
+    "partition": partition,
+    "argpartition": argpartition,
+    "msort": msort,
+    "lexsort": lexsort,
+    "searchsorted": searchsorted,
+    "sort_complex": _lazy("sort_complex"),
+    "nonzero": nonzero,
+    "argwhere": argwhere,
+    "flatnonzero": flatnonzero,
+    "take": take,
+    "take_along_axis": take_along_axis,
+    "put": put,
+    "put_along_axis": put_along_axis,
+    "putmask": putmask,
+    "place": place,
+    "copyto": copyto,
+    "fill_diagonal": fill_diagonal,
+    "choose": choose,
+    "select": select,
+    "compress": compress,
+    "extract": extract,
+    "diagonal": diagonal,
+    "unravel_index": unravel_index,
+    "ravel_multi_index": ravel_multi_index,
+    "diff": diff,
+    "gradient": gradient,
+    "unique": unique,
+    "isin": isin,
+    "in1d": in1d,
+    "bincount": bincount,
+    "piecewise": piecewise,
+    "apply_along_axis": apply_along_axis,
+    "apply_over_axes": apply_over_axes,
+    "convolve": _lazy("convolve", 2),
+    "correlate": _lazy("correlate", 2),
+    "corrcoef": _lazy("corrcoef", 2),
+    "cov": _lazy("cov", 2),
+    "digitize": _lazy("digitize", 2),
+    "ediff1d": _lazy("ediff1d", 1),
+    "interp": _lazy("interp", 3),
+    "intersect1d": _asked("intersect1d", 2),
+    "setdiff1d": _lazy("setdiff1d", 2),
+    "setxor1d": _lazy("setxor1d", 2),
+    "union1d": _lazy("union1d", 2),
+    "histogram": _asked("histogram", 1),
+    "histogram2d": _asked("histogram2d", 2),
+    "histogramdd": _asked("histogramdd", 1),
+    "packbits": packbits,
+    "unpackbits": unpackbits,
+    "trapezoid": _lazy("trapezoid", 2),
+    "unwrap": _lazy("unwrap", 1),
+    "poly": _lazy("poly", 1),
+    "polyfit": _asked("polyfit", 2),
+    "roots": _lazy("roots", 1),
+    "may_share_memory": _asked("may_share_memory"),
     "shares_memory": _asked("shares_memory"),
-}  # fmt: skip
+}
 state.hooks["functions"] = FUNCTIONS
 state.hooks["ufuncs"] = UFUNCS

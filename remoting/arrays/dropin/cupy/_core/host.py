@@ -17,7 +17,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, state.hooks["ndarray"])
 
 
-# --- to and from arrays ----------------------------------------------------------------------------
+# --- to and from arrays ---------------------------------------------------------------------------
 
 
 def asarray(
@@ -199,7 +199,7 @@ def _text(function: Callable[..., str]) -> Callable[..., str]:
     return formatted
 
 
-# --- questions about arrays ------------------------------------------------------------------------
+# --- questions about arrays -----------------------------------------------------------------------
 
 
 def get_array_module(*args: Any) -> Any:
@@ -308,7 +308,7 @@ def is_available() -> bool:
     return state.hooks["module"].cuda.is_available()
 
 
-# --- grids and helpers -----------------------------------------------------------------------------
+# --- grids and helpers ----------------------------------------------------------------------------
 
 
 class AxisConcatenator:
@@ -562,9 +562,14 @@ def unique_values(x: Any) -> Any:
 
 def _cumulative(name: str, start: int) -> Any:
     def function(
-        x: Any, /, *, axis: Any = None, dtype: Any = None, out: Any = None,
+        x: Any,
+        /,
+        *,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
         include_initial: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         array = need(x)
         if array.ndim == 0:
             raise ValueError("For arrays which have no dimensions, the axis argument is required.")
@@ -589,30 +594,75 @@ def _cumulative(name: str, start: int) -> Any:
 
 
 HOST: dict[str, Any] = {
-    "asarray": asarray, "asanyarray": asarray, "asarray_chkfinite": asarray_chkfinite,
-    "asfarray": asfarray, "ascontiguousarray": ascontiguousarray,
-    "asfortranarray": asfortranarray, "asnumpy": asnumpy, "copy": copy, "astype": astype,
-    "from_dlpack": from_dlpack, "fromDlpack": from_dlpack_capsule, "frombuffer": frombuffer,
-    "fromfile": fromfile, "fromfunction": fromfunction, "fromiter": fromiter,
-    "fromstring": fromstring, "genfromtxt": genfromtxt, "loadtxt": loadtxt, "load": load,
-    "save": save, "savez": savez, "savez_compressed": savez_compressed, "savetxt": savetxt,
-    "array2string": _text(np.array2string), "array_repr": _text(np.array_repr),
-    "array_str": _text(np.array_str), "get_array_module": get_array_module, "ndim": ndim,
-    "shape": shape, "size": size, "isscalar": isscalar, "isfortran": isfortran,
-    "iscomplexobj": iscomplexobj, "isrealobj": isrealobj, "result_type": result_type,
-    "can_cast": can_cast, "min_scalar_type": min_scalar_type, "common_type": common_type,
-    "byte_bounds": byte_bounds, "is_available": is_available, "r_": AxisConcatenator(),
-    "c_": AxisConcatenator(-1, 2, 0), "mgrid": Grid(False), "ogrid": Grid(True),
-    "broadcast": broadcast, "flatiter": flatiter, "ix_": ix_, "diag_indices": diag_indices,
-    "diag_indices_from": diag_indices_from, "mask_indices": mask_indices,
-    "tril_indices": tril_indices, "triu_indices": triu_indices,
-    "tril_indices_from": tril_indices_from, "triu_indices_from": triu_indices_from,
-    "memoize": memoize, "clear_memo": clear_memo, "fuse": fuse, "show_config": show_config,
-    "unique_all": unique_all, "unique_counts": unique_counts, "unique_inverse": unique_inverse,
-    "unique_values": unique_values, "cumulative_sum": _cumulative("cumsum", 0),
+    "asarray": asarray,
+    "asanyarray": asarray,
+    "asarray_chkfinite": asarray_chkfinite,
+    "asfarray": asfarray,
+    "ascontiguousarray": ascontiguousarray,
+    "asfortranarray": asfortranarray,
+    "asnumpy": asnumpy,
+    "copy": copy,
+    "astype": astype,
+    "from_dlpack": from_dlpack,
+    "fromDlpack": from_dlpack_capsule,
+    "frombuffer": frombuffer,
+    "fromfile": fromfile,
+    "fromfunction": fromfunction,
+    "fromiter": fromiter,
+    "fromstring": fromstring,
+    "genfromtxt": genfromtxt,
+    "loadtxt": loadtxt,
+    "load": load,
+    "save": save,
+    "savez": savez,
+    "savez_compressed": savez_compressed,
+    "savetxt": savetxt,
+    "array2string": _text(np.array2string),
+    "array_repr": _text(np.array_repr),
+    "array_str": _text(np.array_str),
+    "get_array_module": get_array_module,
+    "ndim": ndim,
+    "shape": shape,
+    "size": size,
+    "isscalar": isscalar,
+    "isfortran": isfortran,
+    "iscomplexobj": iscomplexobj,
+    "isrealobj": isrealobj,
+    "result_type": result_type,
+    "can_cast": can_cast,
+    "min_scalar_type": min_scalar_type,
+    "common_type": common_type,
+    "byte_bounds": byte_bounds,
+    "is_available": is_available,
+    "r_": AxisConcatenator(),
+    "c_": AxisConcatenator(-1, 2, 0),
+    "mgrid": Grid(False),
+    "ogrid": Grid(True),
+    "broadcast": broadcast,
+    "flatiter": flatiter,
+    "ix_": ix_,
+    "diag_indices": diag_indices,
+    "diag_indices_from": diag_indices_from,
+    "mask_indices": mask_indices,
+    "tril_indices": tril_indices,
+    "triu_indices": triu_indices,
+    "tril_indices_from": tril_indices_from,
+    "triu_indices_from": triu_indices_from,
+    "memoize": memoize,
+    "clear_memo": clear_memo,
+    "fuse": fuse,
+    "show_config": show_config,
+    "unique_all": unique_all,
+    "unique_counts": unique_counts,
+    "unique_inverse": unique_inverse,
+    "unique_values": unique_values,
+    "cumulative_sum": _cumulative("cumsum", 0),
     "cumulative_prod": _cumulative("cumprod", 1),
-    "base_repr": np.base_repr, "binary_repr": np.binary_repr,
+    "base_repr": np.base_repr,
+    "binary_repr": np.binary_repr,
     "format_float_positional": np.format_float_positional,
-    "format_float_scientific": np.format_float_scientific, "s_": np.s_, "index_exp": np.index_exp,
-}  # fmt: skip
+    "format_float_scientific": np.format_float_scientific,
+    "s_": np.s_,
+    "index_exp": np.index_exp,
+}
 state.hooks["flatiter"] = flatiter

@@ -126,10 +126,17 @@ class ElementwiseKernel(_Typed):
     """A kernel that computes each element by a piece of CUDA C++; see CuPy's documentation."""
 
     def __init__(
-        self, in_params: str, out_params: str, operation: str, name: str = "kernel",
-        reduce_dims: bool = True, preamble: str = "", no_return: bool = False,
-        return_tuple: bool = False, **kwargs: Any,
-    ) -> None:  # fmt: skip
+        self,
+        in_params: str,
+        out_params: str,
+        operation: str,
+        name: str = "kernel",
+        reduce_dims: bool = True,
+        preamble: str = "",
+        no_return: bool = False,
+        return_tuple: bool = False,
+        **kwargs: Any,
+    ) -> None:
         self.in_params = _parameters(in_params)
         self.out_params = _parameters(out_params)
         self.operation = _checked(operation)
@@ -154,7 +161,8 @@ class ElementwiseKernel(_Typed):
         """Run the kernel; outputs that are not given are made."""
         if len(args) not in (self.nin, self.nargs):
             raise TypeError(
-                f"Wrong number of arguments for {self.name!r}. It must be either {self.nin} or {self.nargs} (with outputs), but given {len(args)}."
+                f"Wrong number of arguments for {self.name!r}. It must be either {self.nin} or "
+                f"{self.nargs} (with outputs), but given {len(args)}."
             )
         values = [make.operand(arg) for arg in args]
         inputs, outputs = values[: self.nin], values[self.nin :]
@@ -199,10 +207,19 @@ class ReductionKernel(_Typed):
     """A kernel that reduces by pieces of CUDA C++; see CuPy's documentation."""
 
     def __init__(
-        self, in_params: str, out_params: str, map_expr: str, reduce_expr: str,
-        post_map_expr: str, identity: Any, name: str = "reduce_kernel", reduce_type: Any = None,
-        reduce_dims: bool = True, preamble: str = "", options: Any = (),
-    ) -> None:  # fmt: skip
+        self,
+        in_params: str,
+        out_params: str,
+        map_expr: str,
+        reduce_expr: str,
+        post_map_expr: str,
+        identity: Any,
+        name: str = "reduce_kernel",
+        reduce_type: Any = None,
+        reduce_dims: bool = True,
+        preamble: str = "",
+        options: Any = (),
+    ) -> None:
         self.in_params = _parameters(in_params)
         self.out_params = _parameters(out_params)
         self.map_expr = map_expr
@@ -216,15 +233,30 @@ class ReductionKernel(_Typed):
         self.options = options
         self._compiled = _Compiled(
             "kernel.ReductionKernel",
-            (in_params, out_params, _checked(map_expr), reduce_expr, post_map_expr,
-             None if identity is None else str(identity), name, reduce_type, reduce_dims, preamble,
-             list(options)),
+            (
+                in_params,
+                out_params,
+                _checked(map_expr),
+                reduce_expr,
+                post_map_expr,
+                None if identity is None else str(identity),
+                name,
+                reduce_type,
+                reduce_dims,
+                preamble,
+                list(options),
+            ),
             {},
-        )  # fmt: skip
+        )
 
     def __call__(
-        self, *args: Any, out: Any = None, axis: Any = None, keepdims: bool = False, stream: Any = None
-    ) -> Any:  # fmt: skip
+        self,
+        *args: Any,
+        out: Any = None,
+        axis: Any = None,
+        keepdims: bool = False,
+        stream: Any = None,
+    ) -> Any:
         """Run the kernel along axes."""
         if len(args) not in (self.nin, self.nargs):
             raise TypeError(f"Wrong number of arguments for {self.name}")
@@ -269,10 +301,16 @@ class RawKernel:
     """A CUDA C++ function, launched with a grid and arguments."""
 
     def __init__(
-        self, code: str, name: str, options: Any = (), backend: str = "nvrtc", *,
-        translate_cucomplex: bool = False, enable_cooperative_groups: bool = False,
+        self,
+        code: str,
+        name: str,
+        options: Any = (),
+        backend: str = "nvrtc",
+        *,
+        translate_cucomplex: bool = False,
+        enable_cooperative_groups: bool = False,
         jitify: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         _only_nvrtc(backend, jitify)
         self.code = _checked(code)
         self.name = name
@@ -323,10 +361,17 @@ def _attribute(name: str) -> property:
 
 
 for _name in (
-    "max_threads_per_block", "shared_size_bytes", "const_size_bytes", "local_size_bytes",
-    "num_regs", "ptx_version", "binary_version", "cache_mode_ca", "max_dynamic_shared_size_bytes",
+    "max_threads_per_block",
+    "shared_size_bytes",
+    "const_size_bytes",
+    "local_size_bytes",
+    "num_regs",
+    "ptx_version",
+    "binary_version",
+    "cache_mode_ca",
+    "max_dynamic_shared_size_bytes",
     "preferred_shared_memory_carveout",
-):  # fmt: skip
+):
     setattr(RawKernel, _name, _attribute(_name))
 
 
@@ -334,10 +379,17 @@ class RawModule:
     """CUDA C++ source, PTX or a cubin, with several functions."""
 
     def __init__(
-        self, code: Any = None, path: str | None = None, options: Any = (), backend: str = "nvrtc",
-        *, translate_cucomplex: bool = False, enable_cooperative_groups: bool = False,
-        name_expressions: Any = None, jitify: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        code: Any = None,
+        path: str | None = None,
+        options: Any = (),
+        backend: str = "nvrtc",
+        *,
+        translate_cucomplex: bool = False,
+        enable_cooperative_groups: bool = False,
+        name_expressions: Any = None,
+        jitify: bool = False,
+    ) -> None:
         if (code is None) == (path is None):
             raise TypeError("Exactly one of `code` and `path` keyword arguments must be given.")
         _only_nvrtc(backend, jitify)
@@ -425,6 +477,8 @@ def _argument(value: Any) -> Any:
 
 
 KERNEL_CLASSES: dict[str, Any] = {
-    "ElementwiseKernel": ElementwiseKernel, "ReductionKernel": ReductionKernel,
-    "RawKernel": RawKernel, "RawModule": RawModule,
-}  # fmt: skip
+    "ElementwiseKernel": ElementwiseKernel,
+    "ReductionKernel": ReductionKernel,
+    "RawKernel": RawKernel,
+    "RawModule": RawModule,
+}

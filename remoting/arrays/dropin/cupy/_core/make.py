@@ -37,7 +37,7 @@ def result(
     return array
 
 
-class classes:  # noqa: N801 - a namespace that is filled later, and read on every call
+class classes:
     """The array class, which imports this module."""
 
     ndarray: Any = None
@@ -110,7 +110,7 @@ def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = 
     return result(session, handle, meta, source._device, kind or type(source), base, source)
 
 
-# --- operands --------------------------------------------------------------------------------------
+# --- operands -------------------------------------------------------------------------------------
 
 
 def operand(value: Any) -> Any:
@@ -180,7 +180,7 @@ def shape_of(shape: Any) -> tuple[int, ...]:
     return made
 
 
-# --- creation --------------------------------------------------------------------------------------
+# --- creation -------------------------------------------------------------------------------------
 
 
 def empty(
@@ -249,9 +249,15 @@ def asarray(value: Any) -> Any:
 
 
 def array(
-    obj: Any, dtype: Any = None, copy: Any = True, order: str | None = "K", subok: bool = False,
-    ndmin: int = 0, *, blocking: bool = False,
-) -> Any:  # fmt: skip
+    obj: Any,
+    dtype: Any = None,
+    copy: Any = True,
+    order: str | None = "K",
+    subok: bool = False,
+    ndmin: int = 0,
+    *,
+    blocking: bool = False,
+) -> Any:
     """Return a new array on the current device; see `cupy.array`."""
     if subok:
         raise NotImplementedError("subok=True is not supported")
@@ -292,8 +298,7 @@ def _has_device_leaf(obj: Any) -> bool:
     if not isinstance(obj, (list, tuple)):
         return isinstance(obj, Remote)
     return bool(items) and (
-        (isinstance(items[0], (list, tuple))
-        and any(map(_has_device_leaf, items)))
+        (isinstance(items[0], (list, tuple)) and any(map(_has_device_leaf, items)))
         or any(isinstance(item, Remote) for item in items)
     )
 
@@ -367,9 +372,13 @@ def normalize_order(order: str | None) -> str:
 
 
 def adopt(
-    session: Session, handle: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...],
+    session: Session,
+    handle: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
     device: int,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return the array that an answer of the worker contains."""
     meta = intern(np.dtype(dtype), shape, strides)
     return result(session, handle, meta, session.first_device + device)
@@ -399,8 +408,7 @@ def copy_here(source: Any, order: str, meta: Meta) -> Any:
     here = pool.current()
     if source._session is here:
         return forward("ndarray.copy", (source, order), {}, meta)
-    made = upload(download(source, order if order in ("C", "F") else "A"), here)
-    return made
+    return upload(download(source, order if order in ("C", "F") else "A"), here)
 
 
 state.hooks["copy_here"] = copy_here

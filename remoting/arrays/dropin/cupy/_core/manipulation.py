@@ -1,5 +1,6 @@
 """Changing shapes, joining, splitting and rearranging arrays."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,7 @@ def _at_least(count: int) -> Any:
 atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
 
 
-# --- joining ---------------------------------------------------------------------------------------
+# --- joining --------------------------------------------------------------------------------------
 
 
 def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
@@ -156,7 +157,8 @@ def concatenate(
     for array in arrays:
         if not np.can_cast(array.dtype, kind, casting):  # type: ignore[arg-type]
             raise TypeError(
-                f"Cannot cast array data from {array.dtype!r} to {kind!r} according to the rule {casting!r}"
+                f"Cannot cast array data from {array.dtype!r} to {kind!r} "
+                f"according to the rule {casting!r}"
             )
     if out is not None:
         if out.shape != shape:
@@ -219,7 +221,7 @@ def append(arr: Any, values: Any, axis: Any = None) -> Any:
     return concatenate((array, more), axis)
 
 
-# --- splitting -------------------------------------------------------------------------------------
+# --- splitting ------------------------------------------------------------------------------------
 
 
 def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
@@ -242,7 +244,7 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
             host = host.get()
         cuts = [0, *(int(cut) for cut in host), size]
     full = (slice(None),) * at
-    return [array[(*full, slice(a, b))] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [array[(*full, slice(a, b))] for a, b in itertools.pairwise(cuts)]
 
 
 def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
@@ -251,8 +253,10 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     if array.ndim <= axis:
         raise ValueError("Axis exceeds ndim")
     if np.isscalar(indices_or_sections) and array.shape[axis] % indices_or_sections:  # type: ignore[operator]
-        raise ValueError("indices_or_sections must divide the size along the axes.\n"
-                         "If you want to split the array into non-equally-sized arrays, use array_split instead.")  # fmt: skip
+        raise ValueError(
+            "indices_or_sections must divide the size along the axes.\n"
+            "If you want to split the array into non-equally-sized arrays, use array_split instead."
+        )
     return array_split(array, indices_or_sections, axis)
 
 
@@ -266,7 +270,7 @@ def _split_along(name: str, axis: int, least: int) -> Any:
     return function
 
 
-# --- rearranging -----------------------------------------------------------------------------------
+# --- rearranging ----------------------------------------------------------------------------------
 
 
 def flip(a: Any, axis: Any = None) -> Any:
@@ -416,8 +420,16 @@ def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
         str(item).upper()
         for item in ([requirements] if isinstance(requirements, str) else requirements or [])
     }
-    known = {"C": "C", "CONTIGUOUS": "C", "C_CONTIGUOUS": "C", "F": "F", "FORTRAN": "F", "F_CONTIGUOUS": "F",
-             "O": "O", "OWNDATA": "O"}  # fmt: skip
+    known = {
+        "C": "C",
+        "CONTIGUOUS": "C",
+        "C_CONTIGUOUS": "C",
+        "F": "F",
+        "FORTRAN": "F",
+        "F_CONTIGUOUS": "F",
+        "O": "O",
+        "OWNDATA": "O",
+    }
     for item in wanted:
         if item not in known:
             raise ValueError(f"Unsupported requirement {item}")
@@ -430,17 +442,46 @@ def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
 
 
 MANIPULATION: dict[str, Any] = {
-    "reshape": reshape, "ravel": ravel, "transpose": transpose, "permute_dims": transpose,
-    "matrix_transpose": matrix_transpose, "swapaxes": swapaxes, "moveaxis": moveaxis,
-    "rollaxis": rollaxis, "squeeze": squeeze, "expand_dims": expand_dims,
-    "broadcast_to": broadcast_to, "broadcast_arrays": broadcast_arrays,
-    "atleast_1d": atleast_1d, "atleast_2d": atleast_2d, "atleast_3d": atleast_3d,
-    "concatenate": concatenate, "concat": concatenate, "stack": stack, "vstack": vstack,
-    "row_stack": vstack, "hstack": hstack, "dstack": dstack, "column_stack": column_stack,
-    "append": append, "array_split": array_split, "split": split,
-    "hsplit": _split_along("hsplit", 1, 1), "vsplit": _split_along("vsplit", 0, 2),
-    "dsplit": _split_along("dsplit", 2, 3), "flip": flip, "fliplr": fliplr, "flipud": flipud,
-    "rot90": rot90, "roll": roll, "tile": tile, "repeat": repeat, "resize": resize,
-    "delete": delete, "trim_zeros": trim_zeros, "pad": pad, "require": require,
-}  # fmt: skip
+    "reshape": reshape,
+    "ravel": ravel,
+    "transpose": transpose,
+    "permute_dims": transpose,
+    "matrix_transpose": matrix_transpose,
+    "swapaxes": swapaxes,
+    "moveaxis": moveaxis,
+    "rollaxis": rollaxis,
+    "squeeze": squeeze,
+    "expand_dims": expand_dims,
+    "broadcast_to": broadcast_to,
+    "broadcast_arrays": broadcast_arrays,
+    "atleast_1d": atleast_1d,
+    "atleast_2d": atleast_2d,
+    "atleast_3d": atleast_3d,
+    "concatenate": concatenate,
+    "concat": concatenate,
+    "stack": stack,
+    "vstack": vstack,
+    "row_stack": vstack,
+    "hstack": hstack,
+    "dstack": dstack,
+    "column_stack": column_stack,
+    "append": append,
+    "array_split": array_split,
+    "split": split,
+    "hsplit": _split_along("hsplit", 1, 1),
+    "vsplit": _split_along("vsplit", 0, 2),
+    "dsplit": _split_along("dsplit", 2, 3),
+    "flip": flip,
+    "fliplr": fliplr,
+    "flipud": flipud,
+    "rot90": rot90,
+    "roll": roll,
+    "tile": tile,
+    "repeat": repeat,
+    "resize": resize,
+    "delete": delete,
+    "trim_zeros": trim_zeros,
+    "pad": pad,
+    "require": require,
+}
 state.hooks["stack"] = stack

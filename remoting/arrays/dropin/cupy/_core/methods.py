@@ -127,8 +127,13 @@ class Methods:
     # --- copies ---------------------------------------------------------------------------------
 
     def astype(
-        self, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None, copy: bool = True
-    ) -> Any:  # fmt: skip
+        self,
+        dtype: Any,
+        order: str = "K",
+        casting: Any = None,
+        subok: Any = None,
+        copy: bool = True,
+    ) -> Any:
         """Return the elements as another type."""
         if casting is not None:
             raise TypeError("casting is not supported yet")
@@ -235,16 +240,24 @@ class Methods:
         return _function("mean")(self, axis, dtype, out, keepdims)
 
     def var(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int = 0,
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: int = 0,
         keepdims: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return the variance."""
         return _function("var")(self, axis, dtype, out, ddof, keepdims)
 
     def std(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int = 0,
+        self,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: int = 0,
         keepdims: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return the standard deviation."""
         return _function("std")(self, axis, dtype, out, ddof, keepdims)
 
@@ -290,7 +303,7 @@ class Methods:
 
     def trace(
         self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Return the sum of a diagonal."""
         return _function("trace")(self, offset, axis1, axis2, dtype, out)
 

@@ -227,7 +227,10 @@ class poly1d:
 
 
 POLY: dict[str, Any] = {
-    "poly1d": poly1d, "polyadd": polyadd, "polysub": polysub, "polymul": polymul,
+    "poly1d": poly1d,
+    "polyadd": polyadd,
+    "polysub": polysub,
+    "polymul": polymul,
     "polyval": polyval,
-}  # fmt: skip
+}
 state.hooks["poly1d"] = poly1d

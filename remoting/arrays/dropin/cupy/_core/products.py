@@ -28,7 +28,7 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     if left[-1] != (right[-2] if len(right) > 1 else right[0]):
         raise ValueError(
             f"matmul: Input operand 1 has a mismatch in its core dimension 0, with gufunc "
-            f"signature (n?,k),(k,m?)->(n?,m?) (size {right[-2] if len(right) > 1 else right[0]} is different from {left[-1]})"
+            f"signature (n?,k),(k,m?)->(n?,m?) (size {right[-2:][0]} is different from {left[-1]})"
         )
     batch = broadcast(left[:-2], right[:-2])
     shape = batch + (left[-2:-1]) + (right[-1:] if len(right) > 1 else ())
@@ -183,7 +183,8 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
     terms = left.split(",")
     if len(terms) != len(arrays):
         raise ValueError(
-            "more operands provided to einstein sum function than specified in the subscripts string"
+            "more operands provided to einstein sum function than specified in the subscripts "
+            "string"
         )
     sizes: dict[str, int] = {}
     spread: tuple[int, ...] = ()
@@ -194,7 +195,8 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
             raise ValueError(
                 "einstein sum subscripts string contains too many subscripts for operand"
                 if named > array.ndim
-                else "operand has more dimensions than subscripts given in einstein sum, but no '...' ellipsis provided to broadcast the extra dimensions."
+                else "operand has more dimensions than subscripts given in einstein sum, but no "
+                "'...' ellipsis provided to broadcast the extra dimensions."
             )
         tail = array.ndim - len(after)
         spread = broadcast(spread, array.shape[len(before) : tail])
@@ -203,7 +205,8 @@ def _einsum_shape(text: str, arrays: list[Any]) -> tuple[int, ...]:
         ):
             if not letter.isalpha():
                 raise ValueError(
-                    f"invalid subscript {letter!r} in einstein sum subscripts string, subscripts must be letters"
+                    f"invalid subscript {letter!r} in einstein sum subscripts string, "
+                    "subscripts must be letters"
                 )
             known = sizes.setdefault(letter, length)
             if known == 1:
@@ -239,7 +242,15 @@ def einsum(*operands: Any, **kwargs: Any) -> Any:
 
 
 PRODUCTS: dict[str, Any] = {
-    "matmul": matmul, "dot": dot, "vdot": vdot, "inner": inner, "outer": outer,
-    "tensordot": tensordot, "kron": kron, "trace": trace, "cross": cross, "einsum": einsum,
-}  # fmt: skip
+    "matmul": matmul,
+    "dot": dot,
+    "vdot": vdot,
+    "inner": inner,
+    "outer": outer,
+    "tensordot": tensordot,
+    "kron": kron,
+    "trace": trace,
+    "cross": cross,
+    "einsum": einsum,
+}
 state.hooks["matmul"] = matmul

@@ -58,7 +58,7 @@ def real_floating(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def index(_dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Number elements in int64."""
+    """Return int64, in which elements are numbered."""
     return _INT64
 
 
@@ -78,9 +78,16 @@ def reduced_shape(meta: Meta, axis: Any, keepdims: bool) -> tuple[int, ...]:
 
 
 def reduce(
-    name: str, a: Any, rule: Rule, axis: Any, dtype: Any, out: Any, keepdims: bool,
-    empty_ok: bool = True, **extra: Any,
-) -> Any:  # fmt: skip
+    name: str,
+    a: Any,
+    rule: Rule,
+    axis: Any,
+    dtype: Any,
+    out: Any,
+    keepdims: bool,
+    empty_ok: bool = True,
+    **extra: Any,
+) -> Any:
     """Send one reduction."""
     array = need(a)
     meta: Meta = array._meta
@@ -156,9 +163,13 @@ def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> 
 
 def _deviation(name: str) -> Any:
     def function(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: Any = 0,
         keepdims: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         extra = {"ddof": ddof} if ddof else {}
         return reduce(name, a, real_floating, axis, dtype, out, keepdims, **extra)
 
@@ -222,26 +233,43 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
 
 
 def percentile(
-    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: bool = False, *, interpolation: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    q: Any,
+    axis: Any = None,
+    out: Any = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    interpolation: Any = None,
+) -> Any:
     """Return percentiles along an axis."""
     return quantiles("percentile", a, q, axis, out, interpolation or method, keepdims)
 
 
 def quantile(
-    a: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-    method: str = "linear", keepdims: bool = False, *, interpolation: Any = None,
-) -> Any:  # fmt: skip
+    a: Any,
+    q: Any,
+    axis: Any = None,
+    out: Any = None,
+    overwrite_input: bool = False,
+    method: str = "linear",
+    keepdims: bool = False,
+    *,
+    interpolation: Any = None,
+) -> Any:
     """Return quantiles along an axis."""
     return quantiles("quantile", a, q, axis, out, interpolation or method, keepdims)
 
 
 def _median(name: str) -> Any:
     def function(
-        a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+        a: Any,
+        axis: Any = None,
+        out: Any = None,
+        overwrite_input: bool = False,
         keepdims: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         return reduce(name, a, floating, axis, None, out, keepdims)
 
     return function

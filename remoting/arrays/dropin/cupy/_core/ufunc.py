@@ -29,7 +29,17 @@ _WEAK: dict[type, np.dtype[Any]] = {
 }
 _BOOL = np.dtype(np.bool_)
 _COMPARE = frozenset(
-    ["equal", "not_equal", "greater", "greater_equal", "less", "less_equal", "logical_and", "logical_or", "logical_xor"]
+    [
+        "equal",
+        "not_equal",
+        "greater",
+        "greater_equal",
+        "less",
+        "less_equal",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+    ]
 )
 
 Operand = np.dtype[Any] | type
@@ -306,8 +316,15 @@ class ufunc:
         return results[0] if self.nout == 1 else tuple(results)
 
     def _into(
-        self, session: Any, inputs: Any, outs: Any, given: Any, keywords: Any, loop: Loop, shape: Any
-    ) -> Any:  # fmt: skip
+        self,
+        session: Any,
+        inputs: Any,
+        outs: Any,
+        given: Any,
+        keywords: Any,
+        loop: Loop,
+        shape: Any,
+    ) -> Any:
         if len(given) < self.nout:
             # Some of several outputs are given: the others are made here, so that the worker
             # has only one form to handle.
@@ -421,12 +438,25 @@ def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 ALIASES = {
-    "abs": "absolute", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh",
-    "atan": "arctan", "atan2": "arctan2", "atanh": "arctanh", "bitwise_invert": "invert",
-    "bitwise_left_shift": "left_shift", "bitwise_not": "invert",
-    "bitwise_right_shift": "right_shift", "conj": "conjugate", "degrees": "rad2deg",
-    "divide": "true_divide", "mod": "remainder", "pow": "power", "radians": "deg2rad",
-}  # fmt: skip
+    "abs": "absolute",
+    "acos": "arccos",
+    "acosh": "arccosh",
+    "asin": "arcsin",
+    "asinh": "arcsinh",
+    "atan": "arctan",
+    "atan2": "arctan2",
+    "atanh": "arctanh",
+    "bitwise_invert": "invert",
+    "bitwise_left_shift": "left_shift",
+    "bitwise_not": "invert",
+    "bitwise_right_shift": "right_shift",
+    "conj": "conjugate",
+    "degrees": "rad2deg",
+    "divide": "true_divide",
+    "mod": "remainder",
+    "pow": "power",
+    "radians": "deg2rad",
+}
 
 
 def _load() -> dict[str, ufunc]:

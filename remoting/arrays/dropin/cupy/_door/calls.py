@@ -140,9 +140,13 @@ def _scalar(value: Any, values: list[Any], layout: list[str]) -> Any:
 
 
 def plan_of(
-    cache: dict[Any, Plan], name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
-    metas: tuple[Meta | int, ...], session: Any,
-) -> tuple[Plan, list[Any]]:  # fmt: skip
+    cache: dict[Any, Plan],
+    name: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    metas: tuple[Meta | int, ...],
+    session: Any,
+) -> tuple[Plan, list[Any]]:
     """Return the plan of one call and the values to pack into its record."""
     values: list[Any] = []
     layout: list[str] = []

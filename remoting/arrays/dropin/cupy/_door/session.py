@@ -336,9 +336,13 @@ class Session:
     # --- receiving ------------------------------------------------------------------------------
 
     def ask(
-        self, name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None,
-        *, sink: Callable[[Any, int], memoryview] | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        name: str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        sink: Callable[[Any, int], memoryview] | None = None,
+    ) -> Any:
         """Run everything queued and then one operation; return its answer.
 
         This is the only way to wait for the worker. ``sink`` gives the memory for bulk bytes.

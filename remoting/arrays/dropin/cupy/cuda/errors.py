@@ -4,11 +4,17 @@ from cupy._door import state
 from cupy._door.errors import DoorError
 
 _NAMES = {
-    1: "cudaErrorInvalidValue", 2: "cudaErrorMemoryAllocation", 46: "cudaErrorDevicesUnavailable",
-    100: "cudaErrorNoDevice", 101: "cudaErrorInvalidDevice", 400: "cudaErrorInvalidResourceHandle",
-    700: "cudaErrorIllegalAddress", 719: "cudaErrorLaunchFailure", 801: "cudaErrorNotSupported",
+    1: "cudaErrorInvalidValue",
+    2: "cudaErrorMemoryAllocation",
+    46: "cudaErrorDevicesUnavailable",
+    100: "cudaErrorNoDevice",
+    101: "cudaErrorInvalidDevice",
+    400: "cudaErrorInvalidResourceHandle",
+    700: "cudaErrorIllegalAddress",
+    719: "cudaErrorLaunchFailure",
+    801: "cudaErrorNotSupported",
     999: "cudaErrorUnknown",
-}  # fmt: skip
+}
 
 
 class CUDARuntimeError(RuntimeError):

@@ -27,9 +27,16 @@ def _of_state(name: str) -> Any:
 
 
 for _name in (
-    *_DISTRIBUTIONS, "choice", "dirichlet", "multivariate_normal", "permutation", "rand",
-    "randint", "randn", "shuffle",
-):  # fmt: skip
+    *_DISTRIBUTIONS,
+    "choice",
+    "dirichlet",
+    "multivariate_normal",
+    "permutation",
+    "rand",
+    "randint",
+    "randn",
+    "shuffle",
+):
     globals()[_name] = _of_state(_name)
 random = ranf = sample = globals()["random_sample"]
 

@@ -184,9 +184,15 @@ class RandomState(Remote):
         return self._draw("dirichlet", [values], shape, make.dtype_of(dtype))
 
     def multivariate_normal(
-        self, mean: Any, cov: Any, size: Any = None, check_valid: str = "ignore", tol: float = 1e-8,
-        method: str = "cholesky", dtype: Any = float,
-    ) -> Any:  # fmt: skip
+        self,
+        mean: Any,
+        cov: Any,
+        size: Any = None,
+        check_valid: str = "ignore",
+        tol: float = 1e-8,
+        method: str = "cholesky",
+        dtype: Any = float,
+    ) -> Any:
         """Draw from the multivariate normal distribution."""
         centre, spread = make.asarray(mean), make.asarray(cov)
         shape = (*_shape(size, []), *centre.shape)
@@ -267,9 +273,13 @@ class Generator(Remote):
         return made
 
     def integers(
-        self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64,
+        self,
+        low: Any,
+        high: Any = None,
+        size: Any = None,
+        dtype: Any = np.int64,
         endpoint: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Draw integers from [low, high), or [low, high] with ``endpoint``."""
         if high is None:
             low, high = 0, low
@@ -313,8 +323,20 @@ def _generated(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    "beta", "binomial", "chisquare", "exponential", "f", "gamma", "geometric", "hypergeometric",
-    "logseries", "poisson", "power", "standard_exponential", "standard_gamma", "standard_normal",
+    "beta",
+    "binomial",
+    "chisquare",
+    "exponential",
+    "f",
+    "gamma",
+    "geometric",
+    "hypergeometric",
+    "logseries",
+    "poisson",
+    "power",
+    "standard_exponential",
+    "standard_gamma",
+    "standard_normal",
     "uniform",
-):  # fmt: skip
+):
     setattr(Generator, _name, _generated(_name))
