@@ -7,7 +7,6 @@ case. The pool's table holds the SHA-256 of the secret only.
 """
 
 import base64
-import binascii
 import hashlib
 from dataclasses import dataclass
 from typing import cast
@@ -84,7 +83,7 @@ def parse_token(text: str) -> TokenText:
     code = text[len(PREFIX) :].upper()
     try:
         data = base64.b32decode(code + "=" * (-len(code) % 8))
-    except binascii.Error as error:
+    except ValueError as error:  # not base32, or not even ASCII
         raise AuthenticationError("the token is damaged", hint=_PASTE_HINT) from error
     checksum, body = data[:CHECKSUM_SIZE], data[CHECKSUM_SIZE:]
     if hashlib.sha256(body).digest()[:CHECKSUM_SIZE] != checksum:
