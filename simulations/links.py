@@ -129,7 +129,8 @@ class SimulatedLinks:
         if peer not in self._peers or peer in self._links or peer in self._dialling:
             return
         machine = self._locate(peer)
-        if machine is None:
+        # Whoever answers there must prove to be the one that is looked for.
+        if machine is None or self._identify(machine) != peer:
             self.lost(peer, None)
             return
         self._dialling.add(peer)
