@@ -344,6 +344,7 @@ class _Server:
                 if founded:
                     founder.print_welcome()
                 nursery.start_soon(self._undo_stopping, ledger)
+                nursery.start_soon(self._stop_when_removed, links)
                 await stop.wait()
                 _tell_systemd("STOPPING=1")
                 await self._wind_down(ledger, host)
@@ -456,6 +457,21 @@ class _Server:
             if server is not None:
                 await self._propose(ledger, DrainServer(server.id, None, "the server itself"))
             await trio.sleep(0.5)
+
+    async def _stop_when_removed(self, links: Links) -> None:
+        """End this server once it is no longer in the pool; its workers end with it.
+
+        Raises:
+            GpupoolError: then.
+        """
+        me = self._identity.server
+        # Removal is for good and peers are authenticated, so the word of one is enough: a server
+        # that was away cannot read the table any more.
+        await _until(lambda: me in self.machine.state.removed or bool(links.removed_by))
+        raise GpupoolError(
+            f"{self._identity.name} was removed from pool {self._identity.pool}",
+            hint="to come back it needs a new token and an empty --state-dir",
+        )
 
     async def _wind_down(self, ledger: RaftLedger, host: Host) -> None:
         """Let programs end, then end their leases, then let another server lead."""

@@ -50,6 +50,10 @@ def one_waits(pool: View) -> bool:
     return len(pool["waiting"]) == 1
 
 
+def four_vote(pool: View) -> bool:
+    return len(pool["raft"]["voters"]) == 4
+
+
 def some_drained(pool: View) -> bool:
     return any(server["state"] == "drain" for server in pool["servers"])
 
@@ -467,3 +471,22 @@ def test_a_server_stops_cleanly_on_term(live_pool: Any) -> None:
     assert "stopped" in server.log.read_text().splitlines()[-1]
     server.start(listen=address)
     live_pool.wait_until(live_pool.is_whole)  # and the drain is taken back
+
+
+def test_a_server_that_leaves_ends_and_stays_out(live_pool: Any, tmp_path: Path) -> None:
+    token = new_token(live_pool, "--server")
+    command = ["join", "--witness", "--name", "w", "--listen", "127.0.0.1:0"]
+    command += ["--state-dir", str(tmp_path / "w")]
+    witness = live_pool.spawn(*command, "--token", token)
+    live_pool.wait_until(four_vote)
+    asked = live_pool.run("leave", "w")  # not for nothing: there is no terminal to ask
+    assert (asked.returncode, "--yes" in asked.stderr) == (2, True)
+    assert live_pool.run("leave", "w", "--yes").returncode == 0
+    _, log = witness.communicate(timeout=10)
+    assert witness.returncode == 1
+    assert "w was removed from pool lab" in log
+    live_pool.wait_until(live_pool.is_whole)
+    again = live_pool.spawn(*command)
+    _, log = again.communicate(timeout=15)
+    assert again.returncode == 1
+    assert "w was removed from pool lab" in log
