@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define ARENA_HINT ((void *)0x200000000000)
-#define ARENA_BYTES ((size_t)8 * 1024 * GIB)
+#define ARENA_BYTES ((size_t)1024 * GIB)
 #define FILE_BYTES ((off_t)1 << 46)
 #define ALIGNMENT ((size_t)512)
 #define GRANULARITY (2 * MIB)
