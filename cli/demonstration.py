@@ -1,5 +1,6 @@
 """What ``gpupool demo`` shows: real servers in processes of their own, and ordinary commands."""
 
+import importlib.util
 import json
 import os
 import re
@@ -92,7 +93,7 @@ class Demonstration:
         took_s = run_async(self._lose_the_leader)
         self._say(f"The others have a new leader after {took_s * 1000:.0f} ms.")
         self._say("The same program again:")
-        self._command("run", "-n", "2", "-p", "0.5", "--", "python", str(program))
+        self._command(*run)
         self._say("What is there now (exit code 3 says that a server is missing):")
         self._command("status", expected=(0, 3))
 

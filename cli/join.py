@@ -48,7 +48,7 @@ from gpupool.remoting.addresses import PORT_DEFAULT, Address
 @click.option(
     "--emulate",
     type=EMULATION,
-    help="Offer N emulated GPUs too, with MEM each: 4:16G. They run on the CPU, with NumPy.",
+    help="Offer N emulated GPUs of MEM each, as 4:16G, and no real one. NumPy computes for them.",
 )
 @click.option(
     "--data-encryption",

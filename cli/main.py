@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("config", "Show every setting and where it comes from."),
     "completion": ("completion", "Print the completion script of a shell."),
     "demo": ("demo", "See it all work on this machine, without any GPU."),
+    "simulate": ("simulate", "Prove the pool's rules under faults, in virtual time."),
     "version": ("version", "Print the version."),
     "help": ("help", "Show the help of a command."),
 }

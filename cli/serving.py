@@ -378,7 +378,8 @@ class _Server:
 
     async def _discover(self) -> Inventory:
         emulate = self._options.emulate
-        nvml = None if self._identity.witness else PynvmlNvml()
+        # Real or emulated: nobody who asks for a GPU should get an emulated one by chance.
+        nvml = None if self._identity.witness or emulate is not None else PynvmlNvml()
 
         def discover() -> Inventory:
             return Inventory.discover(

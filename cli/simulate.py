@@ -22,7 +22,7 @@ SCENARIOS = (
     "disk-trouble",
     "mass-client-death",
 )
-"""As ``gpupool.simulations.scenarios`` has them; a test compares. Named here, ``--help`` is fast."""
+"""As ``gpupool.simulations.scenarios`` has them; written here as well to keep ``--help`` fast."""
 
 
 @click.command()
