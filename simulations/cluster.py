@@ -65,6 +65,7 @@ class Cluster:
         self._client_numbers = itertools.count(1)
         self._restarts: set[str] = set()
         self._replacing = ""
+        self._turn = 0
         admin = draw_credentials(self._random, "admin")
         self._admin = admin
         self._users: dict[str, Credentials] = {}
@@ -277,6 +278,12 @@ class Cluster:
             if process.alive and process.ledger is not None and process.ledger.node.leads
         ]
         return max(leaders)[1] if leaders else None
+
+    def next_server(self) -> str:
+        """Return the machine whose turn it is to be restarted."""
+        names = self.server_names()
+        self._turn += 1
+        return names[self._turn % len(names)]
 
     def reset(self, one: str, other: str) -> None:
         """Break the connections between two machines."""

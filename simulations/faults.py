@@ -42,6 +42,10 @@ class Victims(Protocol):
         """Return the machine of the server that leads, if one does."""
         ...
 
+    def next_server(self) -> str:
+        """Return the machine whose turn it is to be restarted."""
+        ...
+
     def reset(self, one: str, other: str) -> None:
         """Break the connections between two machines."""
         ...
@@ -177,6 +181,21 @@ def _kill_leader(victims: Victims, random: Random) -> None:
         victims.kill(leader, _span(random, 0.05, 8.0))
 
 
+def _roll(victims: Victims, random: Random) -> None:
+    victims.kill(victims.next_server(), _span(random, 0.1, 2.0))
+
+
+def _flap(victims: Victims, random: Random) -> None:
+    one, other = random.sample(victims.server_names(), 2)
+    victims.cut([(one, other), (other, one)], _span(random, 0.05, 1.0))
+
+
+def _client_massacre(victims: Victims, random: Random) -> None:
+    names = victims.client_names()
+    for name in random.sample(names, len(names) // 2):
+        victims.kill_client(name, silently=random.random() < 0.5)
+
+
 def _power(victims: Victims, random: Random) -> None:
     victims.power_off(random.choice(victims.server_names()), _span(random, 0.5, 8.0))
 
@@ -264,6 +283,9 @@ EFFECTS: dict[str, Callable[[Victims, Random], None]] = {
     "isolate-leader": _isolate_leader,
     "kill": _kill,
     "kill-leader": _kill_leader,
+    "roll": _roll,
+    "flap": _flap,
+    "client-massacre": _client_massacre,
     "power": _power,
     "torn": _torn,
     "power-all": _power_all,

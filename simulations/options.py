@@ -34,7 +34,7 @@ FAULT_KINDS = (
     "drain",
     "replace",  # a server is removed for good, and its machine joins under a new identity
 )
-"""Kinds of faults, and of what operators do, which is as bad."""
+"""Kinds of faults, and of what operators do, which is as bad. Scenarios have some of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

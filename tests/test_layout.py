@@ -16,7 +16,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "pool": (set(), set()),
     "consensus": ({"pool"}, {"pysyncobj", "cbor2", "trio"}),
     "remoting": ({"pool"}, {"cbor2", "trio", "cryptography", "numpy", "cupy", "cuda", "pynvml"}),
-    "cli": ({"pool", "consensus", "remoting"}, {"click", "rich", "trio"}),
+    "cli": ({"pool", "consensus", "remoting", "simulations"}, {"click", "rich", "trio"}),
     "simulations": ({"pool", "consensus", "remoting"}, {"pysyncobj", "trio"}),
 }
 # The drop-in lives in the program's own environment, where gpupool may not be installed at all.
