@@ -490,3 +490,19 @@ def test_a_server_that_leaves_ends_and_stays_out(live_pool: Any, tmp_path: Path)
     _, log = again.communicate(timeout=15)
     assert again.returncode == 1
     assert "w was removed from pool lab" in log
+
+
+def test_the_demonstration_from_start_to_end(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        [sys.executable, "-m", "gpupool.cli.main", "demo"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("gpupool run -n 2 -p 0.5 -- python") == 2
+    assert "a new leader after" in done.stdout
+    assert list(tmp_path.iterdir()) == []  # nothing of the user's was touched
