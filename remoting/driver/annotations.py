@@ -103,6 +103,9 @@ RECORDS: tuple[str, ...] = (
     "COPY_3D",
     "RESET_DEVICE",
     "TENSOR_MAP",
+    "MAP_HOST",
+    "MAP_WRITE",
+    "MAP_FREE",
 )
 
 HAND: tuple[str, ...] = (
@@ -127,6 +130,7 @@ HAND: tuple[str, ...] = (
     *("cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemGetInfo_v2"),
     *("cuMemGetAddressRange_v2", "cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemFreeHost"),
     *("cuMemHostRegister_v2", "cuMemHostUnregister", "cuMemHostGetFlags"),
+    "cuMemHostGetDevicePointer_v2",
     *("cuMemcpy", "cuMemcpyAsync", "cuMemcpyHtoD_v2", "cuMemcpyHtoDAsync_v2"),
     *("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyPeer", "cuMemcpyPeerAsync"),
     *("cuPointerGetAttribute", "cuPointerGetAttributes", "cuPointerSetAttribute"),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver import table
@@ -21,7 +23,7 @@ from gpupool.remoting.driver.api import (
     CudaError,
 )
 from gpupool.remoting.driver.snapshot import encode_snapshot
-from gpupool.remoting.driver.waiting import Download, Waiter
+from gpupool.remoting.driver.waiting import Download, Mirror, Waiter
 
 RECORD = struct.Struct("<HHI")
 LAUNCH = struct.Struct("<QQ6III")
@@ -33,6 +35,9 @@ LEGACY_STREAM = 1
 IMAGE_SIZE_MAX = 1 << 30
 DOWNLOAD_SIZE_MAX = 64 << 20
 """Larger downloads are waited for piece by piece, so that pinned memory stays bounded."""
+
+MAPPED_SIZE_MAX = 256 << 20
+"""Bytes of the client's memory that kernels may see, all together."""
 
 OBJECTS_MAX = 1 << 20
 """Streams, events and so on that one client may have at a time, of each kind."""
@@ -205,6 +210,7 @@ class Executor:
             table.BEGIN_CAPTURE: (2, self._begin_capture),
             table.COPY_3D: (10, self._copy_3d),
             table.RESET_DEVICE: (1, self._reset_device),
+            table.MAP_WRITE: (3, self._map_write),
         }
         waiting: dict[int, tuple[int, Callable[..., bytes | None]]] = {
             table.HELLO: (2, self._hello),
@@ -234,6 +240,8 @@ class Executor:
             table.END_CAPTURE: (2, self._end_capture),
             table.GRAPH_NODES: (1, self._graph_nodes),
             table.TENSOR_MAP: (0, self._tensor_map),
+            table.MAP_HOST: (2, self._map_host),
+            table.MAP_FREE: (1, self._map_free),
         }
         handlers: dict[int, Callable[[int], None]] = {
             op: self._posted(count, method) for op, (count, method) in asynchronous.items()
@@ -570,6 +578,37 @@ class Executor:
         copy.srcHeight, copy.dstHeight = of_slice // of_pitch, to_slice // to_pitch
         copy.WidthInBytes, copy.Height, copy.Depth = width, height, depth
         self.api.call("cuMemcpy3DAsync", copy, self.streams[stream])
+
+    def _read_bulk(self, size: int, limit: int) -> bytearray:
+        if size != self.bulk or size > limit:
+            raise RemoteProtocolError("malformed bytes behind a record")
+        data = bytearray(size)
+        self.session.reader.into(memoryview(data))
+        self.bulk = 0
+        return data
+
+    def _map_host(self, number: int, size: int) -> bytes:
+        data = self._read_bulk(size, MAPPED_SIZE_MAX)
+        mirrors = self.waiter.mirrors
+        held = sum(len(mirror.bytes) for mirror in mirrors.values())
+        if number in mirrors or held + size > MAPPED_SIZE_MAX:
+            raise CudaError(OUT_OF_MEMORY, "cuMemHostGetDevicePointer")
+        address = self.api.runtime.hostAlloc(size, 2)  # cudaHostAllocMapped
+        memory: Any = (ctypes.c_uint8 * size).from_address(address)
+        values = np.frombuffer(memory, np.uint8)
+        values[:] = np.frombuffer(data, np.uint8)
+        mirrors[number] = Mirror(address, values, np.frombuffer(data, np.uint8))
+        return WORDS[1].pack(int(self.api.call("cuMemHostGetDevicePointer", address, 0)))
+
+    def _map_write(self, number: int, first: int, size: int) -> None:
+        data = self._read_bulk(size, MAPPED_SIZE_MAX)
+        self.waiter.write_mirror(number, first, memoryview(data))
+
+    def _map_free(self, number: int) -> bytes:
+        mirror = self.waiter.mirrors.pop(number)
+        self.api.runtime.deviceSynchronize()
+        self.api.runtime.freeHost(mirror.address)
+        return b""
 
     # --- modules ----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ FRAME_MAGIC = 0x47504331
 BODY_SIZE_MAX = 1 << 20
 BULK_SIZE_MAX = 1 << 40
 ANSWER = struct.Struct("<IiQIiQ")
-REPLY, DATA, NOTICE = 1, 2, 3
+REPLY, DATA, NOTICE, MIRROR = 1, 2, 3, 4
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
@@ -112,6 +112,11 @@ class Session:
     def data(self, download: int, bulk: memoryview) -> None:
         """Deliver the bytes of a download."""
         self._send([ANSWER.pack(DATA, 0, download, 0, 0, len(bulk)), bulk])
+
+    def mirror(self, number: int, offset: int, bulk: memoryview) -> None:
+        """Deliver what kernels wrote to mapped memory."""
+        head = ANSWER.pack(MIRROR, 0, number, 8, 0, len(bulk))
+        self._send([head, offset.to_bytes(8, "little"), bulk])
 
     def _send(self, buffers: list[bytes | memoryview]) -> None:
         with self._sending:

@@ -44,6 +44,9 @@ COPY_2D = 41
 COPY_3D = 42
 RESET_DEVICE = 43
 TENSOR_MAP = 44
+MAP_HOST = 45
+MAP_WRITE = 46
+MAP_FREE = 47
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     64: ("cuStreamCreate", "+s v", False),

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
+from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver.api import EVENT_DISABLE_TIMING, Api
 from gpupool.remoting.driver.staging import Buffer, Staging
 
@@ -24,6 +27,19 @@ class Replies(Protocol):
     def data(self, download: int, bulk: memoryview) -> None:
         """Deliver the bytes of a download."""
         ...
+
+    def mirror(self, number: int, offset: int, bulk: memoryview) -> None:
+        """Deliver what kernels wrote to mapped memory."""
+        ...
+
+
+@dataclass(slots=True)
+class Mirror:
+    """Pinned memory that kernels see in place of the client's."""
+
+    address: int
+    bytes: np.ndarray[Any, np.dtype[np.uint8]]
+    shadow: np.ndarray[Any, np.dtype[np.uint8]]  # what the client has
 
 
 @dataclass(slots=True)
@@ -49,6 +65,7 @@ class Waiter:
         self._lock = threading.Lock()
         self._downloads: list[Download] = []
         self._download_lock = threading.Lock()
+        self.mirrors: dict[int, Mirror] = {}
         self._staging_lock = threading.Lock()
         self.staging = Staging(api)
         self._events: dict[int, list[int]] = {}
@@ -117,6 +134,8 @@ class Waiter:
         Whatever a synchronisation covers was completed before it, so that calling this between
         the synchronisation and its reply puts every byte in place in time.
         """
+        if self.mirrors:
+            self._push_mirrors()
         if not self._downloads:
             return
         with self._download_lock:
@@ -128,6 +147,26 @@ class Waiter:
                 else:
                     left.append(entry)
             self._downloads = left
+
+    def _push_mirrors(self) -> None:
+        with self._download_lock:
+            for number, mirror in list(self.mirrors.items()):
+                (changed,) = np.nonzero(mirror.bytes != mirror.shadow)
+                if len(changed):
+                    first, last = int(changed[0]), int(changed[-1]) + 1
+                    mirror.shadow[first:last] = mirror.bytes[first:last]
+                    self._replies.mirror(
+                        number, first, memoryview(mirror.shadow[first:last].tobytes())
+                    )
+
+    def write_mirror(self, number: int, first: int, data: memoryview) -> None:
+        """Take over what the client wrote."""
+        with self._download_lock:
+            mirror = self.mirrors[number]
+            if first + len(data) > len(mirror.bytes):
+                raise RemoteProtocolError("a write beyond mapped memory")
+            mirror.bytes[first : first + len(data)] = data
+            mirror.shadow[first : first + len(data)] = data
 
     def drain(self) -> None:
         """Wait for all downloads, and send them."""

@@ -205,6 +205,9 @@ struct gp_range {
     uint64_t serial;
     void *detail;
 };
+extern int gp_mapped_count;
+void gp_push_mapped(void);  // what the program wrote to memory that kernels see
+unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written);
 enum { GP_DEVICE_MEMORY = 1, GP_HOST_MEMORY, GP_MANAGED_MEMORY, GP_GLOBAL_MEMORY };
 bool gp_find_range(uint64_t address, struct gp_range *found);
 int gp_add_range(struct gp_range range);

@@ -46,6 +46,9 @@
 #define GP_COPY_3D 42
 #define GP_RESET_DEVICE 43
 #define GP_TENSOR_MAP 44
+#define GP_MAP_HOST 45
+#define GP_MAP_WRITE 46
+#define GP_MAP_FREE 47
 #define GP_CUDA_HEADER_VERSION 13000
 
 #endif

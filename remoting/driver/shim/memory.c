@@ -261,6 +261,134 @@ static int await_downloads(const void *address, size_t size) {
     return gp_awaits_download(address, size) ? gp_synchronize(GP_DRAIN, 0) : GP_SUCCESS;
 }
 
+// --- memory of the host that kernels see ----------------------------------------------------------
+//
+// The worker holds a mirror, which kernels use. What the program writes here goes there before
+// the next launch; what kernels wrote comes back before a synchronisation ends.
+
+struct mapped {
+    struct mapped *next;
+    uint64_t id, device, size;
+    unsigned char *host, *shadow;  // shadow: what both sides have
+};
+
+int gp_mapped_count;
+static struct mapped *mapped;
+static pthread_mutex_t mapped_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t push_lock = PTHREAD_MUTEX_INITIALIZER;  // taken before mapped_lock
+
+unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written) {
+    unsigned char *target = NULL;
+    pthread_mutex_lock(&mapped_lock);
+    for (struct mapped *at = mapped; at != NULL; at = at->next) {
+        if (at->id != id || size > at->size || offset > at->size - size) continue;
+        target = at->host + offset;
+        if (written) memcpy(at->shadow + offset, target, size);
+    }
+    pthread_mutex_unlock(&mapped_lock);
+    return target;
+}
+
+static bool take_change(struct mapped *at, uint64_t *first, uint64_t *size) {
+    pthread_mutex_lock(&mapped_lock);
+    bool changed = memcmp(at->host, at->shadow, at->size) != 0;
+    if (changed) {
+        uint64_t low = 0, high = at->size;
+        while (at->host[low] == at->shadow[low]) low++;
+        while (at->host[high - 1] == at->shadow[high - 1]) high--;
+        memcpy(at->shadow + low, at->host + low, high - low);
+        *first = low;
+        *size = high - low;
+    }
+    pthread_mutex_unlock(&mapped_lock);
+    return changed;
+}
+
+void gp_push_mapped(void) {
+    static __thread bool pushing;
+    if (pushing) return;
+    pushing = true;
+    pthread_mutex_lock(&push_lock);
+    for (struct mapped *at = mapped; at != NULL; at = at->next) {
+        uint64_t first, size;
+        if (!take_change(at, &first, &size)) continue;
+        // From the shadow: the program may write again meanwhile, and that is the next change.
+        uint64_t values[3] = {at->id, first, size};
+        gp_post_bulk(GP_MAP_WRITE, values, 3, at->shadow + first, size);
+    }
+    pthread_mutex_unlock(&push_lock);
+    pushing = false;
+}
+
+static int map_range(const struct gp_range *range, uint64_t *device) {
+    pthread_mutex_lock(&push_lock);
+    struct mapped *at = mapped;
+    while (at != NULL && at->host != (unsigned char *)(uintptr_t)range->start) at = at->next;
+    int status = GP_SUCCESS;
+    if (at == NULL) {
+        struct mapped *made = calloc(1, sizeof *made);
+        unsigned char *shadow = made == NULL ? NULL : malloc(range->size);
+        if (shadow == NULL) {
+            free(made);
+            pthread_mutex_unlock(&push_lock);
+            return GP_OUT_OF_MEMORY;
+        }
+        unsigned char *host = (unsigned char *)(uintptr_t)range->start;
+        *made = (struct mapped){NULL, gp_new_id(), 0, range->size, host, shadow};
+        memcpy(shadow, host, range->size);
+        uint64_t values[2] = {made->id, range->size};
+        struct gp_request request = {.body = &made->device, .capacity = sizeof made->device};
+        status = gp_exchange(&request, GP_MAP_HOST, values, 2, NULL, 0, shadow, range->size);
+        if (status == GP_SUCCESS) {
+            struct gp_range seen = {made->device, range->size, GP_DEVICE_MEMORY, range->device, 0,
+                                    0, NULL};
+            gp_add_range(seen);
+            pthread_mutex_lock(&mapped_lock);
+            made->next = mapped;
+            mapped = made;
+            pthread_mutex_unlock(&mapped_lock);
+            __atomic_fetch_add(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+            at = made;
+        } else {
+            free(shadow);
+            free(made);
+        }
+    }
+    if (status == GP_SUCCESS) *device = at->device;
+    pthread_mutex_unlock(&push_lock);
+    return status;
+}
+
+static void unmap_range(const struct gp_range *range) {
+    pthread_mutex_lock(&push_lock);
+    pthread_mutex_lock(&mapped_lock);
+    struct mapped **at = &mapped;
+    while (*at != NULL && (*at)->host != (unsigned char *)(uintptr_t)range->start) at = &(*at)->next;
+    struct mapped *found = *at;
+    if (found != NULL) *at = found->next;
+    pthread_mutex_unlock(&mapped_lock);
+    pthread_mutex_unlock(&push_lock);
+    if (found == NULL) return;
+    __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+    struct gp_range gone;
+    gp_remove_range(found->device, &gone);
+    uint64_t values[1] = {found->id};
+    gp_call(GP_MAP_FREE, values, 1, NULL, 0);
+    free(found->shadow);
+    free(found);
+}
+
+GP_EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *device, void *address, unsigned flags) {
+    GP_ENTER();
+    struct gp_range range;
+    uint64_t wanted = (uint64_t)(uintptr_t)address, base = 0;
+    if (device == NULL || flags != 0) return GP_INVALID_VALUE;
+    if (!gp_find_range(wanted, &range) || range.kind != GP_HOST_MEMORY) return GP_INVALID_VALUE;
+    GP_CHECK(map_range(&range, &base));
+    *device = base + (wanted - range.start);
+    return GP_SUCCESS;
+}
+
 GP_EXPORT int cuMemFreeHost(void *address) {
     GP_CHECK(gp_ready());
     if (address == NULL) return GP_SUCCESS;
@@ -271,6 +399,7 @@ GP_EXPORT int cuMemFreeHost(void *address) {
         return GP_INVALID_VALUE;
     }
     await_downloads(address, range.size);
+    unmap_range(&range);
     munmap(address, range.size);
     return GP_SUCCESS;
 }
@@ -294,6 +423,7 @@ GP_EXPORT int cuMemHostUnregister(void *address) {
         gp_add_range(range);
         return GP_HOST_NOT_REGISTERED;
     }
+    unmap_range(&range);
     return await_downloads(address, range.size);
 }
 

@@ -587,6 +587,7 @@ static int launch(struct launch *head, struct function *function, void *stream, 
         if (extra == NULL) return GP_INVALID_VALUE;
         GP_CHECK(find_extra(extra, &buffer, &given));
     }
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     head->function = function->handle.id;
     head->bytes = function->bytes;
     size_t before = sizeof *head;

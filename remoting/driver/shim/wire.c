@@ -26,7 +26,7 @@
 #define BODY_MAX (64u << 20)
 #define DOWNLOADS_MAX 65536
 
-enum { REPLY = 1, DATA = 2, NOTICE = 3 };
+enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4 };
 
 struct frame {
     uint32_t magic, body;
@@ -191,6 +191,13 @@ static bool read_answer(void) {
         bool good = fits && read_exactly(found->target, found->size);
         free(found);
         return good;
+    }
+    if (head.kind == MIRROR) {
+        uint64_t offset;
+        if (head.body != sizeof offset || !read_exactly(&offset, sizeof offset)) return false;
+        unsigned char *target = gp_mapped_target(head.request, offset, head.bulk, false);
+        if (target == NULL || !read_exactly(target, head.bulk)) return false;
+        return gp_mapped_target(head.request, offset, head.bulk, true) != NULL;
     }
     pthread_mutex_lock(&read_lock);
     struct gp_request **at = &waiting;
@@ -396,6 +403,7 @@ uint64_t gp_position(void) {
 }
 
 int gp_post(int op, const uint64_t *values, int count) {
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     unsigned char *at = gp_open(op, 0, (size_t)count * 8);
     memcpy(at, values, (size_t)count * 8);
     gp_close();

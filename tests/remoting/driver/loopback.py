@@ -58,7 +58,14 @@ def run_worker(arguments: argparse.Namespace) -> None:
     listener = socket.socket(fileno=arguments.worker)
     secret = json.loads(sys.stdin.readline())
     session, ticket = bytes.fromhex(secret["session"]), bytes.fromhex(secret["ticket"])
-    importlib.import_module("cupy")  # as the worker does while it is warm
+    # As the real worker does while it is warm.
+    importlib.import_module("cuda.bindings.driver")
+    runtime = importlib.import_module("cupy").cuda.runtime
+    for ordinal in reversed(range(arguments.devices)):
+        runtime.setDevice(ordinal)
+        runtime.free(0)
+    sys.stdout.write("warm\n")
+    sys.stdout.flush()
     sock, _ = listener.accept()
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -108,6 +115,7 @@ class LoopbackAgent:
         self.folder = folder
         self.arguments = arguments
         self.workers: list[subprocess.Popen[str]] = []
+        self.warm = [self.start()]
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
         self.listener.listen()
@@ -123,7 +131,8 @@ class LoopbackAgent:
         with sock, sock.makefile("rwb") as lines:
             for line in lines:
                 assert json.loads(line)["op"] == "session"
-                reply = {"ok": True, "lease": "0000", "notices": [], "sessions": [self.start()]}
+                found = self.warm.pop() if self.warm else self.start()
+                reply = {"ok": True, "lease": "0000", "notices": [], "sessions": [found]}
                 lines.write(json.dumps(reply).encode() + b"\n")
                 lines.flush()
 
@@ -149,13 +158,21 @@ class LoopbackAgent:
             *(["--verbose"] if self.arguments.verbose else []),
         ]
         worker = subprocess.Popen(
-            command, stdin=subprocess.PIPE, text=True, env=environment, pass_fds=[listener.fileno()]
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            pass_fds=[listener.fileno()],
         )
         self.workers.append(worker)
         assert worker.stdin is not None
         worker.stdin.write(json.dumps({"session": session, "ticket": ticket}) + "\n")
         worker.stdin.flush()
         listener.close()
+        assert worker.stdout is not None
+        if worker.stdout.readline() != "warm\n":
+            raise RuntimeError("the worker did not start")
         return {
             "server": "loopback",
             "address": address,
@@ -169,6 +186,8 @@ class LoopbackAgent:
     def close(self) -> None:
         """End the workers that are left."""
         for worker in self.workers:
+            if self.warm:
+                worker.kill()
             try:
                 worker.wait(10)
             except subprocess.TimeoutExpired:
