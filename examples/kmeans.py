@@ -28,24 +28,27 @@ def sums(xp: Any, points: Any, labels: Any, clusters: int) -> tuple[Any, Any]:
     return member.T @ points, member.sum(axis=0)
 
 
-def cluster_on_gpus(points: Any, centres: Any, count: int) -> tuple[Any, Any]:
+def cluster_on_gpus(points: Any, first: Any, count: int) -> tuple[Any, Any]:
     """Return centres and labels after `ITERATIONS`, computed by ``count`` GPUs."""
+    centres: Any = first
     parts: list[Any] = []
     for index, part in enumerate(np.array_split(points, count)):
         with cp.cuda.Device(index):
             parts.append(cp.asarray(part))
     labels: list[Any] = []
     for _ in range(ITERATIONS):
-        labels, partial = [], []
+        partial: list[tuple[Any, Any]] = []
+        labels = []
         for index, part in enumerate(parts):
             with cp.cuda.Device(index):
                 here = cp.asarray(centres)
                 labels.append(assign(cp, part, here))
                 partial.append(sums(cp, part, labels[-1], len(centres)))
         # Everything above is only queued; the small sums are the one thing that is waited for.
-        total = np.sum([cp.asnumpy(total) for total, _ in partial], axis=0)
-        number = np.sum([cp.asnumpy(number) for _, number in partial], axis=0)
-        centres = np.where(number[:, None] > 0, total / np.maximum(number, 1)[:, None], centres)
+        total: Any = np.sum([cp.asnumpy(total) for total, _ in partial], axis=0)
+        number: Any = np.sum([cp.asnumpy(number) for _, number in partial], axis=0)
+        means: Any = total / np.maximum(number, 1)[:, None]
+        centres = np.where(number[:, None] > 0, means, centres)
     return centres, np.concatenate([cp.asnumpy(part) for part in labels])
 
 
@@ -68,6 +71,7 @@ def main() -> int:
     took = time.perf_counter() - began
     print(f"{ITERATIONS} iterations of {count_points:,} points in {took:.2f} s")
     reference = first
+    wanted: Any = None
     for _ in range(ITERATIONS):
         wanted = assign(np, points, reference)
         total, number = sums(np, points, wanted, clusters)

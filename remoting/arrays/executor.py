@@ -111,9 +111,9 @@ class Executor:
         return {
             "door.sync": self.backend.synchronize,
             "door.get": Download,
-            "door.same": lambda value: value,
+            "door.same": _same,
             "door.stats": lambda: [self.sequence, len(self.objects), sum(self.conformed.values())],
-            "door.touch": lambda _value: None,
+            "door.touch": _touch,
         }
 
     # --- handles --------------------------------------------------------------------------------
@@ -208,11 +208,11 @@ class Executor:
         self.backend.use(device, self.objects.get(stream) if stream else None)
 
     def _define_meta(self, value: Any) -> None:
-        if not isinstance(value, list) or len(value) != 4:
+        if not wire.is_list(value) or len(value) != 4:
             raise RemoteProtocolError("malformed meta")
         number, dtype, shape, strides = value
         for part in (shape, strides):
-            if not isinstance(part, list) or len(part) > wire.MAX_NDIM:
+            if not wire.is_list(part) or len(part) > wire.MAX_NDIM:
                 raise RemoteProtocolError("malformed meta", why="shape or strides")
             items: list[Any] = part
             if not all(type(item) is int and abs(item) < 1 << 62 for item in items):
@@ -351,7 +351,7 @@ class Executor:
             return backend.adopt(value)
         if type(value) in (tuple, list):
             return [self._adopted(item) for item in value]
-        if isinstance(value, tuple):  # a named tuple of linalg
+        if issubclass(type(value), tuple):  # a named tuple of linalg
             items: Any = value
             return [self._adopted(item) for item in items]
         return value
@@ -412,11 +412,11 @@ class Executor:
             strides = list(value.strides)
             device = self.backend.device_of(value)
             return ["h", handle, value.dtype.str, list(value.shape), strides, device]
-        if type(value) is tuple or type(value) is list:
+        if type(value) in (tuple, list):
             items: Any = value
             code = "t" if type(value) is tuple else "l"
             return [code, *(self.plain(item, first, used) for item in items)]
-        if type(value) is dict:
+        if type(value) in (dict,):
             pairs: Any = value
             return {str(key): self.plain(item, first, used) for key, item in pairs.items()}
         if isinstance(value, complex):
@@ -432,6 +432,14 @@ class Executor:
         used.append(index)
         self._store(first + index, value)
         return index
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _touch(value: Any) -> None:
+    """Do nothing: finding the argument raises what made it fail."""
 
 
 def same_layout(value: Any, meta: Meta) -> bool:

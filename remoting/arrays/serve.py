@@ -148,7 +148,7 @@ class Session:
         """Answer the client's HELLO with what this worker offers."""
         header, body = self._read()
         hello = wire.decode_body(body)
-        if header.kind != wire.Kind.HELLO or not isinstance(hello, dict):
+        if header.kind != wire.Kind.HELLO or type(hello) not in (dict,):
             raise RemoteProtocolError("the client did not greet")
         welcome = {
             "protocol": wire.PROTOCOL,
@@ -199,7 +199,7 @@ class Session:
 
     def _put(self, header: wire.Header, body: bytes) -> None:
         value = wire.decode_body(body)
-        if not isinstance(value, list) or len(value) != 2:
+        if not wire.is_list(value) or len(value) != 2:
             raise RemoteProtocolError("malformed upload")
         handle, number = value
         if type(handle) is not int or type(number) is not int:

@@ -65,7 +65,7 @@ class _Compiler:
             return lambda values, find: node
         if isinstance(node, str):
             return self._leaf(node)
-        if not isinstance(node, list) or not node or not isinstance(node[0], str):
+        if not wire.is_list(node) or not node or not isinstance(node[0], str):
             raise RemoteProtocolError("malformed template", why=f"node {str(node)[:40]}")
         items: list[Any] = node[1:]
         return self._branch(node[0], items, depth)
@@ -113,7 +113,7 @@ class _Compiler:
         raise RemoteProtocolError("malformed template", why=f"node {code[:40]}")
 
     def pair(self, item: Any, depth: int) -> tuple[str, Builder]:
-        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
+        if not wire.is_list(item) or len(item) != 2 or not isinstance(item[0], str):
             raise RemoteProtocolError("malformed template", why="keywords are pairs")
         pair: list[Any] = item
         return pair[0], self.compile(pair[1], depth + 1)
@@ -128,7 +128,7 @@ def compile_template(
         RemoteProtocolError: it is not of the form
             ``[id, operation, outputs, [arguments], [[keyword, argument]]]``.
     """
-    if not isinstance(body, list) or len(body) != 5:
+    if not wire.is_list(body) or len(body) != 5:
         raise RemoteProtocolError("malformed template")
     number, operation, outputs, arguments, keywords = body
     if type(number) is not int or not wire.FIRST_TEMPLATE <= number < (
@@ -139,7 +139,7 @@ def compile_template(
         raise RemoteProtocolError("unknown operation", why=repr(operation))
     if type(outputs) is not int or not 0 <= outputs <= MAX_OUTPUTS:
         raise RemoteProtocolError("malformed template", why=f"{outputs!r} outputs")
-    if not isinstance(arguments, list) or not isinstance(keywords, list):
+    if not wire.is_list(arguments) or not wire.is_list(keywords):
         raise RemoteProtocolError("malformed template")
     compiler = _Compiler()
     nodes: list[Any] = arguments

@@ -8,7 +8,7 @@ import io
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeGuard
 
 import cbor2
 
@@ -84,6 +84,11 @@ def encode_frame(kind: Kind, body: bytes, *, request: int = 0, bulk: int = 0) ->
     return HEADER.pack(len(body), kind, 0, 0, request, 0, bulk) + body
 
 
+def is_list(value: Any) -> TypeGuard[list[Any]]:
+    """Say whether a decoded value is a list."""
+    return type(value) is list
+
+
 def _refuse(_decoder: Any, _tag: Any) -> Any:
     raise RemoteProtocolError("malformed message", why="tags are not allowed")
 
@@ -114,7 +119,7 @@ def decode_body(data: bytes | memoryview) -> Any:
 
 def check_plain(value: Any, depth: int) -> None:
     """Raise for anything but plain values: built-in tags get past the decoder's hook."""
-    kind = type(value)
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind is int and not -(1 << 64) <= value < 1 << 64:
         raise RemoteProtocolError("malformed message", why="an integer of more than 64 bits")
     if value is None or kind in (bool, int, float, str, bytes):

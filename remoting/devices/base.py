@@ -46,6 +46,11 @@ class UnsupportedError(NotImplementedError):
     """A device of this kind cannot do that; the text says why."""
 
 
+def host_bytes(array: Any) -> memoryview:
+    """Return the memory of a contiguous array of bytes on the host."""
+    return memoryview(array)
+
+
 Fill = Callable[[memoryview], None]
 """Fills a host buffer completely with the next bytes of the stream."""
 

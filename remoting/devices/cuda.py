@@ -1,12 +1,23 @@
 """Real GPUs: calls are executed by CuPy, in partitions that look like whole devices."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import CHUNK, Budget, DeviceMemoryError, DeviceSpec, Fill
+from gpupool.remoting.devices.base import (
+    CHUNK,
+    Budget,
+    DeviceMemoryError,
+    DeviceSpec,
+    Fill,
+    host_bytes,
+)
 from gpupool.remoting.devices.cuda_operations import operations
 
 OVERHEAD_BYTES = 512 << 20
@@ -28,7 +39,7 @@ class _Stage:
 
     def __init__(self, cupy: Any) -> None:
         self.memory = cupy.cuda.alloc_pinned_memory(CHUNK)
-        self.view = memoryview(np.frombuffer(self.memory, np.uint8, CHUNK))
+        self.view = host_bytes(np.frombuffer(self.memory, np.uint8, CHUNK))
         self.pointer = self.memory.ptr
         self.event = cupy.cuda.Event(disable_timing=True)
 
@@ -155,7 +166,7 @@ class CudaBackend:
         stream = self.cupy.cuda.get_current_stream()
         if left <= SMALL_BYTES:
             host = np.empty(left, np.uint8)
-            fill(memoryview(host))
+            fill(host_bytes(host))
             self._runtime.memcpyAsync(pointer, host.ctypes.data, left, _TO_DEVICE, stream.ptr)
             return
         stages = self._buffers()
@@ -180,7 +191,7 @@ class CudaBackend:
             host = np.empty(total, np.uint8)
             self._runtime.memcpyAsync(host.ctypes.data, pointer, total, _TO_HOST, stream.ptr)
             stream.synchronize()
-            yield memoryview(host)
+            yield host_bytes(host)
             return
         stages = self._buffers()
         pieces = [(at, min(CHUNK, total - at)) for at in range(0, total, CHUNK)]

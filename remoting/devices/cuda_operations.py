@@ -1,8 +1,12 @@
 """The closed table of real GPUs: names that a client may use, and CuPy's callables for them."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +20,6 @@ from gpupool.remoting.arrays.names import (
     UFUNCS,
 )
 from gpupool.remoting.devices.sources import check_options, check_source
-
-if TYPE_CHECKING:
-    from gpupool.remoting.devices.cuda import CudaBackend
 
 Operation = Callable[..., Any]
 _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
@@ -243,7 +244,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _cuda(backend: "CudaBackend") -> dict[str, Operation]:
+def _cuda(backend: Any) -> dict[str, Operation]:
     cupy, pool = backend.cupy, backend.pool
     runtime = cupy.cuda.runtime
     null = cupy.cuda.Stream.null
@@ -341,7 +342,7 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
     }
 
 
-def operations(backend: "CudaBackend") -> Mapping[str, Operation]:
+def operations(backend: Any) -> Mapping[str, Operation]:
     """Return name to callable; the names are ours, never the client's."""
     cupy = backend.cupy
     table: dict[str, Operation] = {}

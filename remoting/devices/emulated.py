@@ -1,12 +1,23 @@
 """An emulated GPU: arrays in host memory, computed by NumPy, with CuPy's rules and accounting."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.devices.base import CHUNK, Budget, DeviceMemoryError, DeviceSpec, Fill
+from gpupool.remoting.devices.base import (
+    CHUNK,
+    Budget,
+    DeviceMemoryError,
+    DeviceSpec,
+    Fill,
+    host_bytes,
+)
 from gpupool.remoting.devices.emulated_operations import operations
 from gpupool.remoting.devices.pool import EmulatedPool
 
@@ -93,13 +104,13 @@ class EmulatedBackend:
         flat: Any = array
         while isinstance(flat.base, np.ndarray):
             flat = flat.base
-        fill(memoryview(flat.reshape(-1).view(np.uint8)))
+        fill(host_bytes(flat.reshape(-1).view(np.uint8)))
 
     def download(self, array: Array, order: str) -> Iterator[memoryview]:
         """Yield the bytes of one contiguous copy, or of the array itself if it is contiguous."""
         dense = np.asarray(array, order="F" if order == "F" else "C")
         flat = dense.reshape(-1, order="F" if order == "F" else "C").view(np.uint8)
-        data = memoryview(flat)
+        data = host_bytes(flat)
         for start in range(0, data.nbytes, CHUNK):
             yield data[start : start + CHUNK]
 

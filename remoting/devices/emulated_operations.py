@@ -1,17 +1,18 @@
 """The closed table of an emulated device: CuPy's operations in terms of NumPy's."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gpupool.remoting.arrays.names import FFT, FUNCTIONS, KERNELS, LINALG, UFUNCS
 from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.emulated_random import random_operations
-
-if TYPE_CHECKING:
-    from gpupool.remoting.devices.emulated import EmulatedBackend
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]
@@ -193,6 +194,10 @@ def _as_strided(a: Array, shape: Any, strides: Any) -> Array:
     return _memory(a, 0, shape, a.dtype, strides)
 
 
+def _zeros(shape: Any, dtype: Any, order: Any = "C") -> Array:
+    return np.zeros(shape, dtype, order=order)
+
+
 def _no_kernels(name: str) -> Operation:
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
         raise UnsupportedError(
@@ -214,7 +219,7 @@ def _record(event: _Marker, _stream: Any) -> None:
     event.time = time.perf_counter()
 
 
-def _cuda(backend: "EmulatedBackend") -> dict[str, Operation]:
+def _cuda(backend: Any) -> dict[str, Operation]:
     def current() -> Any:
         return backend.pools[backend.current]
 
@@ -262,7 +267,7 @@ def _cuda(backend: "EmulatedBackend") -> dict[str, Operation]:
     }
 
 
-def operations(backend: "EmulatedBackend") -> Mapping[str, Operation]:
+def operations(backend: Any) -> Mapping[str, Operation]:
     """Return name to callable; anything absent here is refused by name at the client."""
     table: dict[str, Operation] = {name: _ufunc(name) for name in UFUNCS}
     table |= {name: getattr(np, name) for name in FUNCTIONS}
@@ -301,8 +306,8 @@ def operations(backend: "EmulatedBackend") -> Mapping[str, Operation]:
         "ndarray.as_strided": _as_strided,
         "ufunc.at": _at,
         "ufunc.reduceat": _reduceat,
-        "door.empty": lambda shape, dtype, order="C": np.zeros(shape, dtype, order=order),
-        "door.zeros": lambda shape, dtype, order="C": np.zeros(shape, dtype, order=order),
+        "door.empty": _zeros,
+        "door.zeros": _zeros,
         "door.arange": lambda first, count, step, dtype: (first + np.arange(count) * step).astype(
             dtype
         ),

@@ -1,5 +1,9 @@
 """The drop-in imported in this process, over workers in threads."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import socket
 import sys
 from collections.abc import Iterator

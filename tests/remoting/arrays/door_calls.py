@@ -5,6 +5,10 @@ between `numpy` and the drop-in, on emulated devices in the tests and on real on
 ``tests/gpu/array_door_check.py``.
 """
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 # ruff: noqa: B023 - the loops bind their variable by a call of the outer lambda
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -168,7 +172,7 @@ CALLS["power"] = lambda xp, d: xp.power(d.p, d.b)
 CALLS["float_power"] = lambda xp, d: xp.float_power(d.p, 2)
 CALLS["heaviside"] = lambda xp, d: xp.heaviside(d.a, d.b)
 
-CALLS |= {
+MORE: dict[str, Call] = {
     # creation
     "zeros": lambda xp, d: xp.zeros((2, 3), "f"),
     "ones": lambda xp, d: xp.ones((2, 3), "i", "F"),
@@ -520,6 +524,8 @@ CALLS |= {
     "fft.fftfreq": lambda xp, d: xp.fft.fftfreq(5, 0.1),
     "fft.rfftfreq": lambda xp, d: xp.fft.rfftfreq(6),
 }
+
+CALLS.update(MORE)
 
 METHODS: dict[str, Call] = {
     **{

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -275,7 +275,7 @@ def certificate(folder: Path) -> tuple[str, str, str]:
 
 
 @contextlib.contextmanager
-def pool(*counts: int, memory: int = 256 * MIB, transport: str = "unix") -> Iterator[Agent]:
+def pool(*counts: int, memory: int = 256 * MIB, transport: str = "unix") -> Generator[Agent]:
     """Run an agent with one server per count of devices."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

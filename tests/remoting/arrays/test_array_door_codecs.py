@@ -1,5 +1,9 @@
 """Both ends of every format of the array door, and what they do with rubbish."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import io
 import math
 import sys
@@ -35,6 +39,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
+@settings(deadline=None)
 def test_the_workers_decoder_reads_the_dropins_cbor(dropin: Any, value: Any) -> None:
     data = dropin._door.cbor.encode(value)
     assert cbor2.loads(data) == value
@@ -42,6 +47,7 @@ def test_the_workers_decoder_reads_the_dropins_cbor(dropin: Any, value: Any) -> 
 
 
 @given(PLAIN)
+@settings(deadline=None)
 def test_the_dropin_reads_the_workers_cbor(dropin: Any, value: Any) -> None:
     assert dropin._door.cbor.decode(wire.encode_body(value)) == value
 
@@ -54,7 +60,7 @@ def test_special_floats_survive(dropin: Any, value: float) -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 def test_rubbish_is_one_kind_of_error_to_the_dropin(dropin: Any, data: bytes) -> None:
     try:
         value = dropin._door.cbor.decode(data)
@@ -65,7 +71,7 @@ def test_rubbish_is_one_kind_of_error_to_the_dropin(dropin: Any, data: bytes) ->
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 def test_rubbish_is_one_kind_of_error_to_the_worker(data: bytes) -> None:
     try:
         wire.check_plain(wire.decode_body(data), 0)
@@ -100,7 +106,7 @@ def test_both_ends_have_the_same_constants(dropin: Any) -> None:
     for name in dir(theirs):
         if not name.isupper() or name in ("DTYPES",):
             continue
-        ours = getattr(wire, name, None)
+        ours: Any = getattr(wire, name, None)
         if ours is None:
             ours = wire.Kind[name]
         mine = getattr(theirs, name)
@@ -113,6 +119,7 @@ def test_both_ends_have_the_same_constants(dropin: Any) -> None:
 
 
 @given(st.binary(min_size=wire.HEADER.size, max_size=wire.HEADER.size))
+@settings(deadline=None)
 def test_a_header_is_decoded_or_refused(data: bytes) -> None:
     try:
         header = wire.decode_header(data)
@@ -163,7 +170,7 @@ NODES = st.recursive(
         st.lists(NODES, max_size=2),
     ).map(list)
 )
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_templates_are_compiled_or_refused(body: Any) -> None:
     try:
         number, template = compile_template(body, ["a", "b"], [max, min])
@@ -199,7 +206,7 @@ def executor() -> Executor:
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_records_are_run_or_refused(data: bytes) -> None:
     made = executor()
     for ask in (False, True):
@@ -214,7 +221,7 @@ def test_records_are_run_or_refused(data: bytes) -> None:
         st.tuples(st.sampled_from([0, 1, 2, 3, 4, 5, 16, 17]), st.binary(max_size=40)), max_size=6
     )
 )
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_records_that_begin_well_are_run_or_refused(records: list[tuple[int, bytes]]) -> None:
     made = executor()
     template = wire.encode_body([16, made.names.index("add"), 1, ["h", "h"], []])
@@ -246,7 +253,7 @@ class BytesStream:
 
 
 @given(st.binary(max_size=200), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_a_connection_of_rubbish_ends_with_one_line(data: bytes, greeted: bool) -> None:
     from gpupool.remoting.arrays.serve import serve
 

@@ -13,7 +13,7 @@ import pytest
 
 
 def run(agent: door_kit.Agent | None, source: str, **environment: str) -> str:
-    done = door_kit.run_program(agent, source, **environment)
+    done = door_kit.run_program(agent, source, timeout_s=60, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,5 +1,9 @@
 """Every function that the drop-in offers gives what NumPy gives."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from typing import Any
 
 import door_calls

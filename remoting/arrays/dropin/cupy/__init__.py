@@ -5,6 +5,7 @@ see an AttributeError; ``gpupool door --missing`` lists those names.
 """
 
 import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 import numpy as _numpy
@@ -26,6 +27,12 @@ from cupy._core.ufunc import ufunc as ufunc
 from cupy._door import state as _state
 
 __version__ = "14.2.0"
+
+if _TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _Any:
+        """Stand for the names that are filled in below, for type checkers."""
+
 
 # What CuPy takes from NumPy as it is.
 _REEXPORTED = [

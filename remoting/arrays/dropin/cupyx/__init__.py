@@ -1,7 +1,11 @@
 """The part of CuPy's extensions that the drop-in offers."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -55,7 +59,7 @@ class DeviceSynchronized(RuntimeError):
 
 
 @contextlib.contextmanager
-def allow_synchronize(allow: bool) -> Iterator[None]:
+def allow_synchronize(allow: bool) -> Generator[None]:
     """Accept the setting; it is not enforced."""
     del allow
     yield
@@ -81,7 +85,7 @@ def seterr(**kwargs: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def errstate(**kwargs: Any) -> Iterator[None]:
+def errstate(**kwargs: Any) -> Generator[None]:
     """Set how errors are handled within a block."""
     before = seterr(**kwargs)
     try:

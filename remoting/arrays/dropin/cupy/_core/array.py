@@ -1,5 +1,9 @@
 """`cupy.ndarray`: an array that lives in a worker, described on this side."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import functools
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import warnings
@@ -100,7 +104,7 @@ class ndarray(Operators, Methods, Remote):
     # --- looks ----------------------------------------------------------------------------------
 
     @property
-    def _meta(self) -> Meta:
+    def _meta(self) -> Meta:  # type: ignore[override]
         known = self._known
         if known is None:
             self._session.describe(self)

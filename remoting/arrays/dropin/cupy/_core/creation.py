@@ -1,5 +1,9 @@
 """Creation of arrays: everything about them is known here, so nothing waits."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import math
 from typing import Any
 
@@ -178,7 +182,7 @@ def linspace(
         raise ValueError(f"linspace with num<0 not supported: {num}")
     ndarray: Any = state.hooks["ndarray"]
     arrays = [value for value in (start, stop) if isinstance(value, ndarray)]
-    if arrays or not (np.isscalar(start) and np.isscalar(stop)):
+    if arrays or not (make.is_scalar(start) and make.is_scalar(stop)):
         start, stop = make.asarray(start) * 1.0, make.asarray(stop) * 1.0
         found = make.ask(
             "linspace",

@@ -1,5 +1,9 @@
 """The other functions of CuPy's main namespace: rules where one is short, else described later."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from typing import Any
 
 import numpy as np
@@ -216,7 +220,7 @@ def lexsort(keys: Any) -> Any:
 
 def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
     """Return where elements would be inserted."""
-    array, value = need(a), make.asarray(v) if not np.isscalar(v) else v
+    array, value = need(a), make.asarray(v) if not make.is_scalar(v) else v
     shape = value.shape if _is_array(value) else ()
     keywords = {} if sorter is None else {"sorter": need(sorter)}
     return make.forward("searchsorted", (array, value, side), keywords, fresh(_INT64, shape))
@@ -244,7 +248,7 @@ def flatnonzero(a: Any) -> Any:
 def take(a: Any, indices: Any, axis: Any = None, out: Any = None) -> Any:
     """Return elements at indices along an axis."""
     array = need(a)
-    index = indices if np.isscalar(indices) else make.asarray(indices)
+    index = indices if make.is_scalar(indices) else make.asarray(indices)
     inserted = index.shape if _is_array(index) else ()
     if axis is None:
         shape = inserted
@@ -279,20 +283,20 @@ def put(a: Any, ind: Any, v: Any, mode: str = "wrap") -> None:
     if mode not in ("raise", "wrap", "clip"):
         raise TypeError(f"clipmode not understood: {mode}")
     array = need(a)
-    indices = ind if np.isscalar(ind) else make.asarray(ind)
-    values = v if np.isscalar(v) else make.asarray(v)
+    indices = ind if make.is_scalar(ind) else make.asarray(ind)
+    values = v if make.is_scalar(v) else make.asarray(v)
     make.in_place("put", (array, indices, values, mode), {})
 
 
 def put_along_axis(arr: Any, indices: Any, values: Any, axis: Any) -> None:
     """Set elements by indices that match the other axes."""
-    value = values if np.isscalar(values) else make.asarray(values)
+    value = values if make.is_scalar(values) else make.asarray(values)
     make.in_place("put_along_axis", (need(arr), need(indices), value, axis), {})
 
 
 def putmask(a: Any, mask: Any, values: Any) -> None:
     """Set elements where a mask holds."""
-    value = values if np.isscalar(values) else make.asarray(values)
+    value = values if make.is_scalar(values) else make.asarray(values)
     if _is_array(value):
         make.check_cast(value.dtype, need(a).dtype, "same_kind")
     make.in_place("putmask", (need(a), need(mask), value), {})
@@ -308,7 +312,7 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) ->
     target = need(dst, "dst")
     if isinstance(src, np.ndarray):
         src = src.item() if src.ndim == 0 else make.upload(src, target._session)
-    source = src if np.isscalar(src) else make.operand(src)
+    source = src if make.is_scalar(src) else make.operand(src)
     kind = make.operand_type(source)
     if isinstance(kind, np.dtype) and not np.can_cast(kind, target.dtype, casting):  # type: ignore[arg-type]
         raise TypeError(f"Cannot cast {kind} to {target.dtype} in {casting} casting mode")
@@ -329,7 +333,7 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
         raise ValueError("array must be at least 2-d")
     if array.ndim > 2 and len(set(array.shape)) > 1:
         raise ValueError("All dimensions of input must be of equal length")
-    value = val if np.isscalar(val) else make.asarray(val)
+    value = val if make.is_scalar(val) else make.asarray(val)
     make.in_place("fill_diagonal", (array, value, wrap), {})
 
 
@@ -358,7 +362,7 @@ def select(condlist: Any, choicelist: Any, default: Any = 0) -> Any:
         raise ValueError("list of cases must be same length as list of conditions")
     if not condlist:
         raise ValueError("select with an empty condition list is not possible")
-    if not np.isscalar(default):
+    if not make.is_scalar(default):
         raise TypeError("default only accepts scalar values")
     for condition in condlist:
         if need(condition).dtype != _BOOL:

@@ -1,8 +1,12 @@
 """What needs no device: helpers, files and text, all on this machine."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -529,30 +533,44 @@ def show_config(*, _full: bool = False) -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
+class UniqueAllResult(NamedTuple):
+    """Result of `unique_all`."""
+
+    values: Any
+    indices: Any
+    inverse_indices: Any
+    counts: Any
+
+
+class UniqueCountsResult(NamedTuple):
+    """Result of `unique_counts`."""
+
+    values: Any
+    counts: Any
+
+
+class UniqueInverseResult(NamedTuple):
+    """Result of `unique_inverse`."""
+
+    values: Any
+    inverse_indices: Any
+
+
 def unique_all(x: Any) -> Any:
     """Return distinct elements, their places, the inverse and the counts."""
-    from collections import namedtuple
-
-    kind = namedtuple("UniqueAllResult", ("values", "indices", "inverse_indices", "counts"))
     values, index, inverse, counts = FUNCTIONS["unique"](x, True, True, True, equal_nan=False)
-    return kind(values, index, inverse.reshape(x.shape), counts)
+    return UniqueAllResult(values, index, inverse.reshape(x.shape), counts)
 
 
 def unique_counts(x: Any) -> Any:
     """Return distinct elements and their counts."""
-    from collections import namedtuple
-
-    kind = namedtuple("UniqueCountsResult", ("values", "counts"))
-    return kind(*FUNCTIONS["unique"](x, return_counts=True, equal_nan=False))
+    return UniqueCountsResult(*FUNCTIONS["unique"](x, return_counts=True, equal_nan=False))
 
 
 def unique_inverse(x: Any) -> Any:
     """Return distinct elements and the inverse."""
-    from collections import namedtuple
-
-    kind = namedtuple("UniqueInverseResult", ("values", "inverse_indices"))
     values, inverse = FUNCTIONS["unique"](x, return_inverse=True, equal_nan=False)
-    return kind(values, inverse.reshape(x.shape))
+    return UniqueInverseResult(values, inverse.reshape(x.shape))
 
 
 def unique_values(x: Any) -> Any:

@@ -1,5 +1,9 @@
 """Reading and writing parts of arrays, with the shapes known before anything is sent."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import warnings
 from typing import Any
 

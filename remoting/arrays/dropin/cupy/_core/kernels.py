@@ -1,5 +1,9 @@
 """Kernels from source: sent once, compiled by the worker, called like any other operation."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import re
 from typing import Any
 
@@ -317,7 +321,7 @@ class RawKernel:
         self.options = tuple(options)
         self.backend = backend
         self.enable_cooperative_groups = enable_cooperative_groups
-        self.file_path = None
+        self.file_path: str | None = None
         self._compiled = _Compiled(
             "kernel.RawKernel",
             (code, name, list(self.options), translate_cucomplex, enable_cooperative_groups),

@@ -1,5 +1,9 @@
 """How arrays come to be: results of calls, uploads, and what is accepted as an operand."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -113,6 +117,11 @@ def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = 
 # --- operands -------------------------------------------------------------------------------------
 
 
+def is_scalar(value: Any) -> bool:
+    """Say whether a value is a number or text of the host; `numpy.isscalar` without its guard."""
+    return bool(np.isscalar(value))
+
+
 def operand(value: Any) -> Any:
     """Return ``value`` as an array or scalar that a kernel takes; TypeError for host arrays.
 
@@ -207,7 +216,7 @@ def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
     meta = fresh(kind, array.shape, order)
     flat = array.reshape(-1, order=order).view(np.uint8)  # type: ignore[call-overload]
     handle = next(session.handles)
-    device = session.put(handle, meta, memoryview(flat).cast("B") if flat.size else memoryview(b""))
+    device = session.put(handle, meta, host_bytes(flat))
     return result(session, handle, meta, device)
 
 
@@ -232,7 +241,7 @@ def download(
 
     def sink(_body: Any, _nbytes: int) -> memoryview:
         flat = host().reshape(-1, order=letter)  # type: ignore[call-overload]
-        return memoryview(flat.view(np.uint8))
+        return host_bytes(flat.view(np.uint8))
 
     if known is None or known.nbytes:
         reply: Any = session.ask("door.get", (source, letter), sink=sink)
@@ -240,6 +249,11 @@ def download(
     if not made:
         host(source._meta)
     return made[0]
+
+
+def host_bytes(flat: Any) -> memoryview:
+    """Return the memory of a contiguous array of bytes."""
+    return memoryview(flat).cast("B") if flat.size else memoryview(b"")
 
 
 def asarray(value: Any) -> Any:

@@ -1,5 +1,9 @@
 """Changing shapes, joining, splitting and rearranging arrays."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import itertools
 from typing import Any
 
@@ -231,7 +235,7 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
         raise IndexError("tuple index out of range")
     at = make.axis_of(axis, array.ndim)
     size = array.shape[at]
-    if np.isscalar(indices_or_sections):
+    if make.is_scalar(indices_or_sections):
         count = int(indices_or_sections)  # type: ignore[arg-type]
         if count <= 0:
             raise ValueError("number sections must be larger than 0.")
@@ -252,7 +256,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     array = need(ary)
     if array.ndim <= axis:
         raise ValueError("Axis exceeds ndim")
-    if np.isscalar(indices_or_sections) and array.shape[axis] % indices_or_sections:  # type: ignore[operator]
+    if make.is_scalar(indices_or_sections) and array.shape[axis] % indices_or_sections:  # type: ignore[operator]
         raise ValueError(
             "indices_or_sections must divide the size along the axes.\n"
             "If you want to split the array into non-equally-sized arrays, use array_split instead."

@@ -1,5 +1,9 @@
 """Methods of arrays: views derived here, everything else forwarded."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from typing import Any
 
 import numpy as np
@@ -47,7 +51,7 @@ class Methods:
 
     def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> Any:
         """Return the elements in another shape, as a view where that is possible."""
-        lengths = shape[0] if len(shape) == 1 else shape
+        lengths: Any = shape[0] if len(shape) == 1 else shape
         lengths = (
             (lengths.__index__(),)
             if hasattr(lengths, "__index__")
@@ -86,7 +90,7 @@ class Methods:
 
     def transpose(self, *axes: Any) -> Any:
         """Return a view with the axes in another order."""
-        order = axes[0] if len(axes) == 1 else axes or None
+        order: Any = axes[0] if len(axes) == 1 else axes or None
         if order is not None and not hasattr(order, "__index__"):
             order = tuple(order)
         meta = self._meta

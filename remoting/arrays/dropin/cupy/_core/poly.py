@@ -1,5 +1,9 @@
 """Polynomials, composed of array operations."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from typing import Any
 
 import numpy as np
@@ -12,7 +16,7 @@ from cupy._door import state
 def _coefficients(x: Any) -> Any:
     if isinstance(x, poly1d):
         return x.coeffs
-    if np.isscalar(x):
+    if make.is_scalar(x):
         return make.array([x])
     array = make.asarray(x)
     if array.ndim == 0:
@@ -61,8 +65,8 @@ def polyval(p: Any, x: Any) -> Any:
             total = polymul(total, x)
             total = polyadd(total, poly1d(coefficients[index : index + 1]))
         return total
-    point = x if np.isscalar(x) else make.asarray(x)
-    if np.isscalar(x):
+    point = x if make.is_scalar(x) else make.asarray(x)
+    if make.is_scalar(x):
         point = make.array(x)
     kind = np.result_type(coefficients.dtype, point.dtype)
     if not coefficients.size:
@@ -80,7 +84,7 @@ class poly1d:
     __array_ufunc__ = None
 
     def __init__(self, c_or_r: Any, r: bool = False, variable: str | None = None) -> None:
-        if isinstance(c_or_r, (poly1d, np.poly1d)):
+        if hasattr(c_or_r, "coeffs"):
             coefficients = c_or_r.coeffs
             self._variable = c_or_r.variable if variable is None else variable
             self._coeffs = make.asarray(coefficients)
@@ -168,7 +172,9 @@ class poly1d:
         return poly1d(polysub(self, other))
 
     def __mul__(self, other: Any) -> Any:
-        return poly1d(self._coeffs * other) if np.isscalar(other) else poly1d(polymul(self, other))
+        return (
+            poly1d(self._coeffs * other) if make.is_scalar(other) else poly1d(polymul(self, other))
+        )
 
     def __radd__(self, other: Any) -> Any:
         return poly1d(polyadd(other, self))
@@ -180,20 +186,20 @@ class poly1d:
         return self * other
 
     def __truediv__(self, other: Any) -> Any:
-        if not np.isscalar(other):
+        if not make.is_scalar(other):
             raise NotImplementedError("division of polynomials is not supported")
         return poly1d(self._coeffs / other)
 
     def __pow__(self, exponent: int) -> Any:
-        if not np.isscalar(exponent) or int(exponent) != exponent or exponent < 0:
+        if not make.is_scalar(exponent) or int(exponent) != exponent or exponent < 0:
             raise ValueError("Power to non-negative integers only.")
         made: Any = poly1d(make.array([1]))
         for _ in range(int(exponent)):
             made = poly1d(polymul(made, self))
         return made
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, poly1d):
+    def __eq__(self, other: Any) -> bool:  # type: ignore[override]
+        if type(other) is not poly1d:
             raise NotImplementedError
         return self._coeffs.shape == other._coeffs.shape and bool(
             (self._coeffs == other._coeffs).all()

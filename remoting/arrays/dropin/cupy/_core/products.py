@@ -1,5 +1,9 @@
 """Matrix and tensor products."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from typing import Any
 
 import numpy as np
@@ -55,9 +59,10 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     """Return the dot product of two arrays."""
     ndarray: Any = state.hooks["ndarray"]
     if not isinstance(a, ndarray) or not isinstance(b, ndarray):
-        if np.isscalar(a) or np.isscalar(b):
+        if make.is_scalar(a) or make.is_scalar(b):
             return state.hooks["ufuncs"]["multiply"](a, b, out=out)
-        need(a), need(b, "b")
+        need(a)
+        need(b, "b")
     kind = _result(a, b)
     if not a.ndim or not b.ndim:
         shape = a.shape or b.shape

@@ -1,5 +1,9 @@
 """Reductions and scans: the shape and dtype follow from the axes, so nothing waits."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from collections.abc import Callable
 from typing import Any
 
@@ -146,18 +150,16 @@ def _plan(
 
 
 def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> Any:
-    if typed:
+    def with_dtype(
+        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+    ) -> Any:
+        return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
 
-        def function(
-            a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-        ) -> Any:
-            return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
+    def without_dtype(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return reduce(name, a, rule, axis, None, out, keepdims, empty_ok)
 
-    else:
-
-        def function(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:  # type: ignore[misc]
-            return reduce(name, a, rule, axis, None, out, keepdims, empty_ok)
-
+    function = with_dtype if typed else without_dtype
+    function.__name__ = function.__qualname__ = name
     return function
 
 
@@ -213,7 +215,7 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
     """Send ``quantile`` or ``percentile``."""
     array = need(a)
     points: tuple[int, ...] = ()
-    if not np.isscalar(q):
+    if not make.is_scalar(q):
         q = make.asarray(q)
         points = q.shape
     shape = points + reduced_shape(array._meta, axis, keepdims)

@@ -1,5 +1,9 @@
 """Universal functions: which loop CuPy would choose, and the shortest way to send the call."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import struct
 import sys
 from typing import Any
@@ -199,7 +203,7 @@ class ufunc:
 
     def into(self, a: Any, b: Any) -> Any:
         """Apply to two arrays, or to an array and a float, and put the result into the first."""
-        scalar = type(b) is float
+        scalar: bool = type(b) is float
         plan = self._memo.get(("into", a._known, float if scalar else b._known))
         session = a._session
         if plan is None or (not scalar and b._session is not session):
@@ -209,7 +213,8 @@ class ufunc:
         if scalar:
             packed = _FLOAT_INTO(0, a._handle, b, a._handle)
         else:
-            packed = _PAIR_INTO(0, a._handle, b._handle, a._handle)
+            other: Any = b
+            packed = _PAIR_INTO(0, a._handle, other._handle, a._handle)
         session.emit(plan, packed, _frame(2))
         return a
 
@@ -291,7 +296,8 @@ class ufunc:
         loop = self.resolve(tuple(make.operand_type(item) for item in inputs), dtype)
         inputs = self._checked(inputs, loop)
         given = [item for item in outs if item is not None]
-        shapes = [item._meta.shape for item in (*inputs, *given) if isinstance(item, Remote)]
+        ndarray: Any = state.hooks["ndarray"]
+        shapes = [item._meta.shape for item in (*inputs, *given) if isinstance(item, ndarray)]
         shape = broadcast(*shapes) if shapes else ()
         for item, result in zip(outs, loop.outputs, strict=True):
             if item is not None:

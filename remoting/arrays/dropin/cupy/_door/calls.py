@@ -1,5 +1,9 @@
 """Plans of calls: the constant part of a call, sent once, and how its varying part is packed."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import struct
 from typing import Any
 
@@ -42,7 +46,7 @@ class Plan:
         self.outputs = len(metas)
         self.packer = struct.Struct("<Q" + layout)
         # What a Python integer among the arguments may be, for ufuncs.
-        self.limits = (-(1 << 63), (1 << 63) - 1)
+        self.limits: tuple[int, int] = (-(1 << 63), (1 << 63) - 1)
         # The session's epoch and this plan's prefix there, replaced as one object so that two
         # threads with two sessions never mix them.
         self.wire: tuple[object, bytes] = (None, b"")

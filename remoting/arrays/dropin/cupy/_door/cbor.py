@@ -30,6 +30,7 @@ def _head(major: int, value: int) -> bytes:
 
 
 def _write(value: Any, out: list[bytes], depth: int) -> None:
+    kind: Any = type(value)
     if depth > MAX_DEPTH:
         raise CborError("values are nested too deeply")
     if value is None:
@@ -45,15 +46,15 @@ def _write(value: Any, out: list[bytes], depth: int) -> None:
     elif isinstance(value, str):
         data = value.encode("utf-8")
         out += (_head(3, len(data)), data)
-    elif isinstance(value, (bytes, bytearray, memoryview)):
+    elif kind in (bytes, bytearray, memoryview):
         data = bytes(value)
         out += (_head(2, len(data)), data)
-    elif isinstance(value, (list, tuple)):
+    elif kind in (list, tuple):
         items: Any = value
         out.append(_head(4, len(items)))
         for item in items:
             _write(item, out, depth + 1)
-    elif isinstance(value, dict):
+    elif kind in (dict,):
         pairs: Any = value
         out.append(_head(5, len(pairs)))
         for key, item in pairs.items():
@@ -62,7 +63,7 @@ def _write(value: Any, out: list[bytes], depth: int) -> None:
             _write(key, out, depth + 1)
             _write(item, out, depth + 1)
     else:
-        raise CborError(f"a {type(value).__name__} cannot be sent")
+        raise CborError(f"a {kind.__name__} cannot be sent")
 
 
 def encode(value: Any) -> bytes:

@@ -1,5 +1,9 @@
 """Sockets of the drop-in: the agent on this machine, and one connection per GPU server."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import hashlib
 import hmac
 import json

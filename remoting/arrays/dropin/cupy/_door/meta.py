@@ -1,5 +1,9 @@
 """Shape, dtype and strides of arrays, known on this side without asking the worker."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from typing import Any
 
 import numpy as np
@@ -162,7 +166,7 @@ def _view_reshaped(meta: Meta, shape: Shape, order: str) -> np.ndarray[Any, Any]
         except ValueError:
             return None
     # Older NumPy has no way to refuse a copy but assignment to ``shape``, which knows order C.
-    view = meta.shadow.T if order == "F" else meta.shadow.view()
+    view: Any = meta.shadow.T if order == "F" else meta.shadow.view()
     try:
         view.shape = shape[::-1] if order == "F" else shape
     except AttributeError:

@@ -1,5 +1,9 @@
 """One session with one worker: batches of calls out; replies, descriptions and errors in."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import contextlib
 import gc
 import itertools
@@ -51,7 +55,7 @@ class Session:
         self.link = link
         self.agent = agent
         self.first_device = first_device
-        self.failure: BaseException | None = None
+        self.failure: BaseException | None = None  # set once; ends the session
         self.garbage: deque[int] = deque()
         self.handles = itertools.count(1)
         self.plans: dict[Any, Plan] = {}
@@ -131,7 +135,7 @@ class Session:
         where the caller knows how far up it is.
         """
         if frame is None:
-            frame = sys._getframe(2)
+            frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
             while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
                 frame = frame.f_back
         with self._lock:
@@ -474,7 +478,10 @@ class Session:
         if self.failure is None:
             make = state.hooks.get("ConnectionLost")
             lost = f"{what}; the arrays of this session are gone"
-            self.failure = make(46, lost) if make is not None else ConnectionLostError(lost)
+            failure: BaseException = (
+                make(46, lost) if make is not None else ConnectionLostError(lost)
+            )
+            self.failure = failure
             self.link.close()
             self._wake.set()
         return self.failure

@@ -1,5 +1,7 @@
 """Errors of `cupy.cuda`, with the classes and texts that programs catch."""
 
+from typing import Any
+
 from cupy._door import state
 from cupy._door.errors import DoorError
 
@@ -27,7 +29,7 @@ class CUDARuntimeError(RuntimeError):
             text if text.startswith("cuda") else f"{_NAMES.get(status, 'cudaErrorUnknown')}: {text}"
         )
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.status, str(self)))
 
 

@@ -1,7 +1,11 @@
 """Memory pools, whose numbers come from the server, and pointers into arrays."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -53,10 +57,9 @@ class MemoryPool:
 
     def set_limit(self, size: Any = None, fraction: Any = None) -> None:
         """Limit the pool further, in bytes or as a fraction of the partition."""
-        if size is None and fraction is None:
-            size = 0
         if size is not None and fraction is not None:
             raise ValueError("size and fraction cannot be specified at one time")
+        size = 0 if size is None else size
         if fraction is not None:
             if not 0 <= fraction <= 1:
                 raise ValueError(f"memory limit fraction out of range: {fraction}")
@@ -231,7 +234,7 @@ def get_allocator() -> Any:
 
 
 @contextlib.contextmanager
-def using_allocator(allocator: Any = None) -> Iterator[None]:
+def using_allocator(allocator: Any = None) -> Generator[None]:
     """Accept any allocator for a block of code."""
     yield
 

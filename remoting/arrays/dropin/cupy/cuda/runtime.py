@@ -1,5 +1,9 @@
 """The part of `cupy.cuda.runtime` that makes sense on remote devices."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from typing import Any
 
 from cupy._door import pool, state
@@ -90,7 +94,9 @@ def streamSynchronize(stream: int) -> None:
     """Wait for a stream by its number."""
     from cupy.cuda import stream as _stream
 
-    _stream._streams.get(stream, _stream.Stream.null).synchronize()
+    _stream._streams.get(  # pyright: ignore[reportPrivateUsage]
+        stream, _stream.Stream.null
+    ).synchronize()
 
 
 def profilerStart() -> None:

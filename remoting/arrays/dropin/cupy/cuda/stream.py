@@ -1,5 +1,9 @@
 """Streams and events. Their calls are queued like all others, except those that wait."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +32,11 @@ class Event(Remote):
         return made
 
     @property
+    def session(self) -> Any:
+        """The session of the server that has the event."""
+        return self._session
+
+    @property
     def done(self) -> bool:
         """Whether everything before the event has been computed."""
         return self._session.ask("cuda.event.done", (self,))
@@ -51,7 +60,7 @@ class _Uninitialised(Remote):
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
     """Return the milliseconds between two events."""
-    return start_event._session.ask("cuda.event.elapsed", (start_event, end_event))
+    return start_event.session.ask("cuda.event.elapsed", (start_event, end_event))
 
 
 def _handle_of(stream: Any) -> Any:
@@ -134,7 +143,7 @@ class _BaseStream:
 
     def wait_event(self, event: Event) -> None:
         """Make what follows in this stream wait for an event."""
-        event._session.call("cuda.stream.wait_event", (self._remote, event), {})
+        event.session.call("cuda.stream.wait_event", (self._remote, event), {})
 
     def add_callback(self, callback: Callable[..., Any], arg: Any) -> None:
         """Call a function here once the stream has come to this point; waits for it."""

@@ -1,7 +1,10 @@
 """Linear algebra. Shapes follow from the arguments, except for singular and structured results."""
 
-from collections import namedtuple
-from typing import Any
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.linalg import LinAlgError as LinAlgError
@@ -13,11 +16,41 @@ from cupy._core.reductions import need
 from cupy._core.reductions import reduced_shape as _reduced_shape
 from cupy._door.meta import fresh
 
-EighResult = namedtuple("EighResult", ("eigenvalues", "eigenvectors"))
-EigResult = namedtuple("EigResult", ("eigenvalues", "eigenvectors"))
-QRResult = namedtuple("QRResult", ("Q", "R"))
-SlogdetResult = namedtuple("SlogdetResult", ("sign", "logabsdet"))
-SVDResult = namedtuple("SVDResult", ("U", "S", "Vh"))
+
+class EighResult(NamedTuple):
+    """Result of a decomposition, by NumPy's names."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class EigResult(NamedTuple):
+    """Result of a decomposition, by NumPy's names."""
+
+    eigenvalues: Any
+    eigenvectors: Any
+
+
+class QRResult(NamedTuple):
+    """Result of a decomposition, by NumPy's names."""
+
+    Q: Any
+    R: Any
+
+
+class SlogdetResult(NamedTuple):
+    """Result of a decomposition, by NumPy's names."""
+
+    sign: Any
+    logabsdet: Any
+
+
+class SVDResult(NamedTuple):
+    """Result of a decomposition, by NumPy's names."""
+
+    U: Any
+    S: Any
+    Vh: Any
 
 
 def _kind(*arrays: Any) -> np.dtype[Any]:
@@ -184,7 +217,7 @@ def matrix_rank(M: Any, tol: Any = None) -> Any:
     return make.lazy("linalg.matrix_rank", (need(M), tol), {})
 
 
-def matrix_power(M: Any, n: int) -> Any:
+def matrix_power(M: Any, n: Any) -> Any:
     """Return a power of a square matrix."""
     _square(M)
     if not isinstance(n, int):

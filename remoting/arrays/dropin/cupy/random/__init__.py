@@ -1,5 +1,9 @@
 """Random numbers, drawn on the server."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from typing import Any
 
 from cupy._core.make import download as _download
@@ -8,7 +12,7 @@ from cupy.random._generator import get_random_state as get_random_state
 from cupy.random._generator import reset_states as reset_states
 from cupy.random._generator import seed as seed
 from cupy.random._generator import set_random_state as set_random_state
-from cupy.random._states import _DISTRIBUTIONS
+from cupy.random._states import DISTRIBUTIONS as _DISTRIBUTIONS
 from cupy.random._states import XORWOW as XORWOW
 from cupy.random._states import BitGenerator as BitGenerator
 from cupy.random._states import Generator as Generator

@@ -1,5 +1,9 @@
 """Random states on the servers; shapes and types of what they draw are known here."""
 
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import os
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +22,7 @@ _FLOAT: Any = float
 _INT: Any = int
 
 # Parameters before size and dtype, and the default type of what is drawn.
-_DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
+DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "beta": ({"a": _REQUIRED, "b": _REQUIRED}, _FLOAT),
     "binomial": ({"n": _REQUIRED, "p": _REQUIRED}, _INT),
     "chisquare": ({"df": _REQUIRED}, _FLOAT),
@@ -85,7 +89,7 @@ def _shape(size: Any, values: list[Any]) -> tuple[int, ...]:
 
 
 def _distribution(name: str) -> Callable[..., Any]:
-    parameters, default = _DISTRIBUTIONS[name]
+    parameters, default = DISTRIBUTIONS[name]
     names = {**parameters, "size": None, "dtype": default}
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +103,10 @@ def _distribution(name: str) -> Callable[..., Any]:
     method.__name__ = name
     method.__doc__ = f"Draw from the distribution; see `numpy.random.RandomState.{name}`."
     return method
+
+
+def _draw_from(source: Any, name: str) -> Any:
+    return getattr(source, name)
 
 
 class RandomState(Remote):
@@ -125,11 +133,11 @@ class RandomState(Remote):
 
     def rand(self, *size: int, dtype: Any = float) -> Any:
         """Draw uniformly from [0, 1)."""
-        return self.random_sample(size=size, dtype=dtype)
+        return _draw_from(self, "random_sample")(size=size, dtype=dtype)
 
     def randn(self, *size: int, dtype: Any = float) -> Any:
         """Draw from the standard normal distribution."""
-        return self.standard_normal(size=size, dtype=dtype)
+        return _draw_from(self, "standard_normal")(size=size, dtype=dtype)
 
     def randint(self, low: Any, high: Any = None, size: Any = None, dtype: Any = int) -> Any:
         """Draw integers from [low, high), or from [0, low)."""
@@ -147,7 +155,7 @@ class RandomState(Remote):
 
     def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         """Draw elements of an array, or integers below a number."""
-        source = a if isinstance(a, int) else make.asarray(a)
+        source: Any = a if isinstance(a, int) else make.asarray(a)
         if isinstance(a, int) and a <= 0:
             raise ValueError("a must be greater than or equal to 0")
         if not isinstance(a, int) and source.ndim != 1:
@@ -219,7 +227,7 @@ def _seed(seed: Any) -> Any:
     raise TypeError(f"Seed must be an integer, not {type(seed).__name__}")
 
 
-for _name in _DISTRIBUTIONS:
+for _name in DISTRIBUTIONS:
     setattr(RandomState, _name, _distribution(_name))
 
 
@@ -294,7 +302,7 @@ class Generator(Remote):
 
 
 def _generated(name: str) -> Callable[..., Any]:
-    parameters, default = _DISTRIBUTIONS[name]
+    parameters, default = DISTRIBUTIONS[name]
     typed = name in ("standard_normal", "standard_exponential", "standard_gamma")
     names = {
         **parameters,
