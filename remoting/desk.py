@@ -40,6 +40,17 @@ class Desk:
         self._host = host
         self._clock_offset_s = clock_offset_s
         self._loop_lag_s = loop_lag_s
+        self._subscribers: dict[int, Client] = {}
+
+    def closed(self, client: Client) -> None:
+        """Forget a client that is gone."""
+        self._subscribers.pop(client.connection, None)
+
+    def wake_at(self) -> float:
+        """Return when ``push_updates`` has to be called next."""
+        return min(
+            (client.update_at for client in self._subscribers.values()), default=float("inf")
+        )
 
     def handle(self, client: Client, call: int, message: m.Message) -> None:
         """Act on one call.
@@ -97,16 +108,17 @@ class Desk:
 
     def _subscribe(self, client: Client, interval_s: float) -> None:
         if interval_s == 0:
-            client.update_every_s, client.update_at = 0.0, float("inf")
+            self._subscribers.pop(client.connection, None)
             return
         if not interval_s > 0:
             raise UsageError("an interval is a positive number of seconds")
         client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
         client.update_at = self._steward.clock.monotonic()
+        self._subscribers[client.connection] = client
 
     def push_updates(self, now: float) -> None:
         """Send the updates that are due; all of one moment show the same."""
-        due = [client for client in self._steward.clients() if client.update_at <= now]
+        due = [client for client in self._subscribers.values() if client.update_at <= now]
         if not due:
             return
         update = m.Update(self.view(), self.telemetry())

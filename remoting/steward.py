@@ -183,6 +183,7 @@ class Steward:
         self._starting: dict[int, _Starting] = {}
         self._number = 0
         self._seen: PoolState | None = None
+        self._members: tuple[m.Member, ...] = ()
         self._look_at = float("-inf")
         self._key_at = float("-inf")
         self.waiters = Waiters()
@@ -244,6 +245,7 @@ class Steward:
         client = self._clients.pop(connection, None)
         if client is not None:
             self.waiters.closed(connection)
+            self._desk.closed(client)
             self._awaited = [each for each in self._awaited if each.client is not client]
             for lease in sorted(client.attached):
                 self._detach(client, lease)
@@ -303,7 +305,7 @@ class Steward:
         """Return the monotonic time of the next ``poll``."""
         times = [self._look_at, self.proposals.wake_at(), self.waiters.wake_at()]
         times += [each.deadline for each in self._awaited]
-        times += [client.update_at for client in self.clients()]
+        times.append(self._desk.wake_at())
         return min(times)
 
     def clients(self) -> list[Client]:
@@ -644,6 +646,9 @@ class Steward:
             if self._try_attach(each.client, each.call, each.message):
                 self._awaited.remove(each)
         members = self.members()
+        if members == self._members:
+            members = self._members  # the same tuple, so that comparing it costs nothing
+        self._members = members
         for client in self.clients():
             self._follow_client(client, members)
         self._look()

@@ -105,7 +105,6 @@ class Waiters:
             self._again_at = min(self._again_at, waiter.kept_until)
         return hints
 
-
     def _forget_served(self, state: PoolState, now: float) -> None:
         """Forget requests that another server has served, or whose client has gone elsewhere."""
         for key, waiter in list(self._waiters.items()):

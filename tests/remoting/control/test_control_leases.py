@@ -451,3 +451,21 @@ async def test_twenty_clients_race_for_seven_slots(
     assert waits[98] <= 3 * hold_s + 5
     # Every slot is in use nearly all the time.
     assert trio.current_time() - before < 1.25 * 100 * hold_s / 7
+
+
+async def test_more_servers_are_asked_when_the_first_have_no_room(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    """A client connects to 32 servers at first, and to more when these have nothing for it."""
+    cluster = Cluster(nursery)
+    await cluster.start([1] * 40)
+    async with cluster.client("root", servers=["gpu-1"]) as pool:
+        await trio.sleep(1)
+        near = list(pool.connections.by_server)
+        assert len(near) == 32
+        for server in near:
+            await pool.drain(server, "full")
+        before = trio.current_time()
+        hold = await pool.allocate(request(pool), wait_s=30)
+        assert hold.servers[0] not in near
+        assert trio.current_time() - before < 2
