@@ -4,8 +4,8 @@
 
 Needs a real GPU, nvcc and a C compiler; CuPy, numba-cuda, PyTorch and JAX where they are. Client
 and worker are separate processes over loopback. A program prints ``RESULT name value`` lines:
-values called ``*_us``, ``*_ms``, ``*_s``, ``*_GBps`` are measurements, the rest must agree. The exit
-status is the number of programs that failed.
+values called ``*_us``, ``*_ms``, ``*_s``, ``*_GBps`` are measurements, the rest must agree. The
+exit status is the number of programs that failed.
 """
 
 import argparse

@@ -531,6 +531,33 @@ GP_EXPORT int cuDeviceGetExecAffinitySupport(int *supported, int type, int devic
     return GP_SUCCESS;
 }
 
+// CUdevResource, whose middle is the driver's own; only counting multiprocessors is remoted, green
+// contexts are not.
+struct resource {
+    uint32_t type;
+    unsigned char own[92];
+    uint32_t multiprocessors, partition, alignment, flags;
+};
+
+GP_EXPORT int cuDeviceGetDevResource(int device, struct resource *resource, int type) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (resource == NULL) return GP_INVALID_VALUE;
+    if (type != 1) return GP_NOT_SUPPORTED;  // CU_DEV_RESOURCE_TYPE_SM
+    memset(resource, 0, sizeof *resource);
+    resource->type = 1;
+    resource->multiprocessors = (uint32_t)gp.devices[device].attributes[16];
+    resource->partition = resource->alignment = 8;  // of compute capability 9.0 and later
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetDevResource(void *context, struct resource *resource, int type) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(context, &known));
+    return cuDeviceGetDevResource(known->handle.device, resource, type);
+}
+
 // --- errors ---------------------------------------------------------------------------------------
 
 static const struct error_text fallback[] = {

@@ -583,6 +583,11 @@ GP_EXPORT int cuStreamGetCtx_ptsz(void *a0, void *a1) {
     return cuStreamGetCtx(gp_thread_stream(a0), a1);
 }
 
+int cuStreamGetCtx_v2(void *, void *, void *);
+GP_EXPORT int cuStreamGetCtx_v2_ptsz(void *a0, void *a1, void *a2) {
+    return cuStreamGetCtx_v2(gp_thread_stream(a0), a1, a2);
+}
+
 int cuStreamGetDevice(void *, void *);
 GP_EXPORT int cuStreamGetDevice_ptsz(void *a0, void *a1) {
     return cuStreamGetDevice(gp_thread_stream(a0), a1);

@@ -184,6 +184,11 @@ GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuStreamGetCtx_v2(void *stream, void **context, void **green) {
+    if (green != NULL) *green = NULL;
+    return cuStreamGetCtx(stream, context);
+}
+
 GP_EXPORT int cuStreamGetDevice(void *stream, int *device) {
     GP_ENTER();
     struct gp_handle *handle = gp_stream_handle(stream);
