@@ -385,9 +385,11 @@ class LivePool:
         """Return the bytes that are granted in the whole pool."""
         return sum(g["memory_granted"] for s in self.view()["servers"] for g in s["gpus"])
 
-    def wait_until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def wait_until(
+        self, condition: Callable[[dict[str, Any]], bool], *, within_s: float = DEADLINE_S
+    ) -> dict[str, Any]:
         """Look again and again until ``condition`` holds for the view."""
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + within_s
         while not condition(pool := self.view()):
             assert time.monotonic() < end, self.logs()
             time.sleep(0.05)

@@ -50,6 +50,10 @@ def one_waits(pool: View) -> bool:
     return len(pool["waiting"]) == 1
 
 
+def nobody_waits(pool: View) -> bool:
+    return pool["waiting"] == []
+
+
 def four_vote(pool: View) -> bool:
     return len(pool["raft"]["voters"]) == 4
 
@@ -217,7 +221,7 @@ def test_a_full_pool(live_pool: Any) -> None:
         waiting.send_signal(signal.SIGINT)  # what Ctrl-C sends
         waiting.communicate(timeout=5)
         assert waiting.returncode == -signal.SIGINT
-        assert live_pool.view()["waiting"] == []
+        live_pool.wait_until(nobody_waits, within_s=6)  # it would lapse by itself after 15 s
 
         waiting = live_pool.spawn("run", "-p", "0.5", "--", "echo", "at last")
         live_pool.wait_until(one_waits)
@@ -241,7 +245,7 @@ def test_ctrl_c_while_waiting_in_a_terminal(live_pool: Any, terminal: Any) -> No
         terminal.read_until("gpupool: waiting for 2 ")
         terminal.type(b"\x03")
         assert terminal.wait() == -signal.SIGINT
-        assert live_pool.view()["waiting"] == []
+        live_pool.wait_until(nobody_waits, within_s=6)  # it would lapse by itself after 15 s
     finally:
         for holder in holders:
             holder.terminate()
