@@ -93,7 +93,7 @@ class Api:
         self.call("cuLaunchKernelEx", config, function, pointers, 0)
 
     def config(self, head: tuple[int, ...], attributes: bytes, stream: int) -> Any:
-        """Return a CUlaunchConfig, valid until the next call; ``head``: grid, block, shared bytes."""
+        """Return a CUlaunchConfig, valid until the next call; ``head``: grid, block, shared."""
         config = self._configs.get(attributes)
         if config is None:
             config = self._new_config(attributes)
