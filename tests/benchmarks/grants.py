@@ -23,6 +23,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.remoting.control.control_cluster import CLUSTER_ID, request, secret_of, token_id
+from tests.remoting.control.control_kit import until
 from tests.remoting.control.real_pool import RealServer
 
 from gpupool.pool.state import TokenKind
@@ -105,8 +106,7 @@ async def serve(number: int, gpu_count: int, token: str, folder: Path) -> None:
         ca_pem = server.authority.certificate_pem.decode()
         print(json.dumps({"port": server.port, "ca_pem": ca_pem}), flush=True)
         parent = os.getppid()
-        while os.getppid() == parent:
-            await trio.sleep(0.5)
+        await until(lambda: os.getppid() != parent, every_s=0.5)
         nursery.cancel_scope.cancel()
 
 
@@ -130,8 +130,7 @@ async def measure_latency(folder: Path, server_count: int, grant_count: int) -> 
         grants: list[float] = []
         releases: list[float] = []
         async with connect_pool(servers.credentials("ada")) as pool:
-            while len(pool.connections.by_server) < server_count:
-                await trio.sleep(0.01)
+            await until(lambda: len(pool.connections.by_server) == server_count)
             for _ in range(grant_count):
                 before = time.perf_counter()
                 hold = await pool.allocate(request(pool, 1, 0.5), wait_s=0)

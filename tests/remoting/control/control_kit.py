@@ -91,7 +91,7 @@ class PeerLog:
         self.frames.append((peer, frame))
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def until(condition: Callable[[], object], every_s: float = 0.005) -> None:
     """Return once ``condition`` holds; the caller sets the deadline."""
     while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await trio.sleep(0.005)
+        await trio.sleep(every_s)
