@@ -11,7 +11,7 @@ from gpupool.consensus.raft import LEADER
 from gpupool.pool.ids import LeaseId, Plain, ServerId
 from gpupool.pool.invariants import violations
 from gpupool.pool.ports import Committed
-from gpupool.pool.state import PartStatus, PoolState, ServerStatus
+from gpupool.pool.state import Lease, Partition, PartStatus, PoolState, ServerStatus
 from gpupool.simulations.history import History
 from gpupool.simulations.judge import Judge
 from gpupool.simulations.machines import Machine
@@ -197,6 +197,25 @@ class DeadClientsLeave:
         """Judge what was left over when it should all have been gone, and a while later."""
         for what in sorted(before & after):
             self._judge.fail("dead-clients-leave", f"{what}, of a client that is gone, is there")
+
+
+class GrantedIsWanted:
+    """A client gets what it claimed, and nothing that it has turned its back on."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def granted(self, lease: LeaseId, client: str, *, wanted: bool) -> None:
+        """Judge a new lease; ``wanted`` says whether its client still waits for it."""
+        if not wanted:
+            text = f"lease {lease} was granted to {client}, which has gone on to another offer"
+            self._judge.fail("granted-is-wanted", text)
+
+    def answered(self, lease: Lease | None, claimed: tuple[Partition, ...]) -> None:
+        """Judge the answer to a claim of these partitions; None for a lease long over."""
+        if lease is not None and lease.partitions != claimed:
+            text = f"lease {lease.id} was the answer to a claim of other partitions than it has"
+            self._judge.fail("granted-is-wanted", text)
 
 
 class RevokedMeansRevoked:

@@ -232,7 +232,10 @@ class ClientProcess(Process):
     ) -> None:
         # What a former allocation left under way concerns nobody any more.
         if allocation is not None and self._allocation is allocation:
+            before = allocation.request.id
             self._do(allocation.answered(number, answer))
+            if allocation.request.id != before:
+                self._environment.turned_from[before] = self.machine
 
     def _later(self) -> None:
         delay_s = self._random.expovariate(1.0) * self._environment.options.think_s
@@ -285,7 +288,10 @@ class ClientProcess(Process):
                 elif answer.outcome == "granted" and answer.lease is not None:
                     sizes = {p.gpu: p.memory for p in partitions}
                     history.granted(request.id, answer.lease, sizes, pending.called_at, now)
-                    self._environment.checkers.policy.granted(
+                    checkers = self._environment.checkers
+                    lease = checkers.logs.state.leases.get(answer.lease)
+                    checkers.wanted.answered(lease, partitions)
+                    checkers.policy.granted(
                         pending.token,
                         answer.lease, {p.server for p in partitions},
                         pending.called_at,

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.ids import ServerId
+from gpupool.pool.ids import LeaseId, RequestId, ServerId
+from gpupool.pool.state import PoolState
 from gpupool.simulations.checkers import (
     DeadClientsLeave,
+    GrantedIsWanted,
     Linearizable,
     LogsAgree,
     MemoryTruth,
@@ -31,6 +33,7 @@ class Checkers:
         self.table = TableSound(judge)
         self.memory = MemoryTruth(judge)
         self.dead_clients = DeadClientsLeave(judge)
+        self.wanted = GrantedIsWanted(judge)
         self.policy = RevokedMeansRevoked(judge)
         self.linearizable = Linearizable(judge)
 
@@ -46,8 +49,21 @@ class Environment:
     checkers: Checkers
     history: History = field(default_factory=History)
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
+    turned_from: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
+    """Requests that a living client has left behind for another, with its machine."""
     machine_of: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
     """Where a server is; the table's addresses say the same."""
+
+    def applied(self, index: int, state: PoolState) -> None:
+        """Look at the table after a command was applied for the first time anywhere."""
+        checkers = self.checkers
+        checkers.table.applied(index, state)
+        checkers.memory.applied(index, state, self.machines.values())
+        self.history.pool_holds(state.leases.values(), self.world.now)
+        lease = state.leases.get(LeaseId(index))
+        if lease is not None:
+            wanted = lease.request not in self.turned_from
+            checkers.wanted.granted(lease.id, lease.client, wanted=wanted)
 
     def locate(self, server: ServerId) -> str | None:
         """Return the machine of a server."""

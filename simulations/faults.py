@@ -231,6 +231,11 @@ def _clock_jump(victims: Victims, random: Random) -> None:
     victims.clock_jump(random.choice(victims.server_names()), by_ms)
 
 
+def _clock_step(victims: Victims, random: Random) -> None:
+    # As far as a clock may be off before its server is not believed any more.
+    victims.clock_jump(random.choice(victims.server_names()), random.choice((-4500, 4500)))
+
+
 def _disk(what: str) -> Callable[[Victims, Random], None]:
     def effect(victims: Victims, random: Random) -> None:
         victims.disk(random.choice(victims.server_names()), what, _span(random, 0.5, 6.0))
@@ -293,6 +298,7 @@ EFFECTS: dict[str, Callable[[Victims, Random], None]] = {
     "pause-leader": _pause_leader,
     "clock-rate": _clock_rate,
     "clock-jump": _clock_jump,
+    "clock-step": _clock_step,
     "disk-slow": _disk("slow"),
     "disk-full": _disk("full"),
     "disk-broken": _disk("broken"),

@@ -34,6 +34,7 @@ from gpupool.remoting.clients import Client
 from gpupool.remoting.proposals import Proposals
 from gpupool.remoting.steward import StartSession, Steward
 from gpupool.simulations.machines import SimulatedHost
+from gpupool.simulations.options import Options, swarm
 
 Broken = Callable[[], AbstractContextManager[None]]
 
@@ -47,6 +48,12 @@ class Mutation:
     what: str  # which rule is broken
     broken: Broken
     faults: tuple[tuple[str, float], ...] = ()  # added to those of the swarm: kind, interval
+    tune: Callable[[Options], Options] = lambda options: options
+
+    def options(self, seed: int) -> Options:
+        """Return a run of the swarm in which the broken rule matters."""
+        drawn = swarm(seed)
+        return self.tune(replace(drawn, faults=drawn.faults + self.faults))
 
 
 @contextmanager
@@ -479,7 +486,8 @@ MUTATIONS = (
         "memory-truth",
         "a server starts workers for whatever lease a client shows",
         _fencing_ignored,
-        (("end-lease", 1.0),),
+        (("end-lease", 0.2),),
+        lambda options: replace(options, delay_s=0.04, gpus=1, hold_s=1.0),
     ),
     Mutation(
         "lost-client-unnoticed",
@@ -490,7 +498,7 @@ MUTATIONS = (
     ),
     Mutation(
         "cancel-not-committed",
-        "dead-clients-leave",
+        "granted-is-wanted",
         "a client goes on to the next offer while its last claim may still be granted",
         _cancel_not_committed,
         (("isolate-leader", 2.0), ("reset", 1.0), ("pause-leader", 2.0)),
@@ -503,10 +511,11 @@ MUTATIONS = (
     ),
     Mutation(
         "expired-is-definite",
-        "linearizable",
+        "granted-is-wanted",
         "a claim counts as refused when a repetition of it has expired",
         _expired_is_definite,
-        (("clock-jump", 1.0), ("kill-leader", 1.5), ("isolate-leader", 3.0)),
+        (("clock-step", 0.3), ("reset", 0.3), ("isolate-leader", 2.0), ("kill-leader", 2.0)),
+        lambda options: replace(options, think_s=0.3, hold_s=1.0),
     ),
     Mutation(
         "never-reachable-again",

@@ -19,7 +19,8 @@ FAULT_KINDS = (
     "pause",  # SIGSTOP, later SIGCONT
     "pause-leader",
     "clock-rate",  # a monotonic clock runs too fast or too slow
-    "clock-jump",  # a wall clock jumps
+    "clock-jump",  # a wall clock jumps, by anything
+    "clock-step",  # a wall clock jumps by a few seconds
     "disk-slow",
     "disk-full",
     "disk-broken",  # every sync fails

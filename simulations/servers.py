@@ -76,11 +76,7 @@ class WatchedMachine(PoolMachine):
         result = super().apply(index, command)
         checkers = self._environment.checkers
         if checkers.logs.applied(self._server, index, command, result, self.state):
-            checkers.table.applied(index, self.state)
-            now = self._environment.world.now
-            self._environment.history.pool_holds(self.state.leases.values(), now)
-            machines = self._environment.machines.values()
-            checkers.memory.applied(index, self.state, machines)
+            self._environment.applied(index, self.state)
         return result
 
     def restore(self, snapshot: Plain) -> None:
