@@ -53,7 +53,9 @@ typedef unsigned int CUdevice_attribute, CUpointer_attribute, CUfunction_attribu
     CUjitInputType, CUmem_advise, CUmem_range_attribute, CUdevice_P2PAttribute,
     CUstreamBatchMemOpType, CUfunctionLoadingState, CUflushGPUDirectRDMAWritesTarget,
     CUflushGPUDirectRDMAWritesScope, CUgraphConditionalHandle_flags, CUexecAffinityType,
-    CUmemcpySrcAccessOrder;
+    CUmemcpySrcAccessOrder, CUgraphMem_attribute, CUaddress_mode, CUfilter_mode,
+    CUresourceViewFormat, CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle,
+    CUtensorMapL2promotion, CUtensorMapFloatOOBfill, CUlogLevel, CUgraphChildGraphNodeOwnership;
 
 enum {
     CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -287,6 +289,114 @@ typedef struct {
     CUgraphExecUpdateResult result;
     CUgraphNode errorNode, errorFromNode;
 } CUgraphExecUpdateResultInfo;
+
+typedef CUDA_KERNEL_NODE_PARAMS_v2 CUDA_KERNEL_NODE_PARAMS_v3;
+typedef CUlaunchAttributeID CUkernelNodeAttrID, CUstreamAttrID;
+typedef CUlaunchAttributeValue CUkernelNodeAttrValue, CUstreamAttrValue;
+
+typedef struct {
+    CUdeviceptr dst;
+    size_t pitch;
+    unsigned int value, elementSize;
+    size_t width, height;
+    CUcontext ctx;
+} CUDA_MEMSET_NODE_PARAMS_v2;
+
+typedef struct {
+    int flags, reserved;
+    CUcontext copyCtx;
+    CUDA_MEMCPY3D copyParams;
+} CUDA_MEMCPY_NODE_PARAMS;
+
+typedef struct {
+    CUhostFn fn;
+    void *userData;
+    unsigned int syncMode;
+    CUcontext ctx;
+} CUDA_HOST_NODE_PARAMS_v2;
+
+typedef struct {
+    CUgraph graph;
+    CUgraphChildGraphNodeOwnership ownership;
+} CUDA_CHILD_GRAPH_NODE_PARAMS;
+
+typedef struct { CUevent event; CUcontext ctx; } CUDA_EVENT_RECORD_NODE_PARAMS;
+typedef struct { CUevent event; } CUDA_EVENT_WAIT_NODE_PARAMS;
+typedef struct { CUdeviceptr dptr; } CUDA_MEM_FREE_NODE_PARAMS;
+
+typedef struct {
+    CUmemPoolProps poolProps;
+    const CUmemAccessDesc *accessDescs;
+    size_t accessDescCount, bytesize;
+    CUdeviceptr dptr;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+typedef CUDA_MEM_ALLOC_NODE_PARAMS CUDA_MEM_ALLOC_NODE_PARAMS_v2;
+
+typedef struct {
+    CUgraphNodeType type;
+    int reserved0[3];
+    union {
+        long long reserved1[29];
+        CUDA_KERNEL_NODE_PARAMS_v3 kernel;
+        CUDA_MEMCPY_NODE_PARAMS memcpy;
+        CUDA_MEMSET_NODE_PARAMS_v2 memset;
+        CUDA_HOST_NODE_PARAMS_v2 host;
+        CUDA_CHILD_GRAPH_NODE_PARAMS graph;
+        CUDA_EVENT_WAIT_NODE_PARAMS eventWait;
+        CUDA_EVENT_RECORD_NODE_PARAMS eventRecord;
+        CUDA_MEM_ALLOC_NODE_PARAMS_v2 alloc;
+        CUDA_MEM_FREE_NODE_PARAMS free;
+    };
+    long long reserved2;
+} CUgraphNodeParams;
+
+typedef union {
+    CUstreamBatchMemOpType operation;
+    struct {
+        CUstreamBatchMemOpType operation;
+        CUdeviceptr address;
+        union { cuuint32_t value; cuuint64_t value64; };
+        unsigned int flags;
+        CUdeviceptr alias;
+    } waitValue, writeValue;
+    cuuint64_t pad[6];
+} CUstreamBatchMemOpParams;
+
+typedef struct {
+    CUmemcpySrcAccessOrder srcAccessOrder;
+    CUmemLocation srcLocHint, dstLocHint;
+    unsigned int flags;
+} CUmemcpyAttributes;
+
+typedef struct {
+    CUresourcetype resType;
+    union {
+        struct { CUarray hArray; } array;
+        struct { CUdeviceptr devPtr; CUarray_format format; unsigned int numChannels;
+                 size_t sizeInBytes; } linear;
+        struct { int reserved[32]; } reserved;
+    } res;
+    unsigned int flags;
+} CUDA_RESOURCE_DESC;
+
+typedef struct {
+    CUaddress_mode addressMode[3];
+    CUfilter_mode filterMode;
+    unsigned int flags, maxAnisotropy;
+    CUfilter_mode mipmapFilterMode;
+    float mipmapLevelBias, minMipmapLevelClamp, maxMipmapLevelClamp, borderColor[4];
+    int reserved[12];
+} CUDA_TEXTURE_DESC;
+
+typedef struct {
+    CUresourceViewFormat format;
+    size_t width, height, depth;
+    unsigned int firstMipmapLevel, lastMipmapLevel, firstLayer, lastLayer, reserved[16];
+} CUDA_RESOURCE_VIEW_DESC;
+
+typedef struct { _Alignas(128) cuuint64_t opaque[16]; } CUtensorMap;
+typedef struct CUlogsCallbackEntry_st *CUlogsCallbackHandle;
+typedef void (*CUlogsCallback)(void *, CUlogLevel, char *, size_t);
 
 typedef struct CUctxCreateParams_st CUctxCreateParams;
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;

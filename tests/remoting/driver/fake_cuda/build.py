@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FLAGS = ("-std=c11", "-O1", "-g", "-fPIC", "-fvisibility=hidden", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
-LINK = ("-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-z,defs", "-ldl")
+LINK = ("-shared", "-Wl,-soname,libcuda.so.1", "-Wl,-z,defs", "-ldl", "-lm")
 
 
 def sources() -> list[Path]:

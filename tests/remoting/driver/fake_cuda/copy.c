@@ -439,3 +439,24 @@ API CUresult cuMemcpyAtoD_v2(CUdeviceptr dstDevice, CUarray srcArray, size_t src
     return copy_array_1d(ctx, flat_endpoint(DEVICE(dstDevice)),
                          array_endpoint(srcArray, srcOffset), ByteCount, NULL, false);
 }
+
+API CUresult cuMemcpyAtoA_v2(CUarray dstArray, size_t dstOffset, CUarray srcArray,
+                             size_t srcOffset, size_t ByteCount) {
+    ENTER_CONTEXT(ctx);
+    return copy_array_1d(ctx, array_endpoint(dstArray, dstOffset),
+                         array_endpoint(srcArray, srcOffset), ByteCount, NULL, false);
+}
+
+API CUresult cuMemcpyHtoAAsync_v2(CUarray dstArray, size_t dstOffset, const void *srcHost,
+                                  size_t ByteCount, CUstream hStream) {
+    ENTER_CONTEXT(ctx);
+    return copy_array_1d(ctx, array_endpoint(dstArray, dstOffset), flat_endpoint(HOST(srcHost)),
+                         ByteCount, hStream, true);
+}
+
+API CUresult cuMemcpyAtoHAsync_v2(void *dstHost, CUarray srcArray, size_t srcOffset,
+                                  size_t ByteCount, CUstream hStream) {
+    ENTER_CONTEXT(ctx);
+    return copy_array_1d(ctx, flat_endpoint(HOST(dstHost)), array_endpoint(srcArray, srcOffset),
+                         ByteCount, hStream, true);
+}

@@ -151,6 +151,7 @@ class Driver:
 def pointers(arguments: tuple[Any, ...]) -> Any:
     """Give the void ** that a launch takes; it keeps the values alive."""
     array = (ctypes.c_void_p * max(1, len(arguments)))()
+    array.kept = arguments
     for index, argument in enumerate(arguments):
         array[index] = ctypes.addressof(argument)
     return array

@@ -174,7 +174,8 @@ struct CUctx_st {
 CUresult context_current(CUcontext *ctx); /* 201 when there is none, else its sticky error */
 CUcontext context_peek(void);             /* NULL when there is none */
 CUcontext context_primary(int dev);
-CUresult context_wait(CUcontext ctx); /* until all its streams are idle; returns its error */
+CUresult context_wait(CUcontext ctx); /* until all its streams are idle; spoils captures */
+CUresult context_drain(CUcontext ctx); /* the same, and leaves captures alone */
 void context_fail(CUcontext ctx, CUresult error);
 CUresult context_local_put(CUcontext, void *key, void *value,
                            void (*drop)(CUcontext, void *, void *));
@@ -470,6 +471,7 @@ struct capture {
     unsigned streams; /* how many streams are in it */
 };
 
+#define NODE_ATTRIBUTES 20
 struct CUgraphNode_st {
     uint32_t magic;
     CUgraph graph;
@@ -477,6 +479,7 @@ struct CUgraphNode_st {
     CUgraph child; /* of a WORK_GRAPH node */
     CUgraphNode *dependencies;
     unsigned dependency_count;
+    CUkernelNodeAttrValue attributes[NODE_ATTRIBUTES];
     void **param_pointers; /* what cuGraphKernelNodeGetParams gives */
 };
 
@@ -489,6 +492,7 @@ struct CUgraph_st {
 
 struct exec_node {
     CUgraphNode source;
+    bool disabled;
     struct work work;
 };
 

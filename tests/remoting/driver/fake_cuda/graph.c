@@ -441,6 +441,129 @@ API CUresult cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph,
     return CUDA_SUCCESS;
 }
 
+/* Memory of an allocation node is there from the making of the node until the process ends. */
+static CUresult allocation_work(CUDA_MEM_ALLOC_NODE_PARAMS *p, struct work *work) {
+    int dev = p->poolProps.location.id;
+    REQUIRE(p->bytesize > 0 && dev >= 0 && dev < device_count);
+    TRY(memory_allocate(devices[dev].primary, p->bytesize, NULL, false, &p->dptr));
+    *work = (struct work){.kind = WORK_ALLOCATE, .memory = {p->dptr, p->bytesize}};
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphAddMemAllocNode(CUgraphNode *phGraphNode, CUgraph hGraph,
+                                    const CUgraphNode *dependencies, size_t numDependencies,
+                                    CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams) {
+    ENTER();
+    struct work work;
+    REQUIRE(nodeParams != NULL);
+    TRY(allocation_work(nodeParams, &work));
+    return node_add(phGraphNode, hGraph, dependencies, numDependencies, &work);
+}
+
+API CUresult cuGraphAddMemFreeNode(CUgraphNode *phGraphNode, CUgraph hGraph,
+                                   const CUgraphNode *dependencies, size_t numDependencies,
+                                   CUdeviceptr dptr) {
+    ENTER();
+    struct work work = {.kind = WORK_RELEASE, .memory = {dptr, 0}};
+    return node_add(phGraphNode, hGraph, dependencies, numDependencies, &work);
+}
+
+static CUresult work_from_params(CUgraphNodeParams *p, struct work *work) {
+    switch ((int)p->type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL: {
+        CUDA_KERNEL_NODE_PARAMS_v2 kernel;
+        memcpy(&kernel, &p->kernel, sizeof kernel);
+        return kernel_work(&kernel, work);
+    }
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+        return copy_work(&p->memcpy.copyParams, p->memcpy.copyCtx, work);
+    case CU_GRAPH_NODE_TYPE_MEMSET: {
+        CUDA_MEMSET_NODE_PARAMS fill = {p->memset.dst, p->memset.pitch, p->memset.value,
+                                        p->memset.elementSize, p->memset.width,
+                                        p->memset.height};
+        return fill_work(&fill, p->memset.ctx, work);
+    }
+    case CU_GRAPH_NODE_TYPE_HOST:
+        REQUIRE(p->host.fn != NULL);
+        *work = (struct work){.kind = WORK_HOST, .host = {p->host.fn, p->host.userData}};
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+        REQUIRE(IS(p->graph.graph, MAGIC_GRAPH));
+        *work = (struct work){.kind = WORK_GRAPH};
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+        *work = (struct work){.kind = WORK_EMPTY};
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+        REQUIRE(IS(p->eventWait.event, MAGIC_EVENT));
+        *work = (struct work){.kind = WORK_WAIT, .record = {p->eventWait.event, 0}};
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+        REQUIRE(IS(p->eventRecord.event, MAGIC_EVENT));
+        *work = (struct work){.kind = WORK_RECORD, .record = {p->eventRecord.event, 0}};
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
+        CUDA_MEM_ALLOC_NODE_PARAMS allocation;
+        memcpy(&allocation, &p->alloc, sizeof allocation);
+        TRY(allocation_work(&allocation, work));
+        p->alloc.dptr = allocation.dptr;
+        return CUDA_SUCCESS;
+    }
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+        *work = (struct work){.kind = WORK_RELEASE, .memory = {p->free.dptr, 0}};
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+}
+
+API CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph,
+                               const CUgraphNode *dependencies,
+                               const CUgraphEdgeData *dependencyData, size_t numDependencies,
+                               CUgraphNodeParams *nodeParams) {
+    ENTER_CONTEXT(ctx);
+    (void)dependencyData;
+    struct work work;
+    REQUIRE(nodeParams != NULL);
+    TRY(work_from_params(nodeParams, &work));
+    TRY(node_add(phGraphNode, hGraph, dependencies, numDependencies, &work));
+    if (work.kind == WORK_GRAPH)
+        (*phGraphNode)->child = graph_clone(nodeParams->graph.graph);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphAddNode_v3(CUgraphNode *phGraphNode, CUgraph hGraph,
+                               const CUgraphNode *dependencies,
+                               const CUgraphEdgeData *dependencyData, size_t numDependencies,
+                               CUgraphNodeParams *nodeParams) {
+    return cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, dependencyData, numDependencies,
+                             nodeParams);
+}
+
+API CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph,
+                            const CUgraphNode *dependencies, size_t numDependencies,
+                            CUgraphNodeParams *nodeParams) {
+    return cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, NULL, numDependencies, nodeParams);
+}
+
+API CUresult cuGraphRemoveDependencies(CUgraph hGraph, const CUgraphNode *from,
+                                       const CUgraphNode *to, size_t numDependencies) {
+    ENTER();
+    REQUIRE(IS(hGraph, MAGIC_GRAPH));
+    for (size_t i = 0; i < numDependencies; i++) {
+        REQUIRE(IS(to[i], MAGIC_NODE));
+        nodes_remove(to[i]->dependencies, &to[i]->dependency_count, from[i]);
+    }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphRemoveDependencies_v2(CUgraph hGraph, const CUgraphNode *from,
+                                          const CUgraphNode *to, const CUgraphEdgeData *edgeData,
+                                          size_t numDependencies) {
+    (void)edgeData;
+    return cuGraphRemoveDependencies(hGraph, from, to, numDependencies);
+}
+
 API CUresult cuGraphAddDependencies(CUgraph hGraph, const CUgraphNode *from, const CUgraphNode *to,
                                     size_t numDependencies) {
     ENTER();
@@ -529,6 +652,48 @@ API CUresult cuGraphNodeGetDependencies(CUgraphNode hNode, CUgraphNode *dependen
     REQUIRE(IS(hNode, MAGIC_NODE));
     return nodes_answer(hNode->dependencies, hNode->dependency_count, dependencies,
                         numDependencies);
+}
+
+static void edges_clear(CUgraphEdgeData *data, const size_t *count) {
+    if (data != NULL && count != NULL)
+        memset(data, 0, *count * sizeof *data);
+}
+
+API CUresult cuGraphNodeGetDependencies_v2(CUgraphNode hNode, CUgraphNode *dependencies,
+                                           CUgraphEdgeData *edgeData, size_t *numDependencies) {
+    edges_clear(edgeData, numDependencies);
+    return cuGraphNodeGetDependencies(hNode, dependencies, numDependencies);
+}
+
+API CUresult cuGraphNodeGetDependentNodes(CUgraphNode hNode, CUgraphNode *dependentNodes,
+                                          size_t *numDependentNodes) {
+    ENTER();
+    REQUIRE(IS(hNode, MAGIC_NODE));
+    CUgraphNode *found = NULL;
+    unsigned count = 0;
+    for (unsigned i = 0; i < hNode->graph->node_count; i++) {
+        CUgraphNode other = hNode->graph->nodes[i];
+        for (unsigned j = 0; j < other->dependency_count; j++)
+            if (other->dependencies[j] == hNode)
+                nodes_append(&found, &count, other);
+    }
+    CUresult result = nodes_answer(found, count, dependentNodes, numDependentNodes);
+    free(found);
+    return result;
+}
+
+API CUresult cuGraphNodeGetDependentNodes_v2(CUgraphNode hNode, CUgraphNode *dependentNodes,
+                                             CUgraphEdgeData *edgeData,
+                                             size_t *numDependentNodes) {
+    edges_clear(edgeData, numDependentNodes);
+    return cuGraphNodeGetDependentNodes(hNode, dependentNodes, numDependentNodes);
+}
+
+API CUresult cuGraphGetId(CUgraph hGraph, unsigned int *graphId) {
+    ENTER();
+    REQUIRE(IS(hGraph, MAGIC_GRAPH) && graphId != NULL);
+    *graphId = (unsigned)hGraph->id;
+    return CUDA_SUCCESS;
 }
 
 API CUresult cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type) {
@@ -673,6 +838,67 @@ API CUresult cuGraphHostNodeSetParams(CUgraphNode hNode, const CUDA_HOST_NODE_PA
     return CUDA_SUCCESS;
 }
 
+/* Attributes of kernel nodes are taken and given back; none changes how the fake runs. */
+API CUresult cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr,
+                                           const CUkernelNodeAttrValue *value) {
+    ENTER();
+    REQUIRE(IS(hNode, MAGIC_NODE) && hNode->work.kind == WORK_KERNEL && value != NULL);
+    REQUIRE((int)attr >= 0 && (int)attr < NODE_ATTRIBUTES);
+    hNode->attributes[attr] = *value;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr,
+                                           CUkernelNodeAttrValue *value_out) {
+    ENTER();
+    REQUIRE(IS(hNode, MAGIC_NODE) && hNode->work.kind == WORK_KERNEL && value_out != NULL);
+    REQUIRE((int)attr >= 0 && (int)attr < NODE_ATTRIBUTES);
+    *value_out = hNode->attributes[attr];
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src) {
+    ENTER();
+    REQUIRE(IS(dst, MAGIC_NODE) && IS(src, MAGIC_NODE));
+    memcpy(dst->attributes, src->attributes, sizeof dst->attributes);
+    return CUDA_SUCCESS;
+}
+
+static CUresult event_of(CUgraphNode node, enum work_kind kind, CUevent *event) {
+    REQUIRE(IS(node, MAGIC_NODE) && node->work.kind == kind && event != NULL);
+    *event = node->work.record.event;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, CUevent *event_out) {
+    ENTER();
+    return event_of(hNode, WORK_RECORD, event_out);
+}
+
+API CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, CUevent *event_out) {
+    ENTER();
+    return event_of(hNode, WORK_WAIT, event_out);
+}
+
+API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode hNode,
+                                          CUDA_MEM_ALLOC_NODE_PARAMS *params_out) {
+    ENTER();
+    REQUIRE(IS(hNode, MAGIC_NODE) && hNode->work.kind == WORK_ALLOCATE && params_out != NULL);
+    memset(params_out, 0, sizeof *params_out);
+    params_out->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+    params_out->poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    params_out->bytesize = hNode->work.memory.bytes;
+    params_out->dptr = hNode->work.memory.pointer;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphMemFreeNodeGetParams(CUgraphNode hNode, CUdeviceptr *dptr_out) {
+    ENTER();
+    REQUIRE(IS(hNode, MAGIC_NODE) && hNode->work.kind == WORK_RELEASE && dptr_out != NULL);
+    *dptr_out = hNode->work.memory.pointer;
+    return CUDA_SUCCESS;
+}
+
 API CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode hNode, CUgraph *phGraph) {
     ENTER();
     REQUIRE(IS(hNode, MAGIC_NODE) && hNode->child != NULL && phGraph != NULL);
@@ -777,6 +1003,8 @@ static CUresult wait_for_event(CUevent event) {
 CUresult graph_run(CUgraphExec exec) {
     for (unsigned i = 0; i < exec->node_count; i++) {
         struct work *work = &exec->nodes[i].work;
+        if (exec->nodes[i].disabled)
+            continue;
         if (work->kind == WORK_KERNEL)
             launch_record(&work->launch, 0);
         /* A captured release runs at each launch, though its memory is allocated only once. */
@@ -817,7 +1045,53 @@ static CUresult exec_find(CUgraphExec exec, CUgraphNode node, enum work_kind kin
 /* Launches already queued keep the old values in CUDA; here they must be over first. */
 static CUresult exec_settle(void) {
     CUcontext ctx = context_peek();
-    return ctx ? context_wait(ctx) : CUDA_SUCCESS;
+    return ctx ? context_drain(ctx) : CUDA_SUCCESS;
+}
+
+static struct exec_node *exec_node_find(CUgraphExec exec, CUgraphNode node) {
+    for (unsigned i = 0; IS(exec, MAGIC_EXEC) && i < exec->node_count; i++)
+        if (exec->nodes[i].source == node)
+            return &exec->nodes[i];
+    return NULL;
+}
+
+API CUresult cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                   unsigned int isEnabled) {
+    ENTER();
+    struct exec_node *node = exec_node_find(hGraphExec, hNode);
+    REQUIRE(node != NULL);
+    TRY(exec_settle());
+    node->disabled = isEnabled == 0;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                   unsigned int *isEnabled) {
+    ENTER();
+    struct exec_node *node = exec_node_find(hGraphExec, hNode);
+    REQUIRE(node != NULL && isEnabled != NULL);
+    *isEnabled = !node->disabled;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                      CUgraphNodeParams *nodeParams) {
+    ENTER_CONTEXT(ctx);
+    struct work *old, work;
+    REQUIRE(nodeParams != NULL && (int)nodeParams->type != CU_GRAPH_NODE_TYPE_GRAPH);
+    TRY(work_from_params(nodeParams, &work));
+    TRY(exec_find(hGraphExec, hNode, work.kind, &old));
+    TRY(exec_settle());
+    return work_replace(old, &work);
+}
+
+API CUresult cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) {
+    ENTER_CONTEXT(ctx);
+    struct work work;
+    REQUIRE(nodeParams != NULL && (int)nodeParams->type != CU_GRAPH_NODE_TYPE_GRAPH);
+    TRY(work_from_params(nodeParams, &work));
+    REQUIRE(IS(hNode, MAGIC_NODE) && hNode->work.kind == work.kind);
+    return work_replace(&hNode->work, &work);
 }
 
 API CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec hGraphExec, CUgraphNode hNode,

@@ -235,8 +235,10 @@ static void cubin_add_kernel(struct image *image, const struct cubin *cubin, con
     if (info != NULL)
         info_walk(cubin, info, kernel, apply_to_kernel);
     const Elf64_Shdr *shared = section_find(cubin, ".nv.shared.", name);
-    if (shared != NULL)
-        kernel->shared_bytes = (int)shared->sh_size;
+    /* From sm_90 on the section begins with what the system reserves in each block. */
+    size_t reserved = image->arch >= 90 ? 1024 : 0;
+    if (shared != NULL && shared->sh_size >= reserved)
+        kernel->shared_bytes = (int)(shared->sh_size - reserved);
 }
 
 static void cubin_add_global(struct image *image, const struct cubin *cubin,

@@ -15,6 +15,19 @@ SAME_AS(cuGraphInstantiate_v2, cuGraphInstantiate,
          size_t bufferSize),
         (phGraphExec, hGraph, phErrorNode, logBuffer, bufferSize))
 
+SAME_AS(cuLinkCreate_v2, cuLinkCreate,
+        (unsigned int numOptions, CUjit_option *options, void **optionValues,
+         CUlinkState *stateOut),
+        (numOptions, options, optionValues, stateOut))
+SAME_AS(cuLinkAddData_v2, cuLinkAddData,
+        (CUlinkState state, CUjitInputType type, void *data, size_t size, const char *name,
+         unsigned int numOptions, CUjit_option *options, void **optionValues),
+        (state, type, data, size, name, numOptions, options, optionValues))
+SAME_AS(cuLinkAddFile_v2, cuLinkAddFile,
+        (CUlinkState state, CUjitInputType type, const char *path, unsigned int numOptions,
+         CUjit_option *options, void **optionValues),
+        (state, type, path, numOptions, options, optionValues))
+
 extern CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
 extern CUresult cuStreamGetCaptureInfo_v3(CUstream, CUstreamCaptureStatus *, cuuint64_t *,
                                           CUgraph *, const CUgraphNode **,

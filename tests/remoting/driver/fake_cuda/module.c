@@ -135,7 +135,7 @@ API CUresult cuModuleLoad(CUmodule *module, const char *fname) {
 API CUresult cuModuleUnload(CUmodule hmod) {
     ENTER_CONTEXT(ctx);
     REQUIRE_HANDLE(IS(hmod, MAGIC_MODULE));
-    TRY(context_wait(ctx));
+    TRY(context_drain(ctx));
     pthread_mutex_lock(&lock);
     for (CUmodule *at = &hmod->ctx->modules; *at; at = &(*at)->next)
         if (*at == hmod) {
@@ -266,7 +266,7 @@ API CUresult cuLibraryUnload(CUlibrary library) {
         CUmodule module = library->per_device[dev];
         if (module == NULL)
             continue;
-        context_wait(module->ctx);
+        context_drain(module->ctx);
         pthread_mutex_lock(&lock);
         for (CUmodule *at = &module->ctx->modules; *at; at = &(*at)->next)
             if (*at == module) {

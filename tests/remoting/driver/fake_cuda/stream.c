@@ -277,6 +277,14 @@ CUresult stream_submit(CUstream stream, struct work *work) {
     return result;
 }
 
+/* A call that a capture does not allow also spoils it; with `engine` held. */
+static bool capture_spoil(CUstream stream) {
+    if (stream->capture == NULL)
+        return false;
+    stream->capture->status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
+    return true;
+}
+
 static void wait_for(CUstream stream, uint64_t ticket) { /* with `engine` held */
     while (stream->completed < ticket)
         pthread_cond_wait(&stream->done, &engine);
@@ -284,7 +292,7 @@ static void wait_for(CUstream stream, uint64_t ticket) { /* with `engine` held *
 
 CUresult stream_submit_and_wait(CUstream stream, struct work *work) {
     pthread_mutex_lock(&engine);
-    bool refused = stream->capture != NULL || (stream->legacy && context_captures(stream->ctx));
+    bool refused = capture_spoil(stream) || (stream->legacy && context_captures(stream->ctx));
     if (!refused)
         wait_for(stream, submit_locked(stream, work));
     pthread_mutex_unlock(&engine);
@@ -295,7 +303,7 @@ CUresult stream_submit_and_wait(CUstream stream, struct work *work) {
 
 CUresult stream_wait(CUstream stream) {
     pthread_mutex_lock(&engine);
-    bool refused = stream->capture != NULL;
+    bool refused = capture_spoil(stream);
     uint64_t ticket = stream->submitted;
     if (!refused && stream->legacy)
         for (CUstream one = stream->ctx->streams; one; one = one->next)
@@ -310,11 +318,20 @@ CUresult stream_wait(CUstream stream) {
     return refused ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : atomic_load(&stream->ctx->error);
 }
 
+CUresult context_drain(CUcontext ctx) {
+    pthread_mutex_lock(&engine);
+    for (CUstream one = ctx->streams; one; one = one->next)
+        wait_for(one, one->submitted);
+    pthread_mutex_unlock(&engine);
+    return atomic_load(&ctx->error);
+}
+
 CUresult context_wait(CUcontext ctx) {
     bool capturing = false;
     pthread_mutex_lock(&engine);
     for (CUstream one = ctx->streams; one; one = one->next) {
-        capturing |= one->capture != NULL && one->capture->mode != 2;
+        bool relaxed = one->capture != NULL && one->capture->mode == 2;
+        capturing |= !relaxed && capture_spoil(one);
         wait_for(one, one->submitted);
     }
     pthread_mutex_unlock(&engine);
@@ -373,7 +390,7 @@ API CUresult cuStreamQuery(CUstream hStream) {
     CUstream stream;
     TRY(stream_resolve(ctx, hStream, &stream));
     pthread_mutex_lock(&engine);
-    bool capturing = stream->capture != NULL;
+    bool capturing = capture_spoil(stream);
     bool ready = stream->completed == stream->submitted;
     for (CUstream one = ctx->streams; stream->legacy && one; one = one->next)
         ready &= (one->flags & CU_STREAM_NON_BLOCKING) || one->completed == one->submitted;

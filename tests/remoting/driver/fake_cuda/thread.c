@@ -31,6 +31,9 @@ PTSZ(cuLaunchCooperativeKernel,
      (f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes,
       hStream, kernelParams))
 PTSZ(cuLaunchHostFunc, (CUstream hStream, CUhostFn fn, void *userData), (hStream, fn, userData))
+PTSZ(cuLaunchHostFunc_v2,
+     (CUstream hStream, CUhostFn fn, void *userData, unsigned int syncMode),
+     (hStream, fn, userData, syncMode))
 PTSZ(cuLaunchKernelEx,
      (const CUlaunchConfig *config, CUfunction f, void **kernelParams, void **extra),
      (config, f, kernelParams, extra))
@@ -47,6 +50,13 @@ PTSZ(cuMemAllocFromPoolAsync,
      (CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream),
      (dptr, bytesize, pool, hStream))
 PTSZ(cuMemFreeAsync, (CUdeviceptr dptr, CUstream hStream), (dptr, hStream))
+PTSZ(cuMemPrefetchAsync,
+     (CUdeviceptr devPtr, size_t count, CUdevice dstDevice, CUstream hStream),
+     (devPtr, count, dstDevice, hStream))
+PTSZ(cuMemPrefetchAsync_v2,
+     (CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream
+      hStream),
+     (devPtr, count, location, flags, hStream))
 PTSZ(cuMemcpy2DAsync_v2, (const CUDA_MEMCPY2D *pCopy, CUstream hStream), (pCopy, hStream))
 PTDS(cuMemcpy2DUnaligned_v2, (const CUDA_MEMCPY2D *pCopy), (pCopy))
 PTDS(cuMemcpy2D_v2, (const CUDA_MEMCPY2D *pCopy), (pCopy))
@@ -57,12 +67,28 @@ PTDS(cuMemcpy3D_v2, (const CUDA_MEMCPY3D *pCopy), (pCopy))
 PTSZ(cuMemcpyAsync,
      (CUdeviceptr dst, CUdeviceptr src, size_t ByteCount, CUstream hStream),
      (dst, src, ByteCount, hStream))
+PTDS(cuMemcpyAtoA_v2,
+     (CUarray dstArray, size_t dstOffset, CUarray srcArray, size_t srcOffset, size_t
+      ByteCount),
+     (dstArray, dstOffset, srcArray, srcOffset, ByteCount))
 PTDS(cuMemcpyAtoD_v2,
      (CUdeviceptr dstDevice, CUarray srcArray, size_t srcOffset, size_t ByteCount),
      (dstDevice, srcArray, srcOffset, ByteCount))
+PTSZ(cuMemcpyAtoHAsync_v2,
+     (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount, CUstream
+      hStream),
+     (dstHost, srcArray, srcOffset, ByteCount, hStream))
 PTDS(cuMemcpyAtoH_v2,
      (void *dstHost, CUarray srcArray, size_t srcOffset, size_t ByteCount),
      (dstHost, srcArray, srcOffset, ByteCount))
+PTSZ(cuMemcpyBatchAsync,
+     (CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes
+      *attrs, size_t *attrsIdxs, size_t numAttrs, size_t *failIdx, CUstream hStream),
+     (dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, failIdx, hStream))
+PTSZ(cuMemcpyBatchAsync_v2,
+     (CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count, CUmemcpyAttributes
+      *attrs, size_t *attrsIdxs, size_t numAttrs, CUstream hStream),
+     (dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream))
 PTDS(cuMemcpyDtoA_v2,
      (CUarray dstArray, size_t dstOffset, CUdeviceptr srcDevice, size_t ByteCount),
      (dstArray, dstOffset, srcDevice, ByteCount))
@@ -78,6 +104,10 @@ PTSZ(cuMemcpyDtoHAsync_v2,
 PTDS(cuMemcpyDtoH_v2,
      (void *dstHost, CUdeviceptr srcDevice, size_t ByteCount),
      (dstHost, srcDevice, ByteCount))
+PTSZ(cuMemcpyHtoAAsync_v2,
+     (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount, CUstream
+      hStream),
+     (dstArray, dstOffset, srcHost, ByteCount, hStream))
 PTDS(cuMemcpyHtoA_v2,
      (CUarray dstArray, size_t dstOffset, const void *srcHost, size_t ByteCount),
      (dstArray, dstOffset, srcHost, ByteCount))
@@ -138,13 +168,25 @@ PTSZ(cuStreamAddCallback,
 PTSZ(cuStreamAttachMemAsync,
      (CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags),
      (hStream, dptr, length, flags))
+PTSZ(cuStreamBatchMemOp,
+     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned
+      int flags),
+     (stream, count, paramArray, flags))
+PTSZ(cuStreamBatchMemOp_v2,
+     (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned
+      int flags),
+     (stream, count, paramArray, flags))
 PTSZ(cuStreamBeginCaptureToGraph,
      (CUstream hStream, CUgraph hGraph, const CUgraphNode *dependencies, const
       CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode),
      (hStream, hGraph, dependencies, dependencyData, numDependencies, mode))
 PTSZ(cuStreamBeginCapture, (CUstream hStream), (hStream))
 PTSZ(cuStreamBeginCapture_v2, (CUstream hStream, CUstreamCaptureMode mode), (hStream, mode))
+PTSZ(cuStreamCopyAttributes, (CUstream dstStream, CUstream srcStream), (dstStream, srcStream))
 PTSZ(cuStreamEndCapture, (CUstream hStream, CUgraph *phGraph), (hStream, phGraph))
+PTSZ(cuStreamGetAttribute,
+     (CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value),
+     (hStream, attr, value))
 PTSZ(cuStreamGetCaptureInfo,
      (CUstream hStream, CUstreamCaptureStatus *captureStatus_out, cuuint64_t *id_out),
      (hStream, captureStatus_out, id_out))
@@ -171,6 +213,9 @@ PTSZ(cuStreamIsCapturing,
      (CUstream hStream, CUstreamCaptureStatus *captureStatus),
      (hStream, captureStatus))
 PTSZ(cuStreamQuery, (CUstream hStream), (hStream))
+PTSZ(cuStreamSetAttribute,
+     (CUstream hStream, CUstreamAttrID attr, const CUstreamAttrValue *param),
+     (hStream, attr, param))
 PTSZ(cuStreamSynchronize, (CUstream hStream), (hStream))
 PTSZ(cuStreamUpdateCaptureDependencies,
      (CUstream hStream, CUgraphNode *dependencies, size_t numDependencies, unsigned int
