@@ -386,6 +386,11 @@ def _never_asks_again() -> AbstractContextManager[None]:
     return broken()
 
 
+def _short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
+    """Return what shortens runs that only their end can judge."""
+    return lambda options: replace(options, fault_s=fault_s, heal_s=heal_s)
+
+
 MUTATIONS = (
     Mutation(
         "vote-not-persisted",
@@ -486,8 +491,8 @@ MUTATIONS = (
         "memory-truth",
         "a server starts workers for whatever lease a client shows",
         _fencing_ignored,
-        (("end-lease", 0.2),),
-        lambda options: replace(options, delay_s=0.04, gpus=1, hold_s=1.0),
+        (("end-lease", 0.1),),
+        lambda options: replace(options, delay_s=0.04, gpus=1, hold_s=1.0, clients=20),
     ),
     Mutation(
         "lost-client-unnoticed",
@@ -495,6 +500,7 @@ MUTATIONS = (
         "nobody ends the leases of a client that is gone",
         _lost_client_unnoticed,
         (("client-kill", 3.0),),
+        tune=_short(8.0, 10.0),
     ),
     Mutation(
         "cancel-not-committed",
@@ -508,6 +514,7 @@ MUTATIONS = (
         "linearizable",
         "a claim is answered before it is committed",
         _granted_before_commit,
+        tune=_short(6.0, 2.0),
     ),
     Mutation(
         "expired-is-definite",
@@ -523,12 +530,14 @@ MUTATIONS = (
         "a server that was unreachable stays so",
         _never_reachable_again,
         (("pause", 2.0), ("deaf", 2.0)),
+        tune=_short(16.0, 10.0),
     ),
     Mutation(
         "never-asks-again",
         "everything-granted",
         "a client that waits does not ask again",
         _never_asks_again,
+        tune=_short(2.0, 10.0),
     ),
 )
 """Every broken build, and the checker that must notice it."""

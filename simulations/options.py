@@ -3,6 +3,9 @@
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from random import Random
+from typing import TypeVar
+
+T = TypeVar("T")
 
 FAULT_KINDS = (
     "reset",  # connections of one pair of servers break, with all that is in flight
@@ -80,31 +83,36 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
     A run with all faults at once is a run in which nothing else happens; leaving out a random
     part of them reaches deeper (Groce et al., Swarm testing, ISSTA 2012).
     """
-    random = chance(seed, "options")
-    some = random.choice((0.15, 0.3, 0.5))
-    faults = tuple(
-        (kind, round(random.choice((3.0, 6.0, 12.0, 25.0)) * (0.5 + random.random()), 2))
-        for kind in FAULT_KINDS
-        if random.random() < some
-    )
+    some = _pick(seed, "some", 0.15, 0.3, 0.5)
+    faults: list[tuple[str, float]] = []
+    for kind in FAULT_KINDS:
+        random = chance(seed, f"options/{kind}")
+        interval_s = random.choice((3.0, 6.0, 12.0, 25.0)) * (0.5 + random.random())
+        if random.random() < some:
+            faults.append((kind, round(interval_s, 2)))
     drawn = Options(
         seed=seed,
-        servers=random.choice((3, 3, 5, 5, 5, 7)),
-        clients=random.choice((6, 12, 20, 20)),
-        gpus=random.choice((1, 2, 2, 4)),
-        delay_s=random.choice((0.0001, 0.0003, 0.001, 0.005)),
-        jitter_s=random.choice((0.00005, 0.0002, 0.002)),
-        sync_s=random.choice((0.0, 0.0002, 0.001, 0.005)),
-        drift=random.choice((0.0, 0.0001, 0.05)),
-        wall_error_s=random.choice((0.0, 0.5, 3.0)),
-        kill_s=random.choice((0.01, 0.05, 0.5)),
-        worker_start_s=random.choice((0.01, 0.1, 0.5)),
-        hold_s=random.choice((1.0, 3.0, 8.0)),
-        think_s=random.choice((0.3, 1.0, 3.0)),
-        across=random.choice((0.0, 0.1, 0.4)),
-        snapshot_entries=random.choice((40, 200, 1000, 10_000)),
-        faults=faults,
+        servers=_pick(seed, "servers", 3, 3, 5, 5, 5, 7),
+        clients=_pick(seed, "clients", 6, 12, 20, 20),
+        gpus=_pick(seed, "gpus", 1, 2, 2, 4),
+        delay_s=_pick(seed, "delay_s", 0.0001, 0.0003, 0.001, 0.005),
+        jitter_s=_pick(seed, "jitter_s", 0.00005, 0.0002, 0.002),
+        sync_s=_pick(seed, "sync_s", 0.0, 0.0002, 0.001, 0.005),
+        drift=_pick(seed, "drift", 0.0, 0.0001, 0.05),
+        wall_error_s=_pick(seed, "wall_error_s", 0.0, 0.5, 3.0),
+        kill_s=_pick(seed, "kill_s", 0.01, 0.05, 0.5),
+        worker_start_s=_pick(seed, "worker_start_s", 0.01, 0.1, 0.5),
+        hold_s=_pick(seed, "hold_s", 1.0, 3.0, 8.0),
+        think_s=_pick(seed, "think_s", 0.3, 1.0, 3.0),
+        across=_pick(seed, "across", 0.0, 0.1, 0.4),
+        snapshot_entries=_pick(seed, "snapshot_entries", 40, 200, 1000, 10_000),
+        faults=tuple(faults),
     )
     if servers is not None:
         drawn = replace(drawn, servers=servers)
     return replace(drawn, clients=clients) if clients is not None else drawn
+
+
+def _pick(seed: int, name: str, *values: T) -> T:
+    """Draw one option, whatever else is drawn: a new option leaves the others as they were."""
+    return chance(seed, f"options/{name}").choice(values)
