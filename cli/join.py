@@ -32,9 +32,8 @@ from gpupool.remoting.addresses import PORT_DEFAULT, Address
 @click.option(
     "--listen",
     type=LISTEN,
-    default=f":{PORT_DEFAULT}",
-    show_default=True,
-    help="Address and port of everything; port 0 takes a free one.",
+    help="Address and port of everything; port 0 takes a free one "
+    f"(default: as last time, at first :{PORT_DEFAULT}).",
 )
 @click.option(
     "--advertise",
@@ -82,7 +81,7 @@ def command(
     address: Address | None,
     token: str | None,
     token_file: str | None,
-    listen: Address,
+    listen: Address | None,
     advertise: Address | None,
     state_dir: str | None,
     name: str | None,

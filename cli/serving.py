@@ -26,8 +26,9 @@ from gpupool.cli.statedir import (
     ServerIdentity,
     StateDir,
     open_state_dir,
+    remembered_listen,
 )
-from gpupool.cli.values import Emulation, size_text
+from gpupool.cli.values import Emulation, parse_listen, size_text
 from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.storage import Storage, bootstrap, open_storage
 from gpupool.pool.commands import Command, DrainServer, EndLease, seal
@@ -36,7 +37,7 @@ from gpupool.pool.ids import LeaseId, ServerId
 from gpupool.pool.ports import Outcome
 from gpupool.pool.state import PartStatus, PoolState
 from gpupool.pool.transition import PoolMachine
-from gpupool.remoting.addresses import Address, parse_address
+from gpupool.remoting.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.caretaker import Software
 from gpupool.remoting.client import SystemChance, SystemClock, join_pool
 from gpupool.remoting.host.former import sweep_former_workers
@@ -56,6 +57,8 @@ from gpupool.remoting.tokens import format_token, parse_token
 STOPPING = "it is being stopped"
 """The reason of a drain that a server proposes of itself, and takes back when it starts again."""
 
+ANYWHERE = Address("0.0.0.0", PORT_DEFAULT)  # noqa: S104 - a server is there to be reached
+
 HAND_OVER_S = 1.0
 LAST_COMMANDS_S = 2.0
 WORKER_POLL_S = 0.1
@@ -67,7 +70,7 @@ class JoinOptions:
 
     token: str
     address: Address | None
-    listen: Address
+    listen: Address | None  # None: as last time, or the default
     advertise: Address | None
     state_dir: Path
     name: str
@@ -87,13 +90,18 @@ async def serve(options: JoinOptions, log: logging.Logger) -> None:
         GpupoolError: when it cannot start, or must not go on.
     """
     # A port that is taken is found out before anything is created.
-    listeners = await open_listeners(options.listen)
+    remembered = remembered_listen(options.state_dir)
+    listen = options.listen or (parse_listen(remembered) if remembered else ANYWHERE)
+    listeners = await open_listeners(listen)
+    port: int = listeners[0].socket.getsockname()[1]
+    listen = replace(listen, port=port)
     try:
-        address = advertised_address(options, listeners)
+        address = advertised_address(options, listen)
         state = open_state_dir(options.state_dir)
         try:
             founded = state.is_new and not options.token
             await _enter_pool(state, options, address, log)
+            state.remember_listen(str(listen))
             await _Server(state, options, address, log).run(listeners, founded=founded)
         finally:
             state.close()
@@ -119,15 +127,13 @@ async def open_listeners(listen: Address) -> list[trio.SocketListener]:
         raise GpupoolError(f"cannot listen on {listen}", why=why, hint=hint) from error
 
 
-def advertised_address(options: JoinOptions, listeners: list[trio.SocketListener]) -> str:
+def advertised_address(options: JoinOptions, listen: Address) -> str:
     """Return where others reach this server."""
-    port: int = listeners[0].socket.getsockname()[1]
     if options.advertise is not None:
         return str(options.advertise)
-    host = options.listen.host
-    if host in ("0.0.0.0", "::"):  # noqa: S104
-        host = own_address(options)
-    return str(Address(host, port))
+    if listen.host in ("0.0.0.0", "::"):  # noqa: S104
+        return str(replace(listen, host=own_address(options)))
+    return str(listen)
 
 
 def own_address(options: JoinOptions) -> str:

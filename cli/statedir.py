@@ -53,6 +53,7 @@ class ServerIdentity:
     founder: bool  # made the pool, and so begins with a vote
     members: tuple[Member, ...] = ()
     complete: bool = False
+    listen: str = ""  # as --listen said last; a start without the option does the same
 
 
 @dataclass(slots=True)
@@ -85,6 +86,12 @@ class StateDir:
     def finish(self, identity: ServerIdentity) -> None:
         """End the creation: from now on a start resumes this server."""
         self._write_identity(replace(identity, complete=True))
+
+    def remember_listen(self, listen: str) -> None:
+        """Keep the address that this server listens on, for starts that do not name one."""
+        assert self.identity is not None
+        if self.identity.listen != listen:
+            self._write_identity(replace(self.identity, listen=listen))
 
     def next_incarnation(self) -> Incarnation:
         """Count this start, and return the number; it is on disk before it is used.
@@ -169,6 +176,7 @@ class StateDir:
             "founder": identity.founder,
             "members": {member.server: member.address for member in identity.members},
             "complete": identity.complete,
+            "listen": identity.listen,
         }
         self.write(IDENTITY, json.dumps(body, indent=2).encode() + b"\n")
         self.identity = identity
@@ -218,6 +226,19 @@ def open_state_dir(path: Path) -> StateDir:
     return state
 
 
+def remembered_listen(path: Path) -> str:
+    """Return what the server of this directory listened on last; empty when nobody knows.
+
+    Read before the directory is opened, since a port that is taken must be found out first;
+    whatever is wrong with the directory is said when it is opened.
+    """
+    try:
+        found = json.loads((path / IDENTITY).read_bytes()[:FILE_SIZE_MAX])["listen"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
 def _read_identity(state: StateDir) -> ServerIdentity | None:
     data = state.read(IDENTITY)
     if not data:
@@ -244,7 +265,7 @@ def _identity_of(body: object) -> ServerIdentity:
     fields = cast("Mapping[str, Any]", body)
     if fields["schema"] != SCHEMA:
         raise ValueError("it was written by another version of gpupool")
-    texts = [fields[name] for name in ("server", "cluster_id", "pool", "name")]
+    texts = [fields[name] for name in ("server", "cluster_id", "pool", "name", "listen")]
     flags = [fields[name] for name in ("witness", "founder", "complete")]
     members = cast("Mapping[str, Any]", fields["members"])
     if not all(isinstance(text, str) for text in (*texts, *members, *members.values())):
@@ -260,6 +281,7 @@ def _identity_of(body: object) -> ServerIdentity:
         founder=flags[1],
         members=tuple(Member(ServerId(k), v) for k, v in members.items()),
         complete=flags[2],
+        listen=texts[4],
     )
 
 

@@ -1,5 +1,6 @@
 """``gpupool token``: who may join the pool, and who may use it."""
 
+import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,8 @@ def create(
     use = f"gpupool join --token {text}" if for_server else f"gpupool login {text}"
     what = "one server" if for_server else f"{kind.value} {name}"
     say(f"gpupool: for {what}, good for {duration_text(valid_s)}; shown only here:")
-    click.echo(use)
+    # For eyes the whole command, for scripts (token=$(gpupool token create)) the token alone.
+    click.echo(use if sys.stdout.isatty() else text)
 
 
 async def _create(credentials: str | None, kind: TokenKind, user: str, valid_s: float) -> str:

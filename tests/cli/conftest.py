@@ -285,10 +285,12 @@ class LiveServer:
         self.log = folder / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *arguments: str, listen: str = "127.0.0.1:0") -> None:
-        """Start it; the same state directory makes it the same server again."""
-        argv = [*GPUPOOL, "join", "--emulate", "2:8G", "--name", self.name, "--listen", listen]
+    def start(self, *arguments: str) -> None:
+        """Start it; the same state directory makes it the same server again, at its address."""
+        argv = [*GPUPOOL, "join", "--emulate", "2:8G", "--name", self.name]
         argv += ["--state-dir", str(self.state_dir), "--log-format", "json", *arguments]
+        if not self.state_dir.exists():
+            argv += ["--listen", "127.0.0.1:0"]
         with self.out.open("ab") as out, self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 argv, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=log
