@@ -31,6 +31,7 @@ def sums(xp: Any, points: Any, labels: Any, clusters: int) -> tuple[Any, Any]:
 def cluster_on_gpus(points: Any, first: Any, count: int) -> tuple[Any, Any]:
     """Return centres and labels after `ITERATIONS`, computed by ``count`` GPUs."""
     centres: Any = first
+    clusters = len(first)
     parts: list[Any] = []
     for index, part in enumerate(np.array_split(points, count)):
         with cp.cuda.Device(index):
@@ -43,12 +44,13 @@ def cluster_on_gpus(points: Any, first: Any, count: int) -> tuple[Any, Any]:
             with cp.cuda.Device(index):
                 here = cp.asarray(centres)
                 labels.append(assign(cp, part, here))
-                partial.append(sums(cp, part, labels[-1], len(centres)))
+                partial.append(sums(cp, part, labels[-1], clusters))
         # Everything above is only queued; the small sums are the one thing that is waited for.
         total: Any = np.sum([cp.asnumpy(total) for total, _ in partial], axis=0)
         number: Any = np.sum([cp.asnumpy(number) for _, number in partial], axis=0)
         means: Any = total / np.maximum(number, 1)[:, None]
-        centres = np.where(number[:, None] > 0, means, centres)
+        centres = centres.copy()
+        centres[number > 0] = means[number > 0]
     return centres, np.concatenate([cp.asnumpy(part) for part in labels])
 
 

@@ -258,6 +258,22 @@ class Executor:
         self._store(handle, array)
         return True
 
+    def put_into(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
+        """Fill an existing dense array with the client's bytes; False if it never came to be."""
+        meta = self.metas.get(number)
+        if meta is None or meta.nbytes != nbytes:
+            raise RemoteProtocolError("malformed array", why=f"meta {number}, {nbytes} bytes")
+        try:
+            array = self.find(handle)
+        except DependsOnFailureError:
+            return False
+        dense = self.backend.is_array(array) and array.flags.forc
+        if not dense or array.shape != meta.shape or array.dtype != meta.dtype:
+            raise RemoteProtocolError("malformed array", why=f"handle {handle} does not fit")
+        if nbytes:
+            self.backend.upload(array, fill)
+        return True
+
     def _new(self, meta: Meta) -> Any:
         self.backend.expect(meta.nbytes)
         return self.backend.adopt(self.backend.empty(meta.dtype, meta.shape, meta.strides))

@@ -94,6 +94,7 @@ class Session:
         self.reader = Reader(stream)
         self.log = log
         self._backlog: deque[tuple[wire.Header, bytes]] = deque()
+        self._uploading = False
         self.executor = Executor(backend, self, log)
 
     # --- what the executor asks for -------------------------------------------------------------
@@ -107,7 +108,9 @@ class Session:
 
         Returns None when it sent more than the limit, or an upload, before it answered.
         """
-        if self._backlog and self._backlog[-1][0].kind in (wire.Kind.PUT, wire.Kind.BYE):
+        if self._uploading or (
+            self._backlog and self._backlog[-1][0].kind in (wire.Kind.PUT, wire.Kind.BYE)
+        ):
             return None  # an upload's bytes come next, so nothing beyond it can be read
         self.push(wire.Kind.COLLECT, None)
         size = 0
@@ -199,13 +202,18 @@ class Session:
 
     def _put(self, header: wire.Header, body: bytes) -> None:
         value = wire.decode_body(body)
-        if not wire.is_list(value) or len(value) != 2:
+        if not wire.is_list(value) or len(value) != 3:
             raise RemoteProtocolError("malformed upload")
-        handle, number = value
-        if type(handle) is not int or type(number) is not int:
+        handle, number, existing = value
+        if type(handle) is not int or type(number) is not int or type(existing) is not bool:
             raise RemoteProtocolError("malformed upload")
-        if not self.executor.put(handle, number, header.bulk, self.reader.into):
-            self.reader.skip(header.bulk)
+        put = self.executor.put_into if existing else self.executor.put
+        self._uploading = True
+        try:
+            if not put(handle, number, header.bulk, self.reader.into):
+                self.reader.skip(header.bulk)
+        finally:
+            self._uploading = False
 
     def _ask(self, header: wire.Header, body: bytes) -> None:
         try:

@@ -101,10 +101,10 @@ class EmulatedBackend:
 
     def upload(self, array: Array, fill: Fill) -> None:
         """Receive straight into the array's memory."""
-        flat: Any = array
-        while isinstance(flat.base, np.ndarray):
-            flat = flat.base
-        fill(host_bytes(flat.reshape(-1).view(np.uint8)))
+        axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+        flat = array.transpose(axes).reshape(-1)
+        assert np.may_share_memory(flat, array)
+        fill(host_bytes(flat.view(np.uint8)))
 
     def download(self, array: Array, order: str) -> Iterator[memoryview]:
         """Yield the bytes of one contiguous copy, or of the array itself if it is contiguous."""

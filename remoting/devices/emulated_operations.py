@@ -155,9 +155,21 @@ def _into(arrays: Any, axis: int, out: Array, casting: Any) -> None:
     np.concatenate(arrays, axis, out, casting=casting)
 
 
+def _transform(name: str) -> Operation:
+    function: Any = getattr(np.fft, name)
+
+    def call(a: Any, *args: Any) -> Any:
+        if isinstance(a, np.ndarray) and a.dtype == np.float16 and not name.endswith("shift"):
+            a = a.astype(np.float32)  # CuPy has no transform in half precision
+        return function(a, *args)
+
+    return call
+
+
 def _einsum(text: str, *arrays: Any, **kwargs: Any) -> Any:
     # With ``optimize`` NumPy may drop an operand, and the type that it would have brought.
-    dtype = kwargs.get("dtype") or np.result_type(*arrays)
+    # (A dtype without fields is false, so ``or`` would not do here.)
+    dtype = kwargs["dtype"] if "dtype" in kwargs else np.result_type(*arrays)
     return np.asarray(np.einsum(text, *arrays, **kwargs)).astype(dtype, copy=False)
 
 
@@ -272,7 +284,7 @@ def operations(backend: Any) -> Mapping[str, Operation]:
     table: dict[str, Operation] = {name: _ufunc(name) for name in UFUNCS}
     table |= {name: getattr(np, name) for name in FUNCTIONS}
     table |= {f"linalg.{name}": getattr(np.linalg, name) for name in LINALG}
-    table |= {f"fft.{name}": getattr(np.fft, name) for name in FFT}
+    table |= {f"fft.{name}": _transform(name) for name in FFT}
     table |= random_operations()
     table |= _cuda(backend)
     table |= {

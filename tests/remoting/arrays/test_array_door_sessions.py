@@ -367,3 +367,24 @@ print(interrupted, cp.arange(4).sum())
     with door_kit.pool(1) as agent:
         assert run(agent, source).split() == ["True", "6"]
     assert signal.SIGINT
+
+
+def test_an_upload_without_room_is_an_error_and_the_session_goes_on(cp: Any) -> None:
+    host = np.ones(600 << 20, np.uint8)  # of 512 MiB
+    array = cp.asarray(host)
+    with pytest.raises(MemoryError):
+        array.get()
+    array = cp.asarray(host[: 300 << 20])
+    array.set(host[: 300 << 20])  # in place: a second copy would not fit
+    assert int(array[-5:].sum()) == 5
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_and_parts_of_them_are_refilled(cp: Any, order: str) -> None:
+    host = np.random.default_rng(2).random((60, 30, 7))
+    array = cp.zeros((100, 30, 7), order=order)
+    for part in (array[20:80], array[:60], array[::-1][:60]):
+        array[...] = 0
+        part.set(host)
+        assert np.array_equal(part.get(), host)
+        assert float(array.sum()) == pytest.approx(host.sum())

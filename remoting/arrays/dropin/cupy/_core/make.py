@@ -13,7 +13,7 @@ import numpy as np
 from cupy._door import pool, state, wire
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta, fresh, intern, keep_order
-from cupy._door.session import Reply, Session
+from cupy._door.session import INLINE_MAX, Reply, Session
 
 SUPPORTED = frozenset(wire.DTYPES)
 _new = object.__new__
@@ -249,6 +249,18 @@ def download(
     if not made:
         host(source._meta)
     return made[0]
+
+
+def refill(target: Any, host: np.ndarray[Any, Any]) -> bool:
+    """Send a host array into a dense array of the same shape and type; False if it is not dense."""
+    meta: Meta = target._meta
+    c, f = meta.contiguity
+    if not (c or f) or meta.nbytes <= INLINE_MAX or host.dtype != meta.dtype:
+        return False
+    dense = np.asarray(host, order="C" if c else "F")
+    flat = dense.reshape(-1, order="C" if c else "F").view(np.uint8)
+    target._session.put(target._handle, meta, host_bytes(flat), existing=True)
+    return True
 
 
 def host_bytes(flat: Any) -> memoryview:

@@ -96,10 +96,10 @@ def broadcast_to(array: Any, shape: Any) -> Any:
     )
 
 
-def broadcast_arrays(*args: Any) -> list[Any]:
+def broadcast_arrays(*args: Any) -> tuple[Any, ...]:
     """Return the arrays in their common shape."""
     shape = broadcast(*[need(item).shape for item in args])
-    return [item if item.shape == shape else broadcast_to(item, shape) for item in args]
+    return tuple([item if item.shape == shape else broadcast_to(item, shape) for item in args])
 
 
 def _at_least(count: int) -> Any:

@@ -142,7 +142,8 @@ class poly1d:
 
     def set(self, polyin: np.poly1d, stream: Any = None) -> None:
         """Take over a polynomial of the host."""
-        if not isinstance(polyin, np.poly1d):
+        given: Any = polyin
+        if not isinstance(given, np.poly1d):
             raise TypeError("Only numpy.poly1d can be set to cupy.poly1d")
         self._variable = polyin.variable
         self._coeffs.set(polyin.coeffs, stream)
@@ -198,8 +199,8 @@ class poly1d:
             made = poly1d(polymul(made, self))
         return made
 
-    def __eq__(self, other: Any) -> bool:  # type: ignore[override]
-        if type(other) is not poly1d:
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, poly1d):
             raise NotImplementedError
         return self._coeffs.shape == other._coeffs.shape and bool(
             (self._coeffs == other._coeffs).all()

@@ -30,7 +30,7 @@ def _head(major: int, value: int) -> bytes:
 
 
 def _write(value: Any, out: list[bytes], depth: int) -> None:
-    kind: Any = type(value)
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if depth > MAX_DEPTH:
         raise CborError("values are nested too deeply")
     if value is None:

@@ -623,8 +623,11 @@ class Session:
 
     # --- arrays in and out ------------------------------------------------------------------------
 
-    def put(self, handle: int, meta: Meta, data: memoryview) -> int:
-        """Send the bytes of a contiguous array, made under ``handle``; return its device."""
+    def put(self, handle: int, meta: Meta, data: memoryview, *, existing: bool = False) -> int:
+        """Send the bytes of a contiguous array, made under ``handle``; return its device.
+
+        With ``existing`` the array is there already, and only filled.
+        """
         with self._lock:
             if self.failure is not None:
                 raise self.failure
@@ -633,7 +636,7 @@ class Session:
             context = state.local.context
             if context is not self._context:
                 self._switch(context)
-            if data.nbytes <= INLINE_MAX:
+            if data.nbytes <= INLINE_MAX and not existing:
                 number = self._meta_id(meta)
                 head = wire.PUT_RECORD.pack(wire.INLINE_PUT, handle, number, data.nbytes)
                 self._parts.append(head + bytes(data))
@@ -648,7 +651,7 @@ class Session:
             number = self._meta_id(meta)
             self.flush()
             self.unfinished = True
-            body = cbor.encode([handle, number])
+            body = cbor.encode([handle, number, existing])
             self._transmit(wire.PUT, body, 0, 0, data)
             return self._where
 

@@ -188,7 +188,8 @@ def pinv(a: Any, rcond: Any = 1e-15) -> Any:
     """Return the pseudo-inverse."""
     need(a)
     shape = (*a.shape[:-2], a.shape[-1], a.shape[-2])
-    return make.forward("linalg.pinv", (a, rcond), {}, fresh(_kind(a), shape))
+    kind = _kind(a) if a.size else a.dtype
+    return make.forward("linalg.pinv", (a, rcond), {}, fresh(kind, shape))
 
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:  # noqa: A002

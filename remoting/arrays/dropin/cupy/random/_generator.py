@@ -26,7 +26,8 @@ def set_random_state(rs: Any) -> None:
 
 def reset_states() -> None:
     """Forget all random states, so that new seeds are drawn."""
-    _random_states.clear()
+    global _random_states
+    _random_states = {}  # a new one, by which callers recognise the reset
 
 
 def seed(seed: Any = None) -> None:
