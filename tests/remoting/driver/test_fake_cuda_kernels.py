@@ -365,9 +365,7 @@ def test_a_later_fault_shows_at_synchronisation(driver: Driver) -> None:
     assert driver.code("cuStreamSynchronize", 0) == 700
 
 
-def test_faults_come_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_faults_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "cuMemAlloc=2,after=1;cuModuleLoadData=200,times=1"
     monkeypatch.setenv("FAKE_CUDA_FAULTS", text)
     (tmp_path / "own").mkdir()

@@ -124,9 +124,7 @@ def test_devices_are_chosen_by_number_and_uuid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "4")
-    monkeypatch.setenv(
-        "CUDA_VISIBLE_DEVICES", "2,GPU-fa4e0000-0000-4000-8000-000000000001,9,0"
-    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-fa4e0000-0000-4000-8000-000000000001,9,0")
     driver = Driver(build(), tmp_path)
     driver.start()
     assert driver.get("cuDeviceGetCount", kind=ctypes.c_int) == 2

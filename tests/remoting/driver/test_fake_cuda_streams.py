@@ -81,9 +81,7 @@ def ints(driver: Driver, pointer: int, count: int) -> tuple[int, ...]:
 # ---- streams ----
 
 
-def test_work_runs_in_the_order_of_its_stream(
-    driver: Driver, kernels: Kernels, gate: Gate
-) -> None:
+def test_work_runs_in_the_order_of_its_stream(driver: Driver, kernels: Kernels, gate: Gate) -> None:
     first = stream(driver)
     data = driver.upload(bytes(8))
     address, buffer = driver.pinned(8)
@@ -100,9 +98,7 @@ def test_work_runs_in_the_order_of_its_stream(
     assert ints(driver, data, 2) == (0, 0)
 
 
-def test_streams_do_not_wait_for_each_other(
-    driver: Driver, kernels: Kernels, gate: Gate
-) -> None:
+def test_streams_do_not_wait_for_each_other(driver: Driver, kernels: Kernels, gate: Gate) -> None:
     stuck, free = stream(driver), stream(driver)
     data = driver.upload(bytes(4))
     kernels.wait_for(gate.address, stuck)

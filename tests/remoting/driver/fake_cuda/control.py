@@ -97,9 +97,7 @@ class Control:
             if struct.unpack_from("<I", self._map, at)[0]:
                 continue
             name = function.encode("ascii")
-            _FAULT.pack_into(
-                self._map, at, 0, error, after, times, _KINDS[kind], delay_us, name
-            )
+            _FAULT.pack_into(self._map, at, 0, error, after, times, _KINDS[kind], delay_us, name)
             # Last, so that no process acts on half a fault.
             struct.pack_into("<I", self._map, at, 1)
             count: int = struct.unpack_from("<I", self._map, 12)[0]
@@ -130,9 +128,7 @@ class Control:
         """Give the bytes in use on a device, over all live processes, as a GPU's NVML would."""
         total = 0
         for index in range(_PROCESSES):
-            pid, _, *used = _PROCESS.unpack_from(
-                self._map, _PROCESSES_AT + index * _PROCESS.size
-            )
+            pid, _, *used = _PROCESS.unpack_from(self._map, _PROCESSES_AT + index * _PROCESS.size)
             if pid != 0 and Path(f"/proc/{pid}").exists():
                 total += used[device]
         return total

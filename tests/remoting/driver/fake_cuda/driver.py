@@ -2,7 +2,7 @@
 
 import ctypes
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ class Driver:
         return found
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> Generator[None]:
         """Keep streams from beginning any work inside the block."""
         self.library.fakeCudaPause(1)
         try:
@@ -150,7 +150,7 @@ class Driver:
 
 def pointers(arguments: tuple[Any, ...]) -> Any:
     """Give the void ** that a launch takes; it keeps the values alive."""
-    array = (ctypes.c_void_p * max(1, len(arguments)))()
+    array: Any = (ctypes.c_void_p * max(1, len(arguments)))()
     array.kept = arguments
     for index, argument in enumerate(arguments):
         array[index] = ctypes.addressof(argument)

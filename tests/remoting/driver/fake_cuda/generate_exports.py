@@ -12,9 +12,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 # Declared in cudaProfiler.h, which the wheels leave out; version 4000 by cudaProfilerTypedefs.h.
-PROFILER: dict[str, tuple[str, ...]] = {
-    name: () for name in ("cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop")
-}
+PROFILER: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ("cuProfilerInitialize", "cuProfilerStart", "cuProfilerStop"), ()
+)
 PROFILER_VERSION = 4000
 SUFFIX = re.compile(r"(_v\d+)?(_ptds|_ptsz)?$")
 
@@ -65,8 +65,8 @@ def pair(
 ) -> list[tuple[int, str]]:
     """Give each version its symbol: in order, or by prototype where their numbers differ."""
     if len(versions) == len(symbols):
-        pairs = zip(versions, symbols, strict=True)
-        return [(version, symbol) for (version, _), (symbol, _) in pairs]
+        in_order = zip(versions, symbols, strict=True)
+        return [(version, symbol) for (version, _), (symbol, _) in in_order]
     pairs: list[tuple[int, str]] = []
     for version, prototype in versions:
         same = [symbol for symbol, other in symbols if other == prototype]

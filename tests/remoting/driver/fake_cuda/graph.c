@@ -913,7 +913,7 @@ static void exec_add(CUgraphExec exec, CUgraphNode node) {
     if (exec->nodes == NULL)
         abort();
     struct exec_node *to = &exec->nodes[exec->node_count++];
-    to->source = node;
+    *to = (struct exec_node){.source = node};
     work_clone(&to->work, &node->work);
 }
 

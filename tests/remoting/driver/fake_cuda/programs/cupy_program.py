@@ -1,4 +1,6 @@
-"""The real CuPy on the fake driver: memory, streams, events, modules, capture, and what it computes."""
+# The wheels are not in the project's environment, so no checker can know their types.
+# type: ignore
+"""The real CuPy on the fake driver: memory, streams, events, modules, capture, results."""
 
 import sys
 
@@ -84,7 +86,8 @@ assert (back == image).all()
 try:
     cp.cuda.runtime.malloc(1 << 40)
 except cp.cuda.runtime.CUDARuntimeError as error:
-    assert "OutOfMemory" in str(error) or "MemoryAllocation" in str(error), error
+    refusal = str(error)
 else:
-    raise AssertionError("more memory than there is")
+    refusal = "none"
+assert "out of memory" in refusal, refusal
 print("results right")
