@@ -103,24 +103,57 @@ assert (c + 1).device.id == 2
 def test_a_deferred_error_names_the_line_that_caused_it() -> None:
     source = """
 import cupy as cp
-a = cp.zeros((1 << 13, 1 << 13))
+a = cp.linalg.cholesky(-cp.eye(3))
 b = cp.zeros(4)
 c = b + 1
 print(c)
 """
-    with door_kit.pool(1, memory=64 * door_kit.MIB) as agent:
+    with door_kit.pool(1) as agent:
         done = door_kit.run_program(agent, source)
         blocked = door_kit.run_program(agent, source, GPUPOOL_BLOCKING="1")
-    assert "OutOfMemoryError: Out of memory allocating 536,870,912 bytes" in done.stderr
+    assert "LinAlgError: Matrix is not positive definite" in done.stderr
     assert "by the call at <string>:3" in done.stderr
     assert "line 3, in <module>\n" in blocked.stderr
     assert "line 6, in <module>\n" not in blocked.stderr
 
 
 def test_an_error_that_nothing_waited_for_is_told_at_the_end() -> None:
-    with door_kit.pool(1, memory=door_kit.MIB) as agent:
-        done = door_kit.run_program(agent, "import cupy; x = cupy.zeros(1 << 20)")
-    assert "cupy: OutOfMemoryError" in done.stderr
+    with door_kit.pool(1) as agent:
+        source = "import cupy as cp; x = cp.linalg.cholesky(-cp.eye(3))"
+        done = door_kit.run_program(agent, source)
+    assert "cupy: LinAlgError" in done.stderr
+
+
+def test_out_of_memory_is_raised_by_the_call_that_allocates() -> None:
+    # Programs catch it there, to go on with something smaller.
+    source = """
+import cupy as cp, numpy as np
+for make in (lambda: cp.zeros(65 << 17), lambda: cp.asarray(np.ones(65 << 17)),
+             lambda: cp.ones(8 << 17) + cp.ones((1024, 8 << 17))):
+    try:
+        make()
+        print("not refused")
+    except cp.cuda.memory.OutOfMemoryError as error:
+        print("refused")
+kept = []
+try:
+    while True:
+        kept.append(cp.ones(1 << 17))  # 1 MiB each
+except cp.cuda.memory.OutOfMemoryError:
+    print(len(kept))
+del kept[10:]
+print(float(sum(float(each[0]) for each in kept)), float((cp.ones(4 << 17) * 2)[0]))
+for _ in range(300):  # what is dropped gives its room back
+    x = cp.ones(4 << 17) + 1
+print(float(x[0]))
+"""
+    with door_kit.pool(1, memory=64 * door_kit.MIB) as agent:
+        done = door_kit.run_program(agent, source)
+    assert done.returncode == 0, done.stderr
+    *refusals, count, sums, last = done.stdout.splitlines()
+    assert refusals == ["refused"] * 3
+    assert 55 <= int(count) <= 64
+    assert (sums, last) == ("10.0 2.0", "2.0")
 
 
 @pytest.mark.parametrize("how", ["worker", "agent", "lost"])
@@ -341,12 +374,12 @@ def test_a_limit_of_the_pool_holds_and_says_so(cp: Any) -> None:
 
 def test_what_depends_on_a_failure_fails_and_the_rest_goes_on(cp: Any) -> None:
     good = cp.arange(3)
-    bad = cp.zeros(1 << 30)
+    bad = cp.linalg.cholesky(-cp.eye(3))
     worse = bad + 1
-    with pytest.raises(MemoryError):
+    with pytest.raises(np.linalg.LinAlgError):
         worse.get()
     assert good.get().tolist() == [0, 1, 2]
-    with pytest.raises(MemoryError):
+    with pytest.raises(np.linalg.LinAlgError):
         bad.get()
 
 
@@ -371,9 +404,8 @@ print(interrupted, cp.arange(4).sum())
 
 def test_an_upload_without_room_is_an_error_and_the_session_goes_on(cp: Any) -> None:
     host = np.ones(600 << 20, np.uint8)  # of 512 MiB
-    array = cp.asarray(host)
     with pytest.raises(MemoryError):
-        array.get()
+        cp.asarray(host)
     array = cp.asarray(host[: 300 << 20])
     array.set(host[: 300 << 20])  # in place: a second copy would not fit
     assert int(array[-5:].sum()) == 5

@@ -14,6 +14,15 @@ from cupy._door.meta import Meta
 
 LEAVES_MAX = 4096
 _DTYPE_TYPES = (bool, int, float, complex)
+_VIEWS = frozenset(
+    {
+        "broadcast_to",
+        *("ndarray.as_strided", "ndarray.diagonal", "ndarray.getitem", "ndarray.imag"),
+        *("ndarray.real", "ndarray.reshape", "ndarray.swapaxes", "ndarray.transpose"),
+        "ndarray.view",
+    }
+)
+"""Operations whose results share their source's memory, as a rule."""
 
 
 class Remote:
@@ -34,7 +43,10 @@ class Remote:
 class Plan:
     """One call of one operation with one arrangement of arguments and results."""
 
-    __slots__ = ("keywords", "limits", "metas", "name", "nodes", "outputs", "packer", "wire")
+    __slots__ = (
+        *("allocates", "keywords", "limits", "metas"),
+        *("name", "nodes", "outputs", "packer", "wire"),
+    )
 
     def __init__(
         self, name: str, nodes: Any, keywords: Any, layout: str, metas: tuple[Any, ...]
@@ -44,6 +56,10 @@ class Plan:
         self.keywords = keywords
         self.metas = metas
         self.outputs = len(metas)
+        # Bytes of new memory that the results need.
+        self.allocates = 0
+        if name not in _VIEWS:
+            self.allocates = sum(meta.nbytes for meta in metas if isinstance(meta, Meta))
         self.packer = struct.Struct("<Q" + layout)
         # What a Python integer among the arguments may be, for ufuncs.
         self.limits: tuple[int, int] = (-(1 << 63), (1 << 63) - 1)

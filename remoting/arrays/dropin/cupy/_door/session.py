@@ -66,6 +66,8 @@ class Session:
         self.unfinished = False  # calls were sent, and no answer has covered them yet
         self.sequence = 0
         self.flushes = 0
+        # Bytes of each device that new arrays may certainly take; below zero, the worker is asked.
+        self._room: list[int] = []
         self._lock = threading.RLock()
         self._sending = False
         self._parts: list[bytes] = []
@@ -114,6 +116,7 @@ class Session:
             )
         self.operations = {name: number for number, name in enumerate(welcome["operations"])}
         self.devices = welcome["devices"]
+        self._room = [device["memory"] for device in self.devices]
         self.server = welcome
 
     # --- calls ----------------------------------------------------------------------------------
@@ -163,9 +166,28 @@ class Session:
             elif self._calls == 1:
                 self._arm()
             where = self._where
+            if plan.allocates:
+                self._room[where - self.first_device] -= plan.allocates
         if self.blocking:
             self.synchronize()
+        elif plan.allocates and self._room[where - self.first_device] < 0:
+            self._look_for_room(where)
         return where
+
+    def _look_for_room(self, where: int) -> None:
+        """Have an allocation that may not fit fail here and now, as it does in CuPy.
+
+        Programs catch OutOfMemoryError around the call that allocates. Asking after every call
+        would cost a round trip each, so it is done once as much has been allocated as was free
+        when last asked, whatever was freed since.
+        """
+        free, _total = self.ask("cuda.mem_info")  # raises what the calls before it have met
+        used, held, limit, _blocks = self.ask("cuda.pool.numbers")
+        self._room[where - self.first_device] = min(free + held, limit or free + held) - used
+
+    def forget_room(self) -> None:
+        """Have the next allocation ask, because how much there is has changed."""
+        self._room = [0] * len(self._room)
 
     def call(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *metas: Meta | int
@@ -653,7 +675,12 @@ class Session:
             self.unfinished = True
             body = cbor.encode([handle, number, existing])
             self._transmit(wire.PUT, body, 0, 0, data)
-            return self._where
+            where = self._where
+            if not existing:
+                self._room[where - self.first_device] -= meta.nbytes
+        if self._room[where - self.first_device] < 0:
+            self._look_for_room(where)
+        return where
 
     def close(self) -> None:
         """End the session. What is queued is run first, and what failed is reported."""

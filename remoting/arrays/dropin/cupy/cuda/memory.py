@@ -66,7 +66,9 @@ class MemoryPool:
             size = int(fraction * Device().mem_info[1])
         if size < 0:
             raise ValueError(f"memory limit size out of range: {size}")
-        pool.current().ask("cuda.pool.set_limit", (int(size),))
+        session = pool.current()
+        session.ask("cuda.pool.set_limit", (int(size),))
+        session.forget_room()
 
     def _numbers(self) -> list[int]:
         return pool.current().ask("cuda.pool.numbers")
