@@ -24,6 +24,7 @@ _VIEWS = frozenset(
         "ndarray.real",
         "ndarray.imag",
         "ndarray.squeeze",
+        "ndarray.reshape_view",
         "ndarray.diagonal",
         "ndarray.as_strided",
         "broadcast_to",

@@ -308,6 +308,12 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
     def assign(a: Any, index: Any, value: Any) -> None:
         a[index] = value
 
+    def reshape_view(a: Any, shape: Any, order: str = "C") -> Any:
+        made = a.reshape(shape, order=order)
+        if made.size and made.data.mem.ptr != a.data.mem.ptr:
+            raise BufferError("reshape made a copy where the client inferred a view")
+        return made
+
     def concatenate_into(arrays: Any, axis: int, out: Any, casting: str) -> None:
         cupy.concatenate(arrays, axis, out, casting=casting)
 
@@ -318,6 +324,8 @@ def _arrays(cupy: Any) -> dict[str, Operation]:
         "ndarray.astype": lambda a, dtype, order="K": a.astype(dtype, order=order),
         "ndarray.copy": lambda a, order="C": a.copy(order),
         "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
+        "ndarray.reshape_view": reshape_view,
+        "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
         "ndarray.flatten": lambda a, order="C": a.flatten(order),
         "ndarray.transpose": lambda a, axes=None: a.transpose(axes) if axes is not None else a.T,
         "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),

@@ -206,6 +206,13 @@ def _as_strided(a: Array, shape: Any, strides: Any) -> Array:
     return _memory(a, 0, shape, a.dtype, strides)
 
 
+def _reshape_view(a: Array, shape: Any, order: Any = "C") -> Array:
+    made = a.reshape(shape, order=order)
+    if made.size and not np.may_share_memory(made, a):
+        raise BufferError("reshape made a copy where the client inferred a view")
+    return made
+
+
 def _zeros(shape: Any, dtype: Any, order: Any = "C") -> Array:
     return np.zeros(shape, dtype, order=order)
 
@@ -304,6 +311,8 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         "ndarray.astype": _astype,
         "ndarray.copy": lambda a, order="C": a.copy(order),
         "ndarray.reshape": lambda a, shape, order="C": a.reshape(shape, order=order),
+        "ndarray.reshape_view": _reshape_view,
+        "ndarray.squeeze": lambda a, axis=None: a.squeeze(axis),
         "ndarray.flatten": lambda a, order="C": a.flatten(order),
         "ndarray.transpose": lambda a, axes=None: a.transpose(axes),
         "ndarray.swapaxes": lambda a, i, j: a.swapaxes(i, j),

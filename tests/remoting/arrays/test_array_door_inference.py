@@ -131,6 +131,25 @@ def test_reshape_and_transpose(
         assert copied.flags.f_contiguous == reference.flags.f_contiguous
 
 
+@given(indexed(), st.sampled_from("CF"), st.data())
+@settings(max_examples=150, deadline=None)
+def test_reshape_is_a_view_exactly_where_numpys_is(
+    cp: Any, pair: Any, order: str, data: st.DataObject
+) -> None:
+    shape, index = pair
+    host = filled(shape, "i", order)
+    items = index if isinstance(index, tuple) else (index,)
+    part = host[items if ... in items else (*items, ...)]
+    ours = cp.asarray(host)[index]
+    wanted = data.draw(st.permutations([*part.shape, 1]))
+    for letter in "CF":
+        theirs = part.reshape(wanted, order=letter)  # type: ignore[call-overload]
+        made = ours.reshape(wanted, order=letter)
+        agree(made, theirs)
+        if theirs.size > 1:
+            assert (made.base is not None) == np.may_share_memory(theirs, host)
+
+
 @given(SHAPES, st.sampled_from(DTYPES), st.booleans(), st.data())
 @settings(max_examples=150, deadline=None)
 def test_reductions(

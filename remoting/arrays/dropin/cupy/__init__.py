@@ -135,9 +135,11 @@ _ALIASES = {
 
 
 def _fill(names: dict[str, _Any]) -> None:
+    # NumPy 1.26 has these under other names, and warns when it is asked for them.
+    names["bool"], names["long"], names["ulong"] = _numpy.bool_, _numpy.int_, _numpy.uint
     for name in _REEXPORTED:
-        if hasattr(_numpy, name):
-            names[name] = getattr(_numpy, name)
+        if name in vars(_numpy):
+            names[name] = vars(_numpy)[name]
     for name, source in _OLD_NAMES.items():
         names[name] = getattr(_numpy, source)
     names["NINF"], names["NZERO"], names["PZERO"] = -_numpy.inf, -0.0, 0.0

@@ -66,7 +66,7 @@ class Methods:
                 "ndarray.copy", (self,), {}, fresh(meta.dtype, self._meta.shape)
             ).reshape(lengths, order=letter)
         if is_view:
-            return make.view(self, "ndarray.reshape", (meta.shape, letter), meta)
+            return make.view(self, "ndarray.reshape_view", (meta.shape, letter), meta)
         return make.forward("ndarray.reshape", (self, meta.shape, letter), {}, meta)
 
     def ravel(self, order: str = "C") -> Any:
@@ -117,11 +117,7 @@ class Methods:
                 axis if axis is None else tuple(axis) if isinstance(axis, (list, tuple)) else axis
             )
         )
-        return (
-            make.view(self, "ndarray.reshape", (meta.shape, "C"), meta)
-            if meta is not self._meta
-            else self
-        )
+        return make.view(self, "ndarray.squeeze", (axis,), meta) if meta is not self._meta else self
 
     def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
         """Return a view of a diagonal."""

@@ -13,7 +13,6 @@ _ADDRESS = 1 << 40
 _INTERNED_MAX = 1 << 16
 NDIM_MAX = 64
 BYTES_MAX = 1 << 62
-_COPY_FLAG = tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 1)
 
 
 class _NoMemory:
@@ -155,20 +154,42 @@ def reshaped(meta: Meta, shape: Shape, order: str) -> tuple[Meta, bool]:
         raise ValueError(f"cannot reshape array of size {meta.size} into shape {shape}")
     if (c and order == "C") or (f and order == "F") or meta.size == 0:
         return fresh(meta.dtype, shape, order), True
-    view = _view_reshaped(meta, shape, order)
-    return (of_view(view), True) if view is not None else (fresh(meta.dtype, shape, order), False)
+    strides = _strides_without_copy(meta, shape, order)
+    if strides is None:
+        return fresh(meta.dtype, shape, order), False
+    return intern(meta.dtype, shape, strides), True
 
 
-def _view_reshaped(meta: Meta, shape: Shape, order: str) -> np.ndarray[Any, Any] | None:
-    if _COPY_FLAG:
-        try:
-            return meta.shadow.reshape(shape, order=order, copy=False)  # pyright: ignore
-        except ValueError:
-            return None
-    # Older NumPy has no way to refuse a copy but assignment to ``shape``, which knows order C.
-    view: Any = meta.shadow.T if order == "F" else meta.shadow.view()
-    try:
-        view.shape = shape[::-1] if order == "F" else shape
-    except AttributeError:
-        return None
-    return view.T if order == "F" else view
+def _strides_without_copy(meta: Meta, shape: Shape, order: str) -> Shape | None:
+    """Return the strides of a reshaped view, or None if the elements would have to move.
+
+    NumPy's own test is no help here: before 2.1 it makes the copy to find out, and behind a
+    shadow there is nothing to copy.
+    """
+    step = 1 if order == "C" else -1
+    old = [pair for pair in zip(meta.shape, meta.strides, strict=True) if pair[0] != 1][::step]
+    new = shape[::step]
+    made = [0] * len(new)
+    first_old = first_new = 0
+    while first_old < len(old) and first_new < len(new):
+        # The shortest runs of old and new axes that hold the same number of elements.
+        next_old, next_new = first_old + 1, first_new + 1
+        have, want = old[first_old][0], new[first_new]
+        while have != want:
+            if want < have:
+                want *= new[next_new]
+                next_new += 1
+            else:
+                have *= old[next_old][0]
+                next_old += 1
+        for at in range(first_old, next_old - 1):
+            if old[at][1] != old[at + 1][0] * old[at + 1][1]:
+                return None
+        stride = old[next_old - 1][1]
+        for at in reversed(range(first_new, next_new)):
+            made[at] = stride
+            stride *= new[at]
+        first_old, first_new = next_old, next_new
+    for at in range(first_new, len(new)):
+        made[at] = made[at - 1] if at else meta.dtype.itemsize
+    return tuple(made[::step])
