@@ -23,20 +23,30 @@ class _File:
     content: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     dirty_from: int | None = None  # the first byte in which the two may differ
+    forgotten: bool = False  # they differ, and the kernel believes that they do not
 
     def touch(self, offset: int) -> None:
         self.dirty_from = offset if self.dirty_from is None else min(self.dirty_from, offset)
 
     def sync(self) -> None:
         if self.dirty_from is not None:
+            # What was forgotten before stays as it was on the platter: a hole in the middle.
+            missing = self.dirty_from - len(self.durable)
+            self.durable += bytes(max(missing, 0))
             self.durable[self.dirty_from :] = self.content[self.dirty_from :]
             self.dirty_from = None
+
+    def forget_dirty(self) -> None:
+        """Take for written what is not: it is there until the power is lost, and then it is not."""
+        self.dirty_from, self.forgotten = None, True
 
     def lose_power(self, random: Random) -> None:
         """Let each unsynced page, and the last one even in part, reach the platter or not."""
         if self.dirty_from is None:
+            if self.forgotten:
+                self.content, self.forgotten = bytearray(self.durable), False
             return
-        start = self.dirty_from
+        start, self.forgotten = self.dirty_from, False
         # The size is metadata of its own: it may be the old one, the new one, or in between.
         sizes = (len(self.durable), len(self.content))
         size = random.choice((*sizes, random.randint(min(sizes), max(sizes))))
@@ -135,6 +145,10 @@ class SimulatedDisk:
                 file.sync()  # it had finished, and only the answer is lost
             self._fail_power()
         if self.broken:
+            # Linux takes pages that it could not write for clean: the next sync has nothing to do,
+            # and succeeds (Rebello et al., Can applications recover from fsync failures?, 2020).
+            if self._random.random() < 0.5:
+                file.forget_dirty()
             raise OSError(errno.EIO, "Input/output error")
         file.sync()
 

@@ -259,6 +259,12 @@ def _client_cut(victims: Victims, random: Random) -> None:
     victims.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
 
 
+def _client_slow(victims: Victims, random: Random) -> None:
+    pair = [random.choice(victims.client_names()), random.choice(victims.server_names())]
+    random.shuffle(pair)
+    victims.slow(pair[0], pair[1], _span(random, 0.05, 2.0), _span(random, 0.5, 8.0))
+
+
 def _client_pause(victims: Victims, random: Random) -> None:
     victims.pause_client(random.choice(victims.client_names()), _span(random, 0.5, 12.0))
 
@@ -305,6 +311,7 @@ EFFECTS: dict[str, Callable[[Victims, Random], None]] = {
     "client-kill": _client_kill,
     "client-dark": _client_dark,
     "client-cut": _client_cut,
+    "client-slow": _client_slow,
     "client-pause": _client_pause,
     "worker-death": _worker_death,
     "slow-kill": _slow_kill,

@@ -81,8 +81,8 @@ def request_model(state: int, operation: RequestOperation) -> int | None:
                 return lease
             return state if state == lease else None
         case Closed():
-            # A lease that ended by itself closes its request as well.
-            return OVER if state != OPEN else None
+            # Even the first claim may be told so: its lease was granted, and ended at once.
+            return OVER
         case Cancelled():
             return OVER
         case MaybeGranted():

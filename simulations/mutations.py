@@ -491,8 +491,8 @@ MUTATIONS = (
         "memory-truth",
         "a server starts workers for whatever lease a client shows",
         _fencing_ignored,
-        (("end-lease", 0.1),),
-        lambda options: replace(options, delay_s=0.04, gpus=1, hold_s=1.0, clients=20),
+        (("end-lease", 0.15), ("client-slow", 0.15)),
+        lambda options: replace(options, gpus=1, hold_s=1.0, clients=20),
     ),
     Mutation(
         "lost-client-unnoticed",

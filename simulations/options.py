@@ -30,6 +30,7 @@ FAULT_KINDS = (
     "client-kill",
     "client-dark",  # a client's machine vanishes without a word
     "client-cut",  # a client is cut off from all servers for a while
+    "client-slow",  # one direction between a client and a server becomes slow
     "client-pause",  # Ctrl-Z: its leases must stay
     "worker-death",
     "slow-kill",  # workers take long to die

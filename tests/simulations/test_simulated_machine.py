@@ -1,0 +1,175 @@
+"""The parts of the simulated world: time, chance, clocks, disks, processes."""
+
+import errno
+from random import Random
+
+import pytest
+
+from gpupool.consensus.storage import Storage
+from gpupool.simulations.clock import DriftingClock
+from gpupool.simulations.disk import PowerLostError, SimulatedDisk
+from gpupool.simulations.process import Process
+from gpupool.simulations.world import World
+
+
+def test_events_happen_in_order_of_time_then_of_scheduling() -> None:
+    world, seen = World(1), list[str]()
+    world.at(2.0, lambda: seen.append("c"))
+    world.at(1.0, lambda: seen.append("a"))
+    world.at(1.0, lambda: seen.append("b"))
+    world.run_until(1.5)
+    assert (seen, world.now) == (["a", "b"], 1.5)
+    world.run_until(3.0)
+    assert seen == ["a", "b", "c"]
+
+
+def test_chance_of_one_subsystem_does_not_depend_on_another() -> None:
+    one, other = World(7), World(7)
+    other.random("disk").random()
+    assert one.random("network").random() == other.random("network").random()
+    assert World(8).random("network").random() != one.random("network").random()
+
+
+def test_clock_drifts_jumps_and_never_goes_back() -> None:
+    world = World(1)
+    clock = DriftingClock(world, origin_s=50.0, rate=2.0, wall_error_ms=7)
+    wall_ms = clock.wall_ms()
+    world.run_until(3.0)
+    assert clock.monotonic() == pytest.approx(56.0)
+    assert clock.world_time(60.0) == pytest.approx(5.0)
+    clock.set_rate(0.5)
+    clock.jump_wall(-10_000)
+    world.run_until(5.0)
+    assert clock.monotonic() == pytest.approx(57.0)
+    assert clock.wall_ms() < wall_ms
+
+
+def test_stopped_process_does_later_what_happened_meanwhile() -> None:
+    world, seen = World(1), list[str]()
+    process = Process(world, "s1")
+    process.after(1.0, lambda: seen.append("first"))
+    process.after(2.0, lambda: seen.append("second"))
+    process.pause()
+    world.run_until(5.0)
+    assert seen == []
+    process.resume()
+    assert seen == ["first", "second"]
+    process.after(1.0, lambda: seen.append("never"))
+    process.kill()
+    world.run_until(9.0)
+    assert len(seen) == 2
+
+
+def disk_with(content: bytes, seed: int = 1) -> SimulatedDisk:
+    disk = SimulatedDisk(Random(seed))
+    disk.write("file", content)
+    disk.sync("file")
+    disk.sync_directory()
+    return disk
+
+
+def test_synced_data_survives_a_power_loss() -> None:
+    disk = disk_with(b"kept")
+    disk.lose_power()
+    assert disk.read("file") == b"kept"
+
+
+def test_unsynced_data_is_lost_kept_or_torn() -> None:
+    outcomes = set[bytes]()
+    for seed in range(200):
+        disk = disk_with(b"kept", seed)
+        disk.append("file", b"-new")
+        disk.lose_power()
+        found = disk.read("file")
+        assert found[:4] == b"kept"
+        outcomes.add(found)
+    assert {b"kept", b"kept-new"} < outcomes
+    assert any(len(found) not in (4, 8) or b"\0" in found for found in outcomes)
+
+
+def test_pages_survive_apart_from_each_other() -> None:
+    outcomes = set[bytes]()
+    for seed in range(100):
+        disk = disk_with(b"", seed)
+        disk.append("file", b"a" * 4096 + b"b" * 4096)
+        disk.lose_power()
+        found = disk.read("file")
+        outcomes.add(bytes(sorted(set(found))))
+    assert b"\0b" in outcomes, "a later page may survive without an earlier one"
+
+
+def test_rename_is_atomic_and_durable_only_with_its_directory() -> None:
+    outcomes = set[tuple[str, ...]]()
+    for seed in range(50):
+        disk = disk_with(b"kept", seed)
+        disk.rename("file", "renamed")
+        disk.lose_power()
+        outcomes.add(tuple(disk.names()))
+    assert outcomes == {("file",), ("renamed",)}
+    disk = disk_with(b"kept")
+    disk.rename("file", "renamed")
+    disk.sync_directory()
+    disk.lose_power()
+    assert disk.names() == ["renamed"]
+
+
+def test_full_and_broken_disks_raise() -> None:
+    disk = disk_with(b"kept")
+    disk.full = True
+    with pytest.raises(OSError, match="No space") as full:
+        disk.append("file", b"more")
+    assert full.value.errno == errno.ENOSPC
+    disk.repair()
+    disk.broken = True
+    with pytest.raises(OSError, match="Input/output") as broken:
+        disk.sync("file")
+    assert broken.value.errno == errno.EIO
+
+
+def test_failed_sync_may_forget_what_it_did_not_write() -> None:
+    outcomes = set[bytes]()
+    for seed in range(50):
+        disk = disk_with(b"kept", seed)
+        disk.append("file", b"-new")
+        disk.broken = True
+        with pytest.raises(OSError, match="Input/output"):
+            disk.sync("file")
+        disk.repair()
+        disk.sync("file")  # succeeds, and proves nothing
+        assert disk.read("file") == b"kept-new"
+        disk.lose_power()
+        outcomes.add(disk.read("file"))
+    assert outcomes == {b"kept", b"kept-new"}
+
+
+def test_power_fails_in_the_middle_of_an_operation() -> None:
+    disk = disk_with(b"kept")
+    disk.power_fails_after = 2
+    disk.append("file", b"1")
+    with pytest.raises(PowerLostError):
+        disk.append("file", b"2")
+
+
+def test_slow_disk_says_how_long_it_took() -> None:
+    disk = disk_with(b"kept")
+    disk.take_latency()
+    disk.sync_latency_s = 0.25
+    disk.sync("file")
+    assert disk.take_latency() == 0.25
+    assert disk.take_latency() == 0.0
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_storage_opens_whatever_a_power_loss_left(seed: int) -> None:
+    random = Random(seed)
+    disk = SimulatedDisk(random)
+    storage = Storage(disk, create=True)
+    for index in range(2, 2 + random.randint(1, 30)):
+        storage.journal.append(b"\0" + random.randbytes(random.randint(1, 3000)), index, 1)
+        if random.random() < 0.5:
+            storage.journal.sync()
+    kept = storage.journal.last_index
+    storage.journal.sync()
+    storage.journal.append(b"\0unsynced", kept + 1, 1)
+    disk.lose_power()
+    assert Storage(disk, create=False).journal.last_index == kept
