@@ -202,6 +202,31 @@ def test_values_in_memory_are_waited_for_and_written(driver: Driver) -> None:
     driver.call("cuStreamSynchronize", first)
 
 
+def test_a_full_queue_blocks_the_caller(driver: Driver, kernels: Kernels, gate: Gate) -> None:
+    context = driver.get("cuCtxGetCurrent")
+    one = stream(driver)
+    empty = driver.function(kernels.handle, "empty")
+    driver.library.fakeCudaLaunchCount.restype = ctypes.c_uint64
+    kernels.wait_for(gate.address, one)
+
+    def launch_many() -> None:
+        driver.call("cuCtxSetCurrent", context)
+        for _ in range(1100):
+            driver.launch(empty, stream=one)
+
+    thread = threading.Thread(target=launch_many)
+    thread.start()
+    while driver.library.fakeCudaLaunchCount() < 1025 and thread.is_alive():
+        time.sleep(0.001)
+    thread.join(0.05)
+    assert thread.is_alive()
+    assert driver.library.fakeCudaLaunchCount() == 1025
+    gate.open()
+    thread.join(30)
+    driver.call("cuStreamSynchronize", one)
+    assert driver.library.fakeCudaLaunchCount() == 1101
+
+
 def test_pausing_from_another_process_holds_all_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -241,7 +241,12 @@ static bool context_captures(CUcontext ctx) { /* with `engine` held */
     return false;
 }
 
+/* A full queue blocks its caller, as the driver's does after about as many launches. */
+#define QUEUE_MAX 1024
+
 static uint64_t submit_locked(CUstream stream, struct work *work) {
+    while (stream->submitted - stream->completed >= QUEUE_MAX && !in_callback)
+        pthread_cond_wait(&stream->done, &engine);
     struct operation *operation = zeroed(sizeof *operation);
     work->ctx = stream->ctx;
     work->fault = fault_for_work;
