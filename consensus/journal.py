@@ -114,9 +114,11 @@ class Journal:
                 ) from error
         journal._recover(data)
         journal._keep_reserve()
-        # A process that was killed may have left data in the page cache only.
-        with storage_errors("the journal cannot be synced"):
-            disk.sync(JOURNAL)
+        if not journal._sealed:
+            # A process that was killed may have left data in the page cache only. After a failed
+            # sync the kernel takes such pages for clean, and a further sync of the same file
+            # succeeds without writing them; only writing everything anew makes it durable.
+            journal._write_new_file()
         return journal
 
     def close(self) -> None:

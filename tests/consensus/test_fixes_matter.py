@@ -70,7 +70,7 @@ SAFEGUARDS: dict[str, tuple[Patch, str, int]] = {
     "sync before send": (no_sync, "power", 3),
     "truncate on conflict only": (unconditional_truncation, "hostile", 3),
     "drop old frames": (old_frames_taken, "hostile", 3),
-    "one change of voters": (two_changes_at_once, "everything", 12),
+    "one change of voters": (two_changes_at_once, "everything", 30),
     "covered is not refused": (covered_commands_called_refused, "everything", 3),
 }
 

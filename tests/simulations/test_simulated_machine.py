@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from gpupool.consensus.storage import Storage
+from gpupool.pool.errors import StorageError
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.disk import PowerLostError, SimulatedDisk
 from gpupool.simulations.process import Process
@@ -173,3 +174,23 @@ def test_storage_opens_whatever_a_power_loss_left(seed: int) -> None:
     storage.journal.append(b"\0unsynced", kept + 1, 1)
     disk.lose_power()
     assert Storage(disk, create=False).journal.last_index == kept
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_storage_trusts_no_page_cache_after_a_failed_sync(seed: int) -> None:
+    disk = SimulatedDisk(Random(seed))
+    storage = Storage(disk, create=True)
+    storage.journal.append(b"\0one", 2, 1)
+    storage.journal.sync()
+    storage.journal.append(b"\0two", 3, 1)
+    disk.broken = True
+    with pytest.raises(StorageError):
+        storage.journal.sync()
+    disk.repair()
+    # The server starts again on the same boot, finds what was written, and goes on from there.
+    storage = Storage(disk, create=False)
+    kept = storage.journal.last_index
+    storage.journal.append(b"\0three", kept + 1, 1)
+    storage.journal.sync()
+    disk.lose_power()
+    assert Storage(disk, create=False).journal.last_index == kept + 1
