@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,25 @@ __all__ = [
 class _Config:
     """Settings of CuPy's transforms; plans are the server's affair."""
 
-    enable_nd_planning = True
     use_multi_gpus = False
+
+    def __init__(self) -> None:
+        self._enable_nd_planning = True
+
+    @property
+    def enable_nd_planning(self) -> bool:
+        """Whether several axes are transformed by one plan: an old setting, without effect."""
+        warnings.warn(
+            "cupy.fft.config.enable_nd_planning is deprecated", DeprecationWarning, stacklevel=2
+        )
+        return self._enable_nd_planning
+
+    @enable_nd_planning.setter
+    def enable_nd_planning(self, value: bool) -> None:
+        warnings.warn(
+            "cupy.fft.config.enable_nd_planning is deprecated", DeprecationWarning, stacklevel=2
+        )
+        self._enable_nd_planning = value
 
 
 config = _Config()
