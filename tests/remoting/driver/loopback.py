@@ -3,8 +3,9 @@
     python tests/remoting/driver/loopback.py --library DIR [--driver DIR] [--tcp] -- PROGRAM...
 
 A worker process is started for each process of the program that asks for a session. ``--driver``
-is put on the workers' loader path: a folder with a fake libcuda.so.1. Everything runs on this
-machine; the program gets the shim of ``--library`` through LD_LIBRARY_PATH.
+is put on the workers' loader path: a folder with a fake libcuda.so.1; ``--bindings`` on their
+PYTHONPATH. Everything runs on this machine; the program gets the shim of ``--library`` through
+LD_LIBRARY_PATH.
 """
 
 import argparse
@@ -152,6 +153,8 @@ class LoopbackAgent:
         environment = dict(os.environ)
         if self.arguments.driver:
             environment["LD_LIBRARY_PATH"] = self.arguments.driver
+        if self.arguments.bindings:
+            environment["PYTHONPATH"] = self.arguments.bindings
         command = [
             *(sys.executable, __file__, "--worker", str(listener.fileno())),
             *("--memory", str(self.arguments.memory), "--devices", str(self.arguments.devices)),
@@ -199,6 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--library", default="")
     parser.add_argument("--driver", default="")
+    parser.add_argument("--bindings", default="", help="a folder with stand-ins for CuPy and so on")
     parser.add_argument("--memory", type=int, default=8 << 30)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--tcp", action="store_true")

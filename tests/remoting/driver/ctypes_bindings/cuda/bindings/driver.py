@@ -1,0 +1,129 @@
+"""What the CUDA door's worker uses of cuda.bindings.driver, by ctypes; see ctypes_driver.py."""
+
+import ctypes
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from ctypes_driver import get, status_of
+
+U, I, F = ctypes.c_uint64, ctypes.c_int, ctypes.c_float  # noqa: E741  one letter per output
+# Where the outputs of a function stand, and their types; the others have no output.
+FIRST: dict[str, tuple[Any, ...]] = {
+    "cuDriverGetVersion": (I,),
+    "cuDeviceCanAccessPeer": (I,),
+    "cuDeviceGetAttribute": (I,),
+    "cuDeviceGetDefaultMemPool": (U,),
+    "cuDeviceGetMemPool": (U,),
+    "cuCtxGetStreamPriorityRange": (I, I),
+    "cuCtxGetLimit": (U,),
+    "cuCtxGetCacheConfig": (I,),
+    "cuStreamCreate": (U,),
+    "cuStreamCreateWithPriority": (U,),
+    "cuEventCreate": (U,),
+    "cuEventElapsedTime": (F,),
+    "cuGraphInstantiate": (U,),
+    "cuMemAllocFromPoolAsync": (U,),
+    "cuMemHostGetDevicePointer": (U,),
+    "cuLibraryLoadData": (U,),
+    "cuLibraryGetModule": (U,),
+    "cuLibraryGetKernel": (U,),
+    "cuLibraryGetGlobal": (U, U),
+    "cuLibraryGetKernelCount": (I,),
+    "cuModuleLoadData": (U,),
+    "cuModuleGetFunction": (U,),
+    "cuModuleGetGlobal": (U, U),
+    "cuModuleGetFunctionCount": (I,),
+    "cuKernelGetAttribute": (I,),
+    "cuFuncGetAttribute": (I,),
+    "cuKernelGetName": (ctypes.c_char_p,),
+    "cuFuncGetName": (ctypes.c_char_p,),
+    "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": (I,),
+    "cuOccupancyAvailableDynamicSMemPerBlock": (U,),
+}
+LAST: dict[str, tuple[Any, ...]] = {
+    "cuGetErrorName": (ctypes.c_char_p,),
+    "cuGetErrorString": (ctypes.c_char_p,),
+    "cuMemPoolGetAttribute": (U,),
+    "cuKernelGetParamInfo": (U, U),
+    "cuFuncGetParamInfo": (U, U),
+}
+
+
+class Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class CUmemAllocationProp(ctypes.Structure):
+    """CUmemAllocationProp, whose flags are not used here."""
+
+    _fields_ = [
+        ("type", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", Location),
+        ("windows", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
+CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
+CUdevice_attribute = range(1, 192)
+CUresult = range(1000)
+CUmemAllocationGranularity_flags = CUfunction_attribute = CUfunc_cache = CUlimit = int
+CUmemPool_attribute = CUkernel = CUfunction = CUdeviceptr = int
+
+
+def cuuint64_t(value: int) -> Any:
+    """Return memory that holds the value, for a parameter that is a pointer to it."""
+    return ctypes.byref(ctypes.c_uint64(value))
+
+
+def cuDeviceGetName(size: int, ordinal: int) -> tuple[int, bytes]:
+    name = ctypes.create_string_buffer(size)
+    return status_of("cuDeviceGetName", name, size, ordinal), name.raw
+
+
+def cuDeviceGetUuid(ordinal: int) -> tuple[int, Any]:
+    uuid = ctypes.create_string_buffer(16)
+    return status_of("cuDeviceGetUuid", uuid, ordinal), SimpleNamespace(bytes=uuid.raw)
+
+
+def cuMemGetAllocationGranularity(properties: Any, option: int) -> tuple[int, int]:
+    return 0, get("cuMemGetAllocationGranularity", properties, option)
+
+
+def cuGraphGetNodes(graph: int, _count: int) -> tuple[int, list[int], int]:
+    count = ctypes.c_uint64(0)
+    status = status_of("cuGraphGetNodes", graph, 0, ctypes.byref(count))
+    return status, [], count.value
+
+
+def _enumerate(name: str, count: int, owner: int) -> tuple[int, list[int]]:
+    found = (ctypes.c_uint64 * count)()
+    return status_of(name, found, count, owner), list(found)
+
+
+def cuLibraryEnumerateKernels(count: int, library: int) -> tuple[int, list[int]]:
+    return _enumerate("cuLibraryEnumerateKernels", count, library)
+
+
+def cuModuleEnumerateFunctions(count: int, module: int) -> tuple[int, list[int]]:
+    return _enumerate("cuModuleEnumerateFunctions", count, module)
+
+
+def __getattr__(name: str) -> Callable[..., tuple[Any, ...]]:
+    if not name.startswith("cu"):
+        raise AttributeError(name)
+
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        first = [kind() for kind in FIRST.get(name, ())]
+        last = [kind() for kind in LAST.get(name, ())]
+        outputs = [*first, *last]
+        pointers = list(map(ctypes.byref, outputs))
+        status = status_of(name, *pointers[: len(first)], *arguments, *pointers[len(first) :])
+        return status, *(output.value for output in outputs)
+
+    return run

@@ -1,0 +1,265 @@
+"""The CUDA door: the shim that gets installed, the worker's real code, and a driver without a GPU.
+
+Only gcc is needed. Where CuPy and cuda.bindings would be, ctypes stands in (ctypes_bindings/).
+"""
+
+import ctypes
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fake_cuda.build import build as build_driver
+from fake_cuda.control import Control, process_environment
+
+from gpupool.remoting.driver import build, table
+from gpupool.remoting.driver.annotations import CALLS, HAND, RECORDS
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+KERNELS = HERE / "fake_cuda" / "kernels"
+MEMORY = 64 << 20
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the folder with the shim, built as an installation builds it."""
+    folder = tmp_path_factory.mktemp("shim")
+    build.build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def everything(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
+    program = tmp_path_factory.mktemp("programs") / "everything"
+    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
+    command += [str(HERE / "programs" / "everything.c"), str(library / build.LIBRARY)]
+    subprocess.run(command, check=True)
+    return program
+
+
+def run(
+    library: Path, control: Control, program: list[str], *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program behind the door; the worker has the fake driver."""
+    driver = build_driver()
+    values = control.environment(driver)
+    del values["LD_LIBRARY_PATH"]
+    command = [sys.executable, str(HERE / "loopback.py"), "--library", str(library)]
+    command += ["--driver", str(driver.parent), "--bindings", str(HERE / "ctypes_bindings")]
+    command += ["--memory", str(MEMORY), *options, "--", *program]
+    return subprocess.run(
+        command,
+        env=process_environment(values),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_a_c_program(transport: str, library: Path, everything: Path, tmp_path: Path) -> None:
+    """Memory, copies, streams, events, launches, graphs, the budget and a sticky error."""
+    image = str(KERNELS / "test_kernels.sm_90.cubin")
+    options = ["--tcp"] if transport == "tcp" else []
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(everything), image], *options)
+        assert done.stdout == "results right\n", done.stderr
+        assert done.returncode == 0
+        assert done.stderr == ""
+        names = [launch.kernel for launch in control.launches()]
+        assert names.count("increment") == 10
+        assert names.count("saxpy") == names.count("add_offset") == 1
+        assert control.missing_calls() == 0
+
+
+@pytest.mark.parametrize("image", ["ptx", "fatbin", "zstd.fatbin", "lz4.fatbin"])
+def test_other_kinds_of_images(image: str, library: Path, everything: Path, tmp_path: Path) -> None:
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(everything), str(KERNELS / f"test_kernels.{image}")])
+        assert done.stdout == "results right\n", done.stderr
+
+
+def test_without_an_agent_there_is_no_device(library: Path) -> None:
+    code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    environment = {name: value for name, value in os.environ.items() if name != "GPUPOOL_AGENT"}
+    environment |= {"LD_LIBRARY_PATH": str(library)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "100\n"  # CUDA_ERROR_NO_DEVICE
+    assert done.stderr == ""
+
+
+def test_a_fork_cannot_use_the_device(library: Path, tmp_path: Path) -> None:
+    code = """
+import ctypes, os
+cuda = ctypes.CDLL("libcuda.so.1")
+assert cuda.cuInit(0) == 0
+count = ctypes.c_int()
+if os.fork() == 0:
+    os._exit(cuda.cuDeviceGetCount(ctypes.byref(count)))
+print(os.waitstatus_to_exitcode(os.wait()[1]), cuda.cuDeviceGetCount(ctypes.byref(count)))
+"""
+    with Control(tmp_path) as control:
+        done = run(library, control, [sys.executable, "-W", "ignore", "-c", code])
+        assert done.stdout == "3 0\n", done.stderr  # CUDA_ERROR_NOT_INITIALIZED
+
+
+def test_what_is_missing_is_named_under_verbose_only(library: Path, tmp_path: Path) -> None:
+    code = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); print(c.cuMemCreate())"
+    with Control(tmp_path) as control:
+        done = run(library, control, [sys.executable, "-c", code])
+        assert (done.stdout, done.stderr) == ("801\n", "")
+        done = run(library, control, [sys.executable, "-c", code], "--verbose")
+        assert "gpupool: not supported: cuMemCreate, called 1 times" in done.stderr
+
+
+# ---- what the generator wrote ----
+
+
+def test_generated_files_are_current() -> None:
+    include = Path("/usr/local/cuda/include")
+    if not (include / "cudaTypedefs.h").exists():
+        pytest.skip("the headers of the CUDA toolkit are not installed")
+    version = re.search(r"#define CUDA_VERSION (\d+)", (include / "cuda.h").read_text())
+    written = re.search(
+        r"GP_CUDA_HEADER_VERSION (\d+)", (build.HERE / "shim/generated_records.h").read_text()
+    )
+    assert version is not None and written is not None
+    if version[1] != written[1]:
+        pytest.skip(f"the files are of CUDA {written[1]}, the headers of {version[1]}")
+    command = [sys.executable, str(build.HERE / "generate.py"), "--check"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_both_ends_number_the_records_alike() -> None:
+    header = (build.HERE / "shim" / "generated_records.h").read_text()
+    numbers = dict(re.findall(r"#define GP_(\w+) (\d+)", header))
+    for name in RECORDS:
+        assert int(numbers[name]) == getattr(table, name)
+    assert len(table.CALLS) == len(CALLS)
+
+
+def test_every_function_is_exported_and_none_twice(library: Path) -> None:
+    command = ["nm", "-D", "--defined-only", str(library / build.LIBRARY)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    names = [line.split()[-1] for line in done.stdout.splitlines()]
+    assert len(names) == len(set(names)) > 630
+    assert {*CALLS, *HAND} <= set(names)
+    assert all(name.startswith("cu") for name in names)
+    # Nothing but libc: a program's own libraries must not meet ours.
+    needed = subprocess.run(
+        ["readelf", "-d", str(library / build.LIBRARY)], check=True, capture_output=True, text=True
+    )
+    assert set(re.findall(r"NEEDED.*\[(.*?)\]", needed.stdout)) <= {"libc.so.6", "libpthread.so.0"}
+    assert "SONAME" in needed.stdout and "[libcuda.so.1]" in needed.stdout
+
+
+# ---- frames that no shim of ours sends ----
+
+
+class ScriptedStream:
+    """Gives bytes that were written beforehand; keeps what is sent."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.sent = bytearray()
+        self.closed = False
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        count = min(len(buffer), len(self.data))
+        buffer[:count] = self.data[:count]
+        self.data = self.data[count:]
+        return count
+
+    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
+        for piece in buffers:
+            self.sent += piece
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def frame(body: bytes, *, bulk: bytes = b"", magic: int = 0x47504331) -> bytes:
+    return struct.pack("<IIQ", magic, len(body), len(bulk)) + body + bulk
+
+
+def record(op: int, *words: int, flags: int = 0, size: int | None = None) -> bytes:
+    values = struct.pack(f"<{len(words)}Q", *words)
+    return struct.pack("<HHI", op, flags, 8 + len(values) if size is None else size) + values
+
+
+MALFORMED = {
+    "magic": (frame(b"", magic=1), "malformed frame"),
+    "body too large": (struct.pack("<IIQ", 0x47504331, 1 << 30, 0), "malformed frame"),
+    "bulk too large": (struct.pack("<IIQ", 0x47504331, 0, 1 << 60), "malformed frame"),
+    "half a header": (frame(b"1234"), "malformed record"),
+    "record beyond the frame": (frame(record(table.FREE, 1, size=64)), "malformed record"),
+    "record of no size": (frame(record(table.FREE, size=0)), "malformed record"),
+    "record of odd size": (frame(record(table.FREE, 1, size=13)), "malformed record"),
+    "too few words": (frame(record(table.FREE)), "malformed record"),
+    "unknown number": (frame(record(9999)), "unknown record"),
+    "number zero": (frame(record(0)), "unknown record"),
+    "no request": (frame(record(table.ALLOCATE, 1, 2)), "without a request"),
+    "short launch": (frame(record(table.LAUNCH, 1)), "malformed launch"),
+    "bulk nobody wants": (frame(record(table.FREE, 1), bulk=b"12345678"), "nobody asked"),
+    "upload of another size": (
+        frame(record(table.COPY_IN, 4096, 99, 1, 0), bulk=b"12345678"),
+        "malformed upload",
+    ),
+    "image of another size": (
+        frame(record(table.LOAD_MODULE, 1, 2, 9999, flags=1), bulk=b"12345678"),
+        "malformed image",
+    ),
+}
+
+
+def test_malformed_frames_end_the_session(tmp_path: Path) -> None:
+    """One process serves them all: what one client sends leaves nothing behind for the next."""
+    code = f"""
+import sys
+sys.path[:0] = [{str(HERE)!r}, {str(ROOT / "src")!r}]
+from test_cuda_door import serve_malformed
+serve_malformed()
+"""
+    driver = build_driver()
+    with Control(tmp_path) as control:
+        values = control.environment(driver) | {"PYTHONPATH": str(HERE / "ctypes_bindings")}
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=process_environment(values),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split("\t") for line in done.stdout.splitlines())
+    assert set(said) == set(MALFORMED)
+    for name, (_, expected) in MALFORMED.items():
+        assert expected in said[name], (name, said[name])
+
+
+def serve_malformed() -> None:
+    """Give the worker's code each malformed input; runs in a process with the fake driver."""
+    from loopback import CountingBudget
+
+    from gpupool.remoting.devices.base import DeviceSpec
+    from gpupool.remoting.driver.serve import serve
+
+    ctypes.CDLL("libcuda.so.1").cuInit(0)
+    spec = DeviceSpec(0, "GPU-0", "GPU", MEMORY, emulated=False, ordinal=0)
+    for name, (data, _) in MALFORMED.items():
+        stream, said = ScriptedStream(data), list[str]()
+        serve(stream, [spec], CountingBudget(MEMORY), said.append)
+        assert stream.closed
+        sys.stdout.write(f"{name}\t{' '.join(said)}\n")
