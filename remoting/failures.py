@@ -37,6 +37,9 @@ def explain(error: BaseException) -> str:
     if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
         # trio wraps what OpenSSL or the kernel said.
         error = error.__cause__
+    if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
+        # The same event has another name, or none, in other versions of Python and OpenSSL.
+        return _TLS["UNEXPECTED_EOF_WHILE_READING"]
     if isinstance(error, ssl.SSLError):
         reason = error.reason or ""
         return _TLS.get(reason, reason.lower().replace("_", " ") or str(error))

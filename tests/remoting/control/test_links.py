@@ -1,5 +1,6 @@
 """Links between servers: order, replacement, back-off, limits, over memory and over real TLS."""
 
+import contextlib
 import itertools
 import logging
 import ssl
@@ -293,10 +294,12 @@ async def test_real_tls_refuses_strangers(tmp_path: Path, case: str) -> None:
         nursery.start_soon(trio.serve_listeners, handle, [listener])
         port = listener.socket.getsockname()[1]
         client = trio.SSLStream(await trio.open_tcp_stream("127.0.0.1", port), context)
-        with trio.fail_after(5):
-            with pytest.raises(trio.BrokenResourceError):
-                # With TLS 1.3 a client learns only while reading that its certificate was refused.
-                await client.receive_some()
+        received = b""
+        with trio.fail_after(5), contextlib.suppress(trio.BrokenResourceError):
+            # With TLS 1.3 a client learns only while reading that its certificate was refused;
+            # CPython 3.11.2 shows it as the end of the stream.
+            received = bytes(await client.receive_some())
+        assert received == b""
         await trio.aclose_forcefully(client)
         nursery.cancel_scope.cancel()
     assert len(failures) == 1
