@@ -1,5 +1,8 @@
 """Which door a program takes: whether it is Python, whose Python, and whether CuPy is real there.
 
+The array door is a drop-in ``cupy``; the CUDA door is a ``libcuda.so.1`` that comes first on the
+loader's path, for programs that are not Python or when it is asked for.
+
 The program's environment need not be ours: gpupool may live in a pipx of its own. So its own
 interpreter is asked, while the pool is being asked for GPUs, and nothing of ours is imported there.
 """
@@ -13,9 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.pool.errors import UsageError
+
 PROBE_TIMEOUT_S = 10.0
 SHEBANG_LENGTH_MAX = 512
 PYTHON_NAME = re.compile(r"(?:python|pypy)[0-9.]*(?:\.exe)?")
+SHELLS = ("sh", "bash", "dash", "zsh", "fish", "ksh", "busybox")
+WRAPPERS = ("env", "time", "timeout", "nice", "nohup", "stdbuf", "xargs", "make", "tmux", "screen")
+LAUNCHERS = frozenset((*SHELLS, *WRAPPERS, "srun", "mpirun", "uv"))
+"""Binaries that only start other programs, most often Python ones."""
+
 PROBE = (
     "import importlib.util as u, sys\n"
     "s = u.find_spec('cupy')\n"
@@ -40,7 +50,7 @@ class Environment:
 class DoorChoice:
     """How the program will reach its GPUs, and why."""
 
-    door: str  # "arrays", or "" for none
+    door: str  # "arrays", "cuda", or "" for none
     why: str
     warning: str = ""
 
@@ -50,6 +60,26 @@ def dropin_dir() -> Path:
     spec = importlib.util.find_spec("gpupool.remoting.arrays")
     assert spec is not None and spec.submodule_search_locations
     return Path(next(iter(spec.submodule_search_locations))).resolve() / "dropin"
+
+
+def cuda_library() -> Path:
+    """Return where the CUDA door's library is, if it was built; imports nothing of it."""
+    spec = importlib.util.find_spec("gpupool.remoting.driver")
+    assert spec is not None and spec.submodule_search_locations
+    folder = Path(next(iter(spec.submodule_search_locations))).resolve()
+    return folder / "library" / "libcuda.so.1"
+
+
+def is_binary(program: str) -> bool:
+    """Say whether a program itself can load the CUDA driver: no script, no Python, no launcher."""
+    name = os.path.basename(program)
+    if PYTHON_NAME.fullmatch(name) or name in LAUNCHERS:
+        return False
+    try:
+        with open(program, "rb") as file:
+            return file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
 
 
 def interpreter_of(program: str, path: str | None = None) -> str:
@@ -121,11 +151,25 @@ def choose_door(
     """Return the door for a program. Blocks while its interpreter is asked.
 
     Args:
-        wanted: "auto" or "arrays".
+        wanted: "auto", "arrays" or "cuda".
         program: the file that will be executed.
         arguments: its argument vector, with its name first.
         environment: as the program will get it.
+
+    Raises:
+        UsageError: when the CUDA door is wanted and its library is not there.
     """
+    if wanted == "cuda":
+        if not cuda_library().exists():
+            raise UsageError(
+                "the CUDA door is not built",
+                why=f"{cuda_library()} does not exist",
+                hint="it needs Linux; install a C compiler and gpupool again, or run "
+                "python -m gpupool.remoting.driver.build",
+            )
+        return DoorChoice("cuda", "asked for")
+    if wanted == "auto" and is_binary(program) and cuda_library().exists():
+        return DoorChoice("cuda", f"{os.path.basename(program)} is a binary, and not Python")
     if not dropin_dir().is_dir():
         return DoorChoice("", "this installation has no drop-in package")
     path = environment.get("PATH")
@@ -185,4 +229,14 @@ def program_environment(
         env["PYTHONPATH"] = rest
     else:
         env.pop("PYTHONPATH", None)
+    library = str(cuda_library().parent)
+    paths = [p for p in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p and p != library]
+    if door == "cuda":
+        paths.insert(0, library)
+        # JAX looks for /dev/nvidia0 before it tries CUDA; naming the platforms skips that.
+        env.setdefault("JAX_PLATFORMS", "cuda,cpu")
+    if paths:
+        env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
+    else:
+        env.pop("LD_LIBRARY_PATH", None)
     return env

@@ -29,10 +29,11 @@ B = TypeVar("B")
 @click.option("--server", type=SERVER_NAME, multiple=True, help="Only this server; repeatable.")
 @click.option(
     "--door",
-    type=click.Choice(["auto", "arrays"]),
+    type=click.Choice(["auto", "arrays", "cuda"]),
     default="auto",
     show_default=True,
-    help="How the program reaches its GPUs; arrays: a drop-in cupy, even where CuPy is installed.",
+    help="How the program reaches its GPUs; arrays: a drop-in cupy, even where CuPy is installed; "
+    "cuda: any CUDA program, on the GPUs of one server.",
 )
 @click.option("--env", type=PAIR, multiple=True, help="Variable for the program; repeatable.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing of our own but errors.")

@@ -175,6 +175,7 @@ class _Run:
             agent=str(agent.path),
             lease=hold.name,
             servers=hold.server_names(),
+            extra=(("GPUPOOL_VERBOSE", "1"),) if self._options.verbose else (),
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(agent.serve)

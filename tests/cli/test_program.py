@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from gpupool.cli import program
 from gpupool.cli.program import (
     choose_door,
+    cuda_library,
     dropin_dir,
     ignored_path,
     interpreter_of,
@@ -16,6 +18,7 @@ from gpupool.cli.program import (
     program_environment,
     without_dropin,
 )
+from gpupool.pool.errors import UsageError
 
 
 def script(path: Path, first: str) -> str:
@@ -96,6 +99,53 @@ def test_something_that_only_calls_itself_python(tmp_path: Path) -> None:
 )
 def test_flags_that_hide_the_drop_in(arguments: list[str], warns: bool) -> None:
     assert bool(ignored_path(arguments)) is warns
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Pretend that the CUDA door's library is there."""
+    library = tmp_path / "library" / "libcuda.so.1"
+    library.parent.mkdir()
+    library.touch()
+    monkeypatch.setattr(program, "cuda_library", lambda: library)
+    return library
+
+
+def test_the_cuda_door_is_taken_when_asked_for(built: Path) -> None:
+    for name in (sys.executable, "/bin/sh"):
+        choice = choose_door("cuda", name, [name], dict(os.environ))
+        assert (choice.door, choice.why) == ("cuda", "asked for")
+    built.unlink()
+    with pytest.raises(UsageError, match="not built") as caught:
+        choose_door("cuda", "/bin/sh", ["sh"], {})
+    assert "compiler" in caught.value.hint
+
+
+def test_only_binaries_that_are_no_python_get_the_cuda_door_by_themselves(
+    built: Path, tmp_path: Path
+) -> None:
+    binary = tmp_path / "nbody"
+    binary.write_bytes(b"\x7fELF and so on")
+    choice = choose_door("auto", str(binary), ["nbody"], dict(os.environ))
+    assert choice.door == "cuda"
+    assert "nbody is a binary" in choice.why
+    for other in (sys.executable, "/bin/sh", script(tmp_path / "train", "#!/bin/sh")):
+        assert choose_door("auto", other, [other], dict(os.environ)).door != "cuda"
+    assert choose_door("arrays", str(binary), ["nbody"], dict(os.environ)).door == "arrays"
+    built.unlink()
+    assert choose_door("auto", str(binary), ["nbody"], dict(os.environ)).door == "arrays"
+
+
+def test_environment_of_the_cuda_door() -> None:
+    library = str(cuda_library().parent)
+    base = {"LD_LIBRARY_PATH": f"/a{os.pathsep}{library}", "PYTHONPATH": str(dropin_dir())}
+    env = program_environment(base, door="cuda", agent="/run/x", lease="7f3a", servers=["a"])
+    assert env["LD_LIBRARY_PATH"] == os.pathsep.join((library, "/a"))
+    assert env["JAX_PLATFORMS"] == "cuda,cpu"
+    assert "PYTHONPATH" not in env
+    # A run inside a run, by another door, must not find the library of the outer one.
+    none = program_environment(env, door="arrays", agent="", lease="1", servers=[])
+    assert none["LD_LIBRARY_PATH"] == "/a"
 
 
 def test_environment() -> None:
