@@ -1,6 +1,10 @@
 """A kernel of numba-cuda, with shared memory and a copy back."""
 
 import numpy as np
+
+# numba-cuda up to 0.22 wants a name that NumPy 2.5 has dropped.
+if not hasattr(np, "row_stack"):
+    np.row_stack = np.vstack
 from numba import cuda, float32
 
 

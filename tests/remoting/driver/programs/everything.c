@@ -148,6 +148,7 @@ static void kernels(void) {
 
     void *two[] = {&numbers, &n};
     CHECK(cuMemsetD8_v2(numbers, 0, sizeof got));
+    CHECK(cuCtxSynchronize());  // the stream does not wait for the legacy stream by itself
     CHECK(cuStreamBeginCapture_v2(stream, 0));
     launch(increment, stream, two);
     launch(increment, stream, two);
