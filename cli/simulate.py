@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpupool.cli.options import json_option, verbose_option
-from gpupool.cli.output import print_json, say
+from gpupool.cli.output import print_json, say, to_plain
 from gpupool.cli.values import DURATION
 from gpupool.pool.errors import ExitCode, UsageError
 
@@ -34,6 +34,7 @@ SCENARIOS = (
 @click.option("--duration", type=DURATION, help="Virtual time with faults.  [default: 30s]")
 @click.option("--keep", help="Numbers of the faults that happen, as a failure prints them.")
 @click.option("--transcript", type=click.Path(dir_okay=False), help="Write a failure's here.")
+@click.option("--real", is_flag=True, help="Real processes and real time: kill -9, stops, cuts.")
 @verbose_option
 @json_option
 def command(
@@ -45,6 +46,7 @@ def command(
     duration: float | None,
     keep: str | None,
     transcript: str | None,
+    real: bool,
     as_json: bool,
 ) -> int:
     """Run a whole pool in virtual time, and look for anything that must never happen.
@@ -52,7 +54,12 @@ def command(
     One seed is 30 virtual seconds of faults and 10 of healing: real servers, real allocation, no
     sockets, no threads, no real time. The same seed does the same everywhere. The first failure
     ends the search; its transcript is printed, shrunk, with the command that repeats it.
+
+    With --real, servers and clients are processes of this machine, and the same rules are checked
+    on what they leave behind.
     """
+    if real:
+        return _run_real(seed, servers or 3, clients or 4, duration or 30.0, as_json=as_json)
     from gpupool.simulations.scenarios import options_of
 
     kept = _numbers(keep)
@@ -68,6 +75,34 @@ def command(
         return ExitCode.DONE
     _print_failure(failed, shrunk_already=kept is not None, to=transcript, as_json=as_json)
     return ExitCode.FAILED
+
+
+def _run_real(seed: int, servers: int, clients: int, duration_s: float, *, as_json: bool) -> int:
+    """Run chaos on real processes of this machine."""
+    import trio
+
+    from gpupool.simulations.real import Chaos
+
+    began = time.monotonic()
+
+    def tell(text: str) -> None:
+        say(f"{time.monotonic() - began:7.1f} s  {text}")
+
+    chaos = Chaos(seed, servers=servers, clients=clients, duration_s=duration_s, say=tell)
+    report = trio.run(chaos.run)
+    if as_json:
+        print_json(ok=not report.failures, **to_plain(report))
+    elif not report.failures:
+        click.echo(
+            f"passed: {sum(report.faults.values())} faults, {report.granted} leases granted, "
+            f"{report.entries} log entries, healed within {report.converged_s:.1f} s"
+        )
+    if report.failures:
+        for failure in report.failures:
+            say(f"gpupool: {failure}")
+        say(f"  hint: everything that the processes left is in {report.folder}")
+        return ExitCode.FAILED
+    return ExitCode.DONE
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

@@ -20,6 +20,7 @@ from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import Storage
 from gpupool.pool.codec import encode
 from gpupool.pool.commands import Grant, seal
+from gpupool.pool.duties import host_plan
 from gpupool.pool.ids import (
     GpuId,
     Incarnation,
@@ -76,6 +77,7 @@ class Measurement:
     leader_bytes_per_grant: float  # sent by the leader
     apply_s: float  # one grant in the table
     offer_s: float  # one offer of one server
+    look_s: float  # one look of a server's duties at the table with all leases
 
 
 class _SharedMachine:
@@ -251,6 +253,7 @@ def measure(count: int, requests: int = REQUEST_COUNT) -> Measurement:
         leader_bytes_per_grant=sent / max(granted, 1),
         apply_s=_time_applies(count),
         offer_s=offer_s,
+        look_s=_time_looks(pool.shared.machine.state),
     )
 
 
@@ -311,6 +314,13 @@ def _time_offers(state: PoolState, rounds: int = 200) -> float:
     began = time.perf_counter()
     for number in range(rounds):
         make_offer(state, servers[number % len(servers)], request)
+    return (time.perf_counter() - began) / rounds
+
+
+def _time_looks(state: PoolState, rounds: int = 20) -> float:
+    began = time.perf_counter()
+    for number in range(rounds):
+        host_plan(state, server_id(number), Incarnation(1), {}, {}, {})
     return (time.perf_counter() - began) / rounds
 
 

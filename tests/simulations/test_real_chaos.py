@@ -1,0 +1,62 @@
+"""Chaos on real processes, and the proxy that stands between them."""
+
+import contextlib
+import os
+
+import pytest
+import trio
+
+from gpupool.simulations.proxy import FaultProxy
+from gpupool.simulations.real import Chaos
+
+
+async def echo(stream: trio.SocketStream) -> None:
+    async for data in stream:
+        await stream.send_all(data)
+
+
+async def test_proxy_cuts_holds_back_and_resets(nursery: trio.Nursery) -> None:
+    listeners = await nursery.start(trio.serve_tcp, echo, 0)
+    port = listeners[0].socket.getsockname()[1]
+    me = os.getpid()
+    proxy = FaultProxy(lambda pid: "me" if pid == me else None)
+    front = await nursery.start(proxy.serve, "server", lambda: port)
+    async with await trio.open_tcp_stream("127.0.0.1", front) as stream:
+        await stream.send_all(b"1")
+        assert await stream.receive_some(10) == b"1"
+        proxy.cut("me", "server")
+        await stream.send_all(b"2")
+        with trio.move_on_after(0.1) as waited:
+            await stream.receive_some(10)
+        assert waited.cancelled_caught, "nothing gets through"
+        proxy.mend(("me", "server"))
+        assert await stream.receive_some(10) == b"2"
+        proxy.reset("me", "server")
+        with trio.fail_after(2):
+            with contextlib.suppress(trio.BrokenResourceError):
+                assert await stream.receive_some(10) == b""
+    nursery.cancel_scope.cancel()
+
+
+async def test_proxy_holds_new_connections_back(nursery: trio.Nursery) -> None:
+    listeners = await nursery.start(trio.serve_tcp, echo, 0)
+    port = listeners[0].socket.getsockname()[1]
+    proxy = FaultProxy(lambda _pid: "me")
+    front = await nursery.start(proxy.serve, "server", lambda: port)
+    proxy.cut("server", "me")
+    async with await trio.open_tcp_stream("127.0.0.1", front) as stream:
+        await stream.send_all(b"1")
+        with trio.move_on_after(0.1) as waited:
+            await stream.receive_some(10)
+        assert waited.cancelled_caught
+        proxy.mend()
+        assert await stream.receive_some(10) == b"1"
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_real_processes_keep_the_rules() -> None:
+    chaos = Chaos(5, servers=3, clients=3, duration_s=20.0, say=lambda _text: None)
+    report = await chaos.run()
+    assert report.failures == []
+    assert report.granted > 5
