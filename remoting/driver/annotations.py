@@ -170,3 +170,6 @@ HAND: tuple[str, ...] = (
     *("cuMemcpy3D_v2", "cuMemcpy3DAsync_v2"),
     *("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapReplaceAddress"),
 )
+
+REFUSED: tuple[str, ...] = ("cuMemAllocManaged", "cuDeviceGetLuid")
+"""Of ``HAND``: written, but only to refuse; the document counts them as not there."""

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.remoting.driver.annotations import CALLS, HAND, RECORDS
+from gpupool.remoting.driver.annotations import CALLS, HAND, RECORDS, REFUSED
 
 HERE = Path(__file__).resolve().parent
 INCLUDE = Path("/usr/local/cuda/include")
@@ -333,7 +333,9 @@ def render(
         "",
     ]
     return {
-        DOCUMENT: with_coverage((HERE / DOCUMENT).read_text(), set(functions), set(missing)),
+        DOCUMENT: with_coverage(
+            (HERE / DOCUMENT).read_text(), set(functions), {*missing, *REFUSED}
+        ),
         "shim/generated_calls.c": "\n".join(calls),
         "shim/generated_exports.c": "\n".join(exports),
         "shim/generated_records.h": "\n".join(records),
