@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from gpupool.remoting.driver import build
+
 GIB = 1 << 30
 View = dict[str, Any]
 TWO_HALVES = """
@@ -511,3 +513,14 @@ def test_the_demonstration_from_start_to_end(tmp_path: Path) -> None:
     assert done.stdout.count("gpupool run -n 2 -p 0.5 -- python") == 2
     assert "a new leader after" in done.stdout
     assert list(tmp_path.iterdir()) == []  # nothing of the user's was touched
+
+
+def test_the_cuda_door_reaches_a_worker(live_pool: Any) -> None:
+    """The library is found, opens a session, and says what an emulated GPU cannot do."""
+    build.build(build.library_dir())
+    code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    done = live_pool.run("run", "-m", "1G", "--door", "cuda", *python(code))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() not in ("", "0")
+    assert "emulated GPUs have the array door only" in done.stderr
+    live_pool.wait_until(no_lease)
