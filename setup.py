@@ -24,7 +24,7 @@ class BuildShim(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", "/") + ".so.1"
 
-    def get_export_symbols(self, ext: Extension) -> list[str]:
+    def get_export_symbols(self, ext: object) -> list[str]:
         return []  # there is no PyInit_libcuda to export
 
 
