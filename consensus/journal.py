@@ -280,16 +280,32 @@ class Journal:
         offset = _check_file_header(data)
         while offset < len(data):
             payload = _unpack_batch(data, offset, self._sequence)
+            intact = payload is not None
+            if payload is None and self._is_torn_seal(data, offset):
+                payload = b""
             if payload is None:
                 self._cut(data, offset)
                 break
             self._replay(payload, offset)
-            self._sealed = not payload
+            self._sealed = intact and not payload
             self._sequence += 1
             offset += _BATCH_HEADER.size + len(payload)
         if self._sequence == 0:
             raise _damaged(offset, "its first batch is missing")
         self._offset = offset
+
+    def _is_torn_seal(self, data: bytes, offset: int) -> bool:
+        """Tell whether a torn seal is here, by the batch that follows where a seal ends.
+
+        A seal is not synced, so a page boundary within it lets a power loss tear it and keep the
+        batch behind it. It held nothing, and nothing is lost with it. Once there is a second
+        batch behind it, the sync of the first one has made it durable, and it is damaged.
+        """
+        header_bytes = _BATCH_HEADER.size
+        behind = _unpack_batch_header(data, offset + header_bytes)
+        if self._sequence == 0 or behind is None or behind[1] != self._sequence + 1:
+            return False
+        return offset + 2 * header_bytes + behind[0] >= len(data)
 
     def _cut(self, data: bytes, offset: int) -> None:
         header = _unpack_batch_header(data, offset)

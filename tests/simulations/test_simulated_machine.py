@@ -194,3 +194,21 @@ def test_storage_trusts_no_page_cache_after_a_failed_sync(seed: int) -> None:
     storage.journal.sync()
     disk.lose_power()
     assert Storage(disk, create=False).journal.last_index == kept + 1
+
+
+def test_storage_opens_when_an_unsynced_seal_was_torn_and_what_follows_was_not() -> None:
+    disk = SimulatedDisk(Random(1))
+    storage = Storage(disk, create=True)
+    storage.journal.append(b"\0one", 2, 1)
+    storage.journal.sync()
+    seal_at = len(disk.read("journal"))
+    storage.journal.seal()
+    seal_end = len(disk.read("journal"))
+    storage.journal.append(b"\0two", 3, 1)
+    storage.journal.sync()
+    # The seal is written without a sync: a page boundary in it lets its end and the next batch
+    # reach the disk without its beginning.
+    data = bytearray(disk.read("journal"))
+    data[seal_at : seal_end - 7] = bytes(seal_end - 7 - seal_at)
+    disk.write("journal", bytes(data))
+    assert Storage(disk, create=False).journal.last_index == 3
