@@ -24,6 +24,11 @@ class BuildShim(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", "/") + ".so.1"
 
+    def copy_extensions_to_source(self) -> None:
+        # An editable installation copies into the checkout, where git keeps no empty folder.
+        (Path(__file__).resolve().parent / "remoting/driver/library").mkdir(exist_ok=True)
+        super().copy_extensions_to_source()
+
     def get_export_symbols(self, ext: object) -> list[str]:
         return []  # there is no PyInit_libcuda to export
 
