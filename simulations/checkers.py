@@ -218,6 +218,24 @@ class GrantedIsWanted:
             self._judge.fail("granted-is-wanted", text)
 
 
+class AnswersInTime:
+    """A server that runs and can be reached answers a claim, if only to refuse it."""
+
+    WITHIN_S = 2.0
+    CALM_S = 10.0
+    """For so long nothing must have disturbed server, client or what is between: the kernels send
+    again what a cut held back, and that takes as long as the cut."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def answered(self, client: str, server: str, took_s: float, calm_s: float) -> None:
+        """Judge one claim."""
+        if took_s > self.WITHIN_S and calm_s > self.CALM_S:
+            text = f"{server} left a claim of {client} without an answer for {took_s:.2f} s"
+            self._judge.fail("answers-in-time", text)
+
+
 class RevokedMeansRevoked:
     """After a confirmed revocation, no later claim with that token is granted."""
 

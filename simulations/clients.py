@@ -16,6 +16,7 @@ from gpupool.pool.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
 from gpupool.pool.state import Request
 from gpupool.remoting import messages as m
 from gpupool.remoting.allocation import Action, Allocation, Call, Failed, Granted, Tell, Widen
+from gpupool.simulations.calm import between
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.environment import Environment
 from gpupool.simulations.network import End
@@ -111,6 +112,7 @@ class ClientProcess(Process):
         self._connections: dict[str, _Connection] = {}
         self._by_server: dict[ServerId, _Connection] = {}
         self._pending: dict[int, _Pending] = {}
+        self._late = UnreachableError("no answer in time")
         self._number = 0
         self._allocation: Allocation | None = None
         self._numbers: dict[int, int] = {}
@@ -261,9 +263,8 @@ class ClientProcess(Process):
             return
         connection.calls.add(number)
         connection.end.send(Packet(number, message))
-        late = UnreachableError("no answer in time")
         delay_s = self._clock.world_time(self._clock.monotonic() + timeout_s) - now
-        self.after(delay_s, partial(self._finish, number, late))
+        self.after(delay_s, partial(self._finish, number, self._late))
 
     def _finish(self, number: int, answer: m.Message | GpupoolError) -> None:
         pending = self._pending.pop(number, None)
@@ -282,6 +283,7 @@ class ClientProcess(Process):
         history, now = self._environment.history, self.world.now
         match pending.message:
             case m.Claim(request=request, partitions=partitions):
+                self._judge_time(pending, answer)
                 if not isinstance(answer, m.Claimed):
                     if not isinstance(answer, m.Refused):
                         history.unanswered(request.id, pending.called_at)
@@ -305,6 +307,17 @@ class ClientProcess(Process):
                 history.cancelled(request_id, pending.called_at, now if confirmed else inf)
             case _:
                 pass
+
+    def _judge_time(self, pending: _Pending, answer: m.Message | GpupoolError) -> None:
+        connection = self._by_server.get(pending.server)
+        lost = isinstance(answer, GpupoolError) and answer is not self._late
+        if connection is None or lost or not self.alive:
+            return
+        environment, server = self._environment, connection.machine
+        keys = (server, self.machine, between(server, self.machine))
+        took_s = self.world.now - pending.called_at
+        calm_s = environment.calm.for_s(*keys)
+        environment.checkers.answers.answered(self.machine, server, took_s, calm_s)
 
     # --- holding ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from gpupool.pool.commands import Command, CreatePool, CreateToken, JoinServer, 
 from gpupool.pool.ids import Milliseconds, ServerId
 from gpupool.pool.ports import Committed, Outcome, Role
 from gpupool.pool.state import ServerStatus, TokenKind
+from gpupool.simulations.calm import Calm, between
 from gpupool.simulations.clients import ClientProcess, Counters, Credentials
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.disk import SimulatedDisk
@@ -51,7 +52,10 @@ class Cluster:
             jitter_s=options.jitter_s,
         )
         network.timeout_s = {PEER: PEER_TIMEOUT_S, CONTROL: CLIENT_TIMEOUT_S}
-        self.environment = Environment(options, world, trace, network, Checkers(self.judge))
+        self.calm = Calm(world)
+        self.environment = Environment(
+            options, world, trace, network, Checkers(self.judge), self.calm
+        )
         self.options = options
         self.world = world
         self.trace = trace
@@ -216,6 +220,7 @@ class Cluster:
         self._restart_later(process.machine, 1.0 + self._random.random())
 
     def _end_process(self, process: ServerProcess) -> None:
+        self.calm.disturb(process.machine)
         process.kill()
         self.network.process_died(process)
 
@@ -289,15 +294,18 @@ class Cluster:
         """Break the connections between two machines."""
         self.trace.note("nemesis", "reset", f"{one} - {other}")
         self.network.reset(one, other)
+        self.calm.disturb(between(one, other))
 
     def slow(self, source: str, target: str, by_s: float, for_s: float) -> None:
         """Make one direction slow."""
         self.trace.note("nemesis", "slow-link", f"{source} > {target} by {by_s:.3f} s")
         link = self.network.link(source, target)
         link.slow_s = by_s
+        self.calm.begin(between(source, target))
 
         def undo() -> None:
             link.slow_s = 0.0
+            self.calm.end(between(source, target))
 
         self.world.after(for_s, undo)
 
@@ -309,11 +317,13 @@ class Cluster:
         self.trace.note("nemesis", "cut", f"{names or len(pairs)} for {for_s:.2f} s")
         for source, target in pairs:
             self.network.block(source, target)
+            self.calm.begin(between(source, target))
         self.world.after(for_s, partial(self._mend, pairs))
 
     def _mend(self, pairs: list[tuple[str, str]]) -> None:
         self.trace.note("nemesis", "mend", f"{len(pairs)} directions")
         for source, target in pairs:
+            self.calm.end(between(source, target))
             if self.network.blocked(source, target):
                 self.network.unblock(source, target)
 
@@ -333,6 +343,7 @@ class Cluster:
             return
         self.trace.note("nemesis", "power", f"{server} for {down_s:.2f} s")
         machine.dark = True
+        self.calm.disturb(server)
         process.kill()
         machine.disk.lose_power()
         machine.lose_workers()
@@ -354,6 +365,7 @@ class Cluster:
             return
         self.trace.note("nemesis", "pause", f"{server} for {for_s:.2f} s")
         process.pause()
+        self._disturb(server, for_s)
         self.world.after(for_s, process.resume)
 
     def clock_rate(self, server: str, rate: float, for_s: float) -> None:
@@ -361,6 +373,7 @@ class Cluster:
         self.trace.note("nemesis", "clock-rate", f"{server} at {rate} for {for_s:.2f} s")
         clock = self.environment.machines[server].clock
         clock.set_rate(rate)
+        self._disturb(server, for_s)
         self.world.after(for_s, partial(clock.set_rate, 1.0))
 
     def clock_jump(self, server: str, by_ms: int) -> None:
@@ -378,7 +391,12 @@ class Cluster:
             disk.full = True
         else:
             disk.broken = True
+        self._disturb(server, for_s)
         self.world.after(for_s, partial(self._repair, server))
+
+    def _disturb(self, machine: str, for_s: float) -> None:
+        self.calm.begin(machine)
+        self.world.after(for_s, partial(self.calm.end, machine))
 
     def _repair(self, server: str) -> None:
         disk = self.environment.machines[server].disk
@@ -403,6 +421,7 @@ class Cluster:
         if not client.paused:
             self.trace.note("nemesis", "client-pause", f"{name} for {for_s:.2f} s")
             client.pause()
+            self._disturb(name, for_s)
             self.world.after(for_s, client.resume)
 
     def kill_worker(self, draw: float) -> None:

@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.ids import LeaseId, RequestId, ServerId
 from gpupool.pool.state import PoolState
+from gpupool.simulations.calm import Calm
 from gpupool.simulations.checkers import (
+    AnswersInTime,
     DeadClientsLeave,
     GrantedIsWanted,
     Linearizable,
@@ -35,6 +37,7 @@ class Checkers:
         self.dead_clients = DeadClientsLeave(judge)
         self.wanted = GrantedIsWanted(judge)
         self.policy = RevokedMeansRevoked(judge)
+        self.answers = AnswersInTime(judge)
         self.linearizable = Linearizable(judge)
 
 
@@ -47,6 +50,7 @@ class Environment:
     trace: Trace
     network: Network
     checkers: Checkers
+    calm: Calm
     history: History = field(default_factory=History)
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
     turned_from: dict[RequestId, str] = field(default_factory=dict[RequestId, str])

@@ -32,7 +32,7 @@ from gpupool.remoting import messages as m
 from gpupool.remoting.allocation import Allocation, Phase
 from gpupool.remoting.clients import Client
 from gpupool.remoting.proposals import Proposals
-from gpupool.remoting.steward import StartSession, Steward
+from gpupool.remoting.steward import StartSession, Steward, StewardSettings
 from gpupool.simulations.machines import SimulatedHost
 from gpupool.simulations.options import Options, swarm
 
@@ -391,6 +391,29 @@ def _short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
     return lambda options: replace(options, fault_s=fault_s, heal_s=heal_s)
 
 
+def _no_objection(self: Steward) -> None:
+    del self
+
+
+def _minority_silent() -> AbstractContextManager[None]:
+    """Let a server try for long, instead of saying that it has no majority."""
+    original = Steward.__init__
+
+    def init(self: Steward, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        self.settings = StewardSettings(call_timeout_s=10.0)
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with (
+            patched(Steward, "__init__", init),
+            patched(Steward, "require_majority", _no_objection),
+        ):
+            yield
+
+    return broken()
+
+
 MUTATIONS = (
     Mutation(
         "vote-not-persisted",
@@ -523,6 +546,13 @@ MUTATIONS = (
         _expired_is_definite,
         (("clock-step", 0.3), ("reset", 0.3), ("isolate-leader", 2.0), ("kill-leader", 2.0)),
         lambda options: replace(options, think_s=0.3, hold_s=1.0),
+    ),
+    Mutation(
+        "minority-silent",
+        "answers-in-time",
+        "a server without a majority keeps its clients waiting",
+        _minority_silent,
+        (("isolate-leader", 2.0), ("power-all", 8.0)),
     ),
     Mutation(
         "never-reachable-again",

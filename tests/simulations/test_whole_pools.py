@@ -121,6 +121,7 @@ def test_every_checker_catches_something() -> None:
     caught_by = {mutation.checker for mutation in MUTATIONS}
     assert caught_by >= {
         "acknowledged-stays",
+        "answers-in-time",
         "converges",
         "dead-clients-leave",
         "everything-granted",
