@@ -1,0 +1,75 @@
+"""Small tests of what whole runs found; the broken builds of ``mutations`` have the rest."""
+
+from dataclasses import dataclass
+from random import Random
+
+from gpupool.pool.codec import encode
+from gpupool.pool.commands import Tick
+from gpupool.pool.ports import Committed, Unknown
+from gpupool.pool.results import Result, refuse
+from gpupool.pool.state import PoolState
+from gpupool.pool.transition import PoolMachine
+from gpupool.remoting.proposals import Decision, Proposals, Propose
+
+
+@dataclass
+class Hands:
+    """A clock that is moved by hand."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return int(self.now * 1000)
+
+
+class Desk:
+    """Proposals with everything around them in reach."""
+
+    def __init__(self) -> None:
+        self.clock = Hands()
+        self.emitted: list[Propose] = []
+        self.decisions: list[Decision] = []
+        self.proposals = Proposals(
+            PoolMachine(PoolState()),
+            clock=self.clock,
+            chance=Random(1),
+            clock_offset_s=lambda: 0.0,
+            emit=self.emitted.append,
+        )
+        self.proposals.propose(Tick(), self.decisions.append, timeout_s=1.0)
+
+    def expire_until_the_end(self) -> Decision:
+        late = encode(refuse("expired", "the command arrived after its deadline"))
+        while not self.decisions:
+            self.proposals.outcome(1, Committed(9, late))
+            self.clock.now += 0.3
+            self.proposals.poll()
+        return self.decisions[0]
+
+
+def test_expired_attempt_does_not_rule_out_an_earlier_one_without_an_outcome() -> None:
+    desk = Desk()
+    desk.proposals.outcome(1, Unknown("the leader changed"))
+    desk.clock.now += 0.3
+    desk.proposals.poll()
+    decision = desk.expire_until_the_end()
+    assert decision.result is None
+    assert decision.uncertain, "the first attempt may have been granted"
+
+
+def test_expired_attempts_alone_are_a_definite_no() -> None:
+    decision = Desk().expire_until_the_end()
+    assert decision.result is None
+    assert not decision.uncertain
+
+
+def test_committed_attempt_decides() -> None:
+    desk = Desk()
+    desk.proposals.outcome(1, Unknown("the leader changed"))
+    desk.clock.now += 0.3
+    desk.proposals.poll()
+    desk.proposals.outcome(1, Committed(9, encode(Result(ok=True))))
+    assert desk.decisions == [Decision(Result(ok=True), uncertain=False, why="")]
