@@ -1,0 +1,151 @@
+"""Failover: kill -9 of the leader, and the time until a new one grants again.
+
+    python tests/benchmarks/failover.py [--servers 5] [--kills 100] [--idle 10] [--pools 3]
+
+The servers are real ones (`gpupool join --emulate 1`), on loopback, with TLS and their journals on
+the disk of ``--directory``. After ``--idle`` seconds without a request the leader is killed, and one
+client, connected all along, asks for a GPU at once. What counts is the time from the kill to the
+lease. The killed server then comes back, and the next round begins. ``--pools`` run side by side.
+"""
+
+import argparse
+import os
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import trio
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.remoting.control.control_cluster import request
+
+from gpupool.remoting.client import Pool, connect_pool
+from gpupool.remoting.credentials import load_credentials
+
+START_S = 60.0
+
+
+class Servers:
+    """The server processes of one pool."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.folder = folder
+        self.names = [f"s{number}" for number in range(1, count + 1)]
+        self.ports = {name: free_port() for name in self.names}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
+        self.env["GPUPOOL_CREDENTIALS"] = str(folder / "credentials.json")
+        self.env["XDG_CONFIG_HOME"] = str(folder / "config")
+        self.env["RUNTIME_DIRECTORY"] = self.env["TMPDIR"] = str(folder)
+
+    def start(self, name: str, token: str = "") -> None:
+        argv = [sys.executable, "-m", "gpupool.cli.main", "join", "--emulate", "1:1G"]
+        argv += ["--listen", f"127.0.0.1:{self.ports[name]}", "--name", name]
+        argv += ["--state-dir", str(self.folder / name), "--pool-name", "failover"]
+        argv += ["--token", token] if token else []
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                argv, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    async def create(self) -> None:
+        first, *others = self.names
+        self.start(first)
+        log = self.folder / f"{first}.log"
+        with trio.fail_after(START_S):
+            while not re.search(r"join --token gpupool-\S+\n", log.read_text()):
+                await trio.sleep(0.1)
+        for name in others:
+            argv = [sys.executable, "-m", "gpupool.cli.main", "token", "create", "--server"]
+            made = await trio.run_process(
+                argv, env=self.env, capture_stdout=True, stderr=subprocess.DEVNULL
+            )
+            found = re.search(r"gpupool-\S+", made.stdout.decode())
+            assert found is not None
+            self.start(name, found[0])
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+async def whole(pool: Pool, servers: Servers) -> str:
+    """Wait until every server is there, and return the leader's name."""
+    with trio.fail_after(START_S):
+        while True:
+            view = await pool.view()
+            states = [server.state for server in view.servers]
+            voters = len(view.raft.voters)
+            connected = len(pool.connections.by_server)
+            if states == ["idle"] * len(servers.names) and voters == connected == len(states):
+                return view.raft.leader
+            await trio.sleep(0.1)
+
+
+async def one_pool(folder: Path, count: int, kills: int, idle_s: float, out: list[float]) -> None:
+    folder.mkdir()
+    servers = Servers(folder, count)
+    try:
+        await servers.create()
+        credentials = load_credentials(folder / "credentials.json")
+        async with connect_pool(credentials) as pool:
+            for _ in range(kills):
+                await whole(pool, servers)
+                await trio.sleep(idle_s)
+                leader = await whole(pool, servers)
+                killed = time.perf_counter()
+                servers.processes[leader].send_signal(signal.SIGKILL)
+                hold = await pool.allocate(request(pool, 1, 0.5), wait_s=30)
+                out.append(time.perf_counter() - killed)
+                await hold.release()
+                servers.processes[leader].wait()
+                servers.start(leader)
+    finally:
+        servers.stop()
+
+
+async def run(folder: Path, options: argparse.Namespace) -> None:
+    times: list[float] = []
+    shares = [options.kills // options.pools] * options.pools
+    shares[0] += options.kills - sum(shares)
+    async with trio.open_nursery() as nursery:
+        for number, share in enumerate(shares):
+            args = (folder / f"pool-{number}", options.servers, share, options.idle, times)
+            nursery.start_soon(one_pool, *args)
+    times.sort()
+    p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
+    print(
+        f"{options.servers} servers, kill -9 of the leader after {options.idle:g} s idle, until the "
+        f"next lease: median {statistics.median(times):.3f} s  p99 {p99:.3f} s  "
+        f"max {times[-1]:.3f} s  of {len(times)}, {options.pools} pools side by side",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--servers", type=int, default=5)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--idle", type=float, default=10, help="seconds")
+    parser.add_argument("--pools", type=int, default=1)
+    parser.add_argument("--directory", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        trio.run(run, Path(name), options)
+
+
+if __name__ == "__main__":
+    main()
