@@ -36,10 +36,6 @@ class Disk(Protocol):
         """Create a file, or replace its content; neither atomic nor durable."""
         ...
 
-    def truncate(self, name: str, size: int) -> None:
-        """Cut a file to ``size`` bytes; not durable before ``sync``."""
-        ...
-
     def sync(self, name: str) -> None:
         """Make a file's content durable."""
         ...
@@ -128,10 +124,6 @@ class FileDisk:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         os.close(os.open(name, flags, 0o600, dir_fd=self._directory_fd))
         self.append(name, data)
-
-    def truncate(self, name: str, size: int) -> None:
-        """Cut a file."""
-        os.ftruncate(self._open(name), size)
 
     def sync(self, name: str) -> None:
         """Make the content durable; ``fdatasync`` also writes the size, which is all we need."""

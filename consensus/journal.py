@@ -9,8 +9,13 @@ earlier one succeeded. Hence the rule of recovery:
 - a broken batch with an intact batch header behind it had been synced: the file is damaged, and
   the server refuses to start rather than forget what it promised.
 
-So that the second rule also protects the newest synced batch, ``seal`` appends an empty batch
-when the journal has been at rest for a second, and when it is closed.
+So that the second rule also protects the newest synced batch, ``seal`` writes and syncs an empty
+batch when the journal has been at rest for a second, and when it is closed.
+
+The rules rest on every batch but the last being on the disk, and the content of a file proves no
+such thing: after a failed sync the kernel takes pages for clean that it could not write, and a
+server that starts again on the same boot reads them from its memory. So every start writes a new
+file; what it promised before is in there, and nothing else matters.
 
 A batch is ``magic u32 | length u32 | sequence u64 | payload crc32 u32 | header crc32 u32``, with
 the header's checksum seeded by the batch's offset, so that no payload can pass for a batch. Its
@@ -97,7 +102,7 @@ class Journal:
 
     @classmethod
     def open(cls, disk: Disk) -> "Journal":
-        """Read the journal, cut a torn tail, and make durable what was read.
+        """Read the journal, and make what was read durable in a new file, without a torn tail.
 
         Raises:
             StorageError: when there is no journal, or when it is damaged.
@@ -114,11 +119,7 @@ class Journal:
                 ) from error
         journal._recover(data)
         journal._keep_reserve()
-        if not journal._sealed:
-            # A process that was killed may have left data in the page cache only. After a failed
-            # sync the kernel takes such pages for clean, and a further sync of the same file
-            # succeeds without writing them; only writing everything anew makes it durable.
-            journal._write_new_file()
+        journal._write_new_file()
         return journal
 
     def close(self) -> None:
@@ -190,15 +191,14 @@ class Journal:
             return False
         payload = b"".join(self._pending)
         self._pending.clear()
-        self._append_batch(payload, sync=True)
-        self._sealed = False
+        self._append_batch(payload)
+        self._sealed = not payload
         return True
 
     def seal(self) -> None:
-        """Mark the newest batch as synced, by an empty batch behind it that is not synced."""
+        """Let the next ``sync`` mark the newest batch as synced, by an empty batch behind it."""
         if not self._sealed and not self._pending:
-            self._append_batch(b"", sync=False)
-            self._sealed = True
+            self._pending.append(b"")
 
     def rewrite(self, base_index: int, base_term: int, *, keep: bool) -> None:
         """Move the base, atomically, and with it drop everything up to it.
@@ -216,7 +216,7 @@ class Journal:
         self._pending.clear()
         self._write_new_file()
 
-    def _append_batch(self, payload: bytes, *, sync: bool) -> None:
+    def _append_batch(self, payload: bytes) -> None:
         if self._failure is not None:
             raise StorageError("the journal cannot be written", why=self._failure)
         self._failure = "an earlier write failed"
@@ -224,8 +224,7 @@ class Journal:
         try:
             with storage_errors("the journal cannot be written"):
                 self._disk.append(JOURNAL, batch)
-                if sync:
-                    self._disk.sync(JOURNAL)
+                self._disk.sync(JOURNAL)
         except StorageError:
             self._drop_reserve()
             raise
@@ -280,34 +279,17 @@ class Journal:
         offset = _check_file_header(data)
         while offset < len(data):
             payload = _unpack_batch(data, offset, self._sequence)
-            intact = payload is not None
-            if payload is None and self._is_torn_seal(data, offset):
-                payload = b""
             if payload is None:
-                self._cut(data, offset)
+                self._check_torn(data, offset)
                 break
             self._replay(payload, offset)
-            self._sealed = intact and not payload
             self._sequence += 1
             offset += _BATCH_HEADER.size + len(payload)
         if self._sequence == 0:
             raise _damaged(offset, "its first batch is missing")
-        self._offset = offset
 
-    def _is_torn_seal(self, data: bytes, offset: int) -> bool:
-        """Tell whether a torn seal is here, by the batch that follows where a seal ends.
-
-        A seal is not synced, so a page boundary within it lets a power loss tear it and keep the
-        batch behind it. It held nothing, and nothing is lost with it. Once there is a second
-        batch behind it, the sync of the first one has made it durable, and it is damaged.
-        """
-        header_bytes = _BATCH_HEADER.size
-        behind = _unpack_batch_header(data, offset + header_bytes)
-        if self._sequence == 0 or behind is None or behind[1] != self._sequence + 1:
-            return False
-        return offset + 2 * header_bytes + behind[0] >= len(data)
-
-    def _cut(self, data: bytes, offset: int) -> None:
+    def _check_torn(self, data: bytes, offset: int) -> None:
+        """Tell a batch that a crash tore from one that is damaged."""
         header = _unpack_batch_header(data, offset)
         later = _find_batch(data, offset + 1, self._sequence)
         if later is not None or (
@@ -322,9 +304,6 @@ class Journal:
             len(data) - offset,
             offset,
         )
-        with storage_errors("the journal's torn tail cannot be cut"):
-            self._disk.truncate(JOURNAL, offset)
-            self._disk.sync(JOURNAL)
 
     def _replay(self, payload: bytes, batch_offset: int) -> None:
         position = 0

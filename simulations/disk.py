@@ -126,15 +126,6 @@ class SimulatedDisk:
         if self.power_fails_after == 0:
             self._fail_power()
 
-    def truncate(self, name: str, size: int) -> None:
-        """Cut a file."""
-        self._begin()
-        file = self._file(name)
-        file.touch(size)
-        del file.content[size:]
-        if self.power_fails_after == 0:
-            self._fail_power()
-
     def sync(self, name: str) -> None:
         """Make a file's content durable."""
         self._begin()

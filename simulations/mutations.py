@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpupool.consensus.core import RaftCore
-from gpupool.consensus.journal import Entry, Journal
+from gpupool.consensus.journal import JOURNAL, Entry, Journal
 from gpupool.consensus.log import ReplicatedLog, Stored
 from gpupool.consensus.messages import Message
 from gpupool.consensus.raft import CANDIDATE, LEADER
@@ -33,6 +33,7 @@ from gpupool.remoting.allocation import Allocation, Phase
 from gpupool.remoting.clients import Client
 from gpupool.remoting.proposals import Proposals
 from gpupool.remoting.steward import StartSession, Steward, StewardSettings
+from gpupool.simulations.disk import SimulatedDisk
 from gpupool.simulations.machines import SimulatedHost
 from gpupool.simulations.options import Options, swarm
 
@@ -78,13 +79,13 @@ def _vote_not_persisted() -> AbstractContextManager[None]:
 
 
 def _not_synced() -> AbstractContextManager[None]:
-    original = Journal._append_batch
+    original = SimulatedDisk.sync
 
-    def append_batch(self: Journal, payload: bytes, *, sync: bool) -> None:
-        del sync
-        original(self, payload, sync=False)
+    def sync(self: SimulatedDisk, name: str) -> None:
+        if name != JOURNAL:
+            original(self, name)
 
-    return patched(Journal, "_append_batch", append_batch)
+    return patched(SimulatedDisk, "sync", sync)
 
 
 def _votes_count_twice() -> AbstractContextManager[None]:

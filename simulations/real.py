@@ -440,9 +440,6 @@ class _ReadOnlyDisk:
     def write(self, name: str, data: bytes) -> None:
         self._files[name] = data
 
-    def truncate(self, name: str, size: int) -> None:
-        self._files[name] = self._files[name][:size]
-
     def sync(self, name: str) -> None:
         del name
 

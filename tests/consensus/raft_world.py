@@ -64,10 +64,6 @@ class MemoryDisk:
         self.inodes[name] = Inode(bytearray(data))
         self.durable.append(dict(self.inodes))
 
-    def truncate(self, name: str, size: int) -> None:
-        self._operation("truncate")
-        del self.inodes[name].data[size:]
-
     def sync(self, name: str) -> None:
         self._operation("sync")
         self.syncs += 1

@@ -1,6 +1,7 @@
 """The parts of the simulated world: time, chance, clocks, disks, processes."""
 
 import errno
+from contextlib import suppress
 from random import Random
 
 import pytest
@@ -196,19 +197,83 @@ def test_storage_trusts_no_page_cache_after_a_failed_sync(seed: int) -> None:
     assert Storage(disk, create=False).journal.last_index == kept + 1
 
 
-def test_storage_opens_when_an_unsynced_seal_was_torn_and_what_follows_was_not() -> None:
+@pytest.mark.parametrize("seed", range(20))
+def test_storage_trusts_no_page_cache_after_a_torn_tail_could_not_be_cut(seed: int) -> None:
+    """Swarm seed 10905: a seal lived in the page cache only, and more was written behind it."""
+    disk = SimulatedDisk(Random(seed))
+    storage = Storage(disk, create=True)
+    storage.journal.append(b"\0one", 2, 1)
+    storage.journal.sync()
+    storage.journal.seal()
+    storage.journal.sync()
+    disk.full = True
+    storage.journal.append(b"\0two", 3, 1)
+    with pytest.raises(StorageError, match="No space left"):
+        storage.journal.sync()  # writes a part of it behind the seal
+    disk.repair()
+    disk.broken = True
+    with pytest.raises(StorageError, match="Input/output"):
+        Storage(disk, create=False)
+    disk.repair()
+    storage = Storage(disk, create=False)
+    kept = storage.journal.last_index
+    for index in (kept + 1, kept + 2):
+        storage.journal.append(b"\0more", index, 1)
+        storage.journal.sync()
+    disk.lose_power()
+    assert Storage(disk, create=False).journal.last_index == kept + 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_power_loss_around_a_seal_costs_nothing_and_is_no_damage(seed: int) -> None:
+    disk = SimulatedDisk(Random(seed))
+    storage = Storage(disk, create=True)
+    # The seal and what follows it fall on different pages.
+    free = 4096 - len(disk.read("journal")) % 4096
+    storage.journal.append(bytes(free - 60), 2, 1)
+    storage.journal.sync()
+    disk.power_fails_after = 1 + seed % 5
+    with suppress(PowerLostError):
+        for index in (3, 4):
+            storage.journal.seal()
+            storage.journal.sync()
+            storage.journal.append(b"\0more", index, 1)
+            storage.journal.sync()
+    disk.lose_power()
+    assert Storage(disk, create=False).journal.last_index >= (2 if seed % 5 < 4 else 3)
+
+
+def test_seal_that_is_broken_in_front_of_a_batch_is_damage() -> None:
     disk = SimulatedDisk(Random(1))
     storage = Storage(disk, create=True)
     storage.journal.append(b"\0one", 2, 1)
     storage.journal.sync()
     seal_at = len(disk.read("journal"))
     storage.journal.seal()
-    seal_end = len(disk.read("journal"))
+    storage.journal.sync()
     storage.journal.append(b"\0two", 3, 1)
     storage.journal.sync()
-    # The seal is written without a sync: a page boundary in it lets its end and the next batch
-    # reach the disk without its beginning.
     data = bytearray(disk.read("journal"))
-    data[seal_at : seal_end - 7] = bytes(seal_end - 7 - seal_at)
+    data[seal_at + 3] ^= 1
     disk.write("journal", bytes(data))
-    assert Storage(disk, create=False).journal.last_index == 3
+    with pytest.raises(StorageError, match=f"damaged at byte {seal_at}"):
+        Storage(disk, create=False)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_storage_trusts_no_seal_whose_own_sync_failed(seed: int) -> None:
+    disk = SimulatedDisk(Random(seed))
+    storage = Storage(disk, create=True)
+    storage.journal.append(b"\0one", 2, 1)
+    storage.journal.sync()
+    disk.broken = True
+    storage.journal.seal()
+    with pytest.raises(StorageError, match="Input/output"):
+        storage.journal.sync()
+    disk.repair()
+    storage = Storage(disk, create=False)
+    for index in (3, 4):
+        storage.journal.append(b"\0more", index, 1)
+        storage.journal.sync()
+    disk.lose_power()
+    assert Storage(disk, create=False).journal.last_index == 4
