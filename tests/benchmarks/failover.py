@@ -3,9 +3,10 @@
     python tests/benchmarks/failover.py [--servers 5] [--kills 100] [--idle 10] [--pools 3]
 
 The servers are real ones (`gpupool join --emulate 1`), on loopback, with TLS and their journals on
-the disk of ``--directory``. After ``--idle`` seconds without a request the leader is killed, and one
-client, connected all along, asks for a GPU at once. What counts is the time from the kill to the
-lease. The killed server then comes back, and the next round begins. ``--pools`` run side by side.
+the disk of ``--directory``. After ``--idle`` seconds without a request the leader is killed, and
+one client, connected all along, asks for a GPU at once. What counts is the time from the kill to
+the lease. The killed server then comes back, and the next round begins. ``--pools`` run side by
+side.
 """
 
 import argparse
@@ -60,7 +61,8 @@ class Servers:
         self.start(first)
         log = self.folder / f"{first}.log"
         with trio.fail_after(START_S):
-            while not re.search(r"join --token gpupool-\S+\n", log.read_text()):
+            printed = re.compile(r"join --token gpupool-\S+\n")
+            while not printed.search(log.read_text()):  # noqa: ASYNC110 - by another process
                 await trio.sleep(0.1)
         for name in others:
             argv = [sys.executable, "-m", "gpupool.cli.main", "token", "create", "--server"]
@@ -96,7 +98,7 @@ async def whole(pool: Pool, servers: Servers) -> str:
 
 
 async def one_pool(folder: Path, count: int, kills: int, idle_s: float, out: list[float]) -> None:
-    folder.mkdir()
+    folder.mkdir()  # noqa: ASYNC240 - takes no time
     servers = Servers(folder, count)
     try:
         await servers.create()
@@ -128,8 +130,8 @@ async def run(folder: Path, options: argparse.Namespace) -> None:
     times.sort()
     p99 = times[min(len(times) - 1, int(0.99 * len(times)))]
     print(
-        f"{options.servers} servers, kill -9 of the leader after {options.idle:g} s idle, until the "
-        f"next lease: median {statistics.median(times):.3f} s  p99 {p99:.3f} s  "
+        f"{options.servers} servers, kill -9 of the leader after {options.idle:g} s idle, "
+        f"until the next lease: median {statistics.median(times):.3f} s  p99 {p99:.3f} s  "
         f"max {times[-1]:.3f} s  of {len(times)}, {options.pools} pools side by side",
         flush=True,
     )
