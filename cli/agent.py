@@ -19,6 +19,7 @@ from typing import cast
 import trio
 
 from gpupool.cli.places import runtime_dir
+from gpupool.cli.relay import offer_relay
 from gpupool.pool.errors import GpupoolError
 
 LINE_LENGTH_MAX = 64 * 1024
@@ -120,6 +121,7 @@ class Agent:
     """Answers the program's processes from one lease."""
 
     def __init__(self, folder: Path, *, lease: str, open_session: OpenSession) -> None:
+        self._folder = folder
         self.path = folder / f"agent-{secrets.token_hex(4)}.sock"
         self._lease = lease
         self._open_session = open_session
@@ -214,5 +216,16 @@ class Agent:
                 "the server opened no session", why=f"no answer for {math.ceil(OPEN_TIMEOUT_S)} s"
             )
             return failure_line(late)
+        if request.door == "cuda":
+            try:
+                sessions = [self._with_relay(session) for session in sessions]
+            except OSError as error:
+                return failure_line(GpupoolError("no relay can be made", why=str(error)))
         self.opened += 1
         return success_line(self._lease, sessions, self.notices)
+
+    def _with_relay(self, session: dict[str, object]) -> dict[str, object]:
+        """Offer to encrypt for a library that may not be able to."""
+        if session.get("encryption") == "off":
+            return session
+        return offer_relay(session, self._folder, self.log)

@@ -1,7 +1,7 @@
 """Which door a program takes: whether it is Python, whose Python, and whether CuPy is real there.
 
-The array door is a drop-in ``cupy``; the CUDA door is a ``libcuda.so.1`` that comes first on the
-loader's path, for programs that are not Python or when it is asked for.
+The array door is a drop-in ``cupy``, for Python programs without the real one. The CUDA door is a
+``libcuda.so.1`` that comes first on the loader's path, for everything else. A shell gets both.
 
 The program's environment need not be ours: gpupool may live in a pipx of its own. So its own
 interpreter is asked, while the pool is being asked for GPUs, and nothing of ours is imported there.
@@ -32,8 +32,15 @@ PROBE = (
     "n = u.find_spec('numpy')\n"
     "print('cupy:' + (str(s.origin) if s else ''))\n"
     "print('numpy:' + (str(n.origin) if n else ''))\n"
+    "print('cuda:' + ' '.join(x for x in sys.argv[1].split(',') if u.find_spec(x)))\n"
     "print('python:%d.%d' % sys.version_info[:2])\n"
 )
+
+CUDA_PACKAGES = ("torch", "jax", "tensorflow", "triton", "numba_cuda", "numba", "pycuda")
+"""Packages that reach a GPU through the CUDA driver, and not through ``cupy``."""
+
+IMPORTS_CUPY = re.compile(r"^[ \t]*(?:import|from)[ \t]+cupyx?\b", re.MULTILINE)
+SCRIPT_LENGTH_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class Environment:
     interpreter: str
     cupy: str  # where the real CuPy lies; empty when there is none
     numpy: str
+    cuda: tuple[str, ...]  # those of CUDA_PACKAGES that it has
     version: tuple[int, int]
 
 
@@ -50,7 +58,7 @@ class Environment:
 class DoorChoice:
     """How the program will reach its GPUs, and why."""
 
-    door: str  # "arrays", "cuda", or "" for none
+    door: str  # "arrays", "cuda", "both", or "" for none
     why: str
     warning: str = ""
 
@@ -116,7 +124,7 @@ def ask_interpreter(interpreter: str, environment: Mapping[str, str]) -> Environ
     env["PYTHONPATH"] = without_dropin(env.get("PYTHONPATH", ""), dropin_dir())
     try:
         done = subprocess.run(
-            [interpreter, "-c", PROBE],
+            [interpreter, "-c", PROBE, ",".join(CUDA_PACKAGES)],
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -139,7 +147,8 @@ def parse_answer(interpreter: str, text: str) -> Environment | None:
     if match is None:
         return None
     version = (int(match[1]), int(match[2]))
-    return Environment(interpreter, found.get("cupy", ""), found.get("numpy", ""), version)
+    cuda = tuple(found.get("cuda", "").split())
+    return Environment(interpreter, found.get("cupy", ""), found.get("numpy", ""), cuda, version)
 
 
 def choose_door(
@@ -159,8 +168,9 @@ def choose_door(
     Raises:
         UsageError: when the CUDA door is wanted and its library is not there.
     """
+    built = cuda_library().exists()
     if wanted == "cuda":
-        if not cuda_library().exists():
+        if not built:
             raise UsageError(
                 "the CUDA door is not built",
                 why=f"{cuda_library()} does not exist",
@@ -168,32 +178,69 @@ def choose_door(
                 "python -m gpupool.remoting.driver.build",
             )
         return DoorChoice("cuda", "asked for")
-    if wanted == "auto" and is_binary(program) and cuda_library().exists():
-        return DoorChoice("cuda", f"{os.path.basename(program)} is a binary, and not Python")
+    name = os.path.basename(program)
+    if wanted == "auto" and built and is_binary(program):
+        return DoorChoice("cuda", f"{name} is a binary, and not Python")
     if not dropin_dir().is_dir():
         return DoorChoice("", "this installation has no drop-in package")
     path = environment.get("PATH")
     interpreter = interpreter_of(program, path)
     own = bool(interpreter)
+    if wanted == "arrays":
+        return DoorChoice("arrays", "asked for", ignored_path(arguments) if own else "")
     if not own:
         # A shell or another launcher: the Python that it would find is the best guess.
         interpreter = shutil.which("python3", path=path) or shutil.which("python", path=path) or ""
-    if wanted == "arrays":
-        return DoorChoice("arrays", "asked for", ignored_path(arguments) if own else "")
     if not interpreter:
-        return DoorChoice("arrays", "no Python was found to ask; its programs get the drop-in")
+        door = "both" if built else "arrays"
+        return DoorChoice(door, "no Python was found to ask; its programs get the drop-in")
     answer = ask_interpreter(interpreter, environment)
+    choice = _choose_for_python(answer, interpreter, arguments, own=own, built=built)
+    if own or not built or choice.door == "cuda":
+        return choice
+    return DoorChoice("both" if choice.door else "cuda", f"{name} may start anything; {choice.why}")
+
+
+def _choose_for_python(
+    answer: Environment | None,
+    interpreter: str,
+    arguments: Sequence[str],
+    *,
+    own: bool,
+    built: bool,
+) -> DoorChoice:
+    """Return the door for programs of a Python; ``own``: it is the program itself."""
     whose = "the program's Python" if own else f"{interpreter}, the first on the PATH,"
     if answer is None:
         return DoorChoice("", f"{interpreter} does not answer like a Python")
     if answer.cupy:
+        if built:
+            return DoorChoice("cuda", f"{whose} has CuPy itself; --door arrays overrides")
         return DoorChoice("", f"{whose} has CuPy itself ({answer.cupy}); --door arrays overrides")
+    if own and built and answer.cuda and not imports_cupy(arguments):
+        return DoorChoice("cuda", f"{whose} has {answer.cuda[0]}; --door arrays overrides")
     if answer.version < (3, 11):
         why = f"{whose} is {answer.version[0]}.{answer.version[1]}, the drop-in needs 3.11"
         return DoorChoice("", why, why)
     warning = "" if answer.numpy or not own else f"{interpreter} has no NumPy, which cupy needs"
     warning = warning or (ignored_path(arguments) if own else "")
     return DoorChoice("arrays", f"{whose} has no CuPy", warning)
+
+
+def imports_cupy(arguments: Sequence[str]) -> bool:
+    """Say whether a Python program's own text imports cupy; blocks while it is read."""
+    for at, argument in enumerate(arguments[1:], 1):
+        if argument == "-c":
+            return IMPORTS_CUPY.search("\n".join(arguments[at + 1 : at + 2])) is not None
+        if argument in ("-m", "-"):
+            return False
+        if not argument.startswith("-") or at == len(arguments) - 1:
+            try:
+                with open(argument, encoding="utf-8", errors="replace") as file:
+                    return IMPORTS_CUPY.search(file.read(SCRIPT_LENGTH_MAX)) is not None
+            except OSError:
+                return False
+    return False
 
 
 def ignored_path(arguments: Sequence[str]) -> str:
@@ -223,7 +270,7 @@ def program_environment(
     env.update(extra)
     dropin = dropin_dir()
     rest = without_dropin(env.get("PYTHONPATH", ""), dropin)
-    if door == "arrays":
+    if door in ("arrays", "both"):
         env["PYTHONPATH"] = os.pathsep.join(part for part in (str(dropin), rest) if part)
     elif rest:
         env["PYTHONPATH"] = rest
@@ -231,7 +278,7 @@ def program_environment(
         env.pop("PYTHONPATH", None)
     library = str(cuda_library().parent)
     paths = [p for p in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p and p != library]
-    if door == "cuda":
+    if door in ("cuda", "both"):
         paths.insert(0, library)
         # JAX looks for /dev/nvidia0 before it tries CUDA; naming the platforms skips that.
         env.setdefault("JAX_PLATFORMS", "cuda,cpu")

@@ -10,7 +10,6 @@ import pytest
 from gpupool.cli import program
 from gpupool.cli.program import (
     choose_door,
-    cuda_library,
     dropin_dir,
     ignored_path,
     interpreter_of,
@@ -48,6 +47,12 @@ def test_what_is_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "nonsense", "cupy:/x\npython:three", "python:3"])
 def test_an_answer_that_is_none(text: str) -> None:
     assert parse_answer("python", text) is None
+
+
+@pytest.fixture(autouse=True)
+def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that the CUDA door's library is not there, unless a test asks for ``built``."""
+    monkeypatch.setattr(program, "cuda_library", lambda: tmp_path / "no library")
 
 
 def test_our_own_python_gets_the_drop_in() -> None:
@@ -129,15 +134,54 @@ def test_only_binaries_that_are_no_python_get_the_cuda_door_by_themselves(
     choice = choose_door("auto", str(binary), ["nbody"], dict(os.environ))
     assert choice.door == "cuda"
     assert "nbody is a binary" in choice.why
-    for other in (sys.executable, "/bin/sh", script(tmp_path / "train", "#!/bin/sh")):
-        assert choose_door("auto", other, [other], dict(os.environ)).door != "cuda"
+    assert choose_door("auto", sys.executable, [sys.executable], dict(os.environ)).door == "arrays"
+    for other in ("/bin/sh", script(tmp_path / "train", "#!/bin/sh")):
+        # Whatever it starts finds its door.
+        assert choose_door("auto", other, [other], dict(os.environ)).door == "both"
     assert choose_door("arrays", str(binary), ["nbody"], dict(os.environ)).door == "arrays"
     built.unlink()
     assert choose_door("auto", str(binary), ["nbody"], dict(os.environ)).door == "arrays"
 
 
-def test_environment_of_the_cuda_door() -> None:
-    library = str(cuda_library().parent)
+def test_a_python_with_a_cuda_package_gets_the_cuda_door_unless_it_imports_cupy(
+    built: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    env = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    train, solve = tmp_path / "train.py", tmp_path / "solve.py"
+    train.write_text("import torch\n# import cupy\n")
+    solve.write_text("import numpy as np\nif np:\n    import cupy as cp\n")
+    python = sys.executable
+
+    def choose(*arguments: str) -> str:
+        return choose_door("auto", python, [python, *arguments], env).door
+
+    assert choose("-u", str(train), "--epochs", "3") == "cuda"
+    assert choose(str(solve)) == "arrays"
+    assert choose("-c", "import torch") == "cuda"
+    assert choose("-c", "from cupy import ones") == "arrays"
+    assert choose("-m", "train") == choose() == choose("missing.py") == "cuda"
+    assert "has torch" in choose_door("auto", python, [python, str(train)], env).why
+    built.unlink()
+    assert choose(str(train)) == "arrays"
+
+
+def test_a_python_with_cupy_gets_the_cuda_door(built: Path, tmp_path: Path) -> None:
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text("")
+    env = dict(os.environ) | {"PYTHONPATH": str(tmp_path)}
+    assert choose_door("auto", sys.executable, [sys.executable], env).door == "cuda"
+
+
+def test_environment_of_both_doors(built: Path) -> None:
+    env = program_environment({}, door="both", agent="/run/x", lease="7f3a", servers=["a"])
+    assert env["LD_LIBRARY_PATH"] == str(built.parent)
+    assert env["PYTHONPATH"] == str(dropin_dir())
+
+
+def test_environment_of_the_cuda_door(built: Path) -> None:
+    library = str(built.parent)
     base = {"LD_LIBRARY_PATH": f"/a{os.pathsep}{library}", "PYTHONPATH": str(dropin_dir())}
     env = program_environment(base, door="cuda", agent="/run/x", lease="7f3a", servers=["a"])
     assert env["LD_LIBRARY_PATH"] == os.pathsep.join((library, "/a"))

@@ -261,11 +261,6 @@ int gp_connect(void) {
     copy_string(field(session, "encryption"), encryption, sizeof encryption);
     if (copy_string(field(session, "unix"), path, sizeof path)) gp_socket = connect_unix(path);
     if (gp_socket < 0) {
-        if (strcmp(encryption, "off") != 0) {
-            // Said in so many words, because nothing else in the program would explain it.
-            gp_say("the CUDA door cannot encrypt yet, and this pool asks for it");
-            return GP_NO_DEVICE;
-        }
         const char *address = field(session, "address");
         if (address == NULL || *address != '[') return GP_NO_DEVICE;
         address = skip_blank(address + 1);
@@ -273,7 +268,12 @@ int gp_connect(void) {
         address = skip_blank(skip_value(address));
         char port[8];
         snprintf(port, sizeof port, "%d", *address == ',' ? atoi(address + 1) : 0);
-        gp_socket = connect_tcp(host, port);
+        if (strcmp(encryption, "off") == 0) {
+            gp_socket = connect_tcp(host, port);
+        } else if (copy_string(field(session, "relay"), path, sizeof path)) {
+            // gpupool run encrypts from there on.
+            gp_socket = connect_unix(path);
+        }
     }
     if (gp_socket < 0) {
         gp_say("cannot connect to the server%s%s", *host ? " at " : "", host);

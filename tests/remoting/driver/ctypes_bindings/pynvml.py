@@ -1,0 +1,71 @@
+"""NVML as a server asks it, for the fake driver's one H200; see fake_cuda/device.c."""
+
+from types import SimpleNamespace
+
+nvmlMemory_v2 = 0x2000028
+NVML_TEMPERATURE_GPU = 0
+NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+NVML_VOLATILE_ECC = 0
+NVML_DEVICE_MIG_ENABLE = 1
+NVML_COMPUTEMODE_DEFAULT = 0
+NVML_ERROR_GPU_IS_LOST = 15
+NVML_ERROR_NOT_SUPPORTED = 3
+MEMORY = 150754820096
+
+
+class NVMLError(Exception):
+    """What this GPU does not say."""
+
+    value = NVML_ERROR_NOT_SUPPORTED
+
+
+def nvmlInit() -> None:
+    """Do nothing."""
+
+
+def nvmlSystemGetCudaDriverVersion_v2() -> int:
+    return 13000
+
+
+def nvmlSystemGetDriverVersion() -> str:
+    return "580.00"
+
+
+def nvmlDeviceGetCount() -> int:
+    return 1
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> int:
+    return index
+
+
+def nvmlDeviceGetMemoryInfo(_handle: int, version: int) -> SimpleNamespace:
+    assert version == nvmlMemory_v2
+    return SimpleNamespace(total=MEMORY, reserved=0, used=0, free=MEMORY)
+
+
+def nvmlDeviceGetCudaComputeCapability(_handle: int) -> tuple[int, int]:
+    return 9, 0
+
+
+def nvmlDeviceGetUUID(handle: int) -> str:
+    return f"GPU-fa4e0000-0000-4000-8000-{handle:012x}"
+
+
+def nvmlDeviceGetName(_handle: int) -> str:
+    return "NVIDIA H200"
+
+
+def nvmlDeviceGetPciInfo(_handle: int) -> SimpleNamespace:
+    return SimpleNamespace(busId="00000000:1B:00.0")
+
+
+def _unsupported(*_: object) -> None:
+    raise NVMLError
+
+
+nvmlDeviceGetPowerUsage = nvmlDeviceGetTotalEnergyConsumption = _unsupported
+nvmlDeviceGetUtilizationRates = nvmlDeviceGetComputeMode = _unsupported
+nvmlDeviceGetRemappedRows = nvmlDeviceGetTemperature = nvmlDeviceGetTotalEccErrors = _unsupported
+nvmlDeviceGetMigMode = nvmlEventSetCreate = _unsupported
+nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses = _unsupported
