@@ -119,6 +119,7 @@ class _Run:
 
     async def _with_pool(self, pool: Pool) -> Ending:
         hold = await self._allocate(pool)
+        hold.on_notice = lambda text: say(f"gpupool: lease {hold.name}: {text}")
         try:
             await self._door_chosen.wait()
             await self._announce(pool, hold)

@@ -179,6 +179,33 @@ class RevokeToken:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePart:
+    """Keep one part of a document until the command that uses the whole."""
+
+    upload: bytes  # 16 random bytes
+    part: int  # from 0
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyPolicy:
+    """Put a staged policy in force, in the place of version ``base``."""
+
+    upload: bytes
+    part_count: int
+    digest: bytes  # SHA-256 of all parts together
+    base: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveNotice:
+    """A window has opened or closed, and its rules end this lease after a period of grace."""
+
+    lease: LeaseId
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Advance table time, so that what lapses with time lapses."""
 
@@ -198,6 +225,9 @@ Command = (
     | Wait
     | CreateToken
     | RevokeToken
+    | StagePart
+    | ApplyPolicy
+    | GiveNotice
     | Tick
 )
 
@@ -216,6 +246,9 @@ KINDS: dict[str, type[Command]] = {
     "wait": Wait,
     "create-token": CreateToken,
     "revoke-token": RevokeToken,
+    "stage-part": StagePart,
+    "apply-policy": ApplyPolicy,
+    "give-notice": GiveNotice,
     "tick": Tick,
 }
 NAMES = {kind: name for name, kind in KINDS.items()}

@@ -80,8 +80,11 @@ def wanted_size(gpu: Gpu, request: Request) -> int:
     return size
 
 
-def make_offer(state: PoolState, server: Server, request: Request) -> Offer | NoOffer:
-    """Return what ``server`` answers to ``request``, from the table alone."""
+def make_offer(
+    state: PoolState, server: Server, request: Request, user: str = ""
+) -> Offer | NoOffer:
+    """Return what ``server`` answers to a ``request`` of ``user``, from the table alone."""
+    del user
     named = names_server(request.servers, server)
     fitting_count = _fitting_count(server, request) if named else 0
     # All other servers are looked at only when this one could not serve the request alone.

@@ -17,6 +17,7 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
+from gpupool.pool.policy import Policy, PolicyVersion, Usage
 
 VOTER_COUNT_MAX = 7
 """More voters make every commit slower and tolerate failures that never happen together."""
@@ -137,6 +138,12 @@ class Lease:
     program: str = ""
     end_reason: str = ""  # empty while it is held
     ended_at: Milliseconds = Milliseconds(0)
+    units: dict[ServerId, int] = field(default_factory=dict[ServerId, int])  # of policy.UNIT
+    idle_timeout_s: float = 0.0  # without a call for so long, it ends; 0: never
+    ends_at: Milliseconds = Milliseconds(0)  # by the policy, at the latest; 0: never
+    notice_at: Milliseconds = Milliseconds(0)  # when its client is told of that
+    ends_why: str = ""  # which rule says so
+    data_encryption: str = ""  # "tls" or "off" by the policy; empty: as the pool has it
 
     @property
     def held(self) -> bool:
@@ -212,6 +219,14 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """The parts so far of a document that is too large for one command."""
+
+    parts: dict[int, bytes]
+    renewed: Milliseconds
+
+
+@dataclass(frozen=True, slots=True)
 class PoolState:
     """The whole replicated table."""
 
@@ -228,6 +243,10 @@ class PoolState:
     tokens: dict[TokenId, Token] = field(default_factory=dict[TokenId, Token])
     removed: dict[ServerId, Milliseconds] = field(default_factory=dict[ServerId, Milliseconds])
     events: tuple[Event, ...] = ()
+    policy: Policy = field(default_factory=Policy)  # in force
+    policies: tuple[PolicyVersion, ...] = ()  # the latest last, the one in force included
+    usage: dict[str, Usage] = field(default_factory=dict[str, Usage])  # by user, of live leases
+    staged: dict[bytes, Staged] = field(default_factory=dict[bytes, Staged])
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpupool.pool import leases
+from gpupool.pool import leases, policy_log, staging
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.commands import (
+    ApplyPolicy,
     CancelRequest,
     Command,
     CreatePool,
@@ -27,6 +28,7 @@ from gpupool.pool.commands import (
     RevokeToken,
     ServerContact,
     ServerUp,
+    StagePart,
     Tick,
     Wait,
     unseal,
@@ -57,7 +59,7 @@ def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
     # Time never goes back along the log, whatever a proposer's clock said.
     now = Milliseconds(max(state.now, envelope.at))
     state = replace(state, index=index, now=now)
-    state = leases.lapse_waiting(state)
+    state = staging.lapse_staged(leases.lapse_waiting(state))
     if envelope.expires and now > envelope.expires:
         return state, refuse("expired", "the command arrived after its deadline")
     command = envelope.command
@@ -280,6 +282,16 @@ def revoke_token(state: PoolState, command: RevokeToken) -> Step:
     return leases.note(state, "token-revoked", token.user, text), Result(ok=True)
 
 
+def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
+    """Put a policy in force, for everything that is granted from now on."""
+    before = state.policy.version
+    state, result = policy_log.apply_policy(state, command)
+    if state.policy.version != before:
+        text = f"version {state.policy.version} applied by {command.by}"
+        state = leases.note(state, "policy-applied", state.name, text)
+    return state, result
+
+
 def tick(state: PoolState, command: Tick) -> Step:
     """Do nothing: ``apply`` itself has advanced the time."""
     return state, Result(ok=True)
@@ -300,6 +312,8 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     Wait: leases.wait,
     CreateToken: create_token,
     RevokeToken: revoke_token,
+    StagePart: staging.stage_part,
+    ApplyPolicy: apply_policy,
     Tick: tick,
 }
 

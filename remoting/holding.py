@@ -55,6 +55,9 @@ class LeaseHold:
         self.servers: tuple[ServerId, ...] = tuple(dict.fromkeys(p.server for p in partitions))
         self.lost = ""
         """Why the lease ended before it was released; empty while it is held."""
+        self.on_notice: Callable[[str], None] = lambda _text: None
+        """Called with what the user should read, such as that the lease ends in ten minutes."""
+        self._notices: set[str] = set()
         self._ticket = ticket
         self._connections = connections
         self._mine: dict[ServerId, ServerConnection] = {}
@@ -182,10 +185,15 @@ class LeaseHold:
             self._lose(f"lost server {connection.name}: {connection.reason}")
 
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:
-        """Take note of the end of the lease."""
+        """Take note of the end of the lease, and pass on what its user should read."""
         if isinstance(message, m.LeaseEnded) and message.lease == self.lease:
             self._ended = True
             self._lose(message.reason)
+        elif isinstance(message, m.LeaseNotice) and message.lease == self.lease:
+            known = message.text in self._notices  # every server of the lease says so
+            self._notices.add(message.text)
+            if not known:
+                self.on_notice(message.text)
 
 
 def session_answer(name: str, opened: m.SessionOpened) -> SessionAnswer:

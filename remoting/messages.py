@@ -12,8 +12,10 @@ CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
     Cancel, AwaitGpus, Attach, Release ...   Done
     OpenSession                              SessionOpened
     GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
+    GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
+    PutPolicy, CheckPolicy                   Done, PolicyVerdict
     JoinPool                                 Joined
-                                             TryNow, LeaseEnded, Members, Update   (pushes)
+                                             TryNow, LeaseEnded, LeaseNotice, Members, Update
 """
 
 from dataclasses import dataclass
@@ -159,6 +161,8 @@ class Claimed:
     lease: LeaseId | None = None
     kind: str = ""
     why: str = ""
+    idle_timeout_s: float = 0.0  # of the lease; 0: none
+    time_left_s: float = 0.0  # until the lease ends at the latest; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +301,60 @@ class DrainServer:
 
 
 @dataclass(frozen=True, slots=True)
+class GetPolicy:
+    """Ask for the text of the pool's policy; version 0 stands for the one in force."""
+
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyIs:
+    """One version of the policy; version 0 and an empty text when there never was one."""
+
+    version: int
+    by: str
+    at: Milliseconds
+    packed: bytes  # ``policy_log.unpack_text`` reads it
+
+
+@dataclass(frozen=True, slots=True)
+class GetPolicyHistory:
+    """Ask which versions of the policy are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyHistory:
+    """The versions that are kept, without their texts, the latest last."""
+
+    versions: tuple[PolicyIs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PutPolicy:
+    """Put a policy in force in the place of version ``base``; operators only."""
+
+    packed: bytes  # made by ``policy_log.pack_text``
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckPolicy:
+    """Ask what the policy, or a draft of one, says of a user's request."""
+
+    user: str
+    request: Request | None = None
+    packed: bytes = b""  # a draft; empty for the policy in force
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVerdict:
+    """``kind`` is that of a refusal, or empty. The lines explain it."""
+
+    kind: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndLease:
     """End a lease by order; one's own, or any for an operator."""
 
@@ -345,6 +403,14 @@ class LeaseEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseNotice:
+    """Something that the user of a lease attached to this connection should read now."""
+
+    lease: LeaseId
+    text: str  # such as "it ends in 10m: ..."
+
+
+@dataclass(frozen=True, slots=True)
 class Dismissed:
     """The server is about to close this connection, and why."""
 
@@ -384,6 +450,10 @@ Call = (
     | RemoveServer
     | DrainServer
     | EndLease
+    | GetPolicy
+    | GetPolicyHistory
+    | PutPolicy
+    | CheckPolicy
     | JoinPool
 )
 Answer = (
@@ -397,9 +467,12 @@ Answer = (
     | ViewNow
     | TelemetryNow
     | Tokens
+    | PolicyIs
+    | PolicyHistory
+    | PolicyVerdict
     | Joined
 )
-Push = TryNow | LeaseEnded | Members | Update | Dismissed
+Push = TryNow | LeaseEnded | LeaseNotice | Members | Update | Dismissed
 Message = Opening | Call | Answer | Push
 
 # The number of each message on the wire. Numbers are never reused.
@@ -422,6 +495,10 @@ CALLS: dict[int, type[Call]] = {
     52: DrainServer,
     53: EndLease,
     64: JoinPool,
+    80: GetPolicy,
+    81: GetPolicyHistory,
+    82: PutPolicy,
+    83: CheckPolicy,
 }
 ANSWERS: dict[int, type[Answer]] = {
     128: Welcome,
@@ -435,6 +512,9 @@ ANSWERS: dict[int, type[Answer]] = {
     136: TelemetryNow,
     137: Tokens,
     138: Joined,
+    160: PolicyIs,
+    161: PolicyHistory,
+    162: PolicyVerdict,
 }
 PUSHES: dict[int, type[Push]] = {
     192: TryNow,
@@ -442,6 +522,7 @@ PUSHES: dict[int, type[Push]] = {
     194: Members,
     195: Update,
     196: Dismissed,
+    200: LeaseNotice,
 }
 KINDS: dict[int, type[Message]] = {**OPENINGS, **CALLS, **ANSWERS, **PUSHES}
 NUMBERS: dict[type[Message], int] = {kind: number for number, kind in KINDS.items()}

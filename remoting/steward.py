@@ -453,17 +453,19 @@ class Steward:
         elif server.incarnation != self._incarnation:
             answer = NoOffer(server.id, server.name, "busy", "is starting")
         else:
-            answer = make_offer(state, self.waiters.without_kept(server, request.id, now), request)
+            shown = self.waiters.without_kept(server, request.id, now)
+            answer = make_offer(state, shown, request, client.user)
         if isinstance(answer, NoOffer):
             if answer.kind == "busy" and message.waits:
-                self.waiters.add(client.connection, request, now)
+                self.waiters.add(client.connection, request, now, client.user)
             self.answer(client, call, m.Offered(None, answer))
         else:
             self.answer(client, call, m.Offered(answer, None))
 
     def _await_gpus(self, client: Client, call: int, message: m.AwaitGpus) -> None:
         check_request(message.request)
-        self.waiters.add(client.connection, message.request, self.clock.monotonic())
+        now = self.clock.monotonic()
+        self.waiters.add(client.connection, message.request, now, client.user)
         command = commands.Wait(message.request, client.user, client.token, message.reason)
         self.propose_for(client, call, command, lambda _result: m.Done())
 

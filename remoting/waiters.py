@@ -30,6 +30,7 @@ EXAMINED_MAX = 64
 class _Waiter:
     connection: int
     request: Request
+    user: str
     since: float
     asked_at: float
     hinted_at: float = float("-inf")
@@ -49,13 +50,13 @@ class Waiters:
         """Return how many requests wait here."""
         return len(self._waiters)
 
-    def add(self, connection: int, request: Request, now: float) -> None:
+    def add(self, connection: int, request: Request, now: float, user: str = "") -> None:
         """Remember that ``request`` asked, and was told to wait."""
         waiter = self._waiters.get((connection, request.id))
         if waiter is not None:
             waiter.asked_at = now
         elif len(self._waiters) < WAITERS_MAX:
-            waiter = _Waiter(connection, request, now, now)
+            waiter = _Waiter(connection, request, user, now, now)
             self._waiters[(connection, request.id)] = waiter
             self._seen = None
 
@@ -96,7 +97,7 @@ class Waiters:
             if len(hints) >= EXAMINED_MAX or not any(g.memory_free for g in server.gpus.values()):
                 break
             if waiter.kept_until <= now:
-                waiter.kept = _room(state, server, waiter.request)
+                waiter.kept = _room(state, server, waiter.request, waiter.user)
                 if not waiter.kept:
                     continue
                 waiter.hinted_at, waiter.kept_until = now, now + KEEP_S
@@ -124,9 +125,9 @@ def _turn(state: PoolState, waiter: _Waiter, now: float) -> tuple[bool, bool, in
     return (not is_kept, ignored_hint, -priority, since, waiter.since)
 
 
-def _room(state: PoolState, server: Server, request: Request) -> dict[GpuId, int]:
+def _room(state: PoolState, server: Server, request: Request, user: str) -> dict[GpuId, int]:
     """Return the bytes per GPU that ``request`` would get of ``server`` now; nothing if none."""
-    offer = make_offer(state, server, request)
+    offer = make_offer(state, server, request, user)
     if not isinstance(offer, Offer):
         return {}
     choice = choose((offer,), request)
