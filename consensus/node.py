@@ -710,12 +710,16 @@ class RaftNode:
         )
 
     def _take_snapshot(self) -> None:
-        core, journal = self._core, self._storage.journal
+        core, journal, settings = self._core, self._storage.journal, self.settings
         index = core.applied_index
         term = journal.term_at(index)
         assert term is not None, "what is applied is in the log"
         voters = core.configurations.at(index).voters
-        self._storage.take(Snapshot(index, term, voters, self._machine.snapshot()))
+        self._storage.take(
+            Snapshot(index, term, voters, self._machine.snapshot()),
+            drop_entries_min=settings.snapshots_per_rewrite * settings.snapshot_entries,
+            drop_bytes_min=settings.snapshots_per_rewrite * settings.snapshot_log_bytes,
+        )
         self._snapshot_index = index
         self._snapshot_log_mark = journal.bytes_since_rewrite
 

@@ -88,6 +88,10 @@ class ConsensusSettings:
     snapshot_log_bytes: int = 16 * 1024 * 1024
     """The same in bytes of log, for large commands."""
 
+    snapshots_per_rewrite: int = 4
+    """The journal drops the entries of so many snapshots at once: writing it anew takes 10 ms and
+    more, in which nothing is committed, however few of them it drops."""
+
     chunk_retry_s: float = 0.5
     """A snapshot piece without an answer for so long is sent again."""
 

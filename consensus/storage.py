@@ -62,13 +62,23 @@ class Storage:
         self.snapshots.save(snapshot)
         self._reconcile()
 
-    def take(self, snapshot: Snapshot) -> None:
-        """Save this server's own snapshot, and drop the entries that no snapshot needs."""
+    def take(
+        self, snapshot: Snapshot, *, drop_entries_min: int = 1, drop_bytes_min: int = 0
+    ) -> None:
+        """Save this server's own snapshot, and drop the entries that no snapshot needs.
+
+        Writing the journal anew copies all that it keeps, while every commit waits. It is done
+        once it drops so many entries, or once the file has grown by so many bytes.
+        """
         assert self.journal.term_at(snapshot.index) == snapshot.term, "only what is in the log"
         self.snapshots.save(snapshot)
         base = self.snapshots.oldest_index
         term = self.journal.term_at(base)
-        if base > self.journal.base_index and term is not None:
+        dropped = base - self.journal.base_index
+        worth_it = (
+            dropped >= drop_entries_min or self.journal.bytes_since_rewrite >= drop_bytes_min
+        )
+        if dropped > 0 and term is not None and worth_it:
             self.journal.rewrite(base, term, keep=True)
 
     def close(self) -> None:
