@@ -1,317 +1,36 @@
-"""Durable commits: latency, throughput and failover over mutual TLS, beside bare pysyncobj.
+"""Durable commits and grants, rejoin and failover over mutual TLS, beside bare pysyncobj.
 
-    python tests/benchmarks/consensus.py [--voters 1,3,5] [--seconds 3] [--failovers 10]
+    python tests/benchmarks/consensus.py [--voters 3,5,7] [--seconds 3] [--failovers 10]
 
 Every server is a process of its own, with a journal on the disk of ``--directory``, connected over
-loopback by TLS 1.3 with certificates made for the occasion. The client runs in the leader's
-process. Bare pysyncobj runs with its defaults (no journal, no encryption) in the same way.
+loopback by TLS 1.3 with certificates made for the occasion. The client runs in the process of the
+server that it asks. Bare pysyncobj runs with its defaults (no journal, no encryption) in the same
+way. ``failover.py`` measures whole servers instead, after idle seconds.
 """
 
 import argparse
 import datetime
 import ipaddress
 import json
-import os
 import random
 import signal
 import socket
-import ssl
 import statistics
-import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import trio
-
-from gpupool.consensus.bridge import RaftLedger
-from gpupool.consensus.storage import bootstrap, open_storage
-from gpupool.pool.ids import Plain, ServerId
-from gpupool.pool.ports import Committed, Role
-
-LENGTH = struct.Struct("<I")
-COMMAND_BYTES = 64
-
-
-class Counter:
-    """The cheapest state machine there is, so that consensus is what is measured."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def apply(self, index: int, command: Plain) -> Plain:
-        self.count += 1
-        return self.count
-
-    def snapshot(self) -> Plain:
-        return self.count
-
-    def restore(self, snapshot: Plain) -> None:
-        assert isinstance(snapshot, int)
-        self.count = snapshot
-
-
-class SystemTime:
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-
-class TlsLinks:
-    """One mutual TLS connection per pair, dialled by the server with the greater name."""
-
-    def __init__(self, name: str, ports: dict[str, int], directory: Path) -> None:
-        self.name, self.ports = name, ports
-        self.outgoing: dict[str, list[bytes]] = {}
-        self.wake: dict[str, trio.Event] = {}
-        self.ledger: RaftLedger | None = None
-        ca = str(directory / "ca.pem")
-        self.server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
-        self.server_context.verify_mode = ssl.CERT_REQUIRED
-        self.client_context = ssl.create_default_context(cafile=ca)
-        for context in (self.server_context, self.client_context):
-            context.minimum_version = ssl.TLSVersion.TLSv1_3
-            context.load_cert_chain(directory / f"{name}.pem")
-
-    def send(self, peer: ServerId, frame: bytes) -> bool:
-        queue = self.outgoing.get(peer)
-        if queue is None:
-            return False
-        queue += (LENGTH.pack(len(frame)), frame)
-        self.wake[peer].set()
-        return True
-
-    def set_peers(self, peers: Sequence[ServerId]) -> None:
-        """All servers stay connected here."""
-
-    async def run(self, listener: socket.socket) -> None:
-        async with trio.open_nursery() as nursery:
-            stream = trio.SocketListener(trio.socket.from_stdlib_socket(listener))
-            nursery.start_soon(trio.serve_listeners, self._accept, [stream])
-            for peer in self.ports:
-                if peer < self.name:
-                    nursery.start_soon(self._dial, peer)
-
-    async def _accept(self, plain: trio.SocketStream) -> None:
-        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = trio.SSLStream(plain, self.server_context, server_side=True)
-        try:
-            await stream.do_handshake()
-            await self._carry(stream)
-        except (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
-            await trio.aclose_forcefully(stream)
-
-    async def _dial(self, peer: str) -> None:
-        while True:
-            try:
-                plain = await trio.open_tcp_stream("127.0.0.1", self.ports[peer])
-                plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                stream = trio.SSLStream(plain, self.client_context, server_hostname=peer)
-                await stream.do_handshake()
-                await self._carry(stream)
-            except (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
-                pass
-            await trio.sleep(0.05)
-
-    async def _carry(self, stream: Any) -> None:
-        names = [value for kind, value in stream.getpeercert()["subjectAltName"] if kind == "DNS"]
-        peer = ServerId(names[0])
-        assert self.ledger is not None
-        self.outgoing[peer] = []
-        self.wake[peer] = trio.Event()
-        self.ledger.connected(peer)
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write, peer, stream)
-                await self._read(peer, stream)
-                nursery.cancel_scope.cancel()
-        except* (OSError, ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass
-        finally:
-            del self.outgoing[peer], self.wake[peer]
-            self.ledger.disconnected(peer)
-
-    async def _write(self, peer: ServerId, stream: Any) -> None:
-        while True:
-            await self.wake[peer].wait()
-            self.wake[peer] = trio.Event()
-            queue = self.outgoing[peer]
-            data = b"".join(queue)
-            queue.clear()
-            await stream.send_all(data)
-
-    async def _read(self, peer: ServerId, stream: Any) -> None:
-        assert self.ledger is not None
-        buffer = bytearray()
-        while data := await stream.receive_some(262_144):
-            buffer += data
-            position = 0
-            while len(buffer) - position >= LENGTH.size:
-                (length,) = LENGTH.unpack_from(buffer, position)
-                end = position + LENGTH.size + length
-                if len(buffer) < end:
-                    break
-                self.ledger.received(peer, bytes(buffer[position + LENGTH.size : end]))
-                position = end
-            del buffer[:position]
-
-
-# --- one server process ----------------------------------------------------------------------
-
-
-async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
-    """Run one server that obeys JSON lines on its standard input."""
-    new = not (directory / name).exists()
-    storage = open_storage(directory / name, create=new)
-    if new and name == min(ports):
-        bootstrap(storage, ServerId(name))
-    links = TlsLinks(name, ports, directory)
-    machine = Counter()
-    ledger = RaftLedger(
-        ServerId(name),
-        storage=storage,
-        machine=machine,
-        clock=SystemTime(),
-        randomness=random.Random(),
-        links=links,
-    )
-    links.ledger = ledger
-    ledger.set_servers([ServerId(server) for server in ports])
-    ledger.reconcile_voters([ServerId(server) for server in ports])
-    listener = socket.create_server(("127.0.0.1", ports[name]))
-    async with trio.open_nursery() as nursery:
-        await nursery.start(ledger.run)
-        nursery.start_soon(links.run, listener)
-        await obey(ledger, machine)
-        nursery.cancel_scope.cancel()
-
-
-async def obey(ledger: RaftLedger, machine: Counter) -> None:
-    stdin = trio.lowlevel.FdStream(os.dup(0))
-    buffer = b""
-    async for data in stdin:
-        buffer += data
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            answer = await execute(ledger, machine, json.loads(line))
-            print(json.dumps(answer), flush=True)
-
-
-async def execute(ledger: RaftLedger, machine: Counter, request: dict[str, Any]) -> object:
-    match request["do"]:
-        case "health":
-            health = ledger.health()
-            cpu = time.process_time()
-            return [health.role is Role.LEADER, list(health.voters), health.leader, cpu]
-        case "load":
-            return await load(ledger, request["in_flight"], request["seconds"])
-        case "count":
-            return machine.count if await ledger.barrier(timeout_s=10) else None
-        case "first_write":
-            outcome = None
-            while not isinstance(outcome, Committed):
-                outcome = await ledger.propose(["failover"], timeout_s=5, idempotent=True)
-            return time.monotonic()
-        case other:
-            raise ValueError(other)
-
-
-async def load(ledger: RaftLedger, in_flight: int, seconds: float) -> list[float]:
-    latencies: list[float] = []
-    payload = os.urandom(COMMAND_BYTES)
-    end = time.monotonic() + seconds
-
-    async def client() -> None:
-        while (began := time.monotonic()) < end:
-            outcome = await ledger.propose(payload, timeout_s=5, idempotent=True)
-            assert isinstance(outcome, Committed), outcome
-            latencies.append(time.monotonic() - began)
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(in_flight):
-            nursery.start_soon(client)
-    return summary(latencies, seconds)
-
-
-def summary(latencies: list[float], seconds: float) -> list[float]:
-    """Return commits per second, and median and 99th percentile in milliseconds."""
-    cuts = statistics.quantiles(latencies, n=100)
-    return [len(latencies) / seconds, 1000 * cuts[49], 1000 * cuts[98]]
-
-
-# --- bare pysyncobj --------------------------------------------------------------------------
-
-
-def serve_bare(name: str, ports: dict[str, int]) -> None:
-    """Run one pysyncobj node with its defaults; the client runs in the leader's process."""
-    import pysyncobj
-
-    library: Any = pysyncobj
-
-    class Bare(library.SyncObj):  # pyright: ignore[reportUntypedBaseClass]
-        count = 0
-
-        @library.replicated
-        def put(self, _payload: bytes) -> int:
-            self.count += 1
-            return self.count
-
-    addresses = {server: f"127.0.0.1:{port}" for server, port in ports.items()}
-    me = addresses.pop(name)
-    bare: Any = Bare(me, list(addresses.values()))
-    for line in sys.stdin:
-        request = json.loads(line)
-        if request["do"] == "health":
-            answer: object = [
-                bare.selfNode == bare.getStatus()["leader"],
-                list(ports),
-                None,
-                time.process_time(),
-            ]
-        else:
-            answer = load_bare(bare, request["in_flight"], request["seconds"])
-        print(json.dumps(answer), flush=True)
-    os._exit(0)
-
-
-def load_bare(bare: Any, in_flight: int, seconds: float) -> list[float]:
-    latencies: list[float] = []
-    payload = os.urandom(COMMAND_BYTES)
-    end = time.monotonic() + seconds
-    running = threading.Semaphore(0)
-
-    def client() -> None:
-        began = time.monotonic()
-        if began >= end:
-            running.release()
-            return
-
-        def done(_result: object, _error: int) -> None:
-            latencies.append(time.monotonic() - began)
-            client()
-
-        bare.put(payload, callback=done)
-
-    for _ in range(in_flight):
-        client()
-    for _ in range(in_flight):
-        running.acquire(timeout=seconds + 30)
-    return summary(latencies, seconds)
-
-
-# --- the conductor ---------------------------------------------------------------------------
+SERVER = Path(__file__).with_name("consensus_server.py")
+REJOIN_S_MAX = 60.0
 
 
 class Process:
     def __init__(self, mode: str, name: str, ports: dict[str, int], directory: Path) -> None:
-        arguments = [sys.executable, __file__, mode, name, json.dumps(ports), str(directory)]
+        arguments = [sys.executable, str(SERVER), mode, name, json.dumps(ports), str(directory)]
         self.process = subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -331,13 +50,15 @@ class Process:
 
 
 class Cluster:
-    def __init__(self, mode: str, voters: int, directory: Path) -> None:
+    def __init__(self, mode: str, voters: int, directory: Path, *, table: bool = False) -> None:
         self.names = [f"server-{number}" for number in range(voters)]
         with_sockets = [socket.create_server(("127.0.0.1", 0)) for _ in self.names]
         ports = {n: s.getsockname()[1] for n, s in zip(self.names, with_sockets, strict=True)}
         for held in with_sockets:
             held.close()
         make_certificates(self.names, directory)
+        if table:
+            (directory / "table").touch()
         self.mode, self.ports, self.directory = mode, ports, directory
         self.processes = {name: self.start(name) for name in self.names}
 
@@ -353,6 +74,11 @@ class Cluster:
                     return name
             time.sleep(0.1)
         raise TimeoutError("no leader of all voters within 30 s")
+
+    def follower(self) -> str:
+        """Return a server that does not lead."""
+        leader = self.leader()
+        return next(name for name in self.names if name != leader)
 
     def cpu_seconds(self) -> float:
         return sum(process.do(do="health")[3] for process in self.processes.values())
@@ -405,20 +131,23 @@ def make_certificates(names: Sequence[str], directory: Path) -> None:
 
 
 def measure(mode: str, voters: int, seconds: float, directory: Path) -> None:
+    """Measure commits of 64 bytes, through the leader and through a follower."""
     cluster = Cluster(mode, voters, directory)
     try:
         leader = cluster.leader()
         time.sleep(0.5)
-        for in_flight in (1, 64):
-            before = cluster.cpu_seconds()
-            rate, median, p99 = cluster.processes[leader].do(
-                do="load", in_flight=in_flight, seconds=seconds
-            )
-            # On a busy machine this says more than the rate does.
-            cpu_us = 1e6 * (cluster.cpu_seconds() - before) / (rate * seconds)
-            row = f"{mode:8} {voters} voters {in_flight:3} in flight"
-            latency = f"p50 {median:7.2f} ms  p99 {p99:7.2f} ms"
-            print(f"{row} {rate:9.0f}/s  {latency}  {cpu_us:6.0f} us of CPU in all", flush=True)
+        through = {"leader": leader} | ({"follower": cluster.follower()} if voters > 1 else {})
+        for place, name in through.items():
+            for in_flight in (1, 64):
+                before = cluster.cpu_seconds()
+                rate, median, p99 = cluster.processes[name].do(
+                    do="load", in_flight=in_flight, seconds=seconds
+                )
+                # On a busy machine this says more than the rate does.
+                cpu_us = 1e6 * (cluster.cpu_seconds() - before) / (rate * seconds)
+                row = f"{mode:5} {voters} voters {place:8} {in_flight:3} in flight"
+                latency = f"p50 {median:7.2f} ms  p99 {p99:7.2f} ms"
+                print(f"{row} {rate:9.0f}/s  {latency}  {cpu_us:6.0f} us of CPU in all", flush=True)
         if mode == "ours":
             measure_rest(cluster)
     finally:
@@ -435,16 +164,59 @@ def measure_rest(cluster: Cluster) -> None:
         for name, process in cluster.processes.items()
     ]
     text = ", ".join(f"{100 * share:.1f} %" for share in shares)
-    print(f"ours     {len(shares)} voters at rest: {text} of a core", flush=True)
+    print(f"ours  {len(shares)} voters at rest: {text} of a core", flush=True)
 
 
-def measure_failover(count: int, directory: Path) -> None:
-    """Kill the leader of three, and time the first commit of either survivor."""
+def measure_grants(mode: str, voters: int, seconds: float, directory: Path) -> None:
+    """Grant, end and free leases, three commits each, in the table of a pool with 64 GPUs."""
+    cluster = Cluster(mode, voters, directory, table=True)
+    try:
+        process = cluster.processes[cluster.leader()]
+        time.sleep(0.5)
+        for in_flight in (1, 64):
+            rate, median, p99, journal = process.do(
+                do="grants", in_flight=in_flight, seconds=seconds
+            )
+            written = f"{journal:.0f} bytes of journal each" if journal > 0 else "no journal"
+            row = f"{mode:5} {voters} voters grants   {in_flight:3} in flight"
+            print(
+                f"{row} {rate:9.0f}/s  p50 {median:7.2f} ms  p99 {p99:7.2f} ms  {written}",
+                flush=True,
+            )
+    finally:
+        cluster.stop()
+
+
+def measure_rejoin(mode: str, missed: int, directory: Path) -> None:
+    """Kill a follower of three, commit so many commands, and time how soon it has them."""
+    cluster = Cluster(mode, 3, directory)
+    try:
+        name, leader = cluster.follower(), cluster.leader()
+        process = cluster.processes[name].process
+        process.kill()
+        process.wait()
+        aim = cluster.processes[leader].do(do="commits", count=missed, in_flight=64)
+        cluster.processes[name] = returned = cluster.start(name)
+        returned.do(do="applied")  # The start of Python is over once it answers.
+        began = time.monotonic()
+        while returned.do(do="applied") < aim:
+            if time.monotonic() - began > REJOIN_S_MAX:
+                print(f"{mode:5} 3 voters rejoin: not within {REJOIN_S_MAX:.0f} s", flush=True)
+                return
+            time.sleep(0.005)
+        took_s = time.monotonic() - began
+    finally:
+        cluster.stop()
+    print(f"{mode:5} 3 voters rejoin after {missed} missed commands: {took_s:.3f} s", flush=True)
+
+
+def measure_failover(mode: str, voters: int, count: int, directory: Path) -> None:
+    """Kill the leader, and time the first commit of any survivor."""
     times: list[float] = []
     for number in range(count):
-        run = directory / f"failover-{number}"
+        run = directory / f"failover-{mode}-{number}"
         run.mkdir()
-        cluster = Cluster("ours", 3, run)
+        cluster = Cluster(mode, voters, run)
         try:
             leader = cluster.leader()
             time.sleep(0.5 + 0.1 * random.random())
@@ -459,32 +231,38 @@ def measure_failover(count: int, directory: Path) -> None:
     times.sort()
     median = statistics.median(times)
     text = f"median {median:.3f} s  max {times[-1]:.3f} s  of {count}"
-    print(f"ours     3 voters failover after kill -9: {text}", flush=True)
+    print(f"{mode:5} {voters} voters failover after kill -9: {text}", flush=True)
 
 
 def main() -> None:
-    if len(sys.argv) > 1 and sys.argv[1] in ("ours", "bare"):
-        mode, name, ports, directory = sys.argv[1:]
-        if mode == "bare":
-            serve_bare(name, json.loads(ports))
-        else:
-            trio.run(serve, name, json.loads(ports), Path(directory))
-        return
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--voters", default="1,3,5")
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--voters", default="3,5,7")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
     parser.add_argument("--failovers", type=int, default=10)
+    parser.add_argument("--missed", type=int, default=10_000, help="before a rejoin")
     parser.add_argument("--directory", type=Path, help="where the journals go")
     parser.add_argument("--no-bare", action="store_true")
     options = parser.parse_args()
+    modes = ("ours",) if options.no_bare else ("ours", "bare")
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
+
+        def folder(run: str) -> Path:
+            made = Path(name) / run
+            made.mkdir()
+            return made
+
         for voters in [int(text) for text in options.voters.split(",")]:
-            for mode in ("ours",) if options.no_bare else ("ours", "bare"):
-                directory = Path(name) / f"{mode}-{voters}"
-                directory.mkdir()
-                measure(mode, voters, options.seconds, directory)
-        if options.failovers:
-            measure_failover(options.failovers, Path(name))
+            for mode in modes:
+                measure(mode, voters, options.seconds, folder(f"commits-{mode}-{voters}"))
+            for mode in modes:
+                measure_grants(mode, voters, options.seconds, folder(f"grants-{mode}-{voters}"))
+        for mode in modes:
+            if options.missed:
+                measure_rejoin(mode, options.missed, folder(f"rejoin-{mode}"))
+            if options.failovers:
+                measure_failover(mode, 5, options.failovers, Path(name))
 
 
 if __name__ == "__main__":
