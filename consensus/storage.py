@@ -75,9 +75,7 @@ class Storage:
         base = self.snapshots.oldest_index
         term = self.journal.term_at(base)
         dropped = base - self.journal.base_index
-        worth_it = (
-            dropped >= drop_entries_min or self.journal.bytes_since_rewrite >= drop_bytes_min
-        )
+        worth_it = dropped >= drop_entries_min or self.journal.bytes_since_rewrite >= drop_bytes_min
         if dropped > 0 and term is not None and worth_it:
             self.journal.rewrite(base, term, keep=True)
 

@@ -177,7 +177,11 @@ def measure_grants(mode: str, voters: int, seconds: float, directory: Path) -> N
             rate, median, p99, journal = process.do(
                 do="grants", in_flight=in_flight, seconds=seconds
             )
-            written = f"{journal:.0f} bytes of journal each" if journal > 0 else "no journal"
+            written = (
+                f"{journal:.0f} bytes of journal each, with end and free"
+                if journal > 0
+                else "no journal"
+            )
             row = f"{mode:5} {voters} voters grants   {in_flight:3} in flight"
             print(
                 f"{row} {rate:9.0f}/s  p50 {median:7.2f} ms  p99 {p99:7.2f} ms  {written}",
