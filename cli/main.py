@@ -32,6 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "drain": ("drain", "Stop granting on a server; what runs goes on."),
     "undrain": ("undrain", "Grant on a drained server again."),
     "kill": ("kill", "End a lease now."),
+    "audit": ("audit", "Show who administered what, and when."),
     "door": ("door", "Show what the array door covers."),
     "doctor": ("doctor", "Check the path from here to the pool."),
     "config": ("config", "Show every setting and where it comes from."),

@@ -16,6 +16,7 @@ from pathlib import Path
 import trio
 
 from gpupool import __version__
+from gpupool.cli.auditlog import AuditLog
 from gpupool.cli.founding import FIRST_COMMIT_S, Founder, found_pool
 from gpupool.cli.statedir import (
     CA_CERTIFICATE,
@@ -257,7 +258,8 @@ class _Server:
         self._clock = SystemClock()
         self._chance = SystemChance()
         self._members = {m.server: m.address for m in state.identity.members}
-        self.machine = PoolMachine(PoolState())
+        self.audit = AuditLog(state.path, log)
+        self.machine = PoolMachine(PoolState(), on_acts=self.audit.told)
         self._stops = 0
 
     async def run(self, listeners: list[trio.SocketListener], *, founded: bool) -> None:
@@ -330,6 +332,7 @@ class _Server:
                 at_once = nursery.cancel_scope
                 stop = trio.Event()
                 nursery.start_soon(self._take_signals, signals, stop, at_once)
+                nursery.start_soon(self.audit.run)
                 await nursery.start(links.run, ledger)
                 await nursery.start(ledger.run)
                 await nursery.start(host.run)
@@ -493,7 +496,7 @@ class _Server:
                 await _until(lambda: not self._held_here())
             for lease in self._held_here():
                 self._log.warning("lease %04x is ended: the server stops", lease)
-                await self._propose(ledger, EndLease(lease, "the server stops", me))
+                await self._propose(ledger, EndLease(lease, "the server stops"))
             with trio.move_on_after(LAST_COMMANDS_S):
                 await _until(lambda: not self._held_here() and not host.worker_count())
         if len(self.machine.state.voters()) > 1:

@@ -132,7 +132,11 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndLease:
-    """First step of ending: sessions must stop now."""
+    """First step of ending: sessions must stop now.
+
+    ``by`` is the user who ordered it, and empty when the pool itself ends the lease. Ended by
+    somebody else than its user, it is an administrative act.
+    """
 
     lease: LeaseId
     reason: str

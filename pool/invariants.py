@@ -29,6 +29,9 @@ def violations(state: PoolState) -> list[str]:
             found.append(f"request {request.hex()} points at no lease")
         if request in state.closed:
             found.append(f"request {request.hex()} is closed and has a lease")
+    numbers = [act.number for act in state.acts]
+    if numbers != list(range(state.act_count - len(numbers) + 1, state.act_count + 1)):
+        found.append(f"{state.act_count} administrative acts, of which {numbers} are kept")
     return found
 
 

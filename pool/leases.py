@@ -7,6 +7,7 @@ owns it has said ``freed``. The lease's id, the Raft index of its grant, is its 
 from dataclasses import replace
 from typing import NamedTuple
 
+from gpupool.pool.audit import record
 from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, Wait
 from gpupool.pool.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
 from gpupool.pool.results import Result, refuse
@@ -292,6 +293,11 @@ def end_lease(state: PoolState, command: EndLease) -> tuple[PoolState, Result]:
     """First step of ending."""
     if command.lease not in state.leases:
         return state, Result(ok=True)  # freed already: as ended as can be
+    lease = state.leases[command.lease]
+    if lease.held and command.by and command.by != lease.user:
+        what = f"lease of {lease.user}: {command.reason}"
+        name = lease_name(lease.id)
+        state = record(state, "lease-ended", by=command.by, subject=name, text=what)
     return end(state, command.lease, command.reason), Result(ok=True, lease=command.lease)
 
 

@@ -25,6 +25,9 @@ VOTER_COUNT_MAX = 7
 EVENT_COUNT_MAX = 256
 """Events kept in the table for the live view; older ones are dropped."""
 
+ACT_COUNT_MAX = 1024
+"""Administrative acts kept in the table; each server's own audit file goes further back."""
+
 CLOSED_REQUEST_COUNT_MAX = 8192
 """Ended request ids kept so that a late grant for one of them is refused."""
 
@@ -227,6 +230,19 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True)
+class Act:
+    """One administrative act: who did what, and when. Numbers have no gaps."""
+
+    number: int  # 1 for the first act of the pool
+    index: int  # of the command in the log
+    at: Milliseconds
+    kind: str  # "drained", "token-created", "policy-applied", ...
+    by: str  # the user, or "the pool" for what a server does by itself
+    subject: str  # what it was done to: a server, lease, token
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class PoolState:
     """The whole replicated table."""
 
@@ -247,6 +263,8 @@ class PoolState:
     policies: tuple[PolicyVersion, ...] = ()  # the latest last, the one in force included
     usage: dict[str, Usage] = field(default_factory=dict[str, Usage])  # by user, of live leases
     staged: dict[bytes, Staged] = field(default_factory=dict[bytes, Staged])
+    acts: tuple[Act, ...] = ()  # the latest administrative acts, oldest first
+    act_count: int = 0  # of all administrative acts there ever were
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpupool.pool import leases, policy_log, staging
+from gpupool.pool.audit import acts_since, record
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.commands import (
     ApplyPolicy,
@@ -37,6 +38,7 @@ from gpupool.pool.ids import GpuId, Milliseconds, Plain
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import (
     VOTER_COUNT_MAX,
+    Act,
     Gpu,
     PoolState,
     Server,
@@ -76,6 +78,7 @@ def create_pool(state: PoolState, command: CreatePool) -> Step:
         name=command.name,
         data_encryption=command.data_encryption,
     )
+    state = record(state, "pool-created", by="", subject=command.name)
     return leases.note(state, "pool-created", command.name, "pool created"), Result(ok=True)
 
 
@@ -102,12 +105,13 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
         joined_at=state.now,
         changed_at=state.now,
     )
-    tokens = state.tokens
+    tokens, by, how = state.tokens, "", f"{server.id} at {server.address}"
     if command.token is not None:
-        tokens = tokens | {
-            command.token: replace(tokens[command.token], used_by=command.server),
-        }
+        token = replace(tokens[command.token], used_by=command.server)
+        tokens = tokens | {token.id: token}
+        by, how = token.created_by, f"{how}, with token {token.id}"
     state = replace(state, servers=state.servers | {server.id: server}, tokens=tokens)
+    state = record(state, "server-joined", by=by, subject=server.name, text=how)
     return leases.note(state, "joined", server.name, f"joined from {server.address}"), Result(
         ok=True
     )
@@ -206,6 +210,7 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
             servers[successor.id] = replace(successor, voter=True)
     state = replace(state, servers=servers, removed=state.removed | {server.id: state.now})
     by = f" (by {command.by})" if command.by else ""
+    state = record(state, "server-removed", by=command.by, subject=server.name, text=server.id)
     return leases.note(state, "left", server.name, f"left the pool{by}"), Result(ok=True)
 
 
@@ -235,6 +240,10 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse("never", "no such server")
+    if server.drain_reason != command.reason:
+        kind = "undrained" if command.reason is None else "drained"
+        text = command.reason or ""
+        state = record(state, kind, by=command.by, subject=server.name, text=text)
     server = replace(server, drain_reason=command.reason, changed_at=state.now)
     state = replace(state, servers=state.servers | {server.id: server})
     if command.reason is None:
@@ -263,6 +272,9 @@ def create_token(state: PoolState, command: CreateToken) -> Step:
     )
     state = replace(state, tokens=state.tokens | {token.id: token})
     text = f"{token.kind.value} token {token.id} created by {command.by or 'the pool'}"
+    hours = max(0, token.expires_at - state.now) // 3_600_000
+    what = f"{token.kind.value} token for {token.user}, good for {hours} h"
+    state = record(state, "token-created", by=command.by, subject=token.id, text=what)
     return leases.note(state, "token-created", token.user, text), Result(ok=True)
 
 
@@ -279,6 +291,8 @@ def revoke_token(state: PoolState, command: RevokeToken) -> Step:
         if lease.token == token.id and lease.held:
             state = leases.end(state, lease.id, f"token {token.id} was revoked")
     text = f"token {token.id} revoked by {command.by}"
+    what = f"{token.kind.value} token of {token.user}"
+    state = record(state, "token-revoked", by=command.by, subject=token.id, text=what)
     return leases.note(state, "token-revoked", token.user, text), Result(ok=True)
 
 
@@ -288,6 +302,8 @@ def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
     state, result = policy_log.apply_policy(state, command)
     if state.policy.version != before:
         text = f"version {state.policy.version} applied by {command.by}"
+        version = f"version {state.policy.version}"
+        state = record(state, "policy-applied", by=command.by, subject=version)
         state = leases.note(state, "policy-applied", state.name, text)
     return state, result
 
@@ -323,11 +339,14 @@ class PoolMachine:
     """The state machine that consensus replicates: ``ports.StateMachine`` over ``apply``.
 
     ``on_apply`` is called after each change of ``state``, on the thread that changed it. A reader
-    on any thread takes ``state`` once and holds one consistent picture.
+    on any thread takes ``state`` once and holds one consistent picture. ``on_acts`` is told of
+    every administrative act that it has not been told of, on that thread too, in order.
     """
 
     state: PoolState
     on_apply: Callable[[], None] | None = None
+    on_acts: Callable[[tuple[Act, ...]], None] | None = None
+    _told: int = 0
 
     def apply(self, index: int, command: Plain) -> Plain:
         """Apply one committed envelope; an undecodable one is a refusal on every server alike."""
@@ -338,8 +357,7 @@ class PoolMachine:
             result = refuse("invalid", str(error))
         else:
             self.state, result = apply(self.state, index, envelope)
-        if self.on_apply is not None:
-            self.on_apply()
+        self._tell()
         return encode(result)
 
     def snapshot(self) -> Plain:
@@ -349,5 +367,12 @@ class PoolMachine:
     def restore(self, snapshot: Plain) -> None:
         """Replace the table. Raises ``CodecError`` when the snapshot is not one of ours."""
         self.state = decode(PoolState, snapshot)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.state.act_count != self._told:
+            if self.on_acts is not None:
+                self.on_acts(acts_since(self.state, self._told))
+            self._told = self.state.act_count
         if self.on_apply is not None:
             self.on_apply()

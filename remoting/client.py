@@ -233,6 +233,12 @@ class Pool:
         assert isinstance(answer, m.Tokens)
         return answer.tokens
 
+    async def audit(self) -> m.AuditNow:
+        """Return the latest administrative acts, oldest first, everything done before included."""
+        answer = await self._operate(m.GetAudit())
+        assert isinstance(answer, m.AuditNow)
+        return answer
+
     async def remove_server(self, server: str) -> None:
         """Take a server, by name or id, out of the pool for good."""
         await self._operate(m.RemoveServer(server))

@@ -67,6 +67,8 @@ class Desk:
             case m.Subscribe():
                 self._subscribe(client, message.interval_s)
                 steward.answer(client, call, m.Done())
+            case m.GetAudit():
+                self._audit(client, call)
             case m.JoinPool():
                 self._join(client, call, message)
             case m.EndLease():
@@ -105,6 +107,15 @@ class Desk:
                 "proposals": len(self._steward.proposals),
             },
         )
+
+    def _audit(self, client: Client, call: int) -> None:
+        """Answer once a command of ours is committed: whatever was done before is in then."""
+        steward = self._steward
+
+        def then(_result: Result) -> m.Message:
+            return m.AuditNow(steward.state.acts, steward.state.act_count)
+
+        steward.propose_for(client, call, commands.Tick(), then)
 
     def _subscribe(self, client: Client, interval_s: float) -> None:
         if interval_s == 0:

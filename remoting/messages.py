@@ -14,6 +14,7 @@ CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
     GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
     GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
     PutPolicy, CheckPolicy                   Done, PolicyVerdict
+    GetAudit                                 AuditNow
     JoinPool                                 Joined
                                              TryNow, LeaseEnded, LeaseNotice, Members, Update
 """
@@ -38,7 +39,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.placement import NoOffer, Offer
-from gpupool.pool.state import Partition, Request, TokenKind
+from gpupool.pool.state import Act, Partition, Request, TokenKind
 from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.sessions import SessionInfo
 from gpupool.remoting.wire import dump, frame_bytes, load
@@ -286,6 +287,19 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class GetAudit:
+    """Ask for the administrative acts in the table, as they stand once this call is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditNow:
+    """The latest acts, oldest first; ``count`` is how many there ever were."""
+
+    acts: tuple[Act, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveServer:
     """Take a server, by name or id, out of the pool for good."""
 
@@ -447,6 +461,7 @@ Call = (
     | CreateToken
     | RevokeToken
     | ListTokens
+    | GetAudit
     | RemoveServer
     | DrainServer
     | EndLease
@@ -470,6 +485,7 @@ Answer = (
     | PolicyIs
     | PolicyHistory
     | PolicyVerdict
+    | AuditNow
     | Joined
 )
 Push = TryNow | LeaseEnded | LeaseNotice | Members | Update | Dismissed
@@ -499,6 +515,7 @@ CALLS: dict[int, type[Call]] = {
     81: GetPolicyHistory,
     82: PutPolicy,
     83: CheckPolicy,
+    96: GetAudit,
 }
 ANSWERS: dict[int, type[Answer]] = {
     128: Welcome,
@@ -515,6 +532,7 @@ ANSWERS: dict[int, type[Answer]] = {
     160: PolicyIs,
     161: PolicyHistory,
     162: PolicyVerdict,
+    176: AuditNow,
 }
 PUSHES: dict[int, type[Push]] = {
     192: TryNow,

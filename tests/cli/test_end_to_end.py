@@ -127,6 +127,32 @@ def test_other_views(live_pool: Any) -> None:
     assert once.stdout.count("127.0.0.1:") == 3
 
 
+def test_the_audit_is_in_the_table_and_in_every_servers_file(
+    live_pool: Any, tmp_path: Path
+) -> None:
+    assert live_pool.run("drain", "b", "--reason", "a test of the audit").returncode == 0
+    assert live_pool.run("undrain", "b").returncode == 0
+    done = live_pool.run("audit", "--since", "1h")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("WHEN (UTC)")
+    assert "a test of the audit" in done.stdout
+    acts: list[View] = json.loads(live_pool.run("audit", "--json").stdout)["acts"]
+    assert [act["kind"] for act in acts[-2:]] == ["drained", "undrained"]
+    out = tmp_path / "audit.jsonl"
+    assert live_pool.run("audit", "--export", str(out)).returncode == 0
+    assert [json.loads(line)["number"] for line in out.read_text().splitlines()] == [
+        act["number"] for act in acts
+    ]
+    assert out.stat().st_mode & 0o777 == 0o600
+    for server in live_pool.servers.values():
+        end = time.monotonic() + 10
+        while True:
+            own = live_pool.run("audit", "--state-dir", str(server.state_dir), "--json")
+            if json.loads(own.stdout).get("acts") == acts:
+                break
+            assert time.monotonic() < end, own.stdout + own.stderr
+
+
 def test_doctor(live_pool: Any) -> None:
     done = live_pool.run("doctor")
     assert done.returncode == 0, done.stdout

@@ -78,6 +78,21 @@ async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -
             await root.drain("gpu-7", "typo")
 
 
+async def test_every_user_sees_the_audit(autojump_clock: Clock, nursery: trio.Nursery) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1])
+    async with cluster.client("root") as root, cluster.client(servers=["gpu-2"]) as pool:
+        hold = await pool.allocate(request(pool, fraction=0.5), wait_s=0)
+        count = (await pool.audit()).count
+        await root.drain("gpu-1", "new fans")
+        await root.end_lease(hold.lease, "make room")
+        answer = await pool.audit()  # what was done before the question is in the answer
+        assert answer.count == count + 2
+        drained, ended = answer.acts[-2:]
+        assert (drained.kind, drained.by, drained.text) == ("drained", "root", "new fans")
+        assert (ended.kind, ended.text) == ("lease-ended", "lease of ada: make room (by root)")
+
+
 async def test_a_removed_server_sends_everybody_away(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:

@@ -1,0 +1,117 @@
+"""``gpupool audit``: who administered what, and when."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.connect import connected, run_async
+from gpupool.cli.options import json_option, pool_options
+from gpupool.cli.output import print_json, printable, say
+from gpupool.cli.values import Parsed, parse_duration
+from gpupool.pool.errors import UsageError
+from gpupool.pool.state import Act
+
+if TYPE_CHECKING:
+    from gpupool.remoting.messages import AuditNow
+
+TITLES = ("WHEN (UTC)", "WHO", "WHAT", "SUBJECT", "DETAILS")
+
+
+def parse_since(text: str) -> float:
+    """Return the Unix time in seconds that ``2h`` (ago), ``2026-11-21`` or ``...T14:30`` means."""
+    now = datetime.now(UTC)
+    try:
+        return now.timestamp() - parse_duration(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is neither how long ago, as 2h or 7d, nor a time, as 2026-11-21T14:30"
+        ) from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@click.command()
+@click.option(
+    "--since", type=Parsed("time", parse_since), help="From 2h or 7d ago, or 2026-11-21T14:30 UTC."
+)
+@click.option("--user", help="Only what this user did.")
+@click.option(
+    "--export",
+    type=click.Path(dir_okay=False),
+    help="Write it to this file instead, one JSON object a line.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, exists=True),
+    help="Read the file that the server of this directory keeps; no pool is asked.",
+)
+@pool_options
+@json_option
+def command(
+    credentials: str | None,
+    since: float | None,
+    user: str | None,
+    export: str | None,
+    state_dir: str | None,
+    as_json: bool,
+) -> None:
+    """Show every administrative act: who did what, and when.
+
+    The pool keeps the latest 1024. Every server writes all that it has seen to audit.jsonl in its
+    state directory; --state-dir reads that, on the server, even when the pool does not answer.
+    """
+    if export is not None and as_json:
+        raise UsageError("--export and --json exclude each other", hint="give one of them")
+    if state_dir is not None:
+        from gpupool.cli.auditlog import read_acts
+
+        acts, dropped = read_acts(Path(state_dir)), 0
+    else:
+        answer = run_async(lambda: _ask(credentials))
+        acts, dropped = list(answer.acts), answer.count - len(answer.acts)
+    chosen = [
+        act
+        for act in acts
+        if (since is None or act.at >= since * 1000) and (user is None or act.by == user)
+    ]
+    if export is not None:
+        _export(Path(export), chosen)
+        say(f"gpupool: {len(chosen)} acts written to {export}")
+    elif as_json:
+        print_json(acts=chosen, dropped=dropped)
+    else:
+        _print(chosen)
+    oldest = acts[0].at if acts else 0
+    if dropped and (since is None or since * 1000 < oldest):
+        say(
+            f"gpupool: the pool has dropped {dropped} older acts; each server has them: "
+            "gpupool audit --state-dir DIR"
+        )
+
+
+async def _ask(credentials: str | None) -> "AuditNow":
+    async with connected(credentials) as pool:
+        return await pool.audit()
+
+
+def _export(path: Path, acts: list[Act]) -> None:
+    from gpupool.cli.auditlog import lines_of
+    from gpupool.cli.files import write_private
+
+    write_private(path, "".join(lines_of(acts)).encode())
+
+
+def _print(acts: list[Act]) -> None:
+    lines: list[tuple[str, ...]] = [TITLES]
+    for act in acts:
+        when = datetime.fromtimestamp(act.at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        words = (when, act.by, act.kind, act.subject or "-", act.text)
+        lines.append(tuple(printable(word) for word in words))
+    widths = [max(len(line[at]) for line in lines) for at in range(len(TITLES))]
+    for line in lines:
+        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())

@@ -1,0 +1,147 @@
+"""The audit in the table: each administrative act once, numbered, whatever leases do meanwhile."""
+
+from tests.pool.pool_strategies import GIB, GPU_IDS, SERVERS, TOKENS
+from tests.pool.test_apply_properties import founded
+
+from gpupool.pool import commands as c
+from gpupool.pool.audit import acts_since
+from gpupool.pool.codec import decode
+from gpupool.pool.commands import seal
+from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
+from gpupool.pool.invariants import violations
+from gpupool.pool.results import Result
+from gpupool.pool.state import ACT_COUNT_MAX, Act, Partition, PoolState, Request, TokenKind
+from gpupool.pool.transition import PoolMachine
+
+
+def do(machine: PoolMachine, command: c.Command, at_ms: int = 5000) -> Result:
+    plain = machine.apply(machine.state.index + 1, seal(command, at_ms=at_ms, ttl_ms=0))
+    return decode(Result, plain)
+
+
+def last(machine: PoolMachine) -> tuple[str, str, str, str]:
+    act = machine.state.acts[-1]
+    return act.kind, act.by, act.subject, act.text
+
+
+def grant(machine: PoolMachine, number: int) -> LeaseId:
+    command = c.Grant(
+        request=Request(RequestId(number.to_bytes(16, "big")), 1, 0.5),
+        user="ada",
+        token=TOKENS["ada"],
+        ticket_hash=bytes(32),
+        partitions=(Partition(SERVERS[0], GPU_IDS[1], GIB),),
+        incarnations={SERVERS[0]: Incarnation(1)},
+    )
+    lease = do(machine, command).lease
+    assert lease is not None
+    return lease
+
+
+def free(machine: PoolMachine, lease: LeaseId) -> None:
+    assert do(machine, c.FreeLease(lease, SERVERS[0], Incarnation(1))).ok
+
+
+def test_founding_is_in_the_audit() -> None:
+    acts = founded().state.acts
+    kinds = [act.kind for act in acts]
+    assert kinds[:3] == ["pool-created", "server-joined", "token-created"]
+    assert kinds.count("server-joined") == 3
+    assert [act.number for act in acts] == list(range(1, len(acts) + 1))
+    joined = [act for act in acts if act.kind == "server-joined"]
+    assert (joined[0].by, joined[1].by) == ("the pool", "root")  # who made its token
+    assert "with token server-token-0" in joined[1].text
+
+
+def test_every_act_says_who_what_and_when() -> None:
+    machine = founded()
+    do(machine, c.DrainServer(SERVERS[0], "new fans", "root"), at_ms=77_000)
+    assert last(machine) == ("drained", "root", "a", "new fans")
+    act = machine.state.acts[-1]
+    assert (act.at, act.index) == (77_000, machine.state.index)
+    do(machine, c.DrainServer(SERVERS[0], None, "eve"))
+    assert last(machine) == ("undrained", "eve", "a", "")
+    token = TokenId("fresh")
+    expires = Milliseconds(77_000 + 3_600_000)
+    do(machine, c.CreateToken(token, TokenKind.OPERATOR, "bob", bytes(32), expires, "root"))
+    assert last(machine) == (
+        "token-created",
+        "root",
+        "fresh",
+        "operator token for bob, good for 1 h",
+    )
+    do(machine, c.RevokeToken(token, "root"))
+    assert last(machine) == ("token-revoked", "root", "fresh", "operator token of bob")
+    do(machine, c.RemoveServer(SERVERS[2], "root"))
+    assert last(machine) == ("server-removed", "root", "c", SERVERS[2])
+
+
+def test_what_changes_nothing_is_no_act() -> None:
+    machine = founded()
+    for command in (
+        c.DrainServer(SERVERS[0], "new fans", "root"),
+        c.RevokeToken(TOKENS["bob"], "root"),
+        c.RemoveServer(SERVERS[2], "root"),
+    ):
+        do(machine, command)
+        count = machine.state.act_count
+        do(machine, command)  # proposed twice, because its outcome was not known
+        assert machine.state.act_count == count
+    refused = c.DrainServer(SERVERS[2], "gone", "root")
+    assert not do(machine, refused).ok
+    assert machine.state.act_count == count
+
+
+def test_ending_anothers_lease_is_an_act_and_ending_ones_own_is_not() -> None:
+    machine = founded()
+    count = machine.state.act_count
+    lease = grant(machine, 1)
+    do(machine, c.EndLease(lease, "released", "ada"))
+    free(machine, lease)
+    lease = grant(machine, 2)
+    do(machine, c.EndLease(lease, "idle for too long"))
+    free(machine, lease)
+    assert machine.state.act_count == count
+    lease = grant(machine, 3)
+    order = c.EndLease(lease, "make room (by root)", "root")
+    do(machine, order)
+    do(machine, order)
+    assert machine.state.act_count == count + 1
+    assert last(machine) == (
+        "lease-ended",
+        "root",
+        f"{lease:04x}",
+        "lease of ada: make room (by root)",
+    )
+
+
+def test_leases_never_push_out_an_act_and_the_oldest_goes_first() -> None:
+    machine = founded()
+    before = machine.state.acts
+    for number in range(300):
+        lease = grant(machine, number)
+        do(machine, c.EndLease(lease, "released", "ada"))
+        free(machine, lease)
+    assert machine.state.acts == before
+    for number in range(ACT_COUNT_MAX):
+        do(machine, c.DrainServer(SERVERS[0], f"reason {number}", "x" * 500))
+    state = machine.state
+    assert len(state.acts) == ACT_COUNT_MAX
+    assert state.act_count == len(before) + ACT_COUNT_MAX
+    assert state.acts[0].text == "reason 0"
+    assert len(state.acts[0].by) == 64
+    assert violations(state) == []
+
+
+def test_whoever_listens_is_told_each_act_once_and_in_order() -> None:
+    told: list[Act] = []
+    machine = PoolMachine(PoolState(), on_acts=told.extend)
+    source = founded()
+    machine.restore(source.snapshot())
+    assert tuple(told) == source.state.acts
+    do(machine, c.Tick())
+    do(machine, c.DrainServer(SERVERS[0], "new fans", "root"))
+    machine.restore(machine.snapshot())
+    assert [act.number for act in told] == list(range(1, machine.state.act_count + 1))
+    assert acts_since(machine.state, 0) == machine.state.acts
+    assert acts_since(machine.state, machine.state.act_count) == ()
