@@ -46,7 +46,7 @@ SHIM = Extension(
     "gpupool.remoting.driver.library.libcuda",
     sources=SOURCES,
     extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden"],
-    extra_link_args=["-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined"],
+    extra_link_args=["-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-ldl"],
     optional=True,
 )
 

@@ -43,10 +43,18 @@ class SessionRequest:
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class SessionBroken:
+    """A process of the program says that its session is of no use any more."""
+
+    what: str
+    pid: int
+
+
 # --- lines, without any socket --------------------------------------------------------------------
 
 
-def parse_request(line: bytes) -> SessionRequest:
+def parse_request(line: bytes) -> SessionRequest | SessionBroken:
     """Return what one line asks for.
 
     Raises:
@@ -59,9 +67,12 @@ def parse_request(line: bytes) -> SessionRequest:
     if not isinstance(body, dict):
         raise ValueError("the request is not a JSON object")
     fields = cast("dict[str, object]", body)
+    pid, what = fields.get("pid", 0), fields.get("what")
+    if fields.get("op") == "broken" and isinstance(what, str) and type(pid) is int:
+        return SessionBroken(what[:TEXT_LENGTH_MAX], pid)
     if fields.get("op") != "session":
         raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
-    door, program, pid = fields.get("door"), fields.get("program", ""), fields.get("pid", 0)
+    door, program = fields.get("door"), fields.get("program", "")
     if not isinstance(door, str) or not isinstance(program, str) or type(pid) is not int:
         raise ValueError("a field of the request has the wrong type")
     return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid)
@@ -129,6 +140,8 @@ class Agent:
         self._clients: set[trio.SocketStream] = set()
         self._sending: dict[trio.SocketStream, trio.Lock] = {}
         self.opened = 0
+        self.broken = ""
+        """What the first process said whose session broke, though the lease goes on."""
         self.notices: list[str] = []
         self.log: Callable[[str], None] = lambda _: None
 
@@ -201,6 +214,10 @@ class Agent:
             request = parse_request(line)
         except ValueError as error:
             return failure_line(GpupoolError("the program's library sent nonsense", why=str(error)))
+        if isinstance(request, SessionBroken):
+            self.log(f"the session of process {request.pid} broke: {request.what}")
+            self.broken = self.broken or request.what
+            return _line({"ok": True})
         if self._lost:
             failure = GpupoolError(self._lost)
             failure.code = "lease-lost"

@@ -185,8 +185,9 @@ class _Run:
             if ending.failed and agent.opened and not self._lost:
                 await trio.sleep(LOST_GRACE_S)
             nursery.cancel_scope.cancel()
-        if self._lost and ending.failed:
-            say(f"gpupool: {self._lost}")
+        lost = self._lost or agent.broken
+        if lost and ending.failed:
+            say(f"gpupool: {lost}")
             return Ending(ExitCode.RUN_FAILED)
         return ending
 

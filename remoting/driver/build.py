@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = tuple(sorted((HERE / "shim").glob("*.c")))
 COMPILE = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined")
+LIBRARIES = ("-ldl",)
 LIBRARY = "libcuda.so.1"
 
 
@@ -38,7 +39,7 @@ def build(folder: Path, compiler: str = "") -> Path:
     target = folder / LIBRARY
     fresh = folder / f".{LIBRARY}.{os.getpid()}"
     sources = [str(source) for source in SOURCES]
-    subprocess.run([compiler, *COMPILE, *LINK, "-o", str(fresh), *sources], check=True)
+    subprocess.run([compiler, *COMPILE, *LINK, "-o", str(fresh), *sources, *LIBRARIES], check=True)
     fresh.replace(target)  # a program that has the old one loaded keeps it
     link = folder / "libcuda.so"
     if not link.is_symlink():

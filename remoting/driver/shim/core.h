@@ -166,9 +166,6 @@ int cuCtxGetCurrent(void **context);
 
 // link.c: the agent and the data connection; 0 or an error
 int gp_connect(void);
-extern int gp_socket;
-extern int gp_agent_socket;
-const char *gp_read_lost(void);
 
 // wire.c
 int gp_wire_start(void);

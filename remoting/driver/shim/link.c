@@ -2,12 +2,14 @@
 #define _GNU_SOURCE
 #include "core.h"
 #include "hash.h"
+#include "link.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -19,6 +21,7 @@
 #define LINE_MAX_SIZE (64 * 1024)
 #define HANDSHAKE_SECONDS 30
 #define SOCKET_BUFFER (4 << 20)
+#define SILENCE_MS 4500  // after which a machine that acknowledges nothing is taken for dead
 
 int gp_socket = -1;
 int gp_agent_socket = -1;
@@ -152,7 +155,8 @@ static int connect_tcp(const char *host, const char *port) {
     }
     freeaddrinfo(found);
     if (fd < 0) return -1;
-    const int on = 1, idle = 4, interval = 2, count = 3;
+    // With the check of gp_peer_is_dead, a machine that went away is noticed within 5 s.
+    const int on = 1, idle = 2, interval = 1, count = 2;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
@@ -203,6 +207,14 @@ static bool prove(int fd, const uint8_t session[16], const uint8_t ticket[32]) {
     gp_hmac_sha256(ticket, 32, text, sizeof text, proof);
     if (!send_exactly(fd, proof, sizeof proof)) return false;
     return receive_exactly(fd, &accepted, 1) && accepted == 1;
+}
+
+static bool encrypted(const char *session, const uint8_t ticket[32]) {
+    char name[300];
+    uint8_t fingerprint[32];
+    return copy_string(field(session, "server_name"), name, sizeof name) &&
+           copy_hex(field(session, "certificate_sha256"), fingerprint, sizeof fingerprint) &&
+           gp_tls_start(name, fingerprint, ticket);
 }
 
 static const char *program_name(void) {
@@ -259,8 +271,13 @@ int gp_connect(void) {
         return GP_NO_DEVICE;
     }
     copy_string(field(session, "encryption"), encryption, sizeof encryption);
+    bool encrypt = strcmp(encryption, "off") != 0, tls = false;
     if (copy_string(field(session, "unix"), path, sizeof path)) gp_socket = connect_unix(path);
-    if (gp_socket < 0) {
+    if (gp_socket < 0 && encrypt && !gp_tls_possible()) {
+        // gpupool run encrypts from there on.
+        if (copy_string(field(session, "relay"), path, sizeof path)) gp_socket = connect_unix(path);
+        if (gp_verbose()) gp_say("no libssl.so.3: gpupool run encrypts for this process");
+    } else if (gp_socket < 0) {
         const char *address = field(session, "address");
         if (address == NULL || *address != '[') return GP_NO_DEVICE;
         address = skip_blank(address + 1);
@@ -268,12 +285,8 @@ int gp_connect(void) {
         address = skip_blank(skip_value(address));
         char port[8];
         snprintf(port, sizeof port, "%d", *address == ',' ? atoi(address + 1) : 0);
-        if (strcmp(encryption, "off") == 0) {
-            gp_socket = connect_tcp(host, port);
-        } else if (copy_string(field(session, "relay"), path, sizeof path)) {
-            // gpupool run encrypts from there on.
-            gp_socket = connect_unix(path);
-        }
+        gp_socket = connect_tcp(host, port);
+        tls = encrypt;
     }
     if (gp_socket < 0) {
         gp_say("cannot connect to the server%s%s", *host ? " at " : "", host);
@@ -284,7 +297,7 @@ int gp_connect(void) {
     setsockopt(gp_socket, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
     struct timeval limit = {.tv_sec = HANDSHAKE_SECONDS}, none = {0};
     setsockopt(gp_socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    bool proven = prove(gp_socket, id, ticket);
+    bool proven = tls ? encrypted(session, ticket) : prove(gp_socket, id, ticket);
     setsockopt(gp_socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
     setsockopt(gp_socket, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
     if (!proven) {
@@ -294,19 +307,66 @@ int gp_connect(void) {
     return GP_SUCCESS;
 }
 
-// What the agent pushed about the end of the lease, or NULL when it said nothing.
-const char *gp_read_lost(void) {
+// --- while the session lives ----------------------------------------------------------------------
+
+static pthread_mutex_t agent_lock = PTHREAD_MUTEX_INITIALIZER;
+
+// One push of the agent; the reason when it says that the lease is lost.
+static const char *take_push(const char *line) {
     static char what[300];
-    char line[1024];
-    if (gp_agent_socket < 0) return "gpupool run has ended";
-    struct timeval limit = {.tv_usec = 200000};
-    setsockopt(gp_agent_socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    while (read_line(gp_agent_socket, line, sizeof line)) {
-        char op[16];
-        if (copy_string(field(line, "op"), op, sizeof op) && strcmp(op, "lost") == 0 &&
-            copy_string(field(line, "what"), what, sizeof what)) {
-            return what;
-        }
+    char op[16], text[300];
+    if (!copy_string(field(line, "op"), op, sizeof op)) return NULL;
+    if (strcmp(op, "notice") == 0 && copy_string(field(line, "text"), text, sizeof text)) {
+        gp_say("%s", text);
     }
-    return NULL;
+    bool lost = strcmp(op, "lost") == 0 && copy_string(field(line, "what"), what, sizeof what);
+    return lost ? what : NULL;
+}
+
+const char *gp_ask_agent(int wait_ms) {
+    static char pushed[4096];
+    static size_t used;
+    const char *lost = NULL;
+    pthread_mutex_lock(&agent_lock);
+    while (lost == NULL && gp_agent_socket >= 0) {
+        struct pollfd entry = {.fd = gp_agent_socket, .events = POLLIN};
+        if (poll(&entry, 1, wait_ms) <= 0) break;
+        ssize_t got = recv(gp_agent_socket, pushed + used, sizeof pushed - used, MSG_DONTWAIT);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+        if (got <= 0) {
+            // gpupool run is gone, and its server ends this session, which is noticed there.
+            close(gp_agent_socket);
+            gp_agent_socket = -1;
+            break;
+        }
+        used += (size_t)got;
+        char *end;
+        while ((end = memchr(pushed, '\n', used)) != NULL) {
+            *end = '\0';
+            const char *reason = take_push(pushed);
+            if (reason != NULL) lost = reason;
+            used -= (size_t)(end + 1 - pushed);
+            memmove(pushed, end + 1, used);
+        }
+        if (used == sizeof pushed) used = 0;  // no line of ours is that long
+    }
+    pthread_mutex_unlock(&agent_lock);
+    return lost;
+}
+
+void gp_tell_agent(const char *what) {
+    char line[256];
+    int size = snprintf(line, sizeof line, "{\"op\":\"broken\",\"pid\":%d,\"what\":\"%s\"}\n",
+                        (int)getpid(), what);
+    if (gp_agent_socket >= 0) send_exactly(gp_agent_socket, line, (size_t)size);
+}
+
+// Keep-alive probes are not sent while bytes are in flight, and the kernel tries to deliver those
+// for a quarter of an hour.
+bool gp_peer_is_dead(void) {
+    struct tcp_info info;
+    socklen_t size = sizeof info;
+    if (getsockopt(gp_socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+    return info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 &&
+           info.tcpi_last_ack_recv > SILENCE_MS;
 }

@@ -6,6 +6,7 @@
 // reads: whoever waits reads, for itself and for the others.
 #define _GNU_SOURCE
 #include "core.h"
+#include "link.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -22,6 +23,8 @@
 #define FLUSH_SIZE (32 * 1024)
 #define FLUSH_DELAY_NS 50000
 #define SPIN_NS 30000
+#define LOOK_MS 1000       // between looks whether the server is still there
+#define LAST_WORDS_MS 300  // for gpupool run to say why the connection broke
 #define READ_SIZE (64 * 1024)
 #define BODY_MAX (64u << 20)
 #define DOWNLOADS_MAX 65536
@@ -88,9 +91,10 @@ static int64_t now_ns(void) {
 
 static void lose(const char *why) {
     if (__atomic_exchange_n(&lost, 1, __ATOMIC_RELAXED)) return;
-    const char *reason = gp_read_lost();
-    gp_say("the GPU is lost: %s", reason != NULL ? reason : why);
     shutdown(gp_socket, SHUT_RDWR);
+    const char *reason = gp_ask_agent(LAST_WORDS_MS);
+    if (reason == NULL) gp_tell_agent(why);
+    gp_say("the GPU is lost: %s", reason != NULL ? reason : why);
 }
 
 void gp_wire_forked(void) {
@@ -103,21 +107,33 @@ void gp_wire_forked(void) {
 
 // --- reading --------------------------------------------------------------------------------------
 
+// Look for what ends a session without a word on its connection.
+static bool still_there(void) {
+    const char *reason = gp_ask_agent(0);
+    if (reason == NULL && gp_peer_is_dead()) reason = "the server does not answer any more";
+    if (reason != NULL) lose(reason);
+    return reason == NULL;
+}
+
 static bool wait_readable(int64_t deadline_spin) {
-    struct pollfd entry = {.fd = gp_socket, .events = POLLIN};
+    struct pollfd entries[2] = {{.fd = gp_socket, .events = POLLIN}};
     do {
-        if (poll(&entry, 1, 0) > 0) return true;
+        if (poll(entries, 1, 0) > 0) return true;
     } while (now_ns() < deadline_spin);
-    while (poll(&entry, 1, -1) < 0) {
-        if (errno != EINTR) return false;
+    for (;;) {
+        // A negative descriptor is left out.
+        entries[1] = (struct pollfd){.fd = gp_agent_socket, .events = POLLIN};
+        int found = poll(entries, 2, LOOK_MS);
+        if (found < 0 && errno != EINTR) return false;
+        if (found > 0 && entries[0].revents) return true;
+        if (!still_there()) return false;
     }
-    return true;
 }
 
 static bool read_some(void *target, size_t size, size_t *count) {
     int64_t spin = now_ns() + SPIN_NS;
     for (;;) {
-        ssize_t got = recv(gp_socket, target, size, MSG_DONTWAIT);
+        ssize_t got = gp_receive(target, size);
         if (got > 0) {
             *count = (size_t)got;
             return true;
@@ -271,9 +287,9 @@ static bool somebody_reads(void) {
 // Send everything; reads answers meanwhile, so that two full socket buffers cannot block each
 // other for ever.
 static void send_all(struct iovec *parts, int count) {
+    int64_t looked = now_ns();
     while (count > 0 && !gp_is_lost()) {
-        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
-        ssize_t sent = sendmsg(gp_socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t sent = gp_send(parts, count);
         if (sent < 0) {
             if (errno == EINTR) continue;
             if (errno != EAGAIN && errno != EWOULDBLOCK) {
@@ -284,7 +300,10 @@ static void send_all(struct iovec *parts, int count) {
             struct pollfd entry = {.fd = gp_socket};
             entry.events = others ? POLLOUT : POLLIN | POLLOUT;
             // A reader that ends meanwhile leaves the reading to us, so the wait has an end.
-            poll(&entry, 1, 20);
+            if (poll(&entry, 1, 20) == 0 && now_ns() - looked > LOOK_MS * 1000000LL) {
+                looked = now_ns();
+                if (!still_there()) return;
+            }
             if (!others && (entry.revents & POLLIN)) await(NULL);
             continue;
         }

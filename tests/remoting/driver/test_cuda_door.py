@@ -161,7 +161,9 @@ def test_every_function_is_exported_and_none_twice(library: Path) -> None:
         ["readelf", "-d", str(library / build.LIBRARY)], check=True, capture_output=True, text=True
     )
     libraries = re.findall(r"NEEDED.*\[(.*?)\]", needed.stdout)
-    assert all(re.match(r"(libc|libpthread|ld-linux.*)\.so", one) for one in libraries), libraries
+    assert all(re.match(r"(libc|libpthread|libdl|ld-linux.*)\.so", one) for one in libraries), (
+        libraries
+    )
     assert "SONAME" in needed.stdout and "[libcuda.so.1]" in needed.stdout
 
 

@@ -1,8 +1,10 @@
 """A real server, worker and ``gpupool run`` with the CUDA door, on a driver without a GPU."""
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -103,6 +105,23 @@ class FakeGpuPool:
             start_new_session=True,
         )
 
+    def leases(self) -> list[str]:
+        """Return the names of all leases."""
+        done = self.command("leases", "--json")
+        return [lease["name"] for lease in json.loads(done.stdout)["leases"]]
+
+    def lease(self) -> str:
+        """Return the name of the one lease."""
+        (name,) = self.leases()
+        return name
+
+    def kill_workers(self) -> None:
+        """Kill all worker processes, the spare ones too; the server starts new ones."""
+        assert self.server is not None
+        for path in Path(f"/proc/{self.server.pid}/task").glob("*/children"):
+            for pid in path.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+
     def stop(self) -> None:
         """End the server."""
         if self.server is not None and self.server.poll() is None:
@@ -134,10 +153,53 @@ def leased(fake_gpu_pool: FakeGpuPool) -> str:
     return str(program)
 
 
+@pytest.mark.parametrize("library", ["libssl.so.3", "none.so"])
 def test_a_binary_takes_the_cuda_door_and_its_bytes_are_encrypted(
-    fake_gpu_pool: FakeGpuPool, leased: str
+    library: str, fake_gpu_pool: FakeGpuPool, leased: str
 ) -> None:
-    done = fake_gpu_pool.command("run", "-v", "-p", "0.5", "--", leased, str(IMAGE), "compute")
+    """By the shim with OpenSSL, or without it by ``gpupool run``."""
+    options = ["-v", "-p", "0.5", "--env", f"GPUPOOL_LIBSSL={library}"]
+    done = fake_gpu_pool.command("run", *options, "--", leased, str(IMAGE), "compute")
     assert done.returncode == 0, done.stderr + fake_gpu_pool.log.read_text()[-2000:]
     assert re.match(r"results right, (\d+) MiB of \1\n", done.stdout), done.stdout
     assert "door: cuda, because leased is a binary" in done.stderr
+    assert ("gpupool run encrypts" in done.stderr) is (library == "none.so")
+
+
+def wait_for_error(program: "subprocess.Popen[str]") -> tuple[int, str, str, float]:
+    """Return the exit code of gpupool run, both outputs, and how long they took to come."""
+    started = time.monotonic()
+    out, err = program.communicate(timeout=DEADLINE_S)
+    return program.returncode, out, err, time.monotonic() - started
+
+
+@pytest.mark.parametrize("library", ["libssl.so.3", "none.so"])
+@pytest.mark.parametrize("how", ["worker killed", "lease ended", "server killed"])
+def test_a_program_that_waits_for_a_kernel_gets_an_error(
+    how: str, library: str, fake_gpu_pool: FakeGpuPool, leased: str
+) -> None:
+    """Within seconds, whatever ends its session; and gpupool run says what happened."""
+    pool = fake_gpu_pool
+    options = ["--env", f"GPUPOOL_LIBSSL={library}", "--"]
+    program = pool.spawn("run", *options, leased, str(IMAGE), "wait")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "waiting\n"
+    if how == "worker killed":
+        pool.kill_workers()
+        reason = "the connection to the server broke"
+    elif how == "lease ended":
+        pool.command("kill", pool.lease(), "--reason", "for a test")
+        reason = "for a test"
+    else:
+        assert pool.server is not None
+        pool.server.kill()
+        pool.server.wait()
+        reason = "lost server a"
+    code, out, err, _seconds = wait_for_error(program)
+    if how == "server killed":
+        pool.start()
+    assert out == "error 46, then 46\n", err  # CUDA_ERROR_DEVICE_UNAVAILABLE
+    assert code == 125
+    assert reason in err.splitlines()[-1], err
+    assert "the GPU is lost" in err
+    pool.until(lambda: pool.leases() == [])

@@ -1,0 +1,215 @@
+// TLS by whatever OpenSSL 3 the machine has; without one, gpupool run encrypts for us.
+//
+// The worker's certificate is pinned by its hash, so neither its chain nor its name mean anything.
+// OpenSSL allows one call at a time on a connection, so each is made under a lock on a socket that
+// does not block, and all waiting happens outside of it.
+#define _GNU_SOURCE
+#include "core.h"
+#include "hash.h"
+#include "link.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <limits.h>
+#include <stdlib.h>
+
+// Of openssl/ssl.h and openssl/tls1.h, version 3; all part of its stable interface.
+enum {
+    VERIFY_NONE = 0,
+    ERROR_WANT_READ = 2,
+    ERROR_WANT_WRITE = 3,
+    CTRL_MODE = 33,
+    CTRL_SET_HOSTNAME = 55,
+    CTRL_SET_MIN_VERSION = 123,
+    MODE_PARTIAL_MOVING_WRITES = 1 | 2,
+    VERSION_1_3 = 0x0304,
+    BIO_CTRL_FLUSH = 11,
+    BIO_SOURCE_SINK = 0x0400,
+    BIO_RETRY_READ = 0x01 | 0x08,
+    BIO_RETRY_WRITE = 0x02 | 0x08,
+    BIO_RETRY_ALL = 0x0f,
+};
+
+static struct {
+    void *(*lib_ctx_new)(void);
+    const void *(*method)(void);
+    void *(*ctx_new)(void *lib_ctx, const char *properties, const void *method);
+    long (*ctx_ctrl)(void *ctx, int command, long value, void *pointer);
+    void (*ctx_set_verify)(void *ctx, int mode, void *callback);
+    void *(*new)(void *ctx);
+    long (*ctrl)(void *ssl, int command, long value, void *pointer);
+    void (*set_bio)(void *ssl, void *read, void *write);
+    int (*connect)(void *ssl);
+    void *(*peer_certificate)(const void *ssl);
+    int (*read)(void *ssl, void *bytes, int size);
+    int (*write)(void *ssl, const void *bytes, int size);
+    int (*get_error)(const void *ssl, int result);
+    void (*clear_errors)(void);
+    int (*certificate_der)(const void *certificate, unsigned char **bytes);
+    void *(*bio_new_method)(int type, const char *name);
+    int (*bio_set_read)(void *method, int (*read)(void *bio, char *bytes, int size));
+    int (*bio_set_write)(void *method, int (*write)(void *bio, const char *bytes, int size));
+    int (*bio_set_ctrl)(void *method, long (*ctrl)(void *, int, long, void *));
+    void *(*bio_new)(const void *method);
+    void (*bio_set_init)(void *bio, int on);
+    void (*bio_set_flags)(void *bio, int flags);
+    void (*bio_clear_flags)(void *bio, int flags);
+} openssl;
+
+static void *connection;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool find_openssl(void) {
+    const char *name = getenv("GPUPOOL_LIBSSL");
+    void *library = dlopen(name != NULL ? name : "libssl.so.3", RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) return false;
+    const struct {
+        const char *name;
+        void *target;
+    } wanted[] = {
+        {"OSSL_LIB_CTX_new", &openssl.lib_ctx_new},
+        {"TLS_client_method", &openssl.method},
+        {"SSL_CTX_new_ex", &openssl.ctx_new},
+        {"SSL_CTX_ctrl", &openssl.ctx_ctrl},
+        {"SSL_CTX_set_verify", &openssl.ctx_set_verify},
+        {"SSL_new", &openssl.new},
+        {"SSL_ctrl", &openssl.ctrl},
+        {"SSL_set_bio", &openssl.set_bio},
+        {"SSL_connect", &openssl.connect},
+        {"SSL_get1_peer_certificate", &openssl.peer_certificate},
+        {"SSL_read", &openssl.read},
+        {"SSL_write", &openssl.write},
+        {"SSL_get_error", &openssl.get_error},
+        {"ERR_clear_error", &openssl.clear_errors},
+        {"i2d_X509", &openssl.certificate_der},
+        {"BIO_meth_new", &openssl.bio_new_method},
+        {"BIO_meth_set_read", &openssl.bio_set_read},
+        {"BIO_meth_set_write", &openssl.bio_set_write},
+        {"BIO_meth_set_ctrl", &openssl.bio_set_ctrl},
+        {"BIO_new", &openssl.bio_new},
+        {"BIO_set_init", &openssl.bio_set_init},
+        {"BIO_set_flags", &openssl.bio_set_flags},
+        {"BIO_clear_flags", &openssl.bio_clear_flags},
+    };
+    for (size_t at = 0; at < sizeof wanted / sizeof *wanted; at++) {
+        void *found = dlsym(library, wanted[at].name);  // its libcrypto is searched as well
+        if (found == NULL) return false;
+        memcpy(wanted[at].target, &found, sizeof found);
+    }
+    return true;
+}
+
+bool gp_tls_possible(void) {
+    static int known = -1;
+    if (known < 0) known = find_openssl();
+    return known;
+}
+
+// Below TLS: OpenSSL's own sockets raise SIGPIPE, which would end the program.
+
+static int bio_read(void *bio, char *bytes, int size) {
+    openssl.bio_clear_flags(bio, BIO_RETRY_ALL);
+    ssize_t got = recv(gp_socket, bytes, (size_t)size, 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+        openssl.bio_set_flags(bio, BIO_RETRY_READ);
+    }
+    return (int)got;
+}
+
+static int bio_write(void *bio, const char *bytes, int size) {
+    openssl.bio_clear_flags(bio, BIO_RETRY_ALL);
+    ssize_t sent = send(gp_socket, bytes, (size_t)size, MSG_NOSIGNAL);
+    if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
+        openssl.bio_set_flags(bio, BIO_RETRY_WRITE);
+    }
+    return (int)sent;
+}
+
+static long bio_ctrl(void *bio, int command, long value, void *pointer) {
+    (void)bio, (void)value, (void)pointer;
+    return command == BIO_CTRL_FLUSH;
+}
+
+static void *make_bio(void) {
+    void *method = openssl.bio_new_method(BIO_SOURCE_SINK | 100, "gpupool");
+    if (method == NULL) return NULL;
+    openssl.bio_set_read(method, bio_read);
+    openssl.bio_set_write(method, bio_write);
+    openssl.bio_set_ctrl(method, bio_ctrl);
+    void *bio = openssl.bio_new(method);
+    if (bio != NULL) openssl.bio_set_init(bio, 1);
+    return bio;
+}
+
+static bool pinned(const uint8_t fingerprint[32]) {
+    const void *certificate = openssl.peer_certificate(connection);
+    unsigned char *der = NULL;
+    int size = certificate == NULL ? 0 : openssl.certificate_der(certificate, &der);
+    if (size <= 0) return false;
+    uint8_t found[32];
+    gp_sha256(der, (size_t)size, found);
+    return memcmp(found, fingerprint, sizeof found) == 0;
+}
+
+bool gp_tls_start(const char *server_name, const uint8_t fingerprint[32],
+                  const uint8_t ticket[32]) {
+    // A library context of its own outlives what OpenSSL frees at exit, when runtimes of CUDA
+    // still call us.
+    void *own = openssl.lib_ctx_new();
+    void *ctx = own == NULL ? NULL : openssl.ctx_new(own, NULL, openssl.method());
+    if (ctx == NULL) return false;
+    openssl.ctx_ctrl(ctx, CTRL_SET_MIN_VERSION, VERSION_1_3, NULL);
+    openssl.ctx_ctrl(ctx, CTRL_MODE, MODE_PARTIAL_MOVING_WRITES, NULL);
+    openssl.ctx_set_verify(ctx, VERIFY_NONE, NULL);
+    connection = openssl.new(ctx);
+    void *bio = make_bio();
+    if (connection == NULL || bio == NULL) return false;
+    openssl.set_bio(connection, bio, bio);
+    openssl.ctrl(connection, CTRL_SET_HOSTNAME, 0, (void *)(uintptr_t)server_name);
+    uint8_t accepted = 0;
+    bool good = openssl.connect(connection) == 1 && pinned(fingerprint) &&
+                openssl.write(connection, ticket, 32) == 32 &&
+                openssl.read(connection, &accepted, 1) == 1 && accepted == 1;
+    if (!good) {
+        connection = NULL;
+        return false;
+    }
+    return fcntl(gp_socket, F_SETFL, fcntl(gp_socket, F_GETFL) | O_NONBLOCK) == 0;
+}
+
+// As recv and send with MSG_DONTWAIT would.
+static ssize_t outcome(int result) {
+    if (result > 0) return result;
+    int why = openssl.get_error(connection, result);
+    if (why != ERROR_WANT_READ && why != ERROR_WANT_WRITE) return 0;
+    errno = EAGAIN;
+    return -1;
+}
+
+ssize_t gp_receive(void *target, size_t size) {
+    if (connection == NULL) return recv(gp_socket, target, size, MSG_DONTWAIT);
+    pthread_mutex_lock(&lock);
+    openssl.clear_errors();
+    ssize_t got = outcome(openssl.read(connection, target, size > INT_MAX ? INT_MAX : (int)size));
+    pthread_mutex_unlock(&lock);
+    return got;
+}
+
+ssize_t gp_send(struct iovec *parts, int count) {
+    if (connection == NULL) {
+        struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
+        return sendmsg(gp_socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    size_t size = parts->iov_len > INT_MAX ? INT_MAX : parts->iov_len;
+    pthread_mutex_lock(&lock);
+    openssl.clear_errors();
+    ssize_t sent = outcome(openssl.write(connection, parts->iov_base, (int)size));
+    pthread_mutex_unlock(&lock);
+    if (sent == 0) {
+        errno = EPIPE;
+        sent = -1;
+    }
+    return sent;
+}
