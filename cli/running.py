@@ -16,10 +16,10 @@ from gpupool.cli.child import Ending, Supervisor, caught_signals, find_program
 from gpupool.cli.connect import client_name, connected
 from gpupool.cli.output import say
 from gpupool.cli.program import DoorChoice, choose_door, program_environment
-from gpupool.cli.tables import short_model
 from gpupool.cli.values import size_text
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.errors import ExitCode
+from gpupool.pool.filters import short_model
 from gpupool.pool.ids import GpuId, RequestId, ServerId
 from gpupool.pool.state import Request
 from gpupool.pool.view import PoolView

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gpupool.cli.values import duration_text, size_text
+from gpupool.pool.filters import short_model
 from gpupool.pool.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.view import (
     GpuTelemetry,
@@ -247,11 +248,6 @@ def _waiting_row(waiting: WaitingView) -> LeaseRow:
         rate=None,
         source=waiting,
     )
-
-
-def short_model(name: str) -> str:
-    """Return a GPU's model without the vendor: ``NVIDIA H200`` becomes ``H200``."""
-    return name.removeprefix("NVIDIA ").removeprefix("Tesla ").removeprefix("GeForce ") or "GPU"
 
 
 # --- cells ----------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ class ServerUp:
     cuda_version: str
     gpus: tuple[Gpu, ...]
     labels: dict[str, str] = field(default_factory=dict[str, str])
+    link_speed: int = 0  # Mbit/s
+    rdma: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,16 @@ class DrainServer:
 
     server: ServerId
     reason: str | None
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelServer:
+    """Set some labels of a server, and take some away."""
+
+    server: ServerId
+    labels: dict[str, str]
+    without: tuple[str, ...]
     by: str
 
 
@@ -222,6 +234,7 @@ Command = (
     | RemoveServer
     | ReportGpus
     | DrainServer
+    | LabelServer
     | Grant
     | CancelRequest
     | EndLease
@@ -243,6 +256,7 @@ KINDS: dict[str, type[Command]] = {
     "remove-server": RemoveServer,
     "report-gpus": ReportGpus,
     "drain-server": DrainServer,
+    "label-server": LabelServer,
     "grant": Grant,
     "cancel-request": CancelRequest,
     "end-lease": EndLease,

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from gpupool.pool.audit import record
 from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, Wait
+from gpupool.pool.filters import admitted, filter_text, first_mismatch, names_server, well_formed
 from gpupool.pool.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import (
@@ -23,7 +24,6 @@ from gpupool.pool.state import (
     Partition,
     PartStatus,
     PoolState,
-    Server,
     Waiting,
 )
 
@@ -103,8 +103,10 @@ def _token_refusal(state: PoolState, command: Grant) -> Result | None:
 
 def _shape_refusal(state: PoolState, command: Grant) -> Result | None:
     """Check what does not depend on how full the pool is."""
-    partitions = command.partitions
-    if not 0 < len(partitions) <= PARTITION_COUNT_MAX or len(partitions) != command.request.count:
+    partitions, request = command.partitions, command.request
+    if not well_formed(request.filters):
+        return refuse("invalid", "malformed filters")
+    if not 0 < len(partitions) <= PARTITION_COUNT_MAX or len(partitions) != request.count:
         return refuse("invalid", "not as many partitions as requested GPUs")
     physical: set[tuple[ServerId, GpuId]] = set()
     for partition in partitions:
@@ -114,6 +116,12 @@ def _shape_refusal(state: PoolState, command: Grant) -> Result | None:
             return refuse("conflict", "a chosen GPU is no longer in the pool")
         if command.incarnations.get(server.id) != server.incarnation:
             return refuse("conflict", f"server {server.name} has restarted since its offer")
+        if not names_server(request.servers, server):
+            return refuse("invalid", f"server {server.name} is not among those asked for")
+        if (unmet := first_mismatch(request.filters, server, gpu)) is not None:
+            # Labels may have changed since the offer.
+            why = f"GPU {gpu.index} of {server.name} does not match {filter_text(unmet)}"
+            return refuse("conflict", why)
         # MIG instances of one card are one physical GPU, and a request gets separate ones.
         key = (server.id, gpu.parent or gpu.id)
         if key in physical:
@@ -159,8 +167,8 @@ def wait(state: PoolState, command: Wait) -> tuple[PoolState, Result]:
         return state, refuse("closed", "the request waits no more")
     if not owned_by(state, request.id, command.user):
         return state, refuse("denied", "this request is another user's")
-    if len(request.id) != 16:
-        return state, refuse("invalid", "malformed request id")
+    if len(request.id) != 16 or not well_formed(request.filters):
+        return state, refuse("invalid", "malformed request")
     token = state.tokens.get(command.token)
     if token is None or token.user != command.user or token.refusal(state.now):
         return state, refuse("denied", "unknown, expired or revoked token")
@@ -222,11 +230,11 @@ def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
     request = entry.request
     everywhere: list[_Candidate] = []
     for server in state.servers.values():
-        if not server.grantable or not names_server(request.servers, server):
+        if not server.grantable:
             continue
         fitting = [
             _Candidate(max(0, size - gpu.memory_free), gpu.index, server.id, gpu.id)
-            for gpu in server.gpus.values()
+            for gpu in admitted(request, server)
             if not gpu.fault
             and (size := request.memory or partition_size(gpu.capacity, request.fraction))
             <= gpu.capacity
@@ -252,11 +260,6 @@ class _Candidate(NamedTuple):
     gpu_index: int
     server: ServerId
     gpu: GpuId
-
-
-def names_server(names: tuple[str, ...], server: Server) -> bool:
-    """Return whether a request's list of servers, empty for any, admits ``server``."""
-    return not names or server.name in names or server.id in names
 
 
 def partition_size(capacity: int, fraction: float) -> int:

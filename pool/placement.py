@@ -1,14 +1,16 @@
-"""Which GPUs for a request: what a server can offer, and which offer a client takes.
+"""What a server can offer for a request, and why it cannot.
 
-The server's half answers from the replicated table alone; the client's half ranks what came back.
-Best fit first (least memory left over), then the least loaded, then the nearest (design 3.3).
+This is the server's half, which answers from the replicated table alone. The client's half, which
+ranks what came back, is ``choice``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpupool.pool.filters import admitted, facts_text, filter_text, matches, names_server
 from gpupool.pool.ids import GpuId, Incarnation, ServerId
-from gpupool.pool.leases import kept_for_others, names_server, partition_size
-from gpupool.pool.state import Gpu, Partition, PoolState, Request, Server
+from gpupool.pool.leases import kept_for_others, partition_size
+from gpupool.pool.state import Filter, Gpu, PoolState, Request, Server
 
 WHOLE_SLACK = 0.95
 """``-p 1`` asks for a whole GPU, and gets one of which others hold at most this little."""
@@ -48,25 +50,6 @@ class NoOffer:
     ahead: int = 0  # requests that wait longer than this one
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The claim to send: one offer, or with ``across`` several together."""
-
-    offers: tuple[Offer, ...]
-    partitions: tuple[Partition, ...]
-    left_over: int  # bytes that remain free on the chosen GPUs
-
-    @property
-    def server(self) -> ServerId:
-        """Return the server that is asked to grant it."""
-        return self.offers[0].server
-
-    @property
-    def incarnations(self) -> dict[ServerId, Incarnation]:
-        """Return the incarnations that the offers stated."""
-        return {offer.server: offer.incarnation for offer in self.offers}
-
-
 def wanted_size(gpu: Gpu, request: Request) -> int:
     """Return the bytes that ``request`` asks of this GPU."""
     if request.memory:
@@ -85,22 +68,24 @@ def make_offer(
 ) -> Offer | NoOffer:
     """Return what ``server`` answers to a ``request`` of ``user``, from the table alone."""
     del user
-    named = names_server(request.servers, server)
-    fitting_count = _fitting_count(server, request) if named else 0
+    matching = admitted(request, server)
+    fitting_count = len(_fitting_cards(matching, request))
     # All other servers are looked at only when this one could not serve the request alone.
     if fitting_count < request.count and not any_could_ever_fit(state, request):
         return NoOffer(server.id, server.name, "never", never_reason(state, request))
-    if not named:
+    if not names_server(request.servers, server):
         return NoOffer(server.id, server.name, "busy", "not among the servers asked for")
     if not server.grantable:
         why = server.drain_reason or server.status.value
         return NoOffer(server.id, server.name, "busy", f"grants nothing now: {why}")
+    if not matching and request.filters:
+        return NoOffer(server.id, server.name, "busy", "no GPU matches; another server has some")
     if fitting_count < (1 if request.across else request.count):
         return NoOffer(server.id, server.name, "busy", "has no such GPUs; another server does")
     ahead = sum(w.request.id != request.id for w in state.waiting.values())
     gpus = tuple(
         OfferedGpu(gpu.id, gpu.index, gpu.name, size, gpu.memory_free, gpu.parent or gpu.id)
-        for gpu in server.gpus.values()
+        for gpu in matching
         if (size := wanted_size(gpu, request)) and gpu.memory_free >= size
     )
     kept = kept_for_others(state, request.id)
@@ -122,86 +107,85 @@ def make_offer(
 def any_could_ever_fit(state: PoolState, request: Request) -> bool:
     """Return whether any server of the table, down ones included, could ever serve it."""
     counts = [
-        _fitting_count(server, request)
-        for server in state.servers.values()
-        if names_server(request.servers, server)
+        len(_fitting_cards(admitted(request, server), request)) for server in state.servers.values()
     ]
     most = sum(counts) if request.across else max(counts, default=0)
     return most >= request.count
 
 
-def _fitting_count(server: Server, request: Request) -> int:
-    """Return on how many cards of an empty ``server`` a partition of the request fits."""
-    fitting = {
-        gpu.parent or gpu.id
-        for gpu in server.gpus.values()
-        if 0 < (request.memory or partition_size(gpu.capacity, request.fraction)) <= gpu.capacity
-    }
-    return len(fitting)
+def _fitting_cards(gpus: Sequence[Gpu], request: Request) -> dict[GpuId, int]:
+    """Return the cards on which, empty, a partition of the request fits, with their capacity."""
+    cards: dict[GpuId, int] = {}
+    for gpu in gpus:
+        size = request.memory or partition_size(gpu.capacity, request.fraction)
+        if 0 < size <= gpu.capacity:
+            card = gpu.parent or gpu.id
+            cards[card] = max(gpu.capacity, cards.get(card, 0))
+    return cards
+
+
+# --- saying why not -------------------------------------------------------------------------------
 
 
 def never_reason(state: PoolState, request: Request) -> str:
-    """Return a sentence with the largest request that could be served."""
-    servers = [s for s in state.servers.values() if names_server(request.servers, s)]
-    if request.servers and not servers:
-        return f"the pool has no server named {', '.join(request.servers)}"
-    counts = [len({g.parent or g.id for g in s.gpus.values()}) for s in servers]
-    gpu_count = max(counts, default=0)
-    memory = max((g.capacity for s in servers for g in s.gpus.values()), default=0)
-    if not gpu_count:
-        return "no server of the pool has any GPU"
-    largest = f"the largest GPU {memory / 2**30:.1f} GiB"
+    """Return a sentence with the largest request that could be served instead."""
+    unknown = [name for name in request.servers if state.server_named(name) is None]
+    if unknown:
+        return f"the pool has no server named {', '.join(unknown)}"
+    servers = [s for s in state.servers.values() if names_server(request.servers, s) and s.gpus]
+    where = "these servers" if request.servers else "the pool"
+    if not servers:
+        return f"no server of {where} has any GPU" if not request.servers else f"{where} have none"
+    found = {server.name: admitted(request, server) for server in servers}
+    if not any(found.values()):
+        return _mismatch_reason(servers, request.filters, where)
+    such = "matching GPU" if request.filters else "GPU"
+    largest = max(gpu.capacity for gpus in found.values() for gpu in gpus)
+    cards = {name: _fitting_cards(gpus, request) for name, gpus in found.items()}
+    total = sum(map(len, cards.values()))
+    if not total:
+        return f"the largest {such} of {where} has {_gib(largest)}"
     if request.across:
-        return f"all servers together have {sum(counts)} GPU(s), {largest}"
-    return f"the largest server has {gpu_count} GPU(s), {largest}"
+        text = f"all of {where} together has {_counted(total, such)} of that size"
+        group = [size for each in cards.values() for size in each.values()]
+        return text + _each_reason([group], request, such)
+    name = max(cards, key=lambda each: len(cards[each]))
+    text = f"the most on one server is {_counted(len(cards[name]), such)} of that size ({name})"
+    if not request.memory:
+        text = f"the largest server, {name}, has {_counted(len(cards[name]), such)}"
+    if total >= request.count:
+        return f"{text}; with --across there are {total}"
+    groups = [[gpu.capacity for gpu in gpus] for gpus in found.values()]
+    return text + _each_reason(groups, request, such)
 
 
-def choose(offers: tuple[Offer, ...], request: Request) -> Choice | None:
-    """Return the best-fitting GPUs of these offers together, or None when they are too few.
-
-    GPUs of an earlier offer come first. With mixed GPUs a fraction means the same bytes on each:
-    that of the smallest chosen GPU.
-    """
-    chosen: list[tuple[ServerId, OfferedGpu]] = []
-    cards: set[tuple[ServerId, GpuId]] = set()
-    for offer in offers:
-        for gpu in sorted(offer.gpus, key=lambda g: (g.memory_free - g.memory, g.index)):
-            card = (offer.server, gpu.physical)
-            if card not in cards and len(chosen) < request.count:
-                chosen.append((offer.server, gpu))
-                cards.add(card)
-    if len(chosen) < request.count or not chosen:
-        return None
-    memory = min(gpu.memory for _, gpu in chosen)
-    order = {offer.server: place for place, offer in enumerate(offers)}
-    chosen.sort(key=lambda pair: (order[pair[0]], pair[1].index))
-    return Choice(
-        offers=tuple(o for o in offers if any(server == o.server for server, _ in chosen)),
-        partitions=tuple(Partition(server, gpu.gpu, memory) for server, gpu in chosen),
-        left_over=sum(gpu.memory_free - memory for _, gpu in chosen),
-    )
+def _each_reason(groups: list[list[int]], request: Request, such: str) -> str:
+    """Return how much memory each of the requested number of GPUs could have, if any."""
+    if not request.memory:
+        return ""
+    count = request.count
+    sizes = [sorted(group)[-count] for group in groups if len(group) >= count]
+    return f"; {_counted(count, such)} could have {_gib(max(sizes))} each" if sizes else ""
 
 
-def rank(
-    offers: list[Offer], request: Request, latency_s: dict[ServerId, float] | None = None
-) -> list[Choice]:
-    """Return the choices that serve ``request``, best first; a total order.
+def _mismatch_reason(servers: list[Server], filters: tuple[Filter, ...], where: str) -> str:
+    """Return which filter leaves nothing over, and what there is instead."""
+    left = [(server, gpu) for server in servers for gpu in server.gpus.values()]
+    for at, wanted in enumerate(filters):
+        passed = [(s, g) for s, g in left if matches(wanted, s, g)]
+        if not passed:
+            also = " that passes the filters before it" if at else ""
+            known = sorted({fact for s, g in left for fact in facts_text(wanted.key, s, g)})
+            there = f"; there is {', '.join(known[:8])}" if known else "; none says so much"
+            more = ", ..." if len(known) > 8 else ""
+            return f"no GPU of {where}{also} has {filter_text(wanted)}{there}{more}"
+        left = passed
+    return f"no GPU of {where} matches"
 
-    One server is preferred. Only when none can serve an ``across`` request alone do several
-    together: as few of them as possible.
-    """
-    latencies = latency_s or {}
 
-    def preference(choice: Choice) -> tuple[int, float, float, ServerId]:
-        offer = choice.offers[0]
-        latency = latencies.get(offer.server, 0.0)
-        return (choice.left_over, round(offer.load, 3), latency, offer.server)
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
-    choices = [choice for offer in offers if (choice := choose((offer,), request)) is not None]
-    if not choices and request.across:
-        widest = sorted(
-            offers, key=lambda o: (-len({g.physical for g in o.gpus}), o.load, o.server)
-        )
-        together = choose(tuple(widest), request)
-        return [together] if together is not None else []
-    return sorted(choices, key=preference)
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -98,6 +98,10 @@ class Server:
     driver_version: str = ""
     cuda_version: str = ""
     labels: dict[str, str] = field(default_factory=dict[str, str])
+    labels_said: dict[str, str] = field(default_factory=dict[str, str])
+    """What ``--label`` said at its latest start; an operator's change of it is kept."""
+    link_speed: int = 0  # Mbit/s of the interface that has ``address``; 0 when unknown
+    rdma: bool = False
     gpus: dict[GpuId, Gpu] = field(default_factory=dict[GpuId, Gpu])
     joined_at: Milliseconds = Milliseconds(0)
     changed_at: Milliseconds = Milliseconds(0)
@@ -154,6 +158,34 @@ class Lease:
         return not self.end_reason
 
 
+class Operator(Enum):
+    """How a filter compares."""
+
+    EQUAL = "="
+    DIFFERENT = "!="
+    LESS = "<"
+    AT_MOST = "<="
+    MORE = ">"
+    AT_LEAST = ">="
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a GPU must be like to be chosen; see ``filters``."""
+
+    key: str
+    operator: Operator
+    values: tuple[str, ...]  # in normal form: sizes in bytes, speeds in Mbit/s
+
+
+class Placement(Enum):
+    """Which of the GPUs that could serve a request are preferred."""
+
+    PACK = "pack"  # the least memory left over, on the fullest server
+    SPREAD = "spread"  # the most memory free, on the least loaded server
+    NEAR = "near"  # the server that answers soonest
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asks for: ``count`` partitions on separate physical GPUs."""
@@ -164,6 +196,8 @@ class Request:
     memory: int = 0  # bytes on each GPU; 0 when ``fraction`` is given
     servers: tuple[str, ...] = ()  # names or ids; empty means any
     across: bool = False  # several servers may satisfy it together
+    filters: tuple[Filter, ...] = ()  # all must hold for each GPU
+    placement: Placement = Placement.PACK
     client: str = ""
     program: str = ""
 

@@ -24,6 +24,7 @@ from gpupool.pool.commands import (
     FreeLease,
     Grant,
     JoinServer,
+    LabelServer,
     RemoveServer,
     ReportGpus,
     RevokeToken,
@@ -34,6 +35,7 @@ from gpupool.pool.commands import (
     Wait,
     unseal,
 )
+from gpupool.pool.filters import LABEL_COUNT_MAX, LABEL_NAME, LABEL_VALUE
 from gpupool.pool.ids import GpuId, Milliseconds, Plain
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import (
@@ -170,13 +172,61 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         driver_version=command.driver_version,
         cuda_version=command.cuda_version,
         gpus=gpus,
-        labels=command.labels or server.labels,
+        labels=_labels_at_start(server, command.labels),
+        labels_said=command.labels,
+        link_speed=max(0, command.link_speed),
+        rdma=command.rdma,
         changed_at=state.now,
     )
     state = replace(state, servers=state.servers | {server.id: server})
     if restarted:
         state = leases.note(state, "up", server.name, f"up with {len(gpus)} GPUs")
     return state, Result(ok=True)
+
+
+def _labels_at_start(server: Server, said: dict[str, str]) -> dict[str, str]:
+    """Return a server's labels after it said ``said``.
+
+    Only what differs from what it said last time counts, so that an operator's later change
+    outlives a restart with the same command line. Leaving a label out takes none away.
+    """
+    new = {
+        name: value
+        for name, value in said.items()
+        if server.labels_said.get(name) != value and not _label_refusal({name: value})
+    }
+    labels = server.labels | new
+    return labels if len(labels) <= LABEL_COUNT_MAX else server.labels
+
+
+def _label_refusal(labels: dict[str, str]) -> str:
+    """Return why these cannot be labels, or an empty string."""
+    for name, value in labels.items():
+        if LABEL_NAME.fullmatch(name) is None:
+            return f"{name[:80]!r} cannot be a label's name: letters, digits and ._/- , 63 at most"
+        if LABEL_VALUE.fullmatch(value) is None:
+            return f"{value[:80]!r} cannot be a label's value: 63 simple characters at most"
+    return ""
+
+
+def label_server(state: PoolState, command: LabelServer) -> Step:
+    """Set some labels of a server, and take some away; as a whole or not at all."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, refuse("never", "no such server")
+    if why := _label_refusal(command.labels):
+        return state, refuse("invalid", why)
+    labels = {k: v for k, v in server.labels.items() if k not in command.without}
+    labels |= command.labels
+    if len(labels) > LABEL_COUNT_MAX:
+        return state, refuse("denied", f"a server has at most {LABEL_COUNT_MAX} labels")
+    if labels == server.labels:
+        return state, Result(ok=True)
+    server = replace(server, labels=labels, changed_at=state.now)
+    state = replace(state, servers=state.servers | {server.id: server})
+    changes = [f"{k}={v}" for k, v in command.labels.items()] + [f"{k}-" for k in command.without]
+    text = f"{' '.join(changes)} (by {command.by})"
+    return leases.note(state, "labelled", server.name, text), Result(ok=True)
 
 
 def server_contact(state: PoolState, command: ServerContact) -> Step:
@@ -321,6 +371,7 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RemoveServer: remove_server,
     ReportGpus: report_gpus,
     DrainServer: drain_server,
+    LabelServer: label_server,
     Grant: leases.grant,
     CancelRequest: leases.cancel_request,
     EndLease: leases.end_lease,

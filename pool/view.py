@@ -7,6 +7,7 @@ itself, and is joined in by whoever shows it. Nothing secret is in either.
 from dataclasses import dataclass, field
 
 from gpupool.pool.duties import UNREACHABLE_AFTER_S
+from gpupool.pool.filters import filter_text
 from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.ports import LedgerHealth, Role
 from gpupool.pool.state import Event, Partition, PoolState, Server, ServerStatus
@@ -58,6 +59,8 @@ class ServerView:
     gpus: tuple[GpuView, ...]
     lease_count: int
     joined_at: Milliseconds
+    link_speed: int = 0  # Mbit/s
+    rdma: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,9 @@ class WaitingView:
     memory: int
     waited_s: float
     reason: str
+    filters: tuple[str, ...] = ()
+    across: bool = False
+    servers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +266,8 @@ def _server_view(
         gpus=gpus,
         lease_count=len({lease for gpu in gpus for lease in gpu.leases}),
         joined_at=server.joined_at,
+        link_speed=server.link_speed,
+        rdma=server.rdma,
     )
 
 
@@ -299,6 +307,9 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
             memory=w.request.memory,
             waited_s=max(0.0, (wall_ms - w.since) / 1000),
             reason=w.reason,
+            filters=tuple(filter_text(each) for each in w.request.filters),
+            across=w.request.across,
+            servers=w.request.servers,
         )
         for w in ordered
     )

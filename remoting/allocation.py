@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gpupool.pool.choice import Choice, rank
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -34,7 +35,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.ids import LeaseId, RequestId, ServerId
-from gpupool.pool.placement import Choice, NoOffer, Offer, rank
+from gpupool.pool.placement import NoOffer, Offer
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.pool.state import Request
 from gpupool.remoting import messages as m
@@ -326,7 +327,7 @@ class Allocation:
                 NeverFitsError(
                     f"no server could ever give {_wanted(self.request)}",
                     why=why,
-                    hint="ask for less, or with --across for GPUs of several servers",
+                    hint="ask for less; \"gpupool gpus\" shows what there is",
                 )
             )
         elif "denied" in kinds:

@@ -37,6 +37,8 @@ class Software:
     driver_version: str = ""
     cuda_version: str = ""
     labels: tuple[tuple[str, str], ...] = ()
+    link_speed: int = 0  # Mbit/s of the interface that has the address; 0 when unknown
+    rdma: bool = False
 
 
 class Caretaker:
@@ -131,6 +133,8 @@ class Caretaker:
                     cuda_version=software.cuda_version,
                     gpus=gpus,
                     labels=dict(software.labels),
+                    link_speed=software.link_speed,
+                    rdma=software.rdma,
                 )
             )
             return
@@ -150,15 +154,16 @@ class Caretaker:
         software = self._software
         if server.incarnation < self._incarnation or server.status is ServerStatus.JOINED:
             return True
-        said = (server.address, server.version, server.driver_version, server.cuda_version)
-        if said != (
-            software.address,
-            software.version,
-            software.driver_version,
-            software.cuda_version,
-        ):
-            return True
-        if software.labels and server.labels != dict(software.labels):
+        said = Software(
+            address=server.address,
+            version=server.version,
+            driver_version=server.driver_version,
+            cuda_version=server.cuda_version,
+            labels=tuple(sorted(server.labels_said.items())),
+            link_speed=server.link_speed,
+            rdma=server.rdma,
+        )
+        if said != replace(software, labels=tuple(sorted(dict(software.labels).items()))):
             return True
         known = {gpu.id: _fixed(gpu) for gpu in server.gpus.values()}
         present = {gpu.id: _fixed(gpu) for gpu in gpus}

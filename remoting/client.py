@@ -251,6 +251,12 @@ class Pool:
         """Grant on a server again."""
         await self._operate(m.DrainServer(server, None))
 
+    async def label(
+        self, server: str, labels: dict[str, str], without: tuple[str, ...] = ()
+    ) -> None:
+        """Set some labels of a server, and take some away."""
+        await self._operate(m.LabelServer(server, labels, without))
+
     async def end_lease(self, lease: LeaseId, reason: str) -> None:
         """End a lease by order."""
         await self._operate(m.EndLease(lease, reason))

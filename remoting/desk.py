@@ -173,6 +173,10 @@ class Desk:
                 server = self._server(message.server)
                 command = commands.DrainServer(server.id, message.reason, by)
                 steward.propose_for(client, call, command, _done)
+            case m.LabelServer():
+                server = self._server(message.server)
+                command = commands.LabelServer(server.id, message.labels, message.without, by)
+                steward.propose_for(client, call, command, _done)
             case _:
                 raise UsageError(f"{type(message).__name__} is not for this server")
 
@@ -237,7 +241,7 @@ class Desk:
 def _done(result: Result) -> m.Message:
     if result.ok:
         return m.Done()
-    if result.kind == "never":
+    if result.kind in ("never", "invalid"):
         raise UsageError(result.why)
     raise DeniedError("the pool refuses this", why=result.why)
 

@@ -369,6 +369,15 @@ class PolicyVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelServer:
+    """Set some labels of a server, by name or id, and take some away."""
+
+    server: str
+    labels: dict[str, str]
+    without: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndLease:
     """End a lease by order; one's own, or any for an operator."""
 
@@ -464,6 +473,7 @@ Call = (
     | GetAudit
     | RemoveServer
     | DrainServer
+    | LabelServer
     | EndLease
     | GetPolicy
     | GetPolicyHistory
@@ -510,6 +520,7 @@ CALLS: dict[int, type[Call]] = {
     51: RemoveServer,
     52: DrainServer,
     53: EndLease,
+    54: LabelServer,
     64: JoinPool,
     80: GetPolicy,
     81: GetPolicyHistory,

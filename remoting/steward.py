@@ -29,6 +29,7 @@ from gpupool.pool.errors import (
     NoQuorumError,
     UsageError,
 )
+from gpupool.pool.filters import well_formed
 from gpupool.pool.ids import Incarnation, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.placement import NoOffer, make_offer
 from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
@@ -725,6 +726,8 @@ def check_request(request: Request) -> None:
         len(text) > TEXT_LENGTH_MAX for text in texts
     ):
         raise UsageError("the request's texts are too long")
+    if not well_formed(request.filters):
+        raise UsageError("the request's filters are malformed")
 
 
 def trim_request(request: Request) -> Request:

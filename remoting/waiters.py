@@ -9,8 +9,9 @@ for whom no hint reaches, and whoever does not follow a hint loses the turn to t
 
 from dataclasses import dataclass, field, replace
 
+from gpupool.pool.choice import choose
 from gpupool.pool.ids import GpuId, RequestId, ServerId
-from gpupool.pool.placement import Offer, choose, make_offer
+from gpupool.pool.placement import Offer, make_offer
 from gpupool.pool.state import Gpu, PoolState, Request, Server
 
 KEEP_S = 0.5

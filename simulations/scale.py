@@ -18,6 +18,7 @@ from gpupool.consensus.core import RaftCore
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import Storage
+from gpupool.pool.choice import choose
 from gpupool.pool.codec import encode
 from gpupool.pool.commands import Grant, seal
 from gpupool.pool.duties import host_plan
@@ -30,7 +31,7 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.placement import Offer, choose, make_offer
+from gpupool.pool.placement import Offer, make_offer
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.state import (
     VOTER_COUNT_MAX,

@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from gpupool.pool import commands as c
+from gpupool.pool.filters import KEYS, LABELS, Kind, parse_filter
 from gpupool.pool.ids import (
     GpuId,
     Incarnation,
@@ -12,7 +13,7 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.state import Gpu, Partition, Request, TokenKind
+from gpupool.pool.state import Filter, Gpu, Operator, Partition, Placement, Request, TokenKind
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -44,6 +45,37 @@ request_ids = st.sampled_from(REQUESTS)
 users = st.sampled_from(USERS)
 memories = st.sampled_from([0, 1, MIB, GIB, 4 * GIB, 8 * GIB, 40 * GIB, 80 * GIB, 2**62])
 
+versions = st.lists(st.integers(0, 999), min_size=1, max_size=4).map(
+    lambda numbers: ".".join(map(str, numbers))
+)
+words = st.text("abzAZ09*?-_.", min_size=1, max_size=12)
+VALUES: dict[Kind, st.SearchStrategy[str]] = {
+    Kind.TEXT: words,
+    Kind.LABEL: versions,
+    Kind.ADDRESS: st.ip_addresses().map(str),
+    Kind.SIZE: st.integers(1, 200).map(lambda n: f"{n}GiB") | st.just("1000001B"),
+    Kind.VERSION: versions,
+    Kind.SPEED: st.sampled_from(["10000", "25G", "1T"]),
+    Kind.SWITCH: st.sampled_from(["yes", "no", "1"]),
+}
+
+
+@st.composite
+def filter_texts(draw: st.DrawFn) -> str:
+    """Return a filter as somebody could write it."""
+    key = draw(st.sampled_from([*KEYS, f"{LABELS}rack"]))
+    kind = KEYS.get(key, Kind.LABEL)
+    ordered = kind not in (Kind.TEXT, Kind.SWITCH) and draw(st.booleans())
+    operator = draw(st.sampled_from(["<", "<=", ">", ">="] if ordered else ["=", "!="]))
+    values = draw(st.lists(VALUES[kind], min_size=1, max_size=1 if ordered else 3))
+    return f"{key}{operator}{', '.join(values)}"
+
+
+filters: st.SearchStrategy[Filter] = filter_texts().map(parse_filter)
+malformed = st.builds(
+    Filter, key=words, operator=st.sampled_from(Operator), values=st.lists(words).map(tuple)
+)
+
 requests = st.builds(
     Request,
     id=st.one_of(request_ids, st.just(RequestId(b"short"))),
@@ -52,6 +84,8 @@ requests = st.builds(
     memory=memories,
     servers=st.sampled_from([(), ("a",), (SERVERS[1],), ("nobody",)]),
     across=st.booleans(),
+    filters=st.lists(filters | malformed, max_size=2).map(tuple) | st.just(()),
+    placement=st.sampled_from(Placement),
     client=REASONS,
     program=REASONS,
 )
@@ -127,6 +161,13 @@ commands = st.one_of(
     st.builds(c.RemoveServer, server=servers, by=REASONS),
     st.builds(c.ReportGpus, server=servers, incarnation=incarnations, readings=readings),
     st.builds(c.DrainServer, server=servers, reason=st.none() | REASONS, by=REASONS),
+    st.builds(
+        c.LabelServer,
+        server=servers,
+        labels=st.dictionaries(words, words, max_size=2),
+        without=st.lists(words, max_size=2).map(tuple),
+        by=REASONS,
+    ),
     *[grants()] * 6,
     st.builds(
         c.CancelRequest,

@@ -8,10 +8,11 @@ from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, USERS, founding, se
 from tests.pool.test_apply_properties import check
 
 from gpupool.pool import commands as c
+from gpupool.pool.choice import rank
 from gpupool.pool.codec import decode
 from gpupool.pool.commands import seal
 from gpupool.pool.ids import Incarnation, LeaseId, RequestId, ServerId
-from gpupool.pool.placement import NoOffer, Offer, make_offer, rank
+from gpupool.pool.placement import NoOffer, Offer, make_offer
 from gpupool.pool.results import Result
 from gpupool.pool.state import Partition, PoolState, Request
 from gpupool.pool.transition import PoolMachine

@@ -6,12 +6,13 @@ import pytest
 from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, founding
 
 from gpupool.pool import commands as c
+from gpupool.pool.choice import Choice, rank
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.commands import seal
 from gpupool.pool.duties import host_plan, leader_plan
 from gpupool.pool.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.leases import kept_for_others
-from gpupool.pool.placement import Choice, NoOffer, Offer, make_offer, rank
+from gpupool.pool.placement import NoOffer, Offer, make_offer
 from gpupool.pool.results import Result
 from gpupool.pool.state import Partition, PoolState, Request, ServerStatus
 from gpupool.pool.transition import PoolMachine
