@@ -146,7 +146,9 @@ def never_reason(state: PoolState, request: Request) -> str:
     if not total:
         return f"the largest {such} of {where} has {_gib(largest)}"
     if request.across:
-        text = f"all of {where} together has {_counted(total, such)} of that size"
+        which = "these" if request.servers else "all"
+        size = " of that size" if request.memory else ""
+        text = f"{which} servers together have {_counted(total, such)}{size}"
         group = [size for each in cards.values() for size in each.values()]
         return text + _each_reason([group], request, such)
     name = max(cards, key=lambda each: len(cards[each]))

@@ -327,7 +327,7 @@ class Allocation:
                 NeverFitsError(
                     f"no server could ever give {_wanted(self.request)}",
                     why=why,
-                    hint="ask for less; \"gpupool gpus\" shows what there is",
+                    hint='ask for less; "gpupool gpus" shows what there is',
                 )
             )
         elif "denied" in kinds:
