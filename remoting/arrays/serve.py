@@ -19,6 +19,9 @@ _READ = 1 << 18
 class Stream(Protocol):
     """A connected, authenticated byte stream; blocking."""
 
+    calls: int
+    """How many calls were executed, for telemetry; counted here, read by others."""
+
     def recv_into(self, buffer: memoryview, /) -> int:
         """Read at least one byte; 0 at the end of the stream."""
         ...
@@ -184,6 +187,7 @@ class Session:
                 self._collected(body)
             else:
                 raise RemoteProtocolError("unexpected frame", why=header.kind.name)
+            self.stream.calls = self.executor.sequence
             if self.executor.described:
                 self._tell()
 

@@ -1,10 +1,12 @@
 """The connection of a session as its door sees it: blocking, full duplex, plain or TLS."""
 
 import contextlib
+import os
 import select
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,6 +18,14 @@ COALESCE_SIZE_MAX = 64 * 1024
 
 SEND_SIZE_MAX = 1 << 20
 """Bytes per SSL_write: large enough to amortise the call, short enough to let reads in between."""
+
+SPIN_S = 0.00005
+"""How long the next message is awaited awake after one was sent, where sending is mostly
+answering: a program that waits for each answer asks again within microseconds, and sleeping and
+waking would cost it as much as the rest of the round trip."""
+
+SPIN_PAUSE = 32
+"""Messages after a vain wait of this kind for which there is none."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -52,6 +62,29 @@ def byte_view(buffer: Buffer) -> memoryview:
     return view if view.ndim == 1 and view.format == "B" else view.cast("B")
 
 
+class Spinner:
+    """Decides when to wait awake: after an answer, while that was worth it lately."""
+
+    def __init__(self) -> None:
+        self.answered = False
+        # With one processor, the other side could not do anything meanwhile.
+        self._pause = 0 if (os.cpu_count() or 1) > 1 else 1 << 62
+
+    def until(self) -> float:
+        """Return the time until which to wait awake, 0.0 if not at all."""
+        if not self.answered:
+            return 0.0
+        self.answered = False
+        if self._pause:
+            self._pause -= 1
+            return 0.0
+        return time.perf_counter() + SPIN_S
+
+    def in_vain(self) -> None:
+        """Take note that nothing came in that time."""
+        self._pause = SPIN_PAUSE
+
+
 class PlainStream:
     """A TCP or Unix connection without encryption."""
 
@@ -63,19 +96,35 @@ class PlainStream:
         self.bytes_out = 0
         self._socket = sock
         self._send_lock = threading.Lock()
+        self._spinner = Spinner()
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive some bytes; 0 means that the client has closed."""
         try:
-            count = self._socket.recv_into(buffer)
+            count = self._receive_awake(buffer) if self._spinner.answered else None
+            if count is None:
+                count = self._socket.recv_into(buffer)
         except ConnectionError:
             return 0
         self.bytes_in += count
         return count
 
+    def _receive_awake(self, buffer: memoryview) -> int | None:
+        until = self._spinner.until()
+        if not until:
+            return None
+        while True:
+            try:
+                return self._socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if time.perf_counter() >= until:
+                    self._spinner.in_vain()
+                    return None
+
     def send_buffers(self, buffers: Sequence[Buffer]) -> None:
         """Send all bytes of all buffers, in order."""
         views = [view for view in map(byte_view, buffers) if len(view)]
+        self._spinner.answered = True
         with self._send_lock:
             first = 0
             while first < len(views):
@@ -111,6 +160,7 @@ class TlsStream:
         # Held for a whole message: an SSL_write that had to wait must be repeated with the same
         # bytes before any other.
         self._send_lock = threading.Lock()
+        self._spinner = Spinner()
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive some bytes; 0 means that the client has closed.
@@ -125,7 +175,7 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 if count:
                     break
-                self._wait(select.POLLIN)
+                self._wait(select.POLLIN, awake=self._spinner.answered)
                 continue
             except ssl.SSLWantWriteError:
                 self._wait(select.POLLOUT)
@@ -142,6 +192,7 @@ class TlsStream:
         """Send all bytes of all buffers, in order."""
         small: list[memoryview] = []
         size = 0
+        self._spinner.answered = True
         with self._send_lock:
             for view in map(byte_view, buffers):
                 if size + len(view) > COALESCE_SIZE_MAX:
@@ -183,9 +234,15 @@ class TlsStream:
             sent += count
             self.bytes_out += count
 
-    def _wait(self, events: int) -> None:
+    def _wait(self, events: int, *, awake: bool = False) -> None:
         poll = select.poll()
         poll.register(self._socket.fileno(), events)
+        until = self._spinner.until() if awake else 0.0
+        while time.perf_counter() < until:
+            if poll.poll(0):
+                return
+        if until:
+            self._spinner.in_vain()
         poll.poll()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from gpupool.remoting.arrays.serve import serve
 from gpupool.remoting.devices.base import DeviceSpec
+from gpupool.remoting.host.streams import PlainStream, SessionStream, TlsStream
 
 DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "arrays" / "dropin"
 MIB = 1 << 20
@@ -48,34 +49,11 @@ class MemoryBudget:
         return self.used[device_index]
 
 
-class SocketStream:
-    """The stream that ``serve`` wants, over a blocking socket."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        return self.connection.recv_into(buffer)
-
-    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
-        if isinstance(self.connection, ssl.SSLSocket):
-            for buffer in buffers:
-                self.connection.sendall(buffer)
-            return
-        views = [memoryview(buffer) for buffer in buffers]
-        while views:
-            sent = self.connection.sendmsg(views)
-            while sent and views:
-                if sent >= views[0].nbytes:
-                    sent -= views.pop(0).nbytes
-                else:
-                    views[0] = views[0][sent:]
-                    sent = 0
-            while views and not views[0].nbytes:
-                views.pop(0)
-
-    def close(self) -> None:
-        self.connection.close()
+def stream_of(connection: socket.socket) -> SessionStream:
+    """Return what a worker would hand to the door."""
+    if isinstance(connection, ssl.SSLSocket):
+        return TlsStream(connection)
+    return PlainStream(connection)
 
 
 def emulated(count: int, memory: int) -> list[DeviceSpec]:
@@ -92,7 +70,7 @@ def start_worker(
     budget = MemoryBudget([spec.memory for spec in devices])
     lines = [] if log is None else log
     thread = threading.Thread(
-        target=serve, args=(SocketStream(connection), devices, budget, lines.append), daemon=True
+        target=serve, args=(stream_of(connection), devices, budget, lines.append), daemon=True
     )
     thread.start()
     return thread, budget

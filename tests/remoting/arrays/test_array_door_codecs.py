@@ -239,6 +239,7 @@ class BytesStream:
     def __init__(self, data: bytes) -> None:
         self._source = io.BytesIO(data)
         self.sent = b""
+        self.calls = 0
 
     def recv_into(self, buffer: memoryview, /) -> int:
         piece = self._source.read(min(7, buffer.nbytes))

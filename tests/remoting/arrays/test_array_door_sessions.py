@@ -420,3 +420,10 @@ def test_arrays_and_parts_of_them_are_refilled(cp: Any, order: str) -> None:
         part.set(host)
         assert np.array_equal(part.get(), host)
         assert float(array.sum()) == pytest.approx(host.sum())
+
+
+def test_very_many_arrays_are_dropped_at_once(cp: Any) -> None:
+    a = cp.arange(3.0)
+    views = [a[1] for _ in range(100_000)]  # 12 bytes each to free them: more than one frame
+    del views
+    assert float(a[1]) == 1

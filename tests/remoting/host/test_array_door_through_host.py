@@ -138,6 +138,8 @@ async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryp
         for worker in list(kit.host.fleet.workers.values()):
             if worker.lease is not None:
                 await worker.ended.wait()
+    (session,) = kit.host.telemetry()[1]
+    assert session.calls >= 20
     assert kit.host.budget.used_on(kit.host.gpus()[0].id) == 0
 
 

@@ -12,14 +12,16 @@ import secrets
 import select
 import socket
 import ssl
+import struct
 import sys
-import time
 from typing import Any
 
 from cupy._door.errors import DoorError, NotConnectedError
 
 HANDSHAKE_S = 10.0
 AGENT_LINE_MAX = 1 << 16
+PATIENCE_US = 20_000
+"""How long the kernel may wait for room or for bytes before this side looks around."""
 _MAGIC = b"gpupool\x01"
 # Linux refuses more buffers than this in one sendmsg (IOV_MAX).
 _IOV_MAX = 512
@@ -188,21 +190,44 @@ class Link:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
         self.socket = connection
         self.tls = isinstance(connection, ssl.SSLSocket)
+        #: Counts of bytes that were read; whoever reads takes them from here. A list, because a
+        #: signal's exception may take the place of a call's result, never of a list's item.
+        self.counts: list[int] = []
+        # On Linux the kernel itself waits for room, which takes far fewer system calls than
+        # polling, and gives up after a while, so that this side can read what the other sends.
+        self._patient = sys.platform == "linux" and not self.tls
+        connection.setblocking(self._patient)
+        if self._patient:
+            limit = struct.pack("ll", 0, PATIENCE_US)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._glance = socket.MSG_DONTWAIT if self._patient else 0
+        self._stare = socket.MSG_WAITALL if self._patient else 0
 
-    def receive_into(self, target: memoryview) -> int | None:
-        """Read what is there: a count, None if nothing is, 0 if the other side closed."""
+    def receive_into(self, target: memoryview, *, all_of_it: bool = False) -> bool:
+        """Read what is there, and put its count into ``counts``; 0 if the other side closed.
+
+        Args:
+            target: where to.
+            all_of_it: wait a moment for the whole of ``target``, where that is possible.
+
+        Returns:
+            False if nothing is there.
+        """
+        flags = self._stare if all_of_it else self._glance
         try:
-            return self.socket.recv_into(target)
+            # Both calls are made by the list, between which no signal is handled.
+            self.counts.extend(map(self.socket.recv_into, (target,), (0,), (flags,)))
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
-            return None
+            return False
         except (ConnectionError, ssl.SSLError, TimeoutError, OSError):
-            return 0
+            self.counts.append(0)
+        return True
 
     def send_some(self, buffers: list[memoryview]) -> int:
-        """Write what fits now of ``buffers``; return how many bytes that was, 0 if none fits.
+        """Write what fits of ``buffers``; return how many bytes that was, 0 if none fits.
 
         Raises:
             OSError: the connection is gone.
@@ -228,7 +253,6 @@ def wait(
     read: list[socket.socket], write: list[socket.socket], timeout_s: float | None
 ) -> set[int]:
     """Return the descriptors that are ready; an empty set after ``timeout_s``."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     if not hasattr(select, "poll"):
         ready = select.select(read, write, [], timeout_s)
         return {item.fileno() for group in ready[:2] for item in group}
@@ -240,5 +264,5 @@ def wait(
             poller.modify(item, select.POLLIN | select.POLLHUP | select.POLLOUT)
         else:
             poller.register(item, select.POLLOUT)
-    left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
-    return {descriptor for descriptor, _ in poller.poll(left)}
+    limit_ms = None if timeout_s is None else timeout_s * 1000
+    return {descriptor for descriptor, _ in poller.poll(limit_ms)}

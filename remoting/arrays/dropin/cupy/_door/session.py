@@ -11,6 +11,7 @@ import os
 import struct
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -25,8 +26,13 @@ from cupy._door.link import Agent, ConnectionLostError, Link, wait
 from cupy._door.meta import Meta
 
 BATCH_CALLS = 64
-IDLE_S = 0.0003
+IDLE_S, IDLE_MAX_S = 0.0003, 0.002
+IDLE_TICKS = 16
 POLL_S = 0.05
+SPIN_S = 0.00005
+"""How long an answer is awaited awake: sleeping and waking cost about as much."""
+SPIN_PAUSE = 32
+"""Waits without spinning after one in which that was in vain: the network is slower than that."""
 SITES_MAX = 1 << 16
 INLINE_MAX = 4096
 _READ = 1 << 16
@@ -94,6 +100,8 @@ class Session:
         self._collect = False
         self._wake = threading.Event()
         self._flusher: threading.Thread | None = None
+        self._flusher_awake = False
+        self._spin_pause = 0 if (os.cpu_count() or 1) > 1 else 1 << 62
 
     # --- start ----------------------------------------------------------------------------------
 
@@ -144,26 +152,24 @@ class Session:
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            parts = self._parts
-            for _ in range(len(self.garbage)):
+            if self.garbage:
                 # In the place where the program dropped it, so that no more memory is in use
                 # there than here.
-                parts.append(_FREE(wire.FREE, self.garbage.popleft()))
+                self._sweep()
             context = state.local.context
             if context is not self._context:
                 self._switch(context)
             epoch, prefix = plan.wire
             if epoch is not self._epoch:
                 prefix = self._register(plan)
-                parts = self._parts
-            parts.append(prefix + packed)
+            self._parts.append(prefix + packed)
             self._sites.append((frame.f_code, frame.f_lasti))
             self.sequence += 1
             self._size += len(packed)
             self._calls += 1
             if self._calls >= BATCH_CALLS or self._size >= wire.MAX_BATCH:
                 self.flush()
-            elif self._calls == 1:
+            elif not self._flusher_awake:
                 self._arm()
             where = self._where
             if plan.allocates:
@@ -228,9 +234,13 @@ class Session:
         self._context = context
 
     def _sweep(self) -> None:
-        for _ in range(len(self.garbage)):
-            self._parts.append(_FREE(wire.FREE, self.garbage.popleft()))
+        garbage, parts = self.garbage, self._parts
+        for _ in range(len(garbage)):
+            parts.append(_FREE(wire.FREE, garbage.popleft()))
             self._size += wire.FREE_RECORD.size
+            if self._size >= wire.MAX_BATCH:
+                self.flush()
+                parts = self._parts
 
     def _control(self, code: int, body: Any) -> None:
         data = cbor.encode(body)
@@ -276,20 +286,37 @@ class Session:
         if self._flusher is None:
             self._flusher = threading.Thread(target=self._idle, name="cupy-flush", daemon=True)
             self._flusher.start()
+        self._flusher_awake = True
         self._wake.set()
 
     def _idle(self) -> None:
         """Send what waits when the program pauses, and hear the worker while it computes."""
         while self.failure is None:
-            self._wake.wait()
-            self._wake.clear()
-            threading.Event().wait(IDLE_S)
-            with contextlib.suppress(Exception):  # raised again by the next call
-                self.flush()
-            while self.failure is None and self.unfinished and not self._wake.wait(POLL_S):
+            while not self._wake.wait(POLL_S if self.unfinished else None):
                 # The worker may have run out of memory and wait for this side's garbage.
                 with contextlib.suppress(Exception):
-                    self._listen()
+                    self._listen(agent=True)
+            self._wake.clear()
+            self._mind()
+
+    def _mind(self) -> None:
+        """Flush for a program that pauses; return once it has been quiet for some ticks."""
+        quiet, pause_s = 0, IDLE_S
+        while self.failure is None:
+            seen = self.flushes
+            time.sleep(pause_s)
+            if self.flushes != seen:
+                # It flushes by itself: each look at it would cost it a switch of threads.
+                quiet, pause_s = 0, min(2 * pause_s, IDLE_MAX_S)
+                continue
+            pause_s = IDLE_S
+            with contextlib.suppress(Exception):  # raised again by the next call
+                self.flush()
+            quiet = quiet + 1 if self.flushes == seen else 0
+            with self._lock:
+                if quiet >= IDLE_TICKS and not self._parts:
+                    self._flusher_awake = False
+                    return
 
     def flush(self) -> None:
         """Send what is queued."""
@@ -378,7 +405,6 @@ class Session:
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            self.flush()
             plan, values = plan_of(self.plans, name, args, kwargs or {}, (), self)
             if self.garbage:
                 self._sweep()
@@ -390,6 +416,7 @@ class Session:
                 prefix = self._register(plan)
             first = self.reserve(64)
             self._parts.append(prefix + plan.packer.pack(first, *values))
+            # One frame with what waits, so that the worker wakes up once.
             body = b"".join(self._parts)
             self._parts = []
             self._calls = self._size = 0
@@ -463,7 +490,10 @@ class Session:
                     self._waiting -= 1
 
     def _read_blocking(self) -> None:
-        if self._pump():
+        if self._bulk is not None:
+            if self._pump_bulk(all_of_it=True):
+                return
+        elif self._pump() or self._spin():
             return
         readers: list[Any] = [self.link.socket]
         if self.agent is not None:
@@ -473,13 +503,25 @@ class Session:
             self._hear_agent()
         self._pump()
 
-    def _listen(self) -> None:
+    def _spin(self) -> bool:
+        """Look for an answer without sleeping; say whether it came."""
+        if self._spin_pause:
+            self._spin_pause -= 1
+            return False
+        until = time.perf_counter() + SPIN_S
+        while time.perf_counter() < until:
+            if self._pump():
+                return True
+        self._spin_pause = SPIN_PAUSE
+        return False
+
+    def _listen(self, *, agent: bool = False) -> None:
         """Take in what has arrived, without waiting."""
         if self._reading.acquire(blocking=False):
             try:
                 while self._pump():
                     pass
-                if self.agent is not None:
+                if agent and self.agent is not None:
                     self._hear_agent()
             finally:
                 self._reading.release()
@@ -514,28 +556,36 @@ class Session:
             raise self.failure
         if self._bulk is not None:
             return self._pump_bulk()
-        if len(self._inbox) - self._end < _READ:
-            self._inbox[: self._end - self._start] = self._inbox[self._start : self._end]
-            self._start, self._end = 0, self._end - self._start
-        count = self.link.receive_into(self._inbox_view[self._end : self._end + _READ])
-        if count is None:
-            return False
+        counts = self.link.counts
+        if not counts:
+            if len(self._inbox) - self._end < _READ:
+                self._inbox[: self._end - self._start] = self._inbox[self._start : self._end]
+                self._start, self._end = 0, self._end - self._start
+            if not self.link.receive_into(self._inbox_view[self._end : self._end + _READ]):
+                return False
+        # No calls in these lines, so no signal's exception comes between them. If one came
+        # before, the bytes are there already, and were not counted yet.
+        count = counts[0]
+        self._end += count
+        del counts[0]
         if count == 0:
             raise self._lose("the GPU server closed the connection: its worker ended")
-        self._end += count
         self._parse()
         return True
 
-    def _pump_bulk(self) -> bool:
+    def _pump_bulk(self, *, all_of_it: bool = False) -> bool:
         assert self._bulk is not None
         reply, target = self._bulk
-        done = target.nbytes - self._bulk_left
-        count = self.link.receive_into(target[done:])
-        if count is None:
-            return False
+        counts = self.link.counts
+        if not counts:
+            rest = target[target.nbytes - self._bulk_left :]
+            if not self.link.receive_into(rest, all_of_it=all_of_it):
+                return False
+        count = counts[0]
+        self._bulk_left -= count
+        del counts[0]
         if count == 0:
             raise self._lose("the GPU server closed the connection in the middle of a transfer")
-        self._bulk_left -= count
         if not self._bulk_left:
             self._bulk = None
             reply.done = True
@@ -666,7 +716,7 @@ class Session:
                 self._calls += 1
                 if self._calls >= BATCH_CALLS or self._size >= wire.MAX_BATCH:
                     self.flush()
-                elif self._calls == 1:
+                elif not self._flusher_awake:
                     self._arm()
                 return self._where
             # The parts that name the meta must be sent before the frame that uses it.
