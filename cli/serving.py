@@ -41,6 +41,7 @@ from gpupool.pool.transition import PoolMachine
 from gpupool.remoting.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.caretaker import Software
 from gpupool.remoting.client import SystemChance, SystemClock, join_pool
+from gpupool.remoting.host.claims import GpuClaims
 from gpupool.remoting.host.former import sweep_former_workers
 from gpupool.remoting.host.host import Host
 from gpupool.remoting.host.inventory import Inventory
@@ -396,6 +397,7 @@ class _Server:
                 nvml,
                 emulated_count=emulate.count if emulate else 0,
                 emulated_memory=emulate.memory if emulate else 1,
+                claims=GpuClaims(),
                 log=logging.getLogger("gpupool.gpus").warning,
             )
 

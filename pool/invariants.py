@@ -21,6 +21,9 @@ def violations(state: PoolState) -> list[str]:
                 found.append(f"{gpu.id}: books say {gpu.memory_granted}, leases hold {total}")
             if total > gpu.capacity and not gpu.fault:
                 found.append(f"{gpu.id}: {total} granted of {gpu.capacity}")
+    offered = [g.id for s in state.servers.values() for g in s.gpus.values() if not g.clash]
+    if len(set(offered)) != len(offered):
+        found.append("a GPU is offered by two servers")
     found += [f"{gpu}: granted but not in the table" for (_, gpu) in granted]
     if len(state.voters()) > VOTER_COUNT_MAX:
         found.append(f"{len(state.voters())} voters")

@@ -235,7 +235,7 @@ def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
         fitting = [
             _Candidate(max(0, size - gpu.memory_free), gpu.index, server.id, gpu.id)
             for gpu in admitted(request, server)
-            if not gpu.fault
+            if not gpu.unfit
             and (size := request.memory or partition_size(gpu.capacity, request.fraction))
             <= gpu.capacity
         ]

@@ -67,7 +67,8 @@ class Gpu:
     pci_bus_id: str = ""
     parent: GpuId | None = None  # the physical GPU of a MIG instance
     emulated: bool = False
-    fault: str = ""  # why it must not be granted; empty when healthy
+    fault: str = ""  # what its server says is wrong with it; empty when healthy
+    clash: str = ""  # another server offers the same GPU; set by ``apply`` alone
 
     @property
     def capacity(self) -> int:
@@ -75,9 +76,14 @@ class Gpu:
         return max(0, self.memory_total - self.memory_reserved)
 
     @property
+    def unfit(self) -> str:
+        """Return why it must not be granted, or an empty string."""
+        return self.fault or self.clash
+
+    @property
     def memory_free(self) -> int:
         """Return the bytes that can be granted now."""
-        if self.fault:
+        if self.unfit:
             return 0
         return max(0, self.capacity - self.memory_foreign - self.memory_granted)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpupool.pool import leases, policy_log, staging
 from gpupool.pool.audit import acts_since, record
+from gpupool.pool.clashes import UNSETTLED, settle_clashes
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.commands import (
     ApplyPolicy,
@@ -158,7 +159,9 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
             # A device that shrinks below what is granted of it keeps its size until that is over.
             sizes = known.memory_total, known.memory_reserved
             gpu = replace(gpu, memory_total=sizes[0], memory_reserved=sizes[1])
-        gpus[gpu.id] = replace(gpu, memory_granted=granted)
+        # Whose a GPU is that several servers offer is settled below: who had it keeps it.
+        clash = known.clash if known else UNSETTLED
+        gpus[gpu.id] = replace(gpu, memory_granted=granted, clash=clash)
     for gpu in server.gpus.values():
         # A device that fell off the bus stays in the table until its leases are over.
         if gpu.id not in gpus and gpu.memory_granted:
@@ -178,7 +181,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         rdma=command.rdma,
         changed_at=state.now,
     )
-    state = replace(state, servers=state.servers | {server.id: server})
+    state = settle_clashes(replace(state, servers=state.servers | {server.id: server}))
     if restarted:
         state = leases.note(state, "up", server.name, f"up with {len(gpus)} GPUs")
     return state, Result(ok=True)
@@ -225,6 +228,7 @@ def label_server(state: PoolState, command: LabelServer) -> Step:
     server = replace(server, labels=labels, changed_at=state.now)
     state = replace(state, servers=state.servers | {server.id: server})
     changes = [f"{k}={v}" for k, v in command.labels.items()] + [f"{k}-" for k in command.without]
+    state = record(state, "labelled", by=command.by, subject=server.name, text=" ".join(changes))
     text = f"{' '.join(changes)} (by {command.by})"
     return leases.note(state, "labelled", server.name, text), Result(ok=True)
 
@@ -259,6 +263,7 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
         if successor is not None:
             servers[successor.id] = replace(successor, voter=True)
     state = replace(state, servers=servers, removed=state.removed | {server.id: state.now})
+    state = settle_clashes(state)
     by = f" (by {command.by})" if command.by else ""
     state = record(state, "server-removed", by=command.by, subject=server.name, text=server.id)
     return leases.note(state, "left", server.name, f"left the pool{by}"), Result(ok=True)

@@ -241,7 +241,7 @@ def _server_view(
             pci_bus_id=gpu.pci_bus_id,
             emulated=gpu.emulated,
             mig=gpu.parent is not None,
-            fault=gpu.fault,
+            fault=gpu.unfit,
             leases=tuple(by_gpu.get((server.id, gpu.id), ())),
         )
         for gpu in sorted(server.gpus.values(), key=lambda g: g.index)

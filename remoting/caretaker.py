@@ -199,7 +199,7 @@ def _subject(command: Command) -> object:
 
 def _fixed(gpu: Gpu) -> Gpu:
     """Return ``gpu`` without what changes by the hour."""
-    return replace(gpu, memory_foreign=0, memory_granted=0, fault="")
+    return replace(gpu, memory_foreign=0, memory_granted=0, fault="", clash="")
 
 
 def _with_reading(gpu: Gpu, reading: GpuReading | None) -> Gpu:

@@ -14,6 +14,7 @@ from gpupool.pool.commands import GpuReading
 from gpupool.pool.ids import GpuId
 from gpupool.pool.state import Gpu
 from gpupool.pool.view import GpuTelemetry
+from gpupool.remoting.host.claims import GpuClaims
 from gpupool.remoting.host.nvml import (
     HARDWARE_XIDS,
     Nvml,
@@ -170,12 +171,14 @@ class Inventory:
         *,
         system: NvmlSystem | None = None,
         problem: str = "",
+        claims: GpuClaims | None = None,
         log: Log = lambda _text: None,
     ) -> None:
         self.driver_version = system.driver_version if system else ""
         self.cuda_version = system.cuda_version if system else ""
         self.problem = problem  # why no real GPU was found
         self._nvml = nvml
+        self._claims = claims
         self._log = log
         self._hanging = False
         self._sampling = trio.Lock()
@@ -190,6 +193,7 @@ class Inventory:
         *,
         emulated_count: int = 0,
         emulated_memory: int = 16 << 30,
+        claims: GpuClaims | None = None,
         log: Log = lambda _text: None,
     ) -> "Inventory":
         """Return the inventory of this machine; blocks while the driver wakes the GPUs.
@@ -199,6 +203,7 @@ class Inventory:
             nvml: None offers emulated GPUs only.
             emulated_count: how many emulated GPUs to offer after the real ones.
             emulated_memory: bytes that each pretends to have; only accounted, not allocated.
+            claims: asked before a real GPU is offered; a GPU that is not ours is at fault.
             log: takes one line about what happens to a GPU.
         """
         real: list[Gpu] = []
@@ -212,7 +217,12 @@ class Inventory:
                 problem = f"no NVIDIA driver answers: {error}"
         emulated = emulated_gpus(server_id, emulated_count, emulated_memory, first_index=len(real))
         inventory = Inventory(
-            real + emulated, nvml if real else None, system=system, problem=problem, log=log
+            real + emulated,
+            nvml if real else None,
+            system=system,
+            problem=problem,
+            claims=claims,
+            log=log,
         )
         if real and nvml is not None:
             inventory._take(_read(nvml, inventory._real()), {})
@@ -291,6 +301,8 @@ class Inventory:
         nothing = OwnUse(frozenset(), 0)
         for uuid, sample in found.samples.items():
             state = apply_sample(self._states[uuid], sample, own.get(uuid, nothing))
+            if self._claims is not None and (why := self._claims.refusal(uuid)):
+                state = apply_failure(state, why)
             self._states[uuid] = state
         for uuid, fault in found.failures.items():
             self._states[uuid] = apply_failure(self._states[uuid], fault)

@@ -1,8 +1,12 @@
 """What the host makes of NVML's readings, with NVML faked and with a worker that uses a GPU."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +16,11 @@ from fake_nvml import IDLE, FakeNvml, device
 from host_kit import GIB, HERE, SERVER, HostKit, MakeHost, unix_address
 from trio.testing import MockClock
 
+import gpupool
 from gpupool.pool.commands import GpuReading
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.ids import GpuId
+from gpupool.remoting.host.claims import GpuClaims
 from gpupool.remoting.host.host import HostLimits
 from gpupool.remoting.host.inventory import Inventory, OwnUse, emulated_gpus
 from gpupool.remoting.host.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
@@ -441,3 +447,47 @@ def test_real_binding_has_every_name_that_the_adapter_uses() -> None:
         "nvmlEventTypeXidCriticalError",
     ):
         assert getattr(pynvml, name) == getattr(fake, name)
+
+
+async def test_a_gpu_is_offered_by_one_server_of_a_machine() -> None:
+    prefix = f"gpupool-test-{os.getpid()}-"
+    first, second = GpuClaims(prefix), GpuClaims(prefix)
+    ours = Inventory.discover(SERVER, FakeNvml(), emulated_count=1, claims=first)
+    theirs = Inventory.discover(SERVER, FakeNvml(), emulated_count=1, claims=second)
+    assert [gpu.fault for gpu in ours.gpus()] == ["", "", ""]
+    taken = "another gpupool server on this machine offers it"
+    assert [gpu.fault for gpu in theirs.gpus()] == [taken, taken, ""]
+    await ours.sample(nothing)
+    await theirs.sample(nothing)
+    assert [gpu.fault for gpu in ours.gpus()] == ["", "", ""]
+    assert [gpu.fault for gpu in theirs.gpus()] == [taken, taken, ""]
+    first.close()  # as the kernel does when that process ends
+    await theirs.sample(nothing)
+    assert [gpu.fault for gpu in theirs.gpus()] == ["", "", ""]
+    await ours.sample(nothing)
+    assert [gpu.fault for gpu in ours.gpus()] == [taken, taken, ""]
+    second.close()
+
+
+def test_a_claim_ends_with_its_process() -> None:
+    prefix = f"gpupool-test-{os.getpid()}-"
+    code = (
+        "import sys; from gpupool.remoting.host.claims import GpuClaims\n"
+        f"claims = GpuClaims({prefix!r}); print(repr(claims.refusal('GPU-x')), flush=True)\n"
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(gpupool.__file__).parents[1])},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "''\n"
+        mine = GpuClaims(prefix)
+        assert mine.refusal(GpuId("GPU-x")) == "another gpupool server on this machine offers it"
+        process.kill()
+        process.wait()
+    assert mine.refusal(GpuId("GPU-x")) == ""
+    mine.close()
