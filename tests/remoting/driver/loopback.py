@@ -116,6 +116,7 @@ class LoopbackAgent:
         self.folder = folder
         self.arguments = arguments
         self.workers: list[subprocess.Popen[str]] = []
+        self.proxies: list[subprocess.Popen[str]] = []
         self.warm = [self.start()]
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
@@ -143,7 +144,7 @@ class LoopbackAgent:
         path, address = None, ["127.0.0.1", 0]
         if self.arguments.tcp:
             listener = socket.create_server(("127.0.0.1", 0))
-            address = list(listener.getsockname())
+            address = ["127.0.0.1", self.through(listener.getsockname()[1])]
         else:
             listener = socket.socket(socket.AF_UNIX)
             path = str(self.folder / f"data{len(self.workers)}.sock")
@@ -186,8 +187,21 @@ class LoopbackAgent:
             "devices": [],
         }
 
+    def through(self, port: int) -> int:
+        """Return a port from which a proxy passes a connection on with a delay, if one is asked."""
+        if not self.arguments.peer:
+            return port
+        command = [self.arguments.peer, "proxy", str(port), str(self.arguments.delay_us)]
+        proxy = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.proxies.append(proxy)
+        assert proxy.stdout is not None
+        return int(proxy.stdout.readline())
+
     def close(self) -> None:
         """End the workers that are left."""
+        for proxy in self.proxies:
+            proxy.kill()
+            proxy.wait()
         for worker in self.workers:
             if self.warm:
                 worker.kill()
@@ -206,6 +220,8 @@ def main() -> int:
     parser.add_argument("--memory", type=int, default=8 << 30)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--peer", default="", help="benchmarks/cuda_programs/peer.c, compiled")
+    parser.add_argument("--delay-us", type=int, default=0, help="round trip that it adds")
     parser.add_argument("--verbose", action="store_true")
     parser.add_argument("--worker", type=int, default=-1)
     parser.add_argument("program", nargs=argparse.REMAINDER)

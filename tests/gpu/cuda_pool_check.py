@@ -1,0 +1,109 @@
+"""Run CUDA programs natively and on a pool of this machine, through everything that users have.
+
+    python tests/gpu/cuda_pool_check.py [--only NAME,...] [--budget SECONDS]
+
+``gpupool join`` with the real GPU, ``gpupool run -p 0.5`` with the CUDA door: over the Unix socket,
+and as from another machine over TCP with TLS. Prints what differs and what was measured; the exit
+status is the number of programs that failed.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
+
+from cuda_door_check import agrees, compile_program  # noqa: E402
+from leasing import Outcome, RealPool, run  # noqa: E402
+
+from gpupool.remoting.driver import build  # noqa: E402
+
+MEASURED = ("_us", "_ms", "_s", "_GBps")
+PROGRAMS: list[tuple[str, float, bool]] = [
+    ("runtime.cu", 60, True),
+    ("torch_basic.py", 75, True),
+    ("cupy_arrays.py", 60, False),
+    ("numba_kernel.py", 50, False),
+    ("nvml_view.py", 40, False),
+    ("jax_small.py", 75, False),
+]
+"""Name, seconds, whether it is run over TLS as well."""
+
+
+def report(name: str, native: Outcome, remote: Outcome) -> bool:
+    """Print what differs and what was measured; return whether the program passed."""
+    good = remote.code == 0 == native.code
+    for key, value in native.results.items():
+        other = remote.results.get(key, "missing")
+        if key.endswith(MEASURED):
+            print(f"    {key:24} native {value:>10}  remote {other:>10}")
+        elif not agrees(value, other):
+            good = False
+            print(f"    {key:24} native {value[:70]}  remote {other[:70]}  DIFFERS")
+    mark = "pass" if good else "FAIL"
+    print(
+        f"{mark} {name}: exit {native.code}/{remote.code}, "
+        f"{native.seconds:.1f} s native, {remote.seconds:.1f} s remote"
+    )
+    lines = remote.output.splitlines()
+    shown = [line for line in lines if line.startswith("gpupool:")]
+    print("    " + "\n    ".join(shown[:12] if good else [*shown[:20], "...", *lines[-40:]]))
+    if native.code:
+        print("    native: " + "\n    | ".join(native.output.splitlines()[-4:]))
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--budget", type=float, default=280)
+    options = parser.parse_args()
+    wanted = {name for name in options.only.split(",") if name}
+    end = time.monotonic() + options.budget
+    failures = 0
+    build.build(build.library_dir())
+    with tempfile.TemporaryDirectory(prefix="gpupool-check-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        near = RealPool(folder / "near")
+        far = RealPool(folder / "far", encryption="tls", remote=True)
+        try:
+            print(near.command("gpus").stdout)
+            for program, limit, twice in PROGRAMS:
+                if wanted and program.split(".")[0] not in wanted:
+                    continue
+                if end - time.monotonic() < 30:
+                    print(f"skip {program}: no time left")
+                    continue
+                if program.endswith(".cu"):
+                    path = HERE / "cuda_programs" / program
+                    command = [str(compile_program(path, folder, program == "runtime.cu"))]
+                else:
+                    command = [sys.executable, str(HERE / "cuda_programs" / program)]
+                native = run(command, limit, folder / "native.log", dict(os.environ))
+                failures += not report(
+                    f"{program}, Unix socket",
+                    native,
+                    near.run(command, "-p", "0.5", limit=limit, name="near"),
+                )
+                if twice:
+                    failures += not report(
+                        f"{program}, TLS",
+                        native,
+                        far.run(command, "-p", "0.5", limit=limit, name="far"),
+                    )
+                sys.stdout.flush()
+            print(near.command("smi").stdout[:1500])
+        finally:
+            for pool in (near, far):
+                pool.stop()
+                print(pool.log.read_text()[-2500:])
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
