@@ -124,9 +124,11 @@ class Bench:
         if native.code or remote.code:
             return self.report.failed("models", remote if remote.code else native)
         self._compare_models("", native, remote, BUDGETS)
-        start = [sum(float(o.results[key]) for key in ("import_s", "first_s")) for o in
-                 (native, remote)]  # fmt: skip
-        self.report.latency("import torch and first operation", *start, START_S, "s")
+        before, after = (
+            sum(float(outcome.results[key]) for key in ("import_s", "first_s"))
+            for outcome in (native, remote)
+        )
+        self.report.latency("import torch and first operation", before, after, START_S, "s")
         return None
 
     def _compare_models(

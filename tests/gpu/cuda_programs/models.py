@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 START = time.perf_counter()
-import torch  # noqa: E402
+import torch
 
 ROUNDS = 5
 
