@@ -3,20 +3,48 @@
 import click
 
 from gpupool.cli.listing import look_once, print_table, view_options
-from gpupool.cli.output import print_json
+from gpupool.cli.output import print_json, say
 from gpupool.cli.tables import GPU_COLUMNS, Look, gpu_rows
+from gpupool.cli.values import FILTER
+from gpupool.pool.filters import filter_text, first_mismatch
+from gpupool.pool.state import Filter
 
 
 @click.command()
+@click.option(
+    "--filter",
+    "filters",
+    type=FILTER,
+    multiple=True,
+    metavar="'KEY OP VALUE'",
+    help="Only GPUs like this; repeatable, all must hold.",
+)
 @view_options
-def command(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -> None:
-    """List every GPU with what is granted, free and measured."""
+def command(
+    credentials: str | None,
+    filters: tuple[Filter, ...],
+    wide: bool,
+    in_ascii: bool,
+    as_json: bool,
+) -> None:
+    r"""List every GPU with what is granted, free and measured.
+
+    \b
+    --filter takes what "gpupool run --filter" takes, and shows what would match:
+      gpupool gpus --filter 'gpu.memory >= 40GiB' --filter 'server.labels.rack = r3,r4'
+
+    \b
+    Keys: server.name, server.addr (10.0.0.0/8), server.labels.NAME, gpu.name, gpu.memory,
+    gpu.compute_capability, gpu.uuid, driver.version, cuda.version, link.speed (Mbit/s or 25G),
+    rdma (yes, no). Operators: = != < <= > >=. Text may have * and ?; = and != take lists.
+    """
     seen = look_once(credentials)
-    rows = gpu_rows(seen)
+    rows = [r for r in gpu_rows(seen) if first_mismatch(filters, r.server.server, r.gpu) is None]
     if as_json:
         gpus = [
             {
                 "server": r.server.server.name,
+                "labels": r.server.server.labels,
                 "state": r.state,
                 "gpu": r.gpu,
                 "telemetry": r.telemetry,
@@ -24,5 +52,8 @@ def command(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) 
             for r in rows
         ]
         print_json(gpus=gpus)
+        return
+    if filters and not rows:
+        say(f"gpupool: no GPU matches {' and '.join(filter_text(each) for each in filters)}")
         return
     print_table(GPU_COLUMNS, rows, wide=wide, look=Look(ascii=in_ascii), live=True)

@@ -12,9 +12,9 @@ from gpupool.cli.values import (
     ADDRESS,
     DURATION,
     EMULATION,
+    LABEL,
     LISTEN,
     NAME_TYPE,
-    PAIR,
     Emulation,
 )
 from gpupool.pool.errors import UsageError
@@ -71,7 +71,11 @@ from gpupool.remoting.addresses import PORT_DEFAULT, Address
     help="How long programs may go on when this server is told to stop.",
 )
 @click.option(
-    "--label", "labels", type=PAIR, multiple=True, help="NAME=VALUE, for people; repeatable."
+    "--label",
+    "labels",
+    type=LABEL,
+    multiple=True,
+    help='NAME=VALUE, for filters and people; repeatable. "gpupool label" changes them later.',
 )
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True

@@ -31,6 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logout": ("logout", "Forget the stored token."),
     "drain": ("drain", "Stop granting on a server; what runs goes on."),
     "undrain": ("undrain", "Grant on a drained server again."),
+    "label": ("label", "Set or show the labels of a server."),
     "kill": ("kill", "End a lease now."),
     "audit": ("audit", "Show who administered what, and when."),
     "door": ("door", "Show what the array door covers."),

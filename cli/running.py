@@ -1,7 +1,6 @@
 """One run: GPUs asked for, the program with its agent beside it, the GPUs given back."""
 
 import os
-import secrets
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -13,15 +12,15 @@ import trio
 
 from gpupool.cli.agent import Agent, private_dir
 from gpupool.cli.child import Ending, Supervisor, caught_signals, find_program
-from gpupool.cli.connect import client_name, connected
+from gpupool.cli.connect import connected
 from gpupool.cli.output import say
 from gpupool.cli.program import DoorChoice, choose_door, program_environment
+from gpupool.cli.requesting import Wanted
 from gpupool.cli.values import size_text
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.errors import ExitCode
 from gpupool.pool.filters import short_model
-from gpupool.pool.ids import GpuId, RequestId, ServerId
-from gpupool.pool.state import Request
+from gpupool.pool.ids import GpuId, ServerId
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client import LeaseHold, Pool
 
@@ -40,11 +39,7 @@ class RunOptions:
     """What was asked for."""
 
     arguments: tuple[str, ...]
-    count: int
-    fraction: float  # of each GPU; 0 when ``memory`` is given
-    memory: int  # bytes on each GPU; 0 when ``fraction`` is given
-    wait_s: float | None  # None: for as long as it takes
-    servers: tuple[str, ...]
+    wanted: Wanted
     door: str
     env: tuple[tuple[str, str], ...]
     quiet: bool
@@ -139,21 +134,13 @@ class _Run:
 
         async with trio.open_nursery() as drawing:
             drawing.start_soon(line.show)
-            hold = await pool.allocate(self._request(), wait_s=self._options.wait_s, on_status=news)
+            hold = await pool.allocate(
+                self._options.wanted.request(program_text(self._options.arguments)),
+                wait_s=self._options.wanted.wait_s,
+                on_status=news,
+            )
             drawing.cancel_scope.cancel()
         return hold
-
-    def _request(self) -> Request:
-        options = self._options
-        return Request(
-            id=RequestId(secrets.token_bytes(16)),
-            count=options.count,
-            fraction=options.fraction,
-            memory=options.memory,
-            servers=options.servers,
-            client=client_name(),
-            program=program_text(options.arguments),
-        )
 
     async def choose_door(self) -> None:
         """Ask the program's own Python which door it needs, while the pool is being asked."""

@@ -45,6 +45,7 @@ from gpupool.remoting.host.claims import GpuClaims
 from gpupool.remoting.host.former import sweep_former_workers
 from gpupool.remoting.host.host import Host
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.link import has_rdma, link_speed
 from gpupool.remoting.host.nvml import PynvmlNvml
 from gpupool.remoting.identity import (
     Authority,
@@ -152,6 +153,16 @@ def own_address(options: JoinOptions) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"  # no network at all
+
+
+def advertised_speed(address: str) -> int:
+    """Return the Mbit/s of the interface behind an advertised address; 0 when not known."""
+    host = parse_address(address).host
+    try:
+        host = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return 0
+    return link_speed(host)
 
 
 # --- entering a pool ------------------------------------------------------------------------------
@@ -303,6 +314,8 @@ class _Server:
                 driver_version=inventory.driver_version,
                 cuda_version=inventory.cuda_version,
                 labels=self._options.labels,
+                link_speed=await trio.to_thread.run_sync(advertised_speed, self._address),
+                rdma=has_rdma(),
             ),
             clock=self._clock,
             chance=self._chance,

@@ -4,11 +4,14 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from gpupool.pool import sizes
 from gpupool.pool.errors import UsageError
+from gpupool.pool.state import Filter
 from gpupool.remoting.addresses import Address, parse_address
 
 T = TypeVar("T")
@@ -20,9 +23,8 @@ EMULATED_COUNT_MAX = 64
 EMULATED_MEMORY = 16 << 30
 """Memory of an emulated GPU when none is given; it is only accounted, not allocated."""
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+MIB = 1 << 20
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(?:i?B)?", re.IGNORECASE)
 DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,62})")
 
@@ -54,6 +56,23 @@ class Parsed(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
             self.fail(str(error), param, ctx)
 
 
+class FilterType(Parsed):
+    """A filter. Its keys complete; in a variable, filters are separated by semicolons."""
+
+    envvar_list_splitter: ClassVar[str | None] = ";"
+
+    def __init__(self) -> None:
+        super().__init__("filter", parse_filter)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the keys that begin with ``incomplete``."""
+        from gpupool.pool.filters import KEYS, LABELS
+
+        return [CompletionItem(key) for key in (*KEYS, LABELS) if key.startswith(incomplete)]
+
+
 def parse_count(text: str) -> int:
     """Return a number of GPUs, 1 to ``GPU_COUNT_MAX``."""
     if not text.isascii() or not text.isdigit():
@@ -76,14 +95,33 @@ def parse_fraction(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Return bytes from ``8G``, ``8GiB``, ``512M``; the units are powers of 1024."""
-    match = SIZE.fullmatch(text)
-    if match is None:
-        raise ValueError(f"{text!r} is not a size: write a number and its unit, as 8G or 512M")
-    size = int(float(match[1]) * UNITS[match[2].upper()])
-    if not UNITS["M"] <= size < 1 << 60:
+    """Return bytes from ``8G``, ``8GiB`` (powers of 1024), ``8GB`` (of 1000), ``512M``."""
+    size = sizes.parse_size(text)
+    if size < MIB:
         raise ValueError(f"{text} is not a usable size: the smallest is 1M")
     return size
+
+
+def parse_partition(text: str) -> int:
+    """Return the bytes of a partition: whole MiB, not less than ``text`` says."""
+    return -(-parse_size(text) // MIB) * MIB
+
+
+def parse_filter(text: str) -> Filter:
+    """Return the filter of ``key op value``."""
+    from gpupool.pool import filters
+
+    return filters.parse_filter(text)
+
+
+def parse_label(text: str) -> tuple[str, str]:
+    """Return the name and value of a server's label, ``NAME=VALUE``."""
+    from gpupool.pool.filters import label_refusal
+
+    name, value = parse_pair(text)
+    if refusal := label_refusal({name: value}):
+        raise ValueError(refusal)
+    return name, value
 
 
 def parse_duration(text: str) -> float:
@@ -152,6 +190,9 @@ def parse_name(text: str) -> str:
 COUNT = Parsed("count", parse_count)
 FRACTION = Parsed("fraction", parse_fraction)
 SIZE_TYPE = Parsed("size", parse_size)
+PARTITION = Parsed("size", parse_partition)
+LABEL = Parsed("name=value", parse_label)
+FILTER = FilterType()
 DURATION = Parsed("duration", parse_duration)
 LISTEN = Parsed("host:port", parse_listen)
 ADDRESS = Parsed("host:port", _parse_address)

@@ -191,18 +191,16 @@ def parse_filter(text: str) -> Filter:
     return Filter(key, operator, tuple(_normal(key, kind, operator, part) for part in parts))
 
 
-def parse_filters(texts: Sequence[str]) -> tuple[Filter, ...]:
-    """Return the filters of one request; all must hold.
+def check_filters(filters: Sequence[Filter]) -> None:
+    """Check that one request may have all these filters.
 
     Raises:
         ValueError: with a sentence.
     """
-    if len(texts) > FILTER_COUNT_MAX:
+    if len(set(filters)) > FILTER_COUNT_MAX:
         raise ValueError(f"a request has at most {FILTER_COUNT_MAX} filters")
-    filters = tuple(dict.fromkeys(parse_filter(text) for text in texts))
-    if not well_formed(filters):
+    if not well_formed(tuple(dict.fromkeys(filters))):
         raise ValueError(f"the filters of a request have at most {TEXT_LENGTH_MAX} characters")
-    return filters
 
 
 def filter_text(wanted: Filter) -> str:
@@ -214,7 +212,7 @@ def filter_text(wanted: Filter) -> str:
 
 
 def well_formed(filters: Sequence[Filter]) -> bool:
-    """Return whether these are filters as ``parse_filters`` makes them; whoever sent them."""
+    """Return whether these are filters as ``parse_filter`` makes them, whoever sent them."""
     length = sum(len(each.key) + sum(map(len, each.values)) for each in filters)
     if len(filters) > FILTER_COUNT_MAX or length > TEXT_LENGTH_MAX:
         return False
@@ -300,6 +298,16 @@ def admitted(request: Request, server: Server) -> list[Gpu]:
 def names_server(names: tuple[str, ...], server: Server) -> bool:
     """Return whether a request's list of servers, empty for any, admits ``server``."""
     return not names or server.name in names or server.id in names
+
+
+def label_refusal(labels: dict[str, str]) -> str:
+    """Return why these cannot be labels, or an empty string."""
+    for name, value in labels.items():
+        if LABEL_NAME.fullmatch(name) is None:
+            return f"{name[:80]!r} cannot be a label's name: letters, digits and ._/- , 63 at most"
+        if LABEL_VALUE.fullmatch(value) is None:
+            return f"{value[:80]!r} cannot be a label's value: 63 simple characters at most"
+    return ""
 
 
 Test = Callable[[ServerFacts, GpuFacts], bool]

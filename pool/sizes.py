@@ -22,7 +22,7 @@ def parse_size(text: str) -> int:
     # Integers all the way: a float would make 2 PiB - 1 of 2 PiB.
     size = int(whole + part) * units[match[2].upper()] // 10 ** len(part)
     if size >= SIZE_MAX:
-        raise ValueError(f"{text} is larger than any memory")
+        raise ValueError(f"{text} is not a usable size: it is larger than any memory")
     return size
 
 

@@ -36,7 +36,7 @@ from gpupool.pool.commands import (
     Wait,
     unseal,
 )
-from gpupool.pool.filters import LABEL_COUNT_MAX, LABEL_NAME, LABEL_VALUE
+from gpupool.pool.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.ids import GpuId, Milliseconds, Plain
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import (
@@ -196,20 +196,10 @@ def _labels_at_start(server: Server, said: dict[str, str]) -> dict[str, str]:
     new = {
         name: value
         for name, value in said.items()
-        if server.labels_said.get(name) != value and not _label_refusal({name: value})
+        if server.labels_said.get(name) != value and not label_refusal({name: value})
     }
     labels = server.labels | new
     return labels if len(labels) <= LABEL_COUNT_MAX else server.labels
-
-
-def _label_refusal(labels: dict[str, str]) -> str:
-    """Return why these cannot be labels, or an empty string."""
-    for name, value in labels.items():
-        if LABEL_NAME.fullmatch(name) is None:
-            return f"{name[:80]!r} cannot be a label's name: letters, digits and ._/- , 63 at most"
-        if LABEL_VALUE.fullmatch(value) is None:
-            return f"{value[:80]!r} cannot be a label's value: 63 simple characters at most"
-    return ""
 
 
 def label_server(state: PoolState, command: LabelServer) -> Step:
@@ -217,7 +207,7 @@ def label_server(state: PoolState, command: LabelServer) -> Step:
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse("never", "no such server")
-    if why := _label_refusal(command.labels):
+    if why := label_refusal(command.labels):
         return state, refuse("invalid", why)
     labels = {k: v for k, v in server.labels.items() if k not in command.without}
     labels |= command.labels
