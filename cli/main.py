@@ -65,7 +65,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"gpupool.cli.{COMMANDS[cmd_name][0]}")
-        return cast(click.Command, module.command)
+        return _with_examples(cast(click.Command, module.command))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands from the table above, so that none has to be imported."""
@@ -84,6 +84,18 @@ class Commands(click.Group):
 
             ctx.default_map = default_map(self, ctx, [args[0]])
         return found
+
+
+def _with_examples(command: click.Command) -> click.Command:
+    """Return ``command`` with the marks of its examples as click wants them.
+
+    A docstring with a backslash is a raw one, in which the mark is two characters.
+    """
+    command.help = (command.help or "").replace("\\b\n", "\b\n")
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            _with_examples(each)
+    return command
 
 
 @click.group(

@@ -44,3 +44,10 @@ def test_the_service_file_runs_a_command_that_exists() -> None:
     command = re.search(r"^ExecStart=\S*/gpupool (\w+)", text, re.M)
     assert command is not None
     assert command[1] in COMMANDS
+
+
+def test_examples_keep_their_lines() -> None:
+    text = reference()
+    assert "\\b" not in text
+    lines = [line.strip() for line in text.splitlines()]
+    assert "gpupool run -- python train.py                  one whole GPU" in lines
