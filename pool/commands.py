@@ -156,6 +156,16 @@ class EndLease:
 
 
 @dataclass(frozen=True, slots=True)
+class NoteIdle:
+    """One server of a lease on several says whether its part is about to be idle for too long."""
+
+    lease: LeaseId
+    server: ServerId
+    incarnation: Incarnation
+    idle: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FreeLease:
     """Second step, by the server that owns the GPUs: its workers are gone."""
 
@@ -238,6 +248,7 @@ Command = (
     | Grant
     | CancelRequest
     | EndLease
+    | NoteIdle
     | FreeLease
     | Wait
     | CreateToken
@@ -260,6 +271,7 @@ KINDS: dict[str, type[Command]] = {
     "grant": Grant,
     "cancel-request": CancelRequest,
     "end-lease": EndLease,
+    "note-idle": NoteIdle,
     "free-lease": FreeLease,
     "wait": Wait,
     "create-token": CreateToken,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from gpupool.pool.audit import record
-from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, Wait
+from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
 from gpupool.pool.filters import admitted, filter_text, first_mismatch, names_server, well_formed
 from gpupool.pool.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
 from gpupool.pool.results import Result, refuse
@@ -71,6 +71,7 @@ def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
         granted_at=state.now,
         client=request.client[:TEXT_LENGTH_MAX],
         program=request.program[:TEXT_LENGTH_MAX],
+        idle_timeout_s=request.idle_timeout_s,
     )
     state = _charge(state, lease.partitions, sign=1)
     state = replace(
@@ -317,6 +318,21 @@ def end(state: PoolState, lease_id: LeaseId, reason: str) -> PoolState:
     lease = replace(lease, parts=parts, end_reason=reason, ended_at=state.now)
     state = replace(state, leases=state.leases | {lease_id: lease})
     return note(state, "ended", lease_name(lease_id), reason)
+
+
+def note_idle(state: PoolState, command: NoteIdle) -> tuple[PoolState, Result]:
+    """Take note of whether one server of a lease finds its part unused."""
+    lease = state.leases.get(command.lease)
+    if lease is None or command.server not in lease.parts:
+        return state, Result(ok=True)
+    server = state.servers.get(command.server)
+    if server is None or server.incarnation != command.incarnation:
+        return state, refuse("conflict", "not the current incarnation")
+    idle_on = tuple(each for each in lease.idle_on if each != command.server)
+    if command.idle:
+        idle_on = (*idle_on, command.server)
+    changed = replace(lease, idle_on=idle_on)
+    return replace(state, leases=state.leases | {lease.id: changed}), Result(ok=True)
 
 
 def free_lease(state: PoolState, command: FreeLease) -> tuple[PoolState, Result]:

@@ -74,6 +74,7 @@ class Granted:
     lease: LeaseId
     request: Request
     choice: Choice
+    idle_timeout_s: float = 0.0  # the lease ends when unused for so long; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +358,8 @@ class Allocation:
         assert self._choice is not None
         if isinstance(answer, m.Claimed) and answer.outcome == "granted" and answer.lease:
             self.phase = Phase.DONE
-            self._actions.append(Granted(answer.lease, self.request, self._choice))
+            idle_s = answer.idle_timeout_s
+            self._actions.append(Granted(answer.lease, self.request, self._choice, idle_s))
         elif isinstance(answer, m.Claimed) and answer.outcome == "refused":
             self._take_refusal(answer)
         elif isinstance(answer, NoQuorumError | UsageError | DeniedError):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from gpupool.pool.commands import Command, GpuReading, ReportGpus, ServerUp
 from gpupool.pool.duties import host_plan, leader_plan
+from gpupool.pool.idleness import idle_notice, idle_plan
 from gpupool.pool.ids import GpuId, Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, LedgerHealth, Role
 from gpupool.pool.state import Gpu, PartStatus, PoolState, Server, ServerStatus
@@ -54,6 +55,7 @@ class Caretaker:
         clock: Clock,
         proposals: Proposals,
         kill: Callable[[LeaseId, str], None],
+        notify: Callable[[LeaseId, str], None],
     ) -> None:
         self._self = self_id
         self._incarnation = incarnation
@@ -62,8 +64,11 @@ class Caretaker:
         self._clock = clock
         self._proposals = proposals
         self._kill = kill
+        self._notify = notify
         self._under_way: set[tuple[str, object]] = set()
         self._unattached: dict[LeaseId, float] = {}
+        self._held_since: dict[LeaseId, float] = {}
+        self._nearly_since: dict[LeaseId, float] = {}
         self._reported_at = float("-inf")
         self.gone: dict[LeaseId, str] = {}
         """Leases held here whose client has disappeared, with the reason."""
@@ -91,6 +96,7 @@ class Caretaker:
             self._kill(lease, "the table does not hold this lease here")
         for command in plan.propose:
             self._once(command)
+        self._look_for_idle(state, now)
         if health.role is Role.LEADER:
             wall_ms = self._clock.wall_ms()
             for command in leader_plan(state, health.contact_age_s, wall_ms, self._self):
@@ -108,14 +114,32 @@ class Caretaker:
             if lease.held and lease.parts.get(self._self) is PartStatus.HELD
         }
         for lease in held:
+            self._held_since.setdefault(lease, now)
             if lease in attached:
                 self._unattached.pop(lease, None)
             else:
                 self._unattached.setdefault(lease, now)
         for lease in [lease for lease in self._unattached if lease not in held]:
             del self._unattached[lease]
+        for lease in [lease for lease in self._held_since if lease not in held]:
+            del self._held_since[lease]
         for lease in [lease for lease in self.gone if lease not in held]:
             del self.gone[lease]
+
+    def _look_for_idle(self, state: PoolState, now: float) -> None:
+        """Announce and end leases that nobody uses; see ``pool.idleness``."""
+        measured_s = self._host.idle_s()
+        idle_s = {
+            lease: min(now - since, measured_s.get(lease, now - since))
+            for lease, since in self._held_since.items()
+        }
+        nearly_s = {lease: now - since for lease, since in self._nearly_since.items()}
+        plan = idle_plan(state, self._self, self._incarnation, idle_s, nearly_s)
+        for lease in plan.nearly - self._nearly_since.keys():
+            self._notify(lease, idle_notice(state.leases[lease].idle_timeout_s))
+        self._nearly_since = {lease: self._nearly_since.get(lease, now) for lease in plan.nearly}
+        for command in plan.propose:
+            self._once(command)
 
     def _report(self, server: Server) -> None:
         """Propose the inventory when the table has another one, else readings that moved."""

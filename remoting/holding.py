@@ -47,22 +47,25 @@ class LeaseHold:
         ticket: bytes,
         request: Request,
         partitions: tuple[Partition, ...],
+        idle_timeout_s: float = 0.0,
     ) -> None:
         self.lease = lease
         self.name = lease_name(lease)
         self.request = request
         self.partitions = partitions
         self.servers: tuple[ServerId, ...] = tuple(dict.fromkeys(p.server for p in partitions))
+        self.idle_timeout_s = idle_timeout_s
+        """The pool ends the lease when it was not used for so long; 0: never."""
         self.lost = ""
         """Why the lease ended before it was released; empty while it is held."""
         self.on_notice: Callable[[str], None] = lambda _text: None
         """Called with what the user should read, such as that the lease ends in ten minutes."""
-        self._notices: set[str] = set()
         self._ticket = ticket
         self._connections = connections
         self._mine: dict[ServerId, ServerConnection] = {}
         self._over = trio.Event()
         self._released = False
+        self._noticed: tuple[ServerId | None, str] = (None, "")
         self._ended = False
         connections.listen(self)
 
@@ -190,10 +193,15 @@ class LeaseHold:
             self._ended = True
             self._lose(message.reason)
         elif isinstance(message, m.LeaseNotice) and message.lease == self.lease:
-            known = message.text in self._notices  # every server of the lease says so
-            self._notices.add(message.text)
-            if not known:
-                self.on_notice(message.text)
+            self._notice(connection.server, message.text)
+
+    def _notice(self, server: ServerId, text: str) -> None:
+        """Hand on a notice; once, when several servers of the lease send the same."""
+        last_server, last_text = self._noticed
+        if text == last_text and server != last_server:
+            return
+        self._noticed = (server, text)
+        self.on_notice(text)
 
 
 def session_answer(name: str, opened: m.SessionOpened) -> SessionAnswer:
@@ -288,7 +296,12 @@ class Allocator:
                 return final
             partitions = final.choice.partitions
             hold = LeaseHold(
-                self._connections, final.lease, self._ticket, final.request, partitions
+                self._connections,
+                final.lease,
+                self._ticket,
+                final.request,
+                partitions,
+                final.idle_timeout_s,
             )
             try:
                 unusable = await self._attach_all(hold, final.choice.server)

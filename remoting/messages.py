@@ -16,7 +16,8 @@ CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
     PutPolicy, CheckPolicy                   Done, PolicyVerdict
     GetAudit                                 AuditNow
     JoinPool                                 Joined
-                                             TryNow, LeaseEnded, LeaseNotice, Members, Update
+                                             TryNow, LeaseEnded, LeaseNotice, Members,
+                                             Update, Dismissed   (pushes)
 """
 
 from dataclasses import dataclass

@@ -51,6 +51,10 @@ class SessionHost(Protocol):
         """Return how many live workers each lease has."""
         ...
 
+    def idle_s(self) -> dict[LeaseId, float]:
+        """Return for each lease with sessions here, seconds since its last use; 0 while in use."""
+        ...
+
     async def open_session(
         self, lease: Lease, partitions: Sequence[Partition], *, door: str, program: str
     ) -> SessionInfo:

@@ -30,6 +30,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.filters import well_formed
+from gpupool.pool.idleness import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.ids import Incarnation, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.placement import NoOffer, make_offer
 from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
@@ -203,6 +204,7 @@ class Steward:
             clock=clock,
             proposals=self.proposals,
             kill=self._kill,
+            notify=self._notify,
         )
         self._desk = Desk(self, host=host, clock_offset_s=clock_offset_s, loop_lag_s=loop_lag_s)
 
@@ -498,7 +500,9 @@ class Steward:
                     self.answer(client, call, m.Claimed("refused", kind="closed", why=why))
                     return
                 self._attach(client, lease)
-                self.answer(client, call, m.Claimed("granted", lease=lease.id))
+                idle_s = lease.idle_timeout_s
+                granted = m.Claimed("granted", lease=lease.id, idle_timeout_s=idle_s)
+                self.answer(client, call, granted)
             elif result is not None:
                 claimed = m.Claimed("refused", kind=result.kind, why=result.why)
                 self.answer(client, call, claimed)
@@ -634,6 +638,11 @@ class Steward:
         if action not in self._actions:
             self._actions.append(action)
 
+    def _notify(self, lease: LeaseId, text: str) -> None:
+        """Tell the clients of a lease something that they should know."""
+        for connection in sorted(self._attached.get(lease, ())):
+            self.send(connection, 0, m.LeaseNotice(lease, text))
+
     def _abandon(self, command: Command) -> None:
         """Get a command committed that nobody waits for."""
         timeout_s = self.settings.cleanup_timeout_s
@@ -722,6 +731,8 @@ def check_request(request: Request) -> None:
     if not by_fraction and not by_memory:
         raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
     texts = (*request.servers, request.client, request.program)
+    if request.idle_timeout_s and not IDLE_TIMEOUT_MIN_S <= request.idle_timeout_s <= 2**31:
+        raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
     if len(request.servers) > SERVER_NAME_COUNT_MAX or any(
         len(text) > TEXT_LENGTH_MAX for text in texts
     ):

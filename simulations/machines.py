@@ -162,6 +162,10 @@ class SimulatedHost:
             counts[worker.lease] = counts.get(worker.lease, 0) + 1
         return counts
 
+    def idle_s(self) -> dict[LeaseId, float]:
+        """Return when each lease was last used: now, as the simulated clients ask no timeout."""
+        return dict.fromkeys(self.worker_count(), 0.0)
+
     def open_session(
         self,
         lease: Lease,

@@ -95,6 +95,7 @@ class Host:
         self._log = log
         self._unix_path = ""
         self._openings: dict[LeaseId, list[_Opening]] = {}
+        self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, messages.Report] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
         self.fleet = Fleet(
@@ -151,6 +152,11 @@ class Host:
             if worker.lease is not None:
                 count[worker.lease] = count.get(worker.lease, 0) + 1
         return count
+
+    def idle_s(self) -> dict[LeaseId, float]:
+        """Return for each lease with sessions here, seconds since its last use; 0 while in use."""
+        now = trio.current_time()
+        return {lease: now - used_at for lease, used_at in self._used_at.items()}
 
     def telemetry(self) -> tuple[tuple[GpuTelemetry, ...], tuple[SessionTelemetry, ...]]:
         """Return the latest readings of GPUs and sessions."""
@@ -244,6 +250,7 @@ class Host:
             await self.fleet.end(doomed, reason)
         await trio.lowlevel.checkpoint()
         self.budget.close_lease(lease)
+        self._used_at.pop(lease, None)
         self._totals.pop(lease, None)
 
     # --- opening --------------------------------------------------------------------------------
@@ -305,6 +312,7 @@ class Host:
             raise GpupoolError("no session can be opened", why=worker.cuda_problem)
         self._check_context_room(lease, gpus)  # Another session may have taken it meanwhile.
         worker.lease, worker.real = lease, real
+        self._use(worker)
         worker.devices = tuple(gpu.id for gpu in gpus)
         worker.session = os.urandom(16)
         worker.state = WorkerState.WAITING
@@ -391,8 +399,11 @@ class Host:
             if worker.state is WorkerState.WAITING:
                 worker.state = WorkerState.CONNECTED
             worker.connected.set()
+            self._use(worker)
         elif isinstance(message, messages.Report):
+            # Sent for use only: what the worker does by itself changes no total.
             worker.totals = message
+            self._use(worker)
         elif isinstance(message, messages.Rejected):
             worker.say(f"a connection was refused: {message.reason}", self._log)
         elif isinstance(message, messages.ContextReady) and not worker.contexts:
@@ -401,6 +412,11 @@ class Host:
                 self._nursery.start_soon(self._measure_contexts, worker)
         else:
             worker.kill(f"it sent {type(message).__name__} out of turn")
+
+    def _use(self, worker: Worker) -> None:
+        """Note that a lease is in use."""
+        if worker.lease is not None:
+            self._used_at[worker.lease] = trio.current_time()
 
     def _bury(self, worker: Worker) -> None:
         self.budget.end_worker(worker.number)
@@ -442,6 +458,8 @@ class Host:
             if worker.lease is None or not worker.contexts:
                 continue
             for gpu in worker.real:
+                if worker.process.pid in self.inventory.computing(gpu):
+                    self._use(worker)
                 used = (self.inventory.own_processes(gpu) or {}).get(worker.process.pid)
                 if used is None:
                     continue

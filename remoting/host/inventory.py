@@ -50,6 +50,8 @@ class DeviceState:
     telemetry: GpuTelemetry
     #: NVML's bytes of each of our workers by pid; None where NVML does not tell them apart.
     own_processes: dict[int, int] | None = None
+    #: Those of our workers that computed lately; None where NVML does not tell.
+    computing: frozenset[int] | None = None
     ecc_at_start: int | None = None
     xid: int = 0  # of the hardware error seen since the start, which lasts until a restart
 
@@ -132,12 +134,26 @@ def apply_sample(state: DeviceState, sample: NvmlSample, own: OwnUse) -> DeviceS
             ecc_errors=sample.ecc_errors,
         ),
         own_processes=mine if known else None,
+        computing=_computing(sample, own, known=bool(mine)),
     )
+
+
+def _computing(sample: NvmlSample, own: OwnUse, *, known: bool) -> frozenset[int] | None:
+    """Return which of our workers computed, as exactly as NVML tells.
+
+    Where it does not name processes, or knows ours by other ids, a GPU that is busy counts as used
+    by all of them: to keep a lease that is idle does less harm than to end one that computes.
+    """
+    if sample.utilization is not None and not sample.utilization:
+        return frozenset()
+    if sample.computing is not None and known:
+        return sample.computing & own.pids
+    return None if sample.utilization is None else own.pids
 
 
 def apply_failure(state: DeviceState, fault: str) -> DeviceState:
     """Return ``state`` of a device that did not answer; its last readings stay."""
-    return replace(state, gpu=replace(state.gpu, fault=fault), own_processes=None)
+    return replace(state, gpu=replace(state.gpu, fault=fault), own_processes=None, computing=None)
 
 
 def apply_xids(
@@ -261,6 +277,10 @@ class Inventory:
     def own_processes(self, uuid: GpuId) -> dict[int, int] | None:
         """Return NVML's bytes of our workers by pid; None where it does not tell."""
         return self._states[uuid].own_processes
+
+    def computing(self, uuid: GpuId) -> frozenset[int]:
+        """Return the pids of our workers that computed on a GPU lately; none where NVML is mute."""
+        return self._states[uuid].computing or frozenset()
 
     async def sample(self, own: Callable[[], Mapping[GpuId, OwnUse]]) -> None:
         """Read all real GPUs; returns within ``SAMPLE_TIMEOUT_S`` whatever NVML does.

@@ -115,11 +115,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Totals of the session so far; sent at most once a second."""
+    """Totals of the session so far; sent at most once a second, while it is used."""
 
     calls: int
     bytes_in: int
     bytes_out: int
+    busy: bool = False  # a call is being executed
 
 
 @dataclass(frozen=True, slots=True)

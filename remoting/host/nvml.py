@@ -60,6 +60,8 @@ class NvmlSample:
     ecc_errors: int | None = None  # uncorrectable, since the driver was loaded
     row_remap_failed: bool = False
     exclusive: bool = False  # its compute mode admits at most one process
+    #: Processes that computed since the last reading; None where the driver does not say.
+    computing: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class PynvmlNvml:
         self._nvml: Any = importlib.import_module("pynvml")
         self._handles = _Handles()
         self._events: Any = None
+        self._seen_us: dict[str, int] = {}  # time of the last utilization sample of each device
 
     def open(self) -> NvmlSystem:
         """Load NVML and return its versions."""
@@ -172,6 +175,7 @@ class PynvmlNvml:
             ),
             row_remap_failed=bool(rows and rows[3]),
             exclusive=mode is not None and mode != nvml.NVML_COMPUTEMODE_DEFAULT,
+            computing=self._computing(uuid, handle),
         )
 
     def xid_events(self) -> list[XidEvent]:
@@ -229,6 +233,19 @@ class PynvmlNvml:
                     return None
                 used[int(row.pid)] = max(used.get(int(row.pid), 0), int(row.usedGpuMemory))
         return used
+
+    def _computing(self, uuid: str, handle: Any) -> frozenset[int] | None:
+        nvml, since_us = self._nvml, self._seen_us.get(uuid, 0)
+        try:
+            rows = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+        except nvml.NVMLError as error:
+            # No sample since then: nobody has computed.
+            nothing = (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND)
+            return frozenset() if error.value in nothing else None
+        self._seen_us[uuid] = max([since_us, *(int(row.timeStamp) for row in rows)])
+        return frozenset(
+            int(row.pid) for row in rows if row.smUtil and int(row.timeStamp) > since_us
+        )
 
     def _subscribe(self) -> None:
         with contextlib.suppress(self._nvml.NVMLError):  # Not every GPU reports Xid errors.

@@ -38,6 +38,9 @@ class SessionStream(Protocol):
     calls: int
     bytes_in: int
     bytes_out: int
+    #: Whether a thread waits for the client to send, or to take what is sent.
+    receiving: bool
+    sending: bool
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive some bytes; 0 means that the client has closed."""
@@ -94,18 +97,22 @@ class PlainStream:
         self.calls = 0
         self.bytes_in = 0
         self.bytes_out = 0
+        self.receiving = False
+        self.sending = False
         self._socket = sock
         self._send_lock = threading.Lock()
         self._spinner = Spinner()
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive some bytes; 0 means that the client has closed."""
+        self.receiving = True
         try:
             count = self._receive_awake(buffer) if self._spinner.answered else None
             if count is None:
                 count = self._socket.recv_into(buffer)
         except ConnectionError:
             return 0
+        self.receiving = False
         self.bytes_in += count
         return count
 
@@ -127,6 +134,7 @@ class PlainStream:
         self._spinner.answered = True
         with self._send_lock:
             first = 0
+            self.sending = True
             while first < len(views):
                 sent = self._socket.sendmsg(views[first : first + IOV_COUNT_MAX])
                 self.bytes_out += sent
@@ -135,6 +143,7 @@ class PlainStream:
                     first += 1
                 if sent:
                     views[first] = views[first][sent:]
+            self.sending = False
 
     def close(self) -> None:
         """Close the connection."""
@@ -155,6 +164,8 @@ class TlsStream:
         self.calls = 0
         self.bytes_in = 0
         self.bytes_out = 0
+        self.receiving = False
+        self.sending = False
         self._socket = sock
         self._ssl_lock = threading.Lock()
         # Held for a whole message: an SSL_write that had to wait must be repeated with the same
@@ -175,7 +186,9 @@ class TlsStream:
             except ssl.SSLWantReadError:
                 if count:
                     break
+                self.receiving = True
                 self._wait(select.POLLIN, awake=self._spinner.answered)
+                self.receiving = False
                 continue
             except ssl.SSLWantWriteError:
                 self._wait(select.POLLOUT)
@@ -223,7 +236,9 @@ class TlsStream:
                 with self._ssl_lock:
                     count = self._socket.send(view[sent : sent + SEND_SIZE_MAX])
             except ssl.SSLWantWriteError:
+                self.sending = True
                 self._wait(select.POLLOUT)
+                self.sending = False
                 continue
             except ssl.SSLWantReadError:
                 self._wait(select.POLLIN)

@@ -239,13 +239,16 @@ class Worker:
         return getattr(importlib.import_module(module), function)
 
     def _report(self, stream: Any) -> None:
-        """Send the totals while they change."""
+        """Send the totals while they change, and while a call takes long."""
         last = (0, 0, 0)
         pause = threading.Event()
         while not pause.wait(REPORT_INTERVAL_S):
             totals = (stream.calls, stream.bytes_in, stream.bytes_out)
-            if totals != last:
-                self._channel.send(messages.Report(*totals))
+            # A door that waits neither for its client's next call nor for its client to take an
+            # answer executes one.
+            busy = not (stream.receiving or stream.sending)
+            if totals != last or busy:
+                self._channel.send(messages.Report(*totals, busy=busy))
                 last = totals
 
     def _watch_hangup(self, descriptor: int) -> None:

@@ -177,6 +177,9 @@ commands = st.one_of(
         successor=st.none() | request_ids,
     ),
     *[st.builds(c.EndLease, lease=leases, reason=REASONS, by=REASONS)] * 3,
+    st.builds(
+        c.NoteIdle, lease=leases, server=servers, incarnation=incarnations, idle=st.booleans()
+    ),
     *[st.builds(c.FreeLease, lease=leases, server=servers, incarnation=incarnations)] * 4,
     users.flatmap(
         lambda user: st.builds(

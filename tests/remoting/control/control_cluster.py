@@ -158,6 +158,7 @@ class FakeHost:
     open_s: float = 0.02
     failure: GpupoolError | None = None
     chance: Chance = field(default_factory=Chance)
+    used: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
 
     def gpus(self) -> tuple[Gpu, ...]:
         return self.devices
@@ -167,6 +168,13 @@ class FakeHost:
 
     def worker_count(self) -> dict[LeaseId, int]:
         return dict(self.workers)
+
+    def idle_s(self) -> dict[LeaseId, float]:
+        now = trio.current_time()
+        return {lease: now - used for lease, used in self.used.items()}
+
+    def use(self, lease: LeaseId) -> None:
+        self.used[lease] = trio.current_time()
 
     async def open_session(
         self, lease: Lease, partitions: Sequence[Partition], *, door: str, program: str

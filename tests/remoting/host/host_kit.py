@@ -140,6 +140,13 @@ class LogLines(list[str]):
         self.event = trio.Event()
 
 
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for what has no event."""
+    with trio.fail_after(10):
+        while not condition():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
 def unix_address(info: SessionInfo) -> SessionAddress:
     return SessionAddress(info.session, info.ticket, info.certificate_sha256, unix=info.unix_path)
 

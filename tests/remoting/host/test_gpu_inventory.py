@@ -93,6 +93,24 @@ async def test_foreign_memory(sample: NvmlSample, own: OwnUse, foreign: int) -> 
     assert reading(inventory) == GpuReading(foreign, "")
 
 
+@pytest.mark.parametrize(
+    ("sample", "computing"),
+    [
+        (NvmlSample(2, {1: 1, 2: 1}, 0.5, computing=frozenset({2, 9})), {2}),
+        (NvmlSample(2, {1: 1, 2: 1}, 0.5, computing=frozenset()), set[int]()),
+        (NvmlSample(2, {1: 1, 2: 1}, 0.0, computing=None), set[int]()),
+        # It is busy, and NVML does not say by whom: rather by all of ours than by nobody.
+        (NvmlSample(2, {1: 1, 2: 1}, 0.5, computing=None), {1, 2}),
+        (NvmlSample(2, {77: 2}, 0.5, computing=frozenset({77})), {1, 2}),
+        (NvmlSample(2, {1: 1, 2: 1}, None, computing=None), set[int]()),  # a MIG instance
+    ],
+)
+async def test_who_computes(sample: NvmlSample, computing: set[int]) -> None:
+    inventory = Inventory.discover(SERVER, FakeNvml(samples={"GPU-0": sample}))
+    await inventory.sample(lambda: {GPU0: OwnUse(frozenset({1, 2}), 2)})
+    assert inventory.computing(GPU0) == computing
+
+
 async def test_faults_and_recovery() -> None:
     log: list[str] = []
     nvml = FakeNvml()
@@ -317,6 +335,10 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetTotalEccErrors": 1,
     "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
     "nvmlDeviceGetComputeMode": 3,
+    "nvmlDeviceGetProcessUtilization": [
+        SimpleNamespace(pid=7, timeStamp=2000, smUtil=0),
+        SimpleNamespace(pid=8, timeStamp=3000, smUtil=12),
+    ],
     "nvmlEventSetCreate": "events",
     "nvmlDeviceRegisterEvents": None,
 }
@@ -330,7 +352,9 @@ class FakeBinding:
     NVML_VOLATILE_ECC = 0
     NVML_COMPUTEMODE_DEFAULT = 0
     NVML_DEVICE_MIG_ENABLE = 1
+    NVML_SUCCESS = 0
     NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_ERROR_NOT_FOUND = 6
     NVML_ERROR_GPU_IS_LOST = 15
     nvmlEventTypeXidCriticalError = 8
     nvmlMemory_v2 = 2
@@ -408,7 +432,9 @@ def test_adapter_reads_devices_and_samples(binding: FakeBinding) -> None:
         ecc_errors=1,
         row_remap_failed=False,
         exclusive=True,
+        computing=frozenset({8}),
     )
+    assert nvml.sample("GPU-0").computing == frozenset()  # the same readings are not news
     binding.xids = [("GPU-0", 79), ("GPU-0", 13)]
     assert nvml.xid_events() == [XidEvent("GPU-0", 13), XidEvent("GPU-0", 79)]
     assert nvml.xid_events() == []
@@ -420,6 +446,9 @@ def test_adapter_tells_a_lost_gpu_from_a_missing_reading(binding: FakeBinding) -
     binding.failing = {"nvmlDeviceGetPowerUsage": 3, "nvmlDeviceGetUtilizationRates": 3}
     sample = nvml.sample("GPU-0")
     assert sample.power_w is sample.utilization is None
+    for code, computing in ((3, None), (6, frozenset[int]()), (0, frozenset[int]())):
+        binding.failing = {"nvmlDeviceGetProcessUtilization": code}
+        assert nvml.sample("GPU-0").computing == computing
     binding.failing = {"nvmlDeviceGetPowerUsage": 15}
     with pytest.raises(NvmlError) as caught:
         nvml.sample("GPU-0")
@@ -442,6 +471,8 @@ def test_real_binding_has_every_name_that_the_adapter_uses() -> None:
     for name in names | set(ANSWERS):
         assert hasattr(pynvml, name), name
     for name in (
+        "NVML_SUCCESS",
+        "NVML_ERROR_NOT_FOUND",
         "NVML_ERROR_GPU_IS_LOST",
         "NVML_DEVICE_MIG_ENABLE",
         "nvmlEventTypeXidCriticalError",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from host_kit import GIB, SERVER, HostKit, MakeHost, unix_address
+from host_kit import GIB, SERVER, HostKit, MakeHost, unix_address, until
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
 from gpupool.pool.ids import GpuId
@@ -416,3 +416,26 @@ async def test_emulated_gpus_keep_their_names(make_host: MakeHost) -> None:
     again = Inventory.discover(SERVER, None, emulated_count=4, emulated_memory=8 * GIB)
     assert [gpu.id for gpu in again.gpus()] == [gpu.id for gpu in kit.host.gpus()]
     assert all(reading.fault == "" for reading in kit.host.readings().values())
+
+
+async def test_use_is_what_a_session_does(make_host: MakeHost) -> None:
+    """Calls count, and so does one that takes long; an open session alone does not."""
+    kit = await make_host(idle_spares=0)
+    lease = kit.lease()
+    assert kit.host.idle_s() == {}
+    client, worker = await kit.connect(lease)
+    opened_s = kit.host.idle_s()[lease.id]
+    await client.ask(b"e", b"hello")
+    await until(lambda: worker.totals.calls == 1)  # reported once a second
+    assert not worker.totals.busy
+    first = worker.totals
+    quiet_s = kit.host.idle_s()[lease.id]
+    await client.send(b"z")  # a call that never returns
+    await until(lambda: worker.totals.busy)
+    totals = worker.totals
+    assert totals.calls == first.calls + 1
+    await until(lambda: worker.totals is not totals)  # once more: it is still busy
+    assert worker.totals == totals
+    await kit.host.kill_lease(lease.id, "over")
+    assert kit.host.idle_s() == {}
+    assert min(opened_s, quiet_s) >= 0

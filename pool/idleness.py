@@ -1,0 +1,109 @@
+"""When a lease is idle, and what its servers do about it, as decisions without a clock.
+
+A lease is idle on a server while none of its sessions there executes a call and none of its
+processes computes on a GPU; a session that opens counts as use. The clock is that server's
+monotonic one. A lease on several servers is idle only when it is idle on all of them: each server
+says in the table when its part is *nearly* idle, a notice before the timeout, and takes that back
+on use. A server that finds its own part nearly idle, and reads the same of all others, sends the
+notice; when that has held for as long as the notice promises, it ends the lease. So the decision
+needs nobody but the servers of the lease, survives any leader, and asks no client.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpupool.pool.commands import Command, EndLease, NoteIdle
+from gpupool.pool.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.state import Lease, PartStatus, PoolState
+
+IDLE_TIMEOUT_MIN_S = 2.0
+"""Workers report once a second, so nothing shorter could be told from use."""
+
+NOTICE_MAX_S = 60.0
+NOTICE_SHARE = 0.1
+"""Of the timeout: how long before the end the notice comes, if that is less than a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePlan:
+    """What a server must do about leases that are not used."""
+
+    nearly: frozenset[LeaseId]  # idle on all servers, and within the notice of their end
+    propose: tuple[Command, ...]
+
+
+def notice_s(timeout_s: float) -> float:
+    """Return how long before its end the users of an idle lease are told."""
+    return min(NOTICE_MAX_S, NOTICE_SHARE * timeout_s)
+
+
+def effective_timeout_s(*wishes_s: float) -> float:
+    """Return the shortest of several idle timeouts, of which 0 means none."""
+    return min((wish for wish in wishes_s if wish > 0), default=0.0)
+
+
+def idle_plan(
+    state: PoolState,
+    self_id: ServerId,
+    incarnation: Incarnation,
+    idle_s: Mapping[LeaseId, float],
+    nearly_s: Mapping[LeaseId, float],
+) -> IdlePlan:
+    """Return which leases to announce the end of, and what to propose.
+
+    Args:
+        state: the table as applied here.
+        self_id: this server.
+        incarnation: of this process. Nothing is planned before the table knows it.
+        idle_s: for each lease held here, seconds since its last use on this server.
+        nearly_s: for each lease that the plans before had in ``nearly``, seconds since the first.
+    """
+    server = state.servers.get(self_id)
+    if server is None or server.incarnation != incarnation:
+        return IdlePlan(frozenset(), ())
+    nearly: set[LeaseId] = set()
+    propose: list[Command] = []
+    for lease_id, unused_s in idle_s.items():
+        lease = state.leases.get(lease_id)
+        if lease is None or not _held_here(lease, self_id) or not lease.idle_timeout_s:
+            continue
+        early_s = notice_s(lease.idle_timeout_s)
+        here = unused_s >= lease.idle_timeout_s - early_s
+        if len(lease.parts) > 1 and here != (self_id in lease.idle_on):
+            propose.append(NoteIdle(lease_id, self_id, incarnation, here))
+        if not here or not _idle_elsewhere(lease, self_id):
+            continue
+        nearly.add(lease_id)
+        if nearly_s.get(lease_id, 0.0) >= early_s and unused_s >= lease.idle_timeout_s:
+            propose.append(EndLease(lease_id, idle_reason(lease.idle_timeout_s)))
+    return IdlePlan(frozenset(nearly), tuple(propose))
+
+
+def idle_reason(timeout_s: float) -> str:
+    """Return why an idle lease ended."""
+    return f"it was not used for {duration(timeout_s)}, its idle timeout"
+
+
+def idle_notice(timeout_s: float) -> str:
+    """Return what the users of a lease are told before it ends."""
+    early_s = notice_s(timeout_s)
+    return (
+        f"it has not been used for {duration(timeout_s - early_s)}, and ends in "
+        f"{duration(early_s)} unless it is"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Return ``seconds`` in words that lose nothing that matters: ``45 s``, ``29 min``, ``8 h``."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size or seconds == size:
+            return f"{round(seconds / size, 1):g} {unit}"
+    return f"{round(seconds, 1):g} s"
+
+
+def _held_here(lease: Lease, server: ServerId) -> bool:
+    return lease.held and lease.parts.get(server) is PartStatus.HELD
+
+
+def _idle_elsewhere(lease: Lease, server: ServerId) -> bool:
+    return all(each == server or each in lease.idle_on for each in lease.parts)
