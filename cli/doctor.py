@@ -150,7 +150,7 @@ def _quorum(view: "PoolView") -> Finding:
     reached, voters = quorum_counts(view)
     if view.raft.quorum:
         return Finding("quorum", GOOD, f"{reached} of {voters} voters, leader {view.raft.leader}")
-    hint = "start the missing servers; a server that is lost for good: gpupool leave NAME"
+    hint = "start the missing servers; if most are lost for good: gpupool recover on one"
     return Finding("quorum", FAIL, f"{reached} of {voters} voters: nothing can be granted", hint)
 
 

@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("audit", "Show who administered what, and when."),
     "door": ("door", "Show what the array door covers."),
     "doctor": ("doctor", "Check the path from here to the pool."),
+    "recover": ("recover", "Go on alone, after most servers were lost for good."),
     "config": ("config", "Show every setting and where it comes from."),
     "completion": ("completion", "Print the completion script of a shell."),
     "demo": ("demo", "See it all work on this machine, without any GPU."),

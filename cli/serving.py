@@ -457,6 +457,10 @@ class _Server:
             return  # the table has not reached the point at which this server joined
         ledger.set_servers(servers)
         ledger.reconcile_voters(voters)
+        if self._identity.server in servers:
+            # The server that let this one in may be gone at the next start, or have moved.
+            known = self.machine.state.servers.values()
+            self._state.remember_members(tuple(Member(each.id, each.address) for each in known))
 
     # --- stopping ------------------------------------------------------------------------------
 

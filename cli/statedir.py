@@ -35,7 +35,7 @@ SPACE_MIN = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What a joining server was told of another, until it has the table itself."""
+    """Where a server was last known to be, for a start before the table is there."""
 
     server: ServerId
     address: str
@@ -92,6 +92,12 @@ class StateDir:
         assert self.identity is not None
         if self.identity.listen != listen:
             self._write_identity(replace(self.identity, listen=listen))
+
+    def remember_members(self, members: tuple[Member, ...]) -> None:
+        """Keep where the servers of the pool are, for a start at which nobody tells us."""
+        assert self.identity is not None
+        if self.identity.members != members:
+            self._write_identity(replace(self.identity, members=members))
 
     def next_incarnation(self) -> Incarnation:
         """Count this start, and return the number; it is on disk before it is used.

@@ -1,6 +1,5 @@
 """A server's durable state as a whole: journal and snapshots, brought into agreement."""
 
-import logging
 from pathlib import Path
 
 from gpupool.consensus import membership
@@ -15,8 +14,6 @@ DIRECTORY = "consensus"
 
 MEMBERSHIP_TYPE = b"\x02"
 """First byte of a log entry that holds a configuration, as in pysyncobj."""
-
-_log = logging.getLogger(__name__)
 
 
 class Storage:
@@ -124,32 +121,9 @@ def bootstrap(storage: Storage, server_id: ServerId) -> None:
     """Make a new server's storage that of a pool whose only voter is ``server_id``."""
     if not storage.empty:
         raise StorageError("a pool can only be started on empty storage")
-    _append_configuration(storage.journal, (server_id,))
-
-
-def recover(state_dir: Path, server_id: ServerId) -> int:
-    """Make ``server_id`` the only voter, offline, keeping its table: for ``recover --force``.
-
-    Whatever only the lost servers had is lost; everything in this server's log becomes
-    committed. Never run this while a majority of the voters may still live.
-
-    Returns:
-        The index of the last entry that was kept.
-    """
-    storage = open_storage(state_dir)
-    try:
-        journal = storage.journal
-        kept = journal.last_index
-        _append_configuration(journal, (server_id,))
-        _log.warning("%s is now the only voter; %d entries were kept", server_id, kept)
-        return kept
-    finally:
-        storage.close()
-
-
-def _append_configuration(journal: Journal, voters: tuple[ServerId, ...]) -> None:
-    term = max(journal.term, journal.entries[-1][2]) + 1
+    journal = storage.journal
+    term = journal.term + 1
     journal.set_vote(term, None)
-    command = MEMBERSHIP_TYPE + membership.encode_voters(voters)
+    command = MEMBERSHIP_TYPE + membership.encode_voters((server_id,))
     journal.append(command, journal.last_index + 1, term)
     journal.sync()

@@ -45,6 +45,21 @@ def test_a_server_is_the_same_after_a_restart(tmp_path: Path) -> None:
     assert all(f.stat().st_mode & 0o077 == 0 for f in path.iterdir())
 
 
+def test_where_the_others_are_is_remembered(tmp_path: Path) -> None:
+    state = created(tmp_path)
+    members = (*IDENTITY.members, Member(ServerId("bb"), "10.0.0.5:7470"))
+    state.remember_members(members)
+    written = (tmp_path / "identity.json").stat().st_ino
+    state.remember_members(members)
+    assert (tmp_path / "identity.json").stat().st_ino == written, "nothing has changed"
+    state.close()
+    again = open_state_dir(tmp_path)
+    assert again.identity is not None
+    assert again.identity.members == members
+    assert not again.is_new
+    again.close()
+
+
 def test_permissions_are_tightened(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     open_state_dir(tmp_path).close()

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lone_node import Lone, entry
-from raft_world import PAGE, MemoryDisk, PowerLossError
+from raft_world import PAGE, MemoryDisk, PowerLossError, Register
 
 from gpupool.consensus import storage as storage_module
 from gpupool.consensus.disk import FileDisk
@@ -23,6 +24,7 @@ from gpupool.consensus.journal import (
     encode_entries,
 )
 from gpupool.consensus.membership import encode_voters
+from gpupool.consensus.recovery import Survivor, recover, replay
 from gpupool.consensus.snapshot import (
     Snapshot,
     SnapshotReceiver,
@@ -31,7 +33,7 @@ from gpupool.consensus.snapshot import (
     decode_snapshot,
     encode_snapshot,
 )
-from gpupool.consensus.storage import Storage, bootstrap, open_storage, recover
+from gpupool.consensus.storage import Storage, bootstrap, open_storage
 from gpupool.pool.errors import RemoteProtocolError, StorageError
 from gpupool.pool.ids import ServerId
 
@@ -443,10 +445,21 @@ def test_recovery_keeps_the_log_and_makes_the_survivor_the_only_voter(tmp_path: 
         storage.journal.append(*entry(index, index, 1))
     storage.journal.set_vote(7, "b")
     storage.journal.sync()
+    storage.take(Snapshot(20, 1, (ServerId("b"), ServerId("c"), ME), list(range(3, 21))))
     storage.close()
-    assert recover(tmp_path, ME) == 29
+    storage = open_storage(tmp_path)
+    found = Register()
+    survivor = replay(storage, found)
+    assert survivor == Survivor(29, 1, (ServerId("b"), ServerId("c"), ME))
+    assert found.log == list(range(3, 30))
+    before = len(storage.journal.entries)
+    assert replay(storage, Register()) == survivor
+    assert len(storage.journal.entries) == before, "looking changes nothing"
+    recover(storage, ME, ["first", "second"])
+    storage.close()
     again = open_storage(tmp_path)
     assert again.journal.term == 8
+    assert replay(again, Register()).voters == (ME,)
     lone = Lone.__new__(Lone)
     lone.now, lone.settings, lone.peers, lone.outcomes = 5.0, None, [], []
     lone.disk = again.disk  # type: ignore[assignment]
@@ -456,8 +469,30 @@ def test_recovery_keeps_the_log_and_makes_the_survivor_the_only_voter(tmp_path: 
         lone.tick(1.0)
     assert lone.node.leads
     assert lone.node.core.voters == (ME,)
-    assert lone.machine.log == list(range(3, 30))
+    assert lone.machine.log == [*range(3, 30), "first", "second"]
     lone.node.storage.close()
+
+
+@pytest.mark.parametrize("operation", range(1, 4))
+def test_recovery_that_is_cut_short_is_whole_or_nothing(operation: int) -> None:
+    former, outcomes = (ServerId("b"), ME), set[tuple[ServerId, ...]]()
+    for seed in range(40):
+        disk = MemoryDisk()
+        storage = Storage(disk, create=True)
+        storage.journal.append(b"\x02" + voters("me", "b"), 2, 1)
+        storage.journal.append(*entry("kept", 3, 1))
+        storage.journal.sync()
+        disk.crash_at = disk.operations + operation
+        with suppress(PowerLossError):
+            recover(storage, ME, [b"c" * 6000, b"d" * 6000])
+        disk.lose_power(random.Random(seed))
+        machine = Register()
+        left = replay(Storage(disk, create=False), machine)
+        whole = ["kept", b"c" * 6000, b"d" * 6000]
+        assert machine.log == (["kept"] if left.voters == former else whole)
+        outcomes.add(left.voters)
+    # It appends, and it syncs; a third operation is never reached.
+    assert outcomes == ({former} if operation < 3 else {(ME,)})
 
 
 def voters(*names: str) -> bytes:

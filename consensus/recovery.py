@@ -1,0 +1,68 @@
+"""A pool whose majority is lost for good: what a survivor still has, and how it goes on alone.
+
+Raft has no safe way out of that, so this happens offline and by a person's order. Everything in
+the survivor's log becomes committed, whether it ever was; what only the others had is lost. The
+others must never return with what they remember: a majority of them would grant on their own.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpupool.consensus import codec, membership
+from gpupool.consensus.raft import COMMAND_TYPE
+from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
+from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.ports import StateMachine
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """What the storage of one server holds."""
+
+    last_index: int
+    last_term: int
+    voters: tuple[ServerId, ...]
+
+
+def replay(storage: Storage, machine: StateMachine) -> Survivor:
+    """Bring ``machine`` to the end of the log, committed or not; changes nothing on disk."""
+    snapshot, journal = storage.snapshots.latest, storage.journal
+    index, voters = 1, ()
+    if snapshot is not None:
+        machine.restore(snapshot.state)
+        index, voters = snapshot.index, snapshot.voters
+    for command, entry_index, _term in journal.entries[1:]:
+        if entry_index <= index:
+            continue
+        if command[:1] == MEMBERSHIP_TYPE:
+            voters = membership.decode_voters(command[1:])
+        elif command[:1] == COMMAND_TYPE:
+            try:
+                machine.apply(entry_index, codec.decode(command[1:]))
+            except Exception:  # noqa: BLE001 - as in ``RaftNode.apply``, the log goes on.
+                _log.exception("entry %d could not be applied", entry_index)
+    _, last_index, last_term = journal.entries[-1]
+    return Survivor(last_index, last_term, voters)
+
+
+def recover(storage: Storage, server_id: ServerId, commands: Sequence[Plain]) -> None:
+    """Make ``server_id`` the only voter, and ``commands`` the first that it commits as such.
+
+    Never do this while a majority of the voters may still live. It is written with one sync, so
+    a crash leaves all of it or nothing.
+
+    Raises:
+        StorageError: when it cannot be written.
+    """
+    journal = storage.journal
+    term = max(journal.term, journal.entries[-1][2]) + 1
+    journal.set_vote(term, None)
+    entries = [MEMBERSHIP_TYPE + membership.encode_voters((server_id,))]
+    entries += [COMMAND_TYPE + codec.encode(command) for command in commands]
+    for entry in entries:
+        journal.append(entry, journal.last_index + 1, term)
+    journal.sync()
+    _log.info("%s is now the only voter, from entry %d on", server_id, journal.last_index)
