@@ -6,19 +6,21 @@
 
 import functools
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
+import sys
 import warnings
 from typing import Any
 
 import numpy as np
 
 from cupy._core import indexing, make
-from cupy._core.methods import Methods
+from cupy._core.methods import TRANSPOSED, Methods
 from cupy._core.operators import Operators
 from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 from cupy._door.calls import Remote
 from cupy._door.meta import Meta, intern, reshaped
 
+_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 _PYTHON_SCALARS = (int, float, bool, complex)
 
 
@@ -330,16 +332,15 @@ class ndarray(Operators, Methods, Remote):
             raise TypeError("iteration over a 0-d array")
         return (self[index] for index in range(self._meta.shape[0]))
 
-    def __getitem__(self, index: Any) -> Any:
-        return indexing.getitem(self, index)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        indexing.setitem(self, index, value)
+    # Themselves, not wrapped: these are called more often than anything but arithmetic.
+    __getitem__ = indexing.getitem
+    __setitem__ = indexing.setitem
 
     @property
     def T(self) -> Any:
         """The transpose, as a view."""
-        return self if self.ndim < 2 else self.transpose()
+        plan = TRANSPOSED.get(self._known)
+        return self.transpose() if plan is None else make.send_view(self, plan, b"", _frame(1))
 
     @property
     def mT(self) -> Any:

@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from cupy._core.products import PRODUCTS
 from cupy._core.reductions import REDUCTIONS, need
 from cupy._core.ufunc import UFUNCS, broadcast
 from cupy._door import state
+from cupy._door.calls import Plan
 from cupy._door.meta import fresh
 
 _BOOL = np.dtype(np.bool_)
@@ -75,12 +77,20 @@ def around(a: Any, decimals: int = 0, out: Any = None) -> Any:
     return make.forward("around", (array, decimals), {}, fresh(kind, array.shape))
 
 
+_choices: dict[Any, Plan] = {}
+
+
 def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     """Choose elements by a condition; with the condition alone, the indices where it holds."""
     if (x is None) != (y is None):
         raise ValueError("Must provide both 'x' and 'y' or neither.")
     if x is None:
         return nonzero(condition)
+    args = (condition, x, y)
+    key = make.looks(args)
+    plan = _choices.get(key)
+    if plan is not None:
+        return make.send_mixed(args, plan, sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
     condition, x, y = make.operand(condition), make.operand(x), make.operand(y)
     shapes = [v.shape for v in (condition, x, y) if _is_array(v)]
     kinds = [make.operand_type(v) for v in (x, y)]
@@ -91,9 +101,8 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
         kind = np.result_type(*[np.dtype(k) for k in kinds])
     if not _is_array(condition):
         condition = bool(condition)
-    return make.forward(
-        "where", (condition, x, y), {}, fresh(kind, broadcast(*shapes) if shapes else ())
-    )
+    meta = fresh(kind, broadcast(*shapes) if shapes else ())
+    return make.forward_planned(_choices, "where", (condition, x, y), meta)
 
 
 def _truth(name: str) -> Any:

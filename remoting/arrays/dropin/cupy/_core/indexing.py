@@ -4,6 +4,8 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import struct
+import sys
 import warnings
 from typing import Any
 
@@ -11,10 +13,14 @@ import numpy as np
 
 from cupy._core import make
 from cupy._door import state
-from cupy._door.calls import Remote
+from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
 
 _FULL = slice(None)
+_INT = struct.Struct("<q").pack
+_HANDLE = struct.Struct("<Q").pack
+_FLOAT = struct.Struct("<d").pack
+_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 def prepare(index: Any) -> tuple[Any, ...]:
@@ -54,10 +60,27 @@ def _index_array(item: Any) -> Any:
     return made
 
 
+_rows: dict[Any, tuple[Plan, int]] = {}
+_parts: dict[Any, tuple[Plan, bytes]] = {}
+
+
 def getitem(a: Any, index: Any) -> Any:
     """Return ``a[index]``: a view for basic indices, a copy for arrays."""
-    if type(index) is int:
-        return make.view(a, "ndarray.getitem", (index,), _row(a._meta, index))
+    kind = type(index)
+    if kind is int:
+        plan, length = _rows.get(a._known) or _row(a)
+        if not -length <= index < length:
+            raise IndexError(f"Index {index} is out of bounds for axis 0 with size {length}")
+        return make.send_view(a, plan, _INT(index), _frame(1))
+    key = _key(a._meta, index if kind is tuple else (index,))
+    if key is not None:
+        found = _parts.get(key)
+        if found is None:
+            items = tuple([_slice(item) if type(item) is tuple else item for item in key[1:]])
+            looks = basic(a._meta, items)
+            found = make.planned(a, "ndarray.getitem", (items,), {}, looks)
+            make.remember(_parts, key, found)
+        return make.send_view(a, found[0], found[1], _frame(1))
     items = prepare(index)
     if not any(isinstance(item, Remote) for item in items):
         return make.view(a, "ndarray.getitem", (items,), basic(a._meta, items))
@@ -68,13 +91,57 @@ def getitem(a: Any, index: Any) -> Any:
     return make.forward("ndarray.gather", (a, items), {}, fresh(a._meta.dtype, shape))
 
 
-def _row(meta: Meta, index: int) -> Meta:
+def _key(meta: Meta, index: tuple[Any, ...]) -> Any:
+    """Return an index of ints, slices, None and Ellipsis as a key, or None for any other.
+
+    Slices cannot be hashed before Python 3.12, so they stand there as start, stop and step; and
+    True, which equals 1 as a key, means something else as an index.
+    """
+    shape = meta.shape
+    axis = 0
+    key: list[Any] = [meta]
+    try:
+        for item in index:
+            kind = type(item)
+            if kind is slice:
+                key.append(item.indices(shape[axis]))
+                axis += 1
+            elif kind is int:
+                key.append(item)
+                axis += 1
+            elif item is None:
+                key.append(None)
+            elif item is Ellipsis:
+                if axis < 0:
+                    return None
+                key.append(Ellipsis)
+                # What follows is counted from the last axis.
+                axis = -sum(1 for other in index[len(key) - 1 :] if other is not None)
+            else:
+                return None
+    except IndexError:
+        return None  # too many; the slow way says so
+    return tuple(key)
+
+
+def _slice(parts: tuple[int, int, int]) -> slice:
+    start, stop, step = parts
+    if start < 0:
+        return slice(0, 0, step)  # none: it would start before the first and run down
+    # A slice that runs down to the first element ends before it, which -1 does not say.
+    return slice(start, None if stop < 0 else stop, step)
+
+
+def _row(a: Any) -> tuple[Plan, int]:
+    meta: Meta = a._meta
     if not meta.shape:
         raise IndexError("too many indices for array: array is 0-dimensional, but 1 were indexed")
-    length = meta.shape[0]
-    if not -length <= index < length:
-        raise IndexError(f"Index {index} is out of bounds for axis 0 with size {length}")
-    return intern(meta.dtype, meta.shape[1:], meta.strides[1:])
+    found = _rows.get(meta)
+    if found is None:
+        looks = intern(meta.dtype, meta.shape[1:], meta.strides[1:])
+        plan = Plan("ndarray.getitem", ("h", "i"), (), "Qq", (looks,))
+        found = make.remember(_rows, meta, (plan, meta.shape[0]))
+    return found
 
 
 def basic(meta: Meta, items: tuple[Any, ...]) -> Meta:
@@ -160,8 +227,41 @@ def advanced(meta: Meta, items: tuple[Any, ...]) -> tuple[int, ...]:
     return (*shape[:at], *joined, *shape[at:])
 
 
+_written: dict[Any, tuple[Plan, bytes]] = {}
+
+
 def setitem(a: Any, index: Any, value: Any) -> None:
     """Perform ``a[index] = value``; nothing waits."""
+    kind = type(value)
+    key = None
+    if kind is float or kind is make.classes.ndarray:
+        key = _key(a._meta, index if type(index) is tuple else (index,))
+    if key is None:
+        _setitem(a, index, value)
+        return
+    array: bool = kind is not float
+    key = (value._meta if array else float, key)
+    found = _written.get(key)
+    session = a._session
+    if found is None or (array and value._session is not session):
+        found = _plan_written(a, key, value)
+    packed = _HANDLE(value._handle) if array else _FLOAT(value)
+    session.emit(found[0], make.HANDLES(0, a._handle) + found[1] + packed, _frame(1))
+
+
+def _plan_written(a: Any, key: Any, value: Any) -> tuple[Plan, bytes]:
+    looks, (meta, *parts) = key
+    items = tuple([_slice(item) if type(item) is tuple else item for item in parts])
+    target = basic(meta, items)
+    if looks is not float:
+        _check_fits(looks.shape, target.shape)
+    session = a._session
+    call = ("ndarray.setitem", (a, items, value), {}, (), session)
+    plan, values = plan_of(session.plans, *call)
+    return make.remember(_written, key, (plan, plan.packer.pack(0, *values)[16:-8]))
+
+
+def _setitem(a: Any, index: Any, value: Any) -> None:
     items = (index,) if type(index) is int else prepare(index)
     arrays = any(isinstance(item, Remote) for item in items)
     if arrays and isinstance(value, (np.ndarray, list, tuple)):

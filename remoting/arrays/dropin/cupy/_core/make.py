@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import struct
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,18 @@ from typing import Any
 import numpy as np
 
 from cupy._door import pool, state, wire
-from cupy._door.calls import Remote
+from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, keep_order
 from cupy._door.session import INLINE_MAX, Reply, Session
 
 SUPPORTED = frozenset(wire.DTYPES)
+HANDLES = struct.Struct("<QQ").pack
+PAIR = struct.Struct("<QQQ").pack
+"""Pack the handles of a result and of the arrays that it is made from."""
+
 _new = object.__new__
 _PYTHON_NUMBERS = (bool, int, float, complex)
+_MEMO_MAX = 1 << 14
 
 
 def result(
@@ -36,8 +42,9 @@ def result(
     array._known = meta
     array._device = device
     array._base = base
-    if kind is not None and kind is not classes.ndarray:
-        array.__array_finalize__(base if source is None else source)
+    if kind is None or kind is classes.ndarray:
+        return array
+    array.__array_finalize__(base if source is None else source)
     return array
 
 
@@ -114,6 +121,95 @@ def view(source: Any, name: str, args: tuple[Any, ...], meta: Meta, kind: Any = 
     return result(session, handle, meta, source._device, kind or type(source), base, source)
 
 
+def send(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
+    """Send a planned call on ``source`` and packed constants; return the new array."""
+    session: Session = source._session
+    handle = next(session.handles)
+    device = session.emit(plan, HANDLES(handle, source._handle) + tail, frame)
+    return result(session, handle, plan.metas[0], device)
+
+
+def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
+    """Send a planned call on two arrays; return the new array."""
+    session: Session = a._session
+    if b._session is not session:
+        session.refuse(b)
+    handle = next(session.handles)
+    device = session.emit(plan, PAIR(handle, a._handle, b._handle), frame)
+    return result(session, handle, plan.metas[0], device)
+
+
+def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what the plan of a call on arrays and floats depends on, as a key of a memo."""
+    ndarray = classes.ndarray
+    return tuple([arg._known if type(arg) is ndarray else type(arg) for arg in args])
+
+
+def send_mixed(args: tuple[Any, ...], plan: Plan, frame: Any) -> Any:
+    """Send a planned call on arrays and floats; return the new array."""
+    session = session_of(*args)
+    values: list[Any] = []
+    for arg in args:
+        if type(arg) is float:
+            values.append(arg)
+        else:
+            if arg._session is not session:
+                session.refuse(arg)
+            values.append(arg._handle)
+    handle = next(session.handles)
+    device = session.emit(plan, plan.packer.pack(handle, *values), frame)
+    return result(session, handle, plan.metas[0], device)
+
+
+def forward_planned(memo: dict[Any, Plan], name: str, args: tuple[Any, ...], meta: Meta) -> Any:
+    """Send a call, and keep its plan in ``memo`` for `send_mixed` if all arguments allow that."""
+    session = session_of(*args)
+    plan, values = plan_of(session.plans, name, args, {}, (meta,), session)
+    ndarray = classes.ndarray
+    if all(type(arg) is float or type(arg) is ndarray for arg in args):
+        for arg in args:
+            if type(arg) is ndarray:
+                arg._meta  # noqa: B018 - asked for now, so that the key has it
+        remember(memo, looks(args), plan)
+    handle = next(session.handles)
+    return result(session, handle, meta, session.emit(plan, plan.packer.pack(handle, *values)))
+
+
+def send_view(source: Any, plan: Plan, tail: bytes, frame: Any) -> Any:
+    """Send a planned call whose result shares the memory of ``source``; ``tail`` is packed."""
+    session: Session = source._session
+    handle = next(session.handles)
+    session.emit(plan, HANDLES(handle, source._handle) + tail, frame)
+    kind = type(source)
+    array: Any = _new(kind)
+    array._handle = handle
+    array._session = session
+    array._known = plan.metas[0]
+    array._device = source._device  # a view is where its base is
+    base = source._base
+    array._base = source if base is None else base
+    if kind is not classes.ndarray:
+        array.__array_finalize__(source)
+    return array
+
+
+def remember(memo: dict[Any, Any], key: Any, value: Any) -> Any:
+    """Keep ``value`` for the next call of the same looks, in a memo of bounded size."""
+    if len(memo) >= _MEMO_MAX:
+        memo.clear()
+    memo[key] = value
+    return value
+
+
+def planned(
+    source: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Meta
+) -> tuple[Plan, bytes]:
+    """Return the plan of a call on ``source`` and constants, and those constants, packed."""
+    session: Session = source._session
+    plan, values = plan_of(session.plans, name, (source, *args), kwargs, (meta,), session)
+    return plan, plan.packer.pack(0, *values)[16:]
+
+
 # --- operands -------------------------------------------------------------------------------------
 
 
@@ -180,10 +276,13 @@ def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
 
 def shape_of(shape: Any) -> tuple[int, ...]:
     """Return a shape as a tuple of non-negative ints."""
-    try:
-        made = (shape.__index__(),)
-    except (AttributeError, TypeError):
-        made = tuple(length.__index__() for length in shape)
+    if type(shape) is tuple:
+        made = tuple([length.__index__() for length in shape])
+    else:
+        try:
+            made = (shape.__index__(),)
+        except (AttributeError, TypeError):
+            made = tuple([length.__index__() for length in shape])
     if any(length < 0 for length in made):
         raise ValueError("Negative dimensions are not allowed")
     return made
@@ -361,14 +460,22 @@ def _from_device(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any
     return made
 
 
+_casts: dict[Any, tuple[Plan, bytes]] = {}
+
+
 def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
     """Return a converted copy, or the array itself where ``copy`` allows and nothing changes.
 
     ``copy``: True always, None if needed, False never (ValueError if it would be needed).
     """
+    plain = copy is True and type(dtype) is type
+    found = _casts.get((source._known, dtype, order)) if plain else None
+    if found is not None:
+        return send(source, found[0], found[1], None)
     kind = dtype_of(dtype)
     meta: Meta = source._meta
     c, f = meta.contiguity
+    key = (meta, dtype, order) if plain else None
     order = normalize_order(order)
     same = (
         order == "K" or (order == "A" and (c or f)) or (order == "C" and c) or (order == "F" and f)
@@ -385,8 +492,11 @@ def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
             np.exceptions.ComplexWarning,
             stacklevel=3,
         )
-    looks = keep_order(meta, kind) if order == "K" else fresh(kind, meta.shape, order)
-    return forward("ndarray.astype", (source, kind, order), {}, looks)
+        key = None  # each time with its warning
+    made = keep_order(meta, kind) if order == "K" else fresh(kind, meta.shape, order)
+    if key is not None:
+        remember(_casts, key, planned(source, "ndarray.astype", (kind, order), {}, made))
+    return forward("ndarray.astype", (source, kind, order), {}, made)
 
 
 def normalize_order(order: str | None) -> str:

@@ -4,17 +4,24 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import sys
 from typing import Any
 
 import numpy as np
 
 from cupy._core import make
 from cupy._core.indexing import without_imaginary
+from cupy._core.reductions import REDUCTIONS
 from cupy._core.ufunc import UFUNCS
 from cupy._door import state
+from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh, intern, keep_order, of_view, reshaped
 
 _TYPE = type
+_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+
+TRANSPOSED: dict[Any, Plan] = {}
+_reshaped: dict[Any, tuple[Plan, bytes]] = {}
 
 
 def _function(name: str) -> Any:
@@ -26,6 +33,7 @@ class Methods:
 
     __slots__ = ()
     _meta: Meta
+    _known: Meta | None
     _session: Any
     _device: int
     _base: Any
@@ -51,6 +59,13 @@ class Methods:
 
     def reshape(self, *shape: Any, order: str = "C", copy: Any = None) -> Any:
         """Return the elements in another shape, as a view where that is possible."""
+        if copy is None:
+            try:
+                found = _reshaped.get((self._known, shape, order))
+            except TypeError:  # a list
+                found = None
+            if found is not None:
+                return make.send_view(self, found[0], found[1], _frame(1))
         lengths: Any = shape[0] if len(shape) == 1 else shape
         lengths = (
             (lengths.__index__(),)
@@ -66,7 +81,11 @@ class Methods:
                 "ndarray.copy", (self,), {}, fresh(meta.dtype, self._meta.shape)
             ).reshape(lengths, order=letter)
         if is_view:
-            return make.view(self, "ndarray.reshape_view", (meta.shape, letter), meta)
+            args = (meta.shape, letter)
+            if all(type(item) in (int, tuple) for item in shape):
+                found = make.planned(self, "ndarray.reshape_view", args, {}, meta)
+                make.remember(_reshaped, (self._meta, shape, order), found)
+            return make.view(self, "ndarray.reshape_view", args, meta)
         return make.forward("ndarray.reshape", (self, meta.shape, letter), {}, meta)
 
     def ravel(self, order: str = "C") -> Any:
@@ -98,7 +117,9 @@ class Methods:
             if meta.ndim <= 1:
                 return self
             looks = intern(meta.dtype, meta.shape[::-1], meta.strides[::-1])
-            return make.view(self, "ndarray.transpose", (), looks)
+            plan = Plan("ndarray.transpose", ("h",), (), "Q", (looks,))
+            plan = TRANSPOSED.get(meta) or make.remember(TRANSPOSED, meta, plan)
+            return make.send_view(self, plan, b"", None)
         if hasattr(order, "__index__"):
             order = (order,)
         if len(order) == 0 and meta.ndim <= 1:
@@ -213,31 +234,16 @@ class Methods:
 
     # --- functions as methods -------------------------------------------------------------------
 
-    def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        """Say whether all elements are true."""
-        return _function("all")(self, axis, out, keepdims)
-
-    def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        """Say whether any element is true."""
-        return _function("any")(self, axis, out, keepdims)
-
-    def sum(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> Any:
-        """Return the sum."""
-        return _function("sum")(self, axis, dtype, out, keepdims)
+    # Themselves, not wrapped: these are called often.
+    all, any = REDUCTIONS["all"], REDUCTIONS["any"]
+    max, min, ptp = REDUCTIONS["max"], REDUCTIONS["min"], REDUCTIONS["ptp"]
+    sum, mean = REDUCTIONS["sum"], REDUCTIONS["mean"]
 
     def prod(
         self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = None
     ) -> Any:
         """Return the product."""
         return _function("prod")(self, axis, dtype, out, bool(keepdims))
-
-    def mean(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-    ) -> Any:
-        """Return the mean."""
-        return _function("mean")(self, axis, dtype, out, keepdims)
 
     def var(
         self,
@@ -260,18 +266,6 @@ class Methods:
     ) -> Any:
         """Return the standard deviation."""
         return _function("std")(self, axis, dtype, out, ddof, keepdims)
-
-    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        """Return the maximum."""
-        return _function("max")(self, axis, out, keepdims)
-
-    def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        """Return the minimum."""
-        return _function("min")(self, axis, out, keepdims)
-
-    def ptp(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        """Return the maximum less the minimum."""
-        return _function("ptp")(self, axis, out, keepdims)
 
     def argmax(
         self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False

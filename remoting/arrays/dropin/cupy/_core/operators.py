@@ -15,6 +15,7 @@ from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 
 _MISSING = object()
+_NEGATIVE = UFUNCS["negative"]
 
 
 def should_defer(x: Any, y: Any) -> bool:
@@ -179,7 +180,7 @@ class Operators:
         return np.matmul(other, self)  # type: ignore[arg-type]
 
     def __neg__(self) -> Any:
-        return UFUNCS["negative"](self)
+        return _NEGATIVE(self)
 
     def __pos__(self: Any) -> Any:
         if self.dtype == np.bool_:

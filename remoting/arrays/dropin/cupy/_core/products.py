@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,27 @@ from cupy._core import make
 from cupy._core.reductions import need
 from cupy._core.ufunc import broadcast
 from cupy._door import state
+from cupy._door.calls import Plan
 from cupy._door.meta import fresh
+
+_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 
 def _result(a: Any, b: Any) -> np.dtype[Any]:
     return np.promote_types(a.dtype, b.dtype)
 
 
+_matmuls: dict[Any, Plan] = {}
+_dots: dict[Any, Plan] = {}
+
+
 def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     """Return the matrix product, broadcasting over leading axes."""
+    short = out is None and not kwargs and len(args) == 2
+    if short and type(args[0]) is type(args[1]) is make.classes.ndarray:
+        plan = _matmuls.get((args[0]._known, args[1]._known))
+        if plan is not None:
+            return make.send_pair(args[0], args[1], plan, _frame(1))
     if len(args) == 3 and out is None:
         *args, out = args  # type: ignore[assignment]
     if len(args) != 2:
@@ -52,12 +65,27 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         make.check_cast(kind, out.dtype, keywords.get("casting", "same_kind"))
         make.in_place("matmul", (a, b), {**keywords, "out": out})
         return out
-    return make.forward("matmul", (a, b), keywords, fresh(kind, shape))
+    looks = fresh(kind, shape)
+    if short:
+        plan = Plan("matmul", ("h", "h"), (), "QQ", (looks,))
+        make.remember(_matmuls, (a._meta, b._meta), plan)
+    return make.forward("matmul", (a, b), keywords, looks)
+
+
+def operator(a: Any, b: Any) -> Any:
+    """Return ``a @ b`` of two arrays."""
+    plan = _matmuls.get((a._known, b._known))
+    # From the program by way of the array's own method.
+    return matmul(a, b) if plan is None else make.send_pair(a, b, plan, _frame(2))
 
 
 def dot(a: Any, b: Any, out: Any = None) -> Any:
     """Return the dot product of two arrays."""
-    ndarray: Any = state.hooks["ndarray"]
+    ndarray: Any = make.classes.ndarray
+    if out is None and type(a) is type(b) is ndarray:
+        plan = _dots.get((a._known, b._known))
+        if plan is not None:
+            return make.send_pair(a, b, plan, _frame(1))
     if not isinstance(a, ndarray) or not isinstance(b, ndarray):
         if make.is_scalar(a) or make.is_scalar(b):
             return state.hooks["ufuncs"]["multiply"](a, b, out=out)
@@ -76,7 +104,9 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
             raise ValueError("Output array has an invalid size or dtype")
         make.in_place("dot", (a, b), {"out": out})
         return out
-    return make.forward("dot", (a, b), {}, fresh(kind, shape))
+    plan = Plan("dot", ("h", "h"), (), "QQ", (fresh(kind, shape),))
+    make.remember(_dots, (a._meta, b._meta), plan)
+    return make.send_pair(a, b, plan, None)
 
 
 def vdot(a: Any, b: Any) -> Any:
@@ -262,4 +292,4 @@ PRODUCTS: dict[str, Any] = {
     "cross": cross,
     "einsum": einsum,
 }
-state.hooks["matmul"] = matmul
+state.hooks["matmul"] = operator

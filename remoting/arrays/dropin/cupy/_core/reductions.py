@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,11 @@ import numpy as np
 
 from cupy._core import make
 from cupy._door import state
-from cupy._door.calls import Plan, plan_of
+from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
 
-_MEMO_MAX = 1 << 14
-_memo: dict[Any, tuple[Plan, tuple[Any, ...]]] = {}
+_frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
+_memo: dict[Any, tuple[Plan, bytes]] = {}
 _INT64 = np.dtype(np.int64)
 _UINT64 = np.dtype(np.uint64)
 _FLOAT64 = np.dtype(np.float64)
@@ -104,11 +105,8 @@ def reduce(
         key = (name, meta, axis, dtype, keepdims, tuple(extra.items()) if extra else ())
         found = _memo.get(key)
         if found is None:
-            found = _plan(session, key, array, rule, empty_ok, extra)
-        plan, values = found
-        handle = next(session.handles)
-        device = session.emit(plan, plan.packer.pack(handle, array._handle, *values))
-        return make.result(session, handle, plan.metas[0], device)
+            found = _plan(key, array, rule, empty_ok, extra)
+        return make.send(array, found[0], found[1], None)
     shape = reduced_shape(meta, axis, keepdims)
     if need(out, "out").shape != shape:
         raise ValueError("Out shape is mismatched")
@@ -129,8 +127,8 @@ def _keywords(axis: Any, dtype: Any, keepdims: bool, extra: dict[str, Any]) -> d
 
 
 def _plan(
-    session: Any, key: Any, array: Any, rule: Rule, empty_ok: bool, extra: dict[str, Any]
-) -> tuple[Plan, tuple[Any, ...]]:
+    key: Any, array: Any, rule: Rule, empty_ok: bool, extra: dict[str, Any]
+) -> tuple[Plan, bytes]:
     name, meta, axis, dtype, keepdims, _ = key
     shape = reduced_shape(meta, axis, keepdims)
     if not empty_ok and meta.size == 0:
@@ -141,25 +139,29 @@ def _plan(
             )
     looks = fresh(rule(meta.dtype) if dtype is None else dtype, shape)
     keywords = _keywords(axis, dtype, keepdims, extra)
-    plan, values = plan_of(session.plans, name, (array,), keywords, (looks,), session)
-    # The plan of the memo is its own, because a session may drop its plans.
-    if len(_memo) >= _MEMO_MAX:
-        _memo.clear()
-    _memo[key] = found = (plan, tuple(values[1:]))
-    return found
+    return make.remember(_memo, key, make.planned(array, name, (), keywords, looks))
 
 
 def _reduction(name: str, rule: Rule, *, typed: bool, empty_ok: bool = True) -> Any:
     def with_dtype(
         a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
     ) -> Any:
+        if out is None and type(a) is make.classes.ndarray and type(axis) is not list:
+            found = _memo.get((name, a._known, axis, dtype, keepdims, ()))
+            if found is not None:
+                return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, dtype, out, keepdims, empty_ok)
 
     def without_dtype(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        if out is None and type(a) is make.classes.ndarray and type(axis) is not list:
+            found = _memo.get((name, a._known, axis, None, keepdims, ()))
+            if found is not None:
+                return make.send(a, found[0], found[1], _frame(1))
         return reduce(name, a, rule, axis, None, out, keepdims, empty_ok)
 
     function = with_dtype if typed else without_dtype
     function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Reduce along ``axis``, or all axes; see `numpy.{name}`."
     return function
 
 

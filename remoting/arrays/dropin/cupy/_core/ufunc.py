@@ -267,14 +267,19 @@ class ufunc:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Apply the function; ``out``, ``dtype`` and ``casting`` are as in CuPy."""
         if not kwargs and len(args) == self.nin and self.nout == 1:
-            ndarray: Any = state.hooks["ndarray"]
+            ndarray: Any = make.classes.ndarray
             if self.nin == 1:
                 if type(args[0]) is ndarray:
                     return self.one(args[0])
             elif self.nin == 2:
                 a, b = args
-                if type(a) is ndarray and type(b) is ndarray:
-                    return self.pair(a, b)
+                if type(a) is ndarray:
+                    if type(b) is ndarray:
+                        return self.pair(a, b)
+                    if type(b) is float or type(b) is int:
+                        return self.right(a, b)
+                elif type(b) is ndarray and (type(a) is float or type(a) is int):
+                    return self.left(a, b)
         return self._general(args, kwargs)
 
     def _general(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -152,10 +152,13 @@ class Session:
         with self._lock:
             if self.failure is not None:
                 raise self.failure
-            if self.garbage:
+            garbage = self.garbage
+            if garbage:
                 # In the place where the program dropped it, so that no more memory is in use
                 # there than here.
-                self._sweep()
+                self._parts.append(_FREE(wire.FREE, garbage.popleft()))
+                if garbage:
+                    self._sweep()
             context = state.local.context
             if context is not self._context:
                 self._switch(context)
@@ -173,11 +176,12 @@ class Session:
                 self._arm()
             where = self._where
             if plan.allocates:
-                self._room[where - self.first_device] -= plan.allocates
+                left = self._room[where - self.first_device] - plan.allocates
+                self._room[where - self.first_device] = left
+                if left < 0 and not self.blocking:
+                    self._look_for_room(where)
         if self.blocking:
             self.synchronize()
-        elif plan.allocates and self._room[where - self.first_device] < 0:
-            self._look_for_room(where)
         return where
 
     def _look_for_room(self, where: int) -> None:

@@ -1,0 +1,183 @@
+"""Calls whose plan is remembered: the second one must be what the first one would have been."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+BOUND = st.none() | st.integers(-7, 7)
+STEP = st.none() | st.integers(-3, 3).filter(bool)
+PART = (
+    st.integers(-4, 3)
+    | st.builds(slice, BOUND, BOUND, STEP)
+    | st.none()
+    | st.just(...)
+    | st.booleans()
+    | st.just(np.int64(1))
+)
+
+
+def outcome(action: Callable[[], Any]) -> Any:
+    try:
+        return np.asarray(action())
+    except (IndexError, ValueError) as error:
+        return type(error)
+
+
+def same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs), (ours, theirs)
+    if isinstance(theirs, np.ndarray):
+        assert ours.shape == theirs.shape
+        assert np.array_equal(ours, theirs)
+    else:
+        assert ours == theirs
+
+
+@given(st.lists(PART, min_size=1, max_size=4).map(tuple), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_an_index_means_the_same_every_time(cp: Any, index: Any, alone: bool) -> None:
+    index = index[0] if alone else index
+    for start in (0, 100):
+        host = np.arange(start, start + 4 * 5 * 3).reshape(4, 5, 3)
+        array = cp.asarray(host)
+        # NumPy gives scalars for complete indices, and CuPy arrays: asarray makes both one.
+        same(outcome(lambda: array[index].get()), outcome(lambda: host[index]))  # noqa: B023
+
+
+@given(st.lists(PART, min_size=1, max_size=3).map(tuple))
+@settings(max_examples=200, deadline=None)
+def test_writing_by_an_index_means_the_same_every_time(cp: Any, index: Any) -> None:
+    for value in (7.5, -1.0):
+        host = np.arange(4.0 * 5 * 3).reshape(4, 5, 3)
+        array = cp.asarray(host)
+
+        def ours(value: float = value, array: Any = array) -> Any:
+            array[index] = value
+            array[index] = array[index] + cp.asarray(value)
+            return array.get()
+
+        def theirs(value: float = value, host: Any = host) -> Any:
+            host[index] = value
+            host[index] = host[index] + value
+            return host
+
+        same(outcome(ours), outcome(theirs))
+
+
+def test_an_empty_slice_that_runs_down_is_empty(cp: Any) -> None:
+    host = np.arange(3)
+    array = cp.asarray(host)
+    for index in (slice(-10, None, -1), slice(None, None, -1), slice(-10, -20, -2)):
+        for _ in range(2):
+            assert array[index].get().tolist() == host[index].tolist()
+
+
+CALLS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a[1]": lambda xp, a, b: a[1],
+    "a[-1]": lambda xp, a, b: a[-1],
+    "a.T": lambda xp, a, b: a.T,
+    "a.transpose()": lambda xp, a, b: a.transpose(),
+    "a.reshape(-1)": lambda xp, a, b: a.reshape(-1),
+    "a.reshape((2, 8))": lambda xp, a, b: a.reshape((2, 8)),
+    "a.T.reshape(16)": lambda xp, a, b: a.T.reshape(16),
+    "a.reshape(2, 8, order=F)": lambda xp, a, b: a.reshape(2, 8, order="F"),
+    "a.sum()": lambda xp, a, b: a.sum(),
+    "a.sum(1)": lambda xp, a, b: a.sum(1),
+    "a.sum((0, 1), keepdims)": lambda xp, a, b: a.sum((0, 1), keepdims=True),
+    "a.mean(axis=0)": lambda xp, a, b: a.mean(axis=0),
+    "a.max()": lambda xp, a, b: a.max(),
+    "sum(a, 0)": lambda xp, a, b: xp.sum(a, 0),
+    "a @ b": lambda xp, a, b: a @ b,
+    "matmul": lambda xp, a, b: xp.matmul(a, b),
+    "dot": lambda xp, a, b: xp.dot(a, b),
+    "where": lambda xp, a, b: xp.where(a > b, a, b),
+    "where, a number": lambda xp, a, b: xp.where(a > b, a, 0.5),
+    "where, numbers": lambda xp, a, b: xp.where(a > b, 2.5, 0.5),
+    "maximum(a, 3)": lambda xp, a, b: xp.maximum(a, 3),
+    "maximum(3.5, a)": lambda xp, a, b: xp.maximum(3.5, a),
+    "astype": lambda xp, a, b: a.astype(np.float32),
+    "-a": lambda xp, a, b: -a,
+}
+
+
+@pytest.mark.parametrize("dtype", ["f8", "i4"])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_remembered_call_gives_what_the_first_one_gave(cp: Any, name: str, dtype: str) -> None:
+    call = CALLS[name]
+    for start in (0, 5, 9):
+        hosts = [np.arange(start, start + 16).reshape(4, 4).astype(dtype) for _ in range(2)]
+        hosts[1] = hosts[1][::-1]
+        ours = call(cp, *[cp.asarray(np.ascontiguousarray(host)) for host in hosts])
+        theirs = np.asarray(call(np, *hosts))
+        assert ours.dtype == theirs.dtype
+        same(ours.get(), theirs)
+
+
+def test_errors_are_the_same_every_time(cp: Any) -> None:
+    a, b = cp.ones((4, 4)), cp.ones((3, 3))
+    for _ in range(2):
+        for call, kind in (
+            (lambda: a[4], IndexError),
+            (lambda: a[0, 0, 0], IndexError),
+            (lambda: a @ b, ValueError),
+            (lambda: a + b, ValueError),
+            (lambda: a.reshape(3, 5), ValueError),
+            (lambda: a.sum(2), np.exceptions.AxisError),
+            (lambda: cp.where(a, a, b), ValueError),
+            (lambda: a[1.0], IndexError),
+        ):
+            with pytest.raises(kind):
+                call()
+
+
+def test_a_plan_serves_subclasses_and_keeps_the_base(cp: Any) -> None:
+    class Named(cp.ndarray):
+        pass
+
+    array = cp.arange(16.0).reshape(4, 4)
+    named = array.view(Named)
+    for _ in range(2):
+        assert type(named[1]) is Named
+        assert type(named[1:2]) is Named
+        assert type(named.T) is Named
+        assert type(array.T) is cp.ndarray
+        assert array[1].base is array.base
+        assert array[1:2][0].base is array.base
+
+
+def test_an_operand_of_another_session_is_refused_by_remembered_plans(cp: Any) -> None:
+    import socket
+
+    import door_kit
+
+    ours, theirs = socket.socketpair()
+    thread, _ = door_kit.start_worker(theirs, door_kit.emulated(1, door_kit.MIB))
+    session = cp._door.pool.attach(ours)
+    try:
+        a = cp.ones((4, 4))
+        a @ a, cp.where(a, a, a), a.dot(a)
+        a[1:2] = a[1:2]
+        with cp.cuda.Device(session.first_device):
+            b = cp.ones((4, 4))
+        for call in (
+            lambda: a @ b,
+            lambda: a.dot(b),
+            lambda: cp.where(a, a, b),
+            lambda: a + b,
+            lambda: a.__setitem__(slice(1, 2), b[1:2]),
+        ):
+            with pytest.raises(ValueError, match="another GPU server"):
+                call()
+        assert float((b @ b)[0, 0]) == 4
+    finally:
+        session.close()
+        cp._door.pool._sessions.remove(session)
+        del cp._door.pool._devices[session.first_device :]
+        thread.join(5)
