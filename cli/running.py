@@ -142,6 +142,10 @@ class _Run:
             drawing.cancel_scope.cancel()
         return hold
 
+    def _note_choice(self, lines: tuple[str, ...]) -> None:
+        for line in lines:
+            self._note(line)
+
     async def choose_door(self) -> None:
         """Ask the program's own Python which door it needs, while the pool is being asked."""
         choose = partial(

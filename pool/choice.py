@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpupool.pool.ids import GpuId, Incarnation, ServerId
-from gpupool.pool.placement import WHOLE_SLACK, Offer, OfferedGpu
+from gpupool.pool.placement import WHOLE_SLACK, NoOffer, Offer, OfferedGpu
 from gpupool.pool.state import Partition, Placement, Request
 
 Latencies = Mapping[ServerId, float]
@@ -42,6 +42,47 @@ class Choice:
     def incarnations(self) -> dict[ServerId, Incarnation]:
         """Return the incarnations that the offers stated."""
         return {offer.server: offer.incarnation for offer in self.offers}
+
+
+def explain(
+    choices: Sequence[Choice],
+    offers: Sequence[Offer],
+    refusals: Sequence[NoOffer],
+    request: Request,
+    latency_s: Latencies | None = None,
+) -> tuple[str, ...]:
+    """Return a line for each server that answered: why it was, or was not, chosen."""
+    latencies = latency_s or {}
+    lines: list[str] = []
+    chosen = choices[0] if choices else None
+    if chosen is not None:
+        for offer in chosen.offers:
+            count = sum(part.server == offer.server for part in chosen.partitions)
+            part = f" for {count} of {request.count} GPUs" if len(chosen.offers) > 1 else ""
+            lines.append(f"{offer.name}: chosen{part}: {_merits(chosen, offer, latencies)}")
+    for other in choices[1:]:
+        offer = other.offers[0]
+        text = f"{offer.name}: could do it, comes after: {_merits(other, offer, latencies)}"
+        lines.append(text)
+    named = {offer.server for choice in choices for offer in choice.offers}
+    for offer in sorted((o for o in offers if o.server not in named), key=lambda o: o.name):
+        cards = len({gpu.physical for gpu in offer.gpus})
+        lines.append(f"{offer.name}: has room on {cards} of the {request.count} GPUs, not needed")
+    by_name = sorted(refusals, key=lambda refusal: refusal.name)
+    return (*lines, *(f"{each.name}: {each.kind}: {each.why}" for each in by_name))
+
+
+def _merits(choice: Choice, offer: Offer, latencies: Latencies) -> str:
+    """Return what counted for a choice."""
+    texts = [
+        f"{choice.left_over / 2**30:.1f} GiB left over",
+        f"{offer.load:.0%} of the server granted",
+    ]
+    if choice.wasted:
+        texts.insert(0, f"{choice.wasted / 2**30:.1f} GiB less than asked, as GPUs differ")
+    if offer.server in latencies:
+        texts.append(f"answered in {latencies[offer.server] * 1000:.1f} ms")
+    return ", ".join(texts)
 
 
 class _Pick(NamedTuple):

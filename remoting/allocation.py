@@ -3,7 +3,7 @@
 ``client.py`` drives it with connections, the simulator with fakes. Inputs are method calls, each of
 which returns the actions to carry out:
 
-    start(servers)                 begin; these servers are connected
+    start(servers, count)          begin; these of so many servers are connected
     arrived(server), left(server)  a connection came up, or is gone
     answered(number, answer)       a ``Call`` has its answer, or an error: refused, lost, late
     hinted()                       a server says that there may be room now
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gpupool.pool.choice import Choice, rank
+from gpupool.pool.choice import Choice, explain, rank
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -84,7 +84,14 @@ class Failed:
     error: GpupoolError
 
 
-Action = Call | Tell | Widen | Granted | Failed
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """A round has ended with a choice: a line for each server, why it was or was not chosen."""
+
+    lines: tuple[str, ...]
+
+
+Action = Call | Tell | Widen | Explain | Granted | Failed
 
 
 class Phase(Enum):
@@ -103,9 +110,12 @@ class AllocationSettings:
     """Durations in seconds of the client's monotonic clock."""
 
     ask_first_count: int = 32
-    """Servers asked in the first round; each round without an offer asks twice as many."""
+    """Servers asked at first; while they cannot serve the request, twice as many are."""
 
     ask_timeout_s: float = 2.0
+    widen_timeout_s: float = 1.0
+    """How long connections to further servers, and their answers, may take."""
+
     gather_s: float = 0.02
     """How long further offers are waited for after the first one."""
 
@@ -161,11 +171,14 @@ class Allocation:
         self._settings = settings or AllocationSettings()
         self._deadline = float("inf")
         self._servers: list[ServerId] = []
+        self._server_count = 0
         self._actions: list[Action] = []
         self._number = 0
         self._wake_at = float("inf")
         # The round of asking.
         self._width = self._settings.ask_first_count
+        self._expected = 0
+        self._asking_until = 0.0
         self._asked: dict[int, tuple[ServerId, float]] = {}
         self._offers: list[Offer] = []
         self._refusals: list[NoOffer] = []
@@ -190,8 +203,9 @@ class Allocation:
 
     # --- inputs ----------------------------------------------------------------------------------
 
-    def start(self, servers: Sequence[ServerId]) -> list[Action]:
-        """Begin, with the servers that are connected, nearest first."""
+    def start(self, servers: Sequence[ServerId], count: int = 0) -> list[Action]:
+        """Begin, with the servers that are connected, nearest first, of ``count`` that exist."""
+        self._server_count = count
         now = self._clock.monotonic()
         if self._wait_s is not None:
             self._deadline = now + self._wait_s
@@ -203,7 +217,7 @@ class Allocation:
         """Note a new connection; one that comes while asking is asked as well."""
         if server not in self._servers:
             self._servers.append(server)
-            if self.phase is Phase.ASKING and len(self._asked) < self._width:
+            if self.phase is Phase.ASKING and len(self._servers) <= self._width:
                 self._ask_one(server)
             elif self.phase is Phase.WAITING and len(self._servers) == 1:
                 self._ask()  # nobody could be asked before
@@ -252,7 +266,7 @@ class Allocation:
         self._wake_at = float("inf")
         match self.phase:
             case Phase.ASKING:
-                self._judge()
+                self._gathered(now)
             case Phase.CANCELLING if self._pending is None:
                 self._cancel()
             case Phase.WAITING:
@@ -285,11 +299,26 @@ class Allocation:
         self._failures.clear()
         self._last_refusal = ""
         self._last_kind = ""
-        self._wake_at = self._clock.monotonic() + self._settings.ask_timeout_s
+        self._expected = 0
+        self._ask_until(self._settings.ask_timeout_s)
         for server in self._servers[: self._width]:
             self._ask_one(server)
         if not self._asked:
             self._judge()
+
+    def _ask_until(self, timeout_s: float) -> None:
+        self._asking_until = self._clock.monotonic() + timeout_s
+        self._wake_at = self._asking_until
+
+    def _gathered(self, now: float) -> None:
+        """End the round, unless its offers are not enough and more may come."""
+        if self._asked and now < self._asking_until and not self._ranked():
+            self._wake_at = self._asking_until
+        else:
+            self._judge()
+
+    def _ranked(self) -> list[Choice]:
+        return rank(self._offers, self.request, self._latency_s)
 
     def _ask_one(self, server: ServerId) -> None:
         timeout_s = self._settings.ask_timeout_s
@@ -311,14 +340,18 @@ class Allocation:
             return
         elif isinstance(answer, GpupoolError):
             self._failures.append(answer)
-        if not self._asked:
+        if not self._asked and len(self._servers) >= self._expected:
             self._judge()
 
     def _judge(self) -> None:
-        """End the round: claim the best offer, wait, or give up."""
+        """End the round: claim the best offer, ask more servers, wait, or give up."""
         self._asked.clear()
-        self._choices = rank(self._offers, self.request, self._latency_s)
+        self._choices = self._ranked()
         if self._choices:
+            lines = explain(
+                self._choices, self._offers, self._refusals, self.request, self._latency_s
+            )
+            self._actions.append(Explain(lines))
             self._claim_next()
             return
         kinds = {refusal.kind for refusal in self._refusals}
@@ -334,11 +367,22 @@ class Allocation:
         elif "denied" in kinds:
             why = next(r.why for r in self._refusals if r.kind == "denied")
             self._fail(DeniedError("the pool's rules forbid this request", why=why))
+        elif self._width < max(self._server_count, len(self._servers)):
+            self._widen()
         else:
-            if not self._offers and self._width <= len(self._servers):
-                self._width *= 2
-                self._actions.append(Widen(self._width))
             self._wait()
+
+    def _widen(self) -> None:
+        """Go on with the round: ask as many servers again, connecting to them if need be."""
+        first = self._width
+        self._width *= 2
+        self._expected = min(self._width, self._server_count)
+        self._actions.append(Widen(self._width))
+        self._ask_until(self._settings.widen_timeout_s)
+        for server in self._servers[first : self._width]:
+            self._ask_one(server)
+        if not self._asked and len(self._servers) >= self._expected:
+            self._judge()
 
     # --- claiming --------------------------------------------------------------------------------
 
@@ -553,4 +597,4 @@ def _wanted(request: Request) -> str:
     gpus = "1 GPU" if request.count == 1 else f"{request.count} GPUs"
     if request.memory:
         return f"{request.memory / 2**30:.3g} GiB on {gpus}"
-    return gpus if request.fraction >= 1.0 else f"{request.fraction:.0%} of {gpus}"
+    return gpus if request.fraction >= 1.0 else f"{request.fraction * 100:.3g} % of {gpus}"

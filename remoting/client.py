@@ -122,6 +122,7 @@ class Pool:
         *,
         wait_s: float | None = None,
         on_status: Callable[[str], None] = lambda _text: None,
+        on_choice: Callable[[tuple[str, ...]], None] = lambda _lines: None,
     ) -> LeaseHold:
         """Get a lease for ``request``.
 
@@ -129,6 +130,7 @@ class Pool:
             request: what is wanted.
             wait_s: how long to wait for free GPUs; 0 for one try, None for ever.
             on_status: told what is waited for, whenever that changes.
+            on_choice: told why each server was, or was not, chosen: a line for each.
 
         Raises:
             NotNowError: no GPU became free in time.
@@ -143,6 +145,7 @@ class Pool:
             clock=self._clock,
             chance=self._chance,
             on_status=on_status,
+            on_choice=on_choice,
             settings=self._settings,
         )
         return await allocator.run()

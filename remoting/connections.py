@@ -181,6 +181,13 @@ class Connections:
             self._width = count
             self._follow_members()
 
+    def seek(self, names: tuple[str, ...]) -> None:
+        """Connect to the servers with these names or ids, however many others there are."""
+        for member in self.members.values():
+            wanted = member.name in names or member.server in names
+            if wanted and member.server not in self.by_server:
+                self._add_member(member)
+
     def failure(self) -> GpupoolError:
         """Return why there is no connection."""
         failures = [t.failure for t in self._targets.values() if t.failure is not None]

@@ -17,6 +17,7 @@ from gpupool.remoting.allocation import (
     Allocation,
     AllocationSettings,
     Call,
+    Explain,
     Failed,
     Granted,
     Tell,
@@ -242,11 +243,13 @@ class Allocator:
         clock: Clock,
         chance: Randomness,
         on_status: Callable[[str], None],
+        on_choice: Callable[[tuple[str, ...]], None] = lambda _lines: None,
         settings: AllocationSettings | None = None,
     ) -> None:
         self._connections = connections
         self._clock = clock
         self._on_status = on_status
+        self._on_choice = on_choice
         self._ticket = os.urandom(32)
         self._final: Granted | Failed | None = None
         self._wake = trio.Event()
@@ -273,7 +276,7 @@ class Allocator:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                self._do(self.allocation.start(list(self._connections.by_server)))
+                self._do(self.allocation.start(*self._servers()))
                 result = await self._until_held()
                 with trio.move_on_after(FAREWELL_TIMEOUT_S):
                     while self._cancel_count:
@@ -288,6 +291,14 @@ class Allocator:
         if isinstance(result, Failed):
             raise result.error
         return result
+
+    def _servers(self) -> tuple[list[ServerId], int]:
+        """Return the connected servers, those asked for by name first, and how many there are."""
+        connections, names = self._connections, self.allocation.request.servers
+        connections.seek(names)
+        found = connections.by_server.values()
+        first = sorted(found, key=lambda c: c.name not in names and c.server not in names)
+        return [c.server for c in first], len(connections.members)
 
     async def _until_held(self) -> LeaseHold | Failed:
         while True:
@@ -353,6 +364,8 @@ class Allocator:
                     self._on_status(action.text)
                 case Widen():
                     self._connections.widen(action.count)
+                case Explain():
+                    self._on_choice(action.lines)
                 case Granted() | Failed():
                     self._final = action
         self._wake.set()

@@ -15,7 +15,16 @@ from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
 from gpupool.pool.state import Request
 from gpupool.remoting import messages as m
-from gpupool.remoting.allocation import Action, Allocation, Call, Failed, Granted, Tell, Widen
+from gpupool.remoting.allocation import (
+    Action,
+    Allocation,
+    Call,
+    Explain,
+    Failed,
+    Granted,
+    Tell,
+    Widen,
+)
 from gpupool.simulations.calm import between
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.environment import Environment
@@ -210,7 +219,7 @@ class ClientProcess(Process):
                     self._environment.trace.note(self.machine, "gave-up", str(action.error))
                     self._allocation = None
                     self._later()
-                case Tell() | Widen():
+                case Tell() | Widen() | Explain():
                     pass
         self._set_timer()
 

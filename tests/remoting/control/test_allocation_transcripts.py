@@ -4,7 +4,8 @@ Each ``tests/testdata/control-*.txt`` has blocks of one input line and, indented
 come of it. With ``GPUPOOL_REWRITE=1`` in the environment, what happens now is written into them;
 commit that only if you understand what has changed.
 
-    start wait=10s a b        begin, with these servers connected
+    start wait=10s a b        begin, with these servers connected; known=40: of so many,
+                              first=2: asking so many at first
     offer a free=80           server a offers one GPU with so many GiB free
     busy a [ahead]            ... or nothing now; also: never a, denied a, no-quorum a
     claimed granted           the answer to the claim; refused KIND, uncertain, lost
@@ -28,7 +29,9 @@ from gpupool.remoting import messages as m
 from gpupool.remoting.allocation import (
     Action,
     Allocation,
+    AllocationSettings,
     Call,
+    Explain,
     Failed,
     Granted,
     Tell,
@@ -78,6 +81,7 @@ class Script:
         else:
             assert self.allocation is not None
             actions = self.step(self.allocation, verb, words)
+        actions = [action for action in actions if not isinstance(action, Explain)]
         return [self.describe(action) for action in actions] or ["nothing"]
 
     def start(self, words: list[str]) -> list[Action]:
@@ -95,9 +99,10 @@ class Script:
             wait_s=None if wait == "forever" else float((wait or "0s").removesuffix("s")),
             clock=self.clock,
             chance=Middle(),
+            settings=AllocationSettings(ask_first_count=int(options.get("first", "32"))),
         )
         servers = [ServerId(w) for w in words if "=" not in w and w != "across"]
-        return self.allocation.start(servers)
+        return self.allocation.start(servers, int(options.get("known", "0")))
 
     def step(self, allocation: Allocation, verb: str, words: list[str]) -> list[Action]:
         if verb == "tick":
@@ -167,6 +172,8 @@ class Script:
             case Granted(lease, request, choice):
                 servers = ", ".join(offer.server for offer in choice.offers)
                 return f"granted: lease {lease} on {servers}, request {request.id[0]}"
+            case Explain():
+                return ""
             case Failed(error):
                 return f"failed: {error.code}: {error}"
 

@@ -15,6 +15,7 @@ from gpupool.pool.errors import (
     NotNowError,
     UnreachableError,
 )
+from gpupool.pool.filters import parse_filter
 from gpupool.pool.ids import RequestId
 from gpupool.pool.state import TokenKind
 from gpupool.remoting import messages as m
@@ -466,6 +467,14 @@ async def test_more_servers_are_asked_when_the_first_have_no_room(
         for server in near:
             await pool.drain(server, "full")
         before = trio.current_time()
-        hold = await pool.allocate(request(pool), wait_s=30)
+        report: list[str] = []
+        hold = await pool.allocate(request(pool), wait_s=0, on_choice=report.extend)
         assert hold.servers[0] not in near
         assert trio.current_time() - before < 2
+        [name] = hold.server_names()
+        assert report[0].startswith(f"{name}: chosen: 0.0 GiB left over, 0% of the server granted")
+        assert "gpu-1: busy: grants nothing now: full" in report
+    async with cluster.client("root", servers=["gpu-1"]) as pool:
+        only = (parse_filter(f"server.name = {name}"),)
+        hold = await pool.allocate(request(pool, filters=only), wait_s=5)
+        assert hold.server_names() == (name,)
