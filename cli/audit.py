@@ -73,7 +73,7 @@ def command(
         acts, dropped = read_acts(Path(state_dir)), 0
     else:
         answer = run_async(lambda: _ask(credentials))
-        acts, dropped = list(answer.acts), answer.count - len(answer.acts)
+        acts, dropped = [*answer.former, *answer.acts], answer.count - len(answer.acts)
     chosen = [
         act
         for act in acts

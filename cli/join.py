@@ -57,6 +57,12 @@ from gpupool.remoting.addresses import PORT_DEFAULT, Address
     help="Of a new pool: whether the data of programs is encrypted. Control always is.",
 )
 @click.option(
+    "--ca",
+    type=click.Path(file_okay=False, exists=True),
+    help="Of a new pool: a folder with ca.pem and ca.key of a former pool, whose tokens then hold "
+    'again after "gpupool restore".',
+)
+@click.option(
     "--client-timeout",
     type=DURATION,
     default="10s",
@@ -93,6 +99,7 @@ def command(
     witness: bool,
     emulate: Emulation | None,
     data_encryption: str,
+    ca: str | None,
     client_timeout: float,
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
@@ -118,6 +125,8 @@ def command(
             "joining a pool needs a token",
             hint='"gpupool token create --server" makes one',
         )
+    if ca and token:
+        raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     if witness and emulate is not None:
         raise UsageError("a witness offers no GPU", hint="leave out --witness or --emulate")
     if not 1 <= client_timeout <= 3600:
@@ -138,6 +147,7 @@ def command(
         witness=witness,
         emulate=emulate,
         data_encryption=data_encryption,
+        ca=Path(ca) if ca else None,
         client_timeout_s=client_timeout,
         drain_timeout_s=drain_timeout,
         labels=labels,

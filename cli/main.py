@@ -34,6 +34,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "label": ("label", "Set or show the labels of a server."),
     "kill": ("kill", "End a lease now."),
     "audit": ("audit", "Show who administered what, and when."),
+    "backup": ("backup", "Write policy, tokens, labels and audit to a file."),
+    "restore": ("restore", "Restore a backup into a new pool."),
     "door": ("door", "Show what the array door covers."),
     "doctor": ("doctor", "Check the path from here to the pool."),
     "recover": ("recover", "Go on alone, after most servers were lost for good."),

@@ -33,7 +33,7 @@ from gpupool.cli.values import Emulation, parse_listen, size_text
 from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.storage import Storage, bootstrap, open_storage
 from gpupool.pool.commands import Command, DrainServer, EndLease, seal
-from gpupool.pool.errors import GpupoolError
+from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.ids import LeaseId, ServerId
 from gpupool.pool.ports import Outcome
 from gpupool.pool.state import PartStatus, PoolState
@@ -49,6 +49,7 @@ from gpupool.remoting.host.link import has_rdma, link_speed
 from gpupool.remoting.host.nvml import PynvmlNvml
 from gpupool.remoting.identity import (
     Authority,
+    cluster_id_of,
     create_ca,
     create_key_and_csr,
     sign_server,
@@ -81,6 +82,7 @@ class JoinOptions:
     witness: bool
     emulate: Emulation | None
     data_encryption: str
+    ca: Path | None  # of a new pool: the folder of a former pool's CA
     client_timeout_s: float
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
@@ -188,9 +190,13 @@ async def _enter_pool(
 
 def _found(state: StateDir, options: JoinOptions, name: str, address: str) -> None:
     server = ServerId(secrets.token_hex(6))
+    now = datetime.now(UTC)
+    # The CA of a former pool goes with its id, by which clients know that it is theirs.
+    authority = _read_authority(options.ca) if options.ca is not None else None
+    cluster_id = cluster_id_of(authority) if authority else secrets.token_hex(16)
     identity = ServerIdentity(
         server=server,
-        cluster_id=secrets.token_hex(16),
+        cluster_id=cluster_id,
         pool=options.pool_name,
         name=name,
         witness=options.witness,
@@ -198,8 +204,7 @@ def _found(state: StateDir, options: JoinOptions, name: str, address: str) -> No
         members=(Member(server, address),),
     )
     state.begin(identity)
-    now = datetime.now(UTC)
-    authority = create_ca(identity.cluster_id, now)
+    authority = authority or create_ca(identity.cluster_id, now)
     key, csr = create_key_and_csr(server)
     state.write(CA_CERTIFICATE, authority.certificate_pem)
     state.write(CA_KEY, authority.key_pem)
@@ -211,6 +216,18 @@ def _found(state: StateDir, options: JoinOptions, name: str, address: str) -> No
     finally:
         storage.close()
     state.finish(identity)
+
+
+def _read_authority(folder: Path) -> Authority:
+    try:
+        certificate, key = ((folder / name).read_bytes() for name in (CA_CERTIFICATE, CA_KEY))
+    except OSError as error:
+        raise StorageError(
+            f"cannot read the CA in {folder}",
+            why=f"{error.filename}: {(error.strerror or str(error)).lower()}",
+            hint=f"it must hold {CA_CERTIFICATE} and {CA_KEY} of a server of the former pool",
+        ) from error
+    return Authority(certificate, key)
 
 
 async def _join(

@@ -225,6 +225,16 @@ class ApplyPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreBackup:
+    """Take a staged backup into the table."""
+
+    upload: bytes
+    part_count: int
+    digest: bytes  # SHA-256 of all parts together
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class GiveNotice:
     """A window has opened or closed, and its rules end this lease after a period of grace."""
 
@@ -255,6 +265,7 @@ Command = (
     | RevokeToken
     | StagePart
     | ApplyPolicy
+    | RestoreBackup
     | GiveNotice
     | Tick
 )
@@ -278,6 +289,7 @@ KINDS: dict[str, type[Command]] = {
     "revoke-token": RevokeToken,
     "stage-part": StagePart,
     "apply-policy": ApplyPolicy,
+    "restore-backup": RestoreBackup,
     "give-notice": GiveNotice,
     "tick": Tick,
 }

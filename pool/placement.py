@@ -118,7 +118,7 @@ def _fitting_cards(gpus: Sequence[Gpu], request: Request) -> dict[GpuId, int]:
     cards: dict[GpuId, int] = {}
     for gpu in gpus:
         size = request.memory or partition_size(gpu.capacity, request.fraction)
-        if 0 < size <= gpu.capacity:
+        if 0 < size <= gpu.capacity and not gpu.clash:
             card = gpu.parent or gpu.id
             cards[card] = max(gpu.capacity, cards.get(card, 0))
     return cards

@@ -22,6 +22,9 @@ from gpupool.pool.policy import Policy, PolicyVersion, Usage
 VOTER_COUNT_MAX = 7
 """More voters make every commit slower and tolerate failures that never happen together."""
 
+SERVER_COUNT_MAX = 4096
+TOKEN_COUNT_MAX = 16_384
+
 EVENT_COUNT_MAX = 256
 """Events kept in the table for the live view; older ones are dropped."""
 
@@ -285,6 +288,15 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
+class Former:
+    """The pool whose backup was restored into this one."""
+
+    cluster_id: str
+    digest: bytes  # SHA-256 of the packed backup
+    acts: tuple[Act, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PoolState:
     """The whole replicated table."""
 
@@ -307,6 +319,10 @@ class PoolState:
     staged: dict[bytes, Staged] = field(default_factory=dict[bytes, Staged])
     acts: tuple[Act, ...] = ()  # the latest administrative acts, oldest first
     act_count: int = 0  # of all administrative acts there ever were
+    former: Former | None = None
+    labels_awaited: dict[str, dict[str, str]] = field(  # by name of a server that is to join
+        default_factory=dict[str, dict[str, str]]
+    )
 
     def server_named(self, name: str) -> Server | None:
         """Return the server with this name or id."""

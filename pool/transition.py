@@ -11,6 +11,7 @@ from typing import Any
 
 from gpupool.pool import leases, policy_log, staging
 from gpupool.pool.audit import acts_since, record
+from gpupool.pool.backup import restore_backup
 from gpupool.pool.clashes import UNSETTLED, settle_clashes
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.commands import (
@@ -29,6 +30,7 @@ from gpupool.pool.commands import (
     NoteIdle,
     RemoveServer,
     ReportGpus,
+    RestoreBackup,
     RevokeToken,
     ServerContact,
     ServerUp,
@@ -37,10 +39,12 @@ from gpupool.pool.commands import (
     Wait,
     unseal,
 )
-from gpupool.pool.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.ids import GpuId, Milliseconds, Plain
+from gpupool.pool.labels import label_server, labels_at_start
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import (
+    SERVER_COUNT_MAX,
+    TOKEN_COUNT_MAX,
     VOTER_COUNT_MAX,
     Act,
     Gpu,
@@ -52,8 +56,6 @@ from gpupool.pool.state import (
 )
 
 NAME_LENGTH_MAX = 64
-SERVER_COUNT_MAX = 4096
-TOKEN_COUNT_MAX = 16_384
 GPU_COUNT_MAX = 64
 """Per server; commands are at most 16 KiB long, which is the sharper limit."""
 
@@ -106,15 +108,18 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
         address=command.address,
         voter=voter,
         witness=command.witness,
+        labels=state.labels_awaited.get(command.name, {}),
         joined_at=state.now,
         changed_at=state.now,
     )
+    awaited = {k: v for k, v in state.labels_awaited.items() if k != command.name}
     tokens, by, how = state.tokens, "", f"{server.id} at {server.address}"
     if command.token is not None:
         token = replace(tokens[command.token], used_by=command.server)
         tokens = tokens | {token.id: token}
         by, how = token.created_by, f"{how}, with token {token.id}"
-    state = replace(state, servers=state.servers | {server.id: server}, tokens=tokens)
+    servers = state.servers | {server.id: server}
+    state = replace(state, servers=servers, tokens=tokens, labels_awaited=awaited)
     state = record(state, "server-joined", by=by, subject=server.name, text=how)
     return leases.note(state, "joined", server.name, f"joined from {server.address}"), Result(
         ok=True
@@ -176,7 +181,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         driver_version=command.driver_version,
         cuda_version=command.cuda_version,
         gpus=gpus,
-        labels=_labels_at_start(server, command.labels),
+        labels=labels_at_start(server, command.labels),
         labels_said=command.labels,
         link_speed=max(0, command.link_speed),
         rdma=command.rdma,
@@ -186,42 +191,6 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
     if restarted:
         state = leases.note(state, "up", server.name, f"up with {len(gpus)} GPUs")
     return state, Result(ok=True)
-
-
-def _labels_at_start(server: Server, said: dict[str, str]) -> dict[str, str]:
-    """Return a server's labels after it said ``said``.
-
-    Only what differs from what it said last time counts, so that an operator's later change
-    outlives a restart with the same command line. Leaving a label out takes none away.
-    """
-    new = {
-        name: value
-        for name, value in said.items()
-        if server.labels_said.get(name) != value and not label_refusal({name: value})
-    }
-    labels = server.labels | new
-    return labels if len(labels) <= LABEL_COUNT_MAX else server.labels
-
-
-def label_server(state: PoolState, command: LabelServer) -> Step:
-    """Set some labels of a server, and take some away; as a whole or not at all."""
-    server = state.servers.get(command.server)
-    if server is None:
-        return state, refuse("never", "no such server")
-    if why := label_refusal(command.labels):
-        return state, refuse("invalid", why)
-    labels = {k: v for k, v in server.labels.items() if k not in command.without}
-    labels |= command.labels
-    if len(labels) > LABEL_COUNT_MAX:
-        return state, refuse("denied", f"a server has at most {LABEL_COUNT_MAX} labels")
-    if labels == server.labels:
-        return state, Result(ok=True)
-    server = replace(server, labels=labels, changed_at=state.now)
-    state = replace(state, servers=state.servers | {server.id: server})
-    changes = [f"{k}={v}" for k, v in command.labels.items()] + [f"{k}-" for k in command.without]
-    state = record(state, "labelled", by=command.by, subject=server.name, text=" ".join(changes))
-    text = f"{' '.join(changes)} (by {command.by})"
-    return leases.note(state, "labelled", server.name, text), Result(ok=True)
 
 
 def server_contact(state: PoolState, command: ServerContact) -> Step:
@@ -378,6 +347,7 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     RevokeToken: revoke_token,
     StagePart: staging.stage_part,
     ApplyPolicy: apply_policy,
+    RestoreBackup: restore_backup,
     Tick: tick,
 }
 

@@ -23,10 +23,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 
 import trio
 
-from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError
+from gpupool.pool.backup import BackupError, from_file, pack
+from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, UsageError
 from gpupool.pool.ids import LeaseId, RequestId, ServerId, TokenId
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.pool.state import Request, TokenKind
@@ -50,6 +52,9 @@ from gpupool.remoting.tokens import (
 
 CALL_TIMEOUT_S = 3.0
 """A server answers within 2 s, if only to say that it has no majority."""
+
+BACKUP_TIMEOUT_S = 30.0
+"""The largest backup is tens of megabytes."""
 
 ALL_SERVERS = 4096
 LOG = logging.getLogger("gpupool.client")
@@ -242,6 +247,32 @@ class Pool:
         assert isinstance(answer, m.AuditNow)
         return answer
 
+    async def backup(self) -> bytes:
+        """Return the content of a backup file: policy, tokens' hashes, labels, history, audit."""
+        answer = await self._operate(m.GetBackup(), timeout_s=BACKUP_TIMEOUT_S)
+        assert isinstance(answer, m.BackupIs)
+        return answer.data
+
+    async def restore(self, file: bytes) -> str:
+        """Restore a backup file into this pool, and return what was restored, for people.
+
+        Raises:
+            UsageError, DeniedError: it is damaged, or this pool is not one to restore into.
+        """
+        try:
+            from_file(file)
+            parts = pack(file)
+        except BackupError as error:
+            raise UsageError("the backup cannot be restored", why=str(error)) from error
+        upload = self._chance.randbytes(16)
+        for number, part in enumerate(parts):
+            await self._operate(m.PutPart(upload, number, part))
+        digest = sha256(b"".join(parts)).digest()
+        message = m.RestoreBackup(upload, len(parts), digest)
+        answer = await self._operate(message, timeout_s=BACKUP_TIMEOUT_S)
+        assert isinstance(answer, m.Done)
+        return answer.note
+
     async def remove_server(self, server: str) -> None:
         """Take a server, by name or id, out of the pool for good."""
         await self._operate(m.RemoveServer(server))
@@ -278,7 +309,7 @@ class Pool:
             raise self.connections.failure()
         return connections[:count]
 
-    async def _operate(self, message: m.Call) -> m.Message:
+    async def _operate(self, message: m.Call, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
         """Make one call, with another server when one has no majority or is lost meanwhile.
 
         All these calls do the same thing when done twice.
@@ -286,7 +317,7 @@ class Pool:
         failures: list[GpupoolError] = []
         for connection in self._some(8):
             try:
-                return await connection.call(message, timeout_s=CALL_TIMEOUT_S)
+                return await connection.call(message, timeout_s=timeout_s)
             except (NoQuorumError, UnreachableError) as error:
                 failures.append(error)
         raise failures[0]

@@ -13,6 +13,7 @@ from gpupool.pool.ids import Milliseconds, lease_name
 from gpupool.pool.results import Result
 from gpupool.pool.state import Server, Token, TokenKind
 from gpupool.pool.view import PoolView, Telemetry, build_view
+from gpupool.remoting import backups
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import parse_address
 from gpupool.remoting.clients import Client, Front
@@ -113,7 +114,9 @@ class Desk:
         steward = self._steward
 
         def then(_result: Result) -> m.Message:
-            return m.AuditNow(steward.state.acts, steward.state.act_count)
+            former = steward.state.former
+            acts = former.acts if former is not None else ()
+            return m.AuditNow(steward.state.acts, steward.state.act_count, acts)
 
         steward.propose_for(client, call, commands.Tick(), then)
 
@@ -166,6 +169,12 @@ class Desk:
             case m.RevokeToken():
                 command = commands.RevokeToken(message.token, by)
                 steward.propose_for(client, call, command, _done)
+            case m.GetBackup():
+                backups.get_backup(steward, client, call)
+            case m.PutPart():
+                backups.put_part(steward, client, call, message)
+            case m.RestoreBackup():
+                backups.restore(steward, client, call, message)
             case m.RemoveServer():
                 command = commands.RemoveServer(self._server(message.server).id, by)
                 steward.propose_for(client, call, command, _done)

@@ -173,6 +173,21 @@ def check_authority(authority: Authority) -> None:
         raise AuthenticationError("the CA's key does not belong to its certificate")
 
 
+def cluster_id_of(authority: Authority) -> str:
+    """Return the id of the pool that a CA was made for.
+
+    Raises:
+        AuthenticationError: when it is not the CA of a pool, or its key is another one's.
+    """
+    check_authority(authority)
+    certificate = x509.load_pem_x509_certificate(authority.certificate_pem)
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    words = str(names[0].value).split(" ") if names else []
+    if len(words) != 2 or words[0] != "gpupool" or not words[1]:
+        raise AuthenticationError("this is not the CA of a pool")
+    return words[1]
+
+
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM,

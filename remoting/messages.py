@@ -14,7 +14,8 @@ CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
     GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
     GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
     PutPolicy, CheckPolicy                   Done, PolicyVerdict
-    GetAudit                                 AuditNow
+    GetAudit, GetBackup                      AuditNow, BackupIs
+    PutPart, RestoreBackup                   Done
     JoinPool                                 Joined
                                              TryNow, LeaseEnded, LeaseNotice, Members,
                                              Update, Dismissed   (pushes)
@@ -294,10 +295,44 @@ class GetAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditNow:
-    """The latest acts, oldest first; ``count`` is how many there ever were."""
+    """The latest acts, oldest first; ``count`` is how many there ever were.
+
+    ``former`` are those that came with a restored backup.
+    """
 
     acts: tuple[Act, ...]
     count: int
+    former: tuple[Act, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GetBackup:
+    """Ask for a backup of the table, as it stands once this call is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupIs:
+    """The content of a backup's file."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PutPart:
+    """Keep one part of a packed backup until ``RestoreBackup``."""
+
+    upload: bytes  # 16 random bytes
+    part: int  # from 0
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreBackup:
+    """Take the backup whose parts were put into the table, whole or not at all."""
+
+    upload: bytes
+    part_count: int
+    digest: bytes  # SHA-256 of all parts together
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,6 +507,9 @@ Call = (
     | RevokeToken
     | ListTokens
     | GetAudit
+    | GetBackup
+    | PutPart
+    | RestoreBackup
     | RemoveServer
     | DrainServer
     | LabelServer
@@ -497,6 +535,7 @@ Answer = (
     | PolicyHistory
     | PolicyVerdict
     | AuditNow
+    | BackupIs
     | Joined
 )
 Push = TryNow | LeaseEnded | LeaseNotice | Members | Update | Dismissed
@@ -528,6 +567,9 @@ CALLS: dict[int, type[Call]] = {
     82: PutPolicy,
     83: CheckPolicy,
     96: GetAudit,
+    97: GetBackup,
+    98: PutPart,
+    99: RestoreBackup,
 }
 ANSWERS: dict[int, type[Answer]] = {
     128: Welcome,
@@ -545,6 +587,7 @@ ANSWERS: dict[int, type[Answer]] = {
     161: PolicyHistory,
     162: PolicyVerdict,
     176: AuditNow,
+    177: BackupIs,
 }
 PUSHES: dict[int, type[Push]] = {
     192: TryNow,

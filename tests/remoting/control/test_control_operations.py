@@ -93,6 +93,37 @@ async def test_every_user_sees_the_audit(autojump_clock: Clock, nursery: trio.Nu
         assert (ended.kind, ended.text) == ("lease-ended", "lease of ada: make room (by root)")
 
 
+async def test_a_backup_of_one_pool_is_restored_into_another(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    old, new = Cluster(nursery), Cluster(nursery)
+    await old.start([1, 1])
+    await new.start([1], users=("eve",))
+    async with old.client("root") as root, old.client() as ada:
+        await root.drain("gpu-1", "new fans")
+        with pytest.raises(DeniedError, match="takes an operator's token"):
+            await ada.backup()
+        file = await root.backup()
+    async with new.client("eve") as eve, new.client("root") as root:
+        with pytest.raises(DeniedError, match="takes an operator's token"):
+            await eve.restore(file)
+        with pytest.raises(UsageError, match="checksum does not match"):
+            await root.restore(file[:-20])
+        hold = await eve.allocate(request(eve), wait_s=0)
+        with pytest.raises(DeniedError, match="are never restored"):
+            await root.restore(file)
+        await hold.release("done")
+        await until(lambda: not new.state.leases)
+        text = await root.restore(file)
+        assert text.startswith("no policy, 2 tokens, labels of 0 servers")
+        answer = await root.audit()
+        assert "new fans" in [act.text for act in answer.former]
+        assert answer.acts[-1].kind == "restored"
+        assert await root.restore(file) == "this backup before"
+    async with new.client("ada"):
+        pass  # her token is known here now
+
+
 async def test_a_removed_server_sends_everybody_away(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:

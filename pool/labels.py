@@ -1,0 +1,46 @@
+"""Labels of servers: what they are started with, and what operators change later."""
+
+from dataclasses import replace
+
+from gpupool.pool.audit import record
+from gpupool.pool.commands import LabelServer
+from gpupool.pool.filters import LABEL_COUNT_MAX, label_refusal
+from gpupool.pool.leases import note
+from gpupool.pool.results import Result, refuse
+from gpupool.pool.state import PoolState, Server
+
+
+def labels_at_start(server: Server, said: dict[str, str]) -> dict[str, str]:
+    """Return a server's labels after it said ``said``.
+
+    Only what differs from what it said last time counts, so that an operator's later change
+    outlives a restart with the same command line. Leaving a label out takes none away.
+    """
+    new = {
+        name: value
+        for name, value in said.items()
+        if server.labels_said.get(name) != value and not label_refusal({name: value})
+    }
+    labels = server.labels | new
+    return labels if len(labels) <= LABEL_COUNT_MAX else server.labels
+
+
+def label_server(state: PoolState, command: LabelServer) -> tuple[PoolState, Result]:
+    """Set some labels of a server, and take some away; as a whole or not at all."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, refuse("never", "no such server")
+    if why := label_refusal(command.labels):
+        return state, refuse("invalid", why)
+    labels = {k: v for k, v in server.labels.items() if k not in command.without}
+    labels |= command.labels
+    if len(labels) > LABEL_COUNT_MAX:
+        return state, refuse("denied", f"a server has at most {LABEL_COUNT_MAX} labels")
+    if labels == server.labels:
+        return state, Result(ok=True)
+    server = replace(server, labels=labels, changed_at=state.now)
+    state = replace(state, servers=state.servers | {server.id: server})
+    changes = [f"{k}={v}" for k, v in command.labels.items()] + [f"{k}-" for k in command.without]
+    state = record(state, "labelled", by=command.by, subject=server.name, text=" ".join(changes))
+    text = f"{' '.join(changes)} (by {command.by})"
+    return note(state, "labelled", server.name, text), Result(ok=True)
