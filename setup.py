@@ -1,7 +1,7 @@
-"""Build the one native file, gpupool/remoting/driver/library/libcuda.so.1, beside the Python code.
+"""Build the native files in gpupool/remoting/driver/library, beside the Python code.
 
-Everything else is in pyproject.toml. The library has no Python symbol in it, so the wheel is
-tagged py3-none-<platform>. Where no C compiler works, the installation goes on without it, and
+Everything else is in pyproject.toml. The libraries have no Python symbol in them, so the wheel is
+tagged py3-none-<platform>. Where no C compiler works, the installation goes on without them, and
 ``gpupool run --door cuda`` says what is missing.
 """
 
@@ -19,10 +19,11 @@ SOURCES = sorted(
 
 
 class BuildShim(build_ext):
-    """Name the output libcuda.so.1, which is the name that the dynamic loader asks for."""
+    """Name the outputs as the dynamic loader asks for them, such as libcuda.so.1."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return fullname.replace(".", "/") + ".so.1"
+        path = fullname.replace(".", "/")
+        return path + (".so.1" if path.rpartition("/")[2].startswith("lib") else ".so")
 
     def copy_extensions_to_source(self) -> None:
         # An editable installation copies into the checkout, where git keeps no empty folder.
@@ -40,17 +41,27 @@ class TagAnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+FOLDER = "gpupool.remoting.driver.library"
+FLAGS = ["-std=c11", "-O2", "-fvisibility=hidden"]
 # Flags as in remoting/driver/build.py, which cannot be imported before gpupool is installed;
 # warnings are not errors here, because compilers of the future have warnings of their own.
 SHIM = Extension(
-    "gpupool.remoting.driver.library.libcuda",
+    f"{FOLDER}.libcuda",
     sources=SOURCES,
-    extra_compile_args=["-std=c11", "-O2", "-fvisibility=hidden"],
+    extra_compile_args=FLAGS,
     extra_link_args=["-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-ldl"],
+    optional=True,
+)
+LAUNCHER = Extension(
+    f"{FOLDER}.gpupool_launch",
+    sources=["remoting/driver/native/launch.c"],
+    extra_compile_args=FLAGS,
     optional=True,
 )
 
 if sys.platform == "linux":
-    setup(ext_modules=[SHIM], cmdclass={"build_ext": BuildShim, "bdist_wheel": TagAnyPython})
+    setup(
+        ext_modules=[SHIM, LAUNCHER], cmdclass={"build_ext": BuildShim, "bdist_wheel": TagAnyPython}
+    )
 else:
     setup()

@@ -1,4 +1,4 @@
-"""Build the shim, ``libcuda.so.1``, with whatever C compiler is there.
+"""Build the shim, ``libcuda.so.1``, and the worker's launcher, with whatever C compiler is there.
 
 Run ``python -m gpupool.remoting.driver.build [FOLDER]``. The installation does the same through
 setup.py; tests and editable checkouts call ``build``.
@@ -16,6 +16,7 @@ COMPILE = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"
 LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined")
 LIBRARIES = ("-ldl",)
 LIBRARY = "libcuda.so.1"
+LAUNCHER = "gpupool_launch.so"
 
 
 def library_dir() -> Path:
@@ -36,15 +37,21 @@ def build(folder: Path, compiler: str = "") -> Path:
     if not compiler:
         raise FileNotFoundError("no C compiler was found")
     folder.mkdir(parents=True, exist_ok=True)
+    _compile(compiler, folder / LAUNCHER, (HERE / "native" / "launch.c",), ("-shared",))
     target = folder / LIBRARY
-    fresh = folder / f".{LIBRARY}.{os.getpid()}"
-    sources = [str(source) for source in SOURCES]
-    subprocess.run([compiler, *COMPILE, *LINK, "-o", str(fresh), *sources, *LIBRARIES], check=True)
-    fresh.replace(target)  # a program that has the old one loaded keeps it
+    _compile(compiler, target, SOURCES, LINK)
     link = folder / "libcuda.so"
     if not link.is_symlink():
         link.symlink_to(LIBRARY)
     return target
+
+
+def _compile(compiler: str, target: Path, sources: tuple[Path, ...], link: tuple[str, ...]) -> None:
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    names = map(str, sources)
+    command = [compiler, *COMPILE, *link, "-o", str(fresh), *names, *LIBRARIES]
+    subprocess.run(command, check=True)
+    fresh.replace(target)  # a program that has the old one loaded keeps it
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from gpupool.remoting.driver.api import (
     Api,
     CudaError,
 )
+from gpupool.remoting.driver.launcher import Launcher
 from gpupool.remoting.driver.snapshot import encode_snapshot
 from gpupool.remoting.driver.waiting import Download, Mirror, Waiter
 
@@ -55,8 +56,9 @@ class Function:
     handle: int
     kernel: bool
     size: int
-    view: memoryview  # of the parameters' bytes, to which ``pointers`` point
-    pointers: int
+    view: memoryview  # of the parameters' bytes, which lie at ``values``
+    values: int
+    pointers: int  # to one address for each parameter
     keep: tuple[Any, ...]
 
 
@@ -74,7 +76,8 @@ def prepare(handle: int, parameters: list[tuple[int, int]], *, kernel: bool) -> 
     addresses = [base + offset for offset, _ in parameters]
     pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
     view = memoryview(values).cast("B")[:size]
-    return Function(handle, kernel, size, view, ctypes.addressof(pointers), (values, pointers))
+    where = ctypes.addressof(pointers)
+    return Function(handle, kernel, size, view, base, where, (values, pointers))
 
 
 class Executor:
@@ -111,7 +114,11 @@ class Executor:
         self.request = 0
         self.record_start = 0
         self.record_end = 0
+        self.launcher = Launcher.load()
+        if self.launcher is not None:
+            self.launcher.stream(LEGACY_STREAM, 0)
         self.buffer = bytearray()
+        self.buffer_address = 0
         self.view = memoryview(b"")
         self.handlers = self._make_handlers()
         api.runtime.setDevice(self.ordinals[0])
@@ -124,7 +131,10 @@ class Executor:
         Raises:
             ProtocolError: when a record is malformed.
         """
+        if buffer is not self.buffer:
+            self.buffer_address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self.buffer, self.view, self.bulk = buffer, view, 0
+        launcher = self.launcher
         unpack, unpack_launch = RECORD.unpack_from, LAUNCH.unpack_from
         functions, streams, handlers = self.functions, self.streams, self.handlers
         launch, errors = self.api.launch, self.api.errors
@@ -135,6 +145,14 @@ class Executor:
             op, flags, size = unpack(buffer, start)
             if size < HEADER or size & 7 or size > end - start:
                 raise RemoteProtocolError("malformed record")
+            if launcher is not None and op == plain_launch and flags == 0:
+                at, status = launcher.run(self.buffer_address, start, end)
+                if status:
+                    self._fail(op, status)
+                    at += unpack(buffer, at)[2]
+                if at > start:
+                    start = at
+                    continue
             try:
                 if op == plain_launch and flags == 0:
                     if size < 56:
@@ -321,6 +339,8 @@ class Executor:
             output = self.api.call(name, *arguments)
             if ended:
                 del self.objects[ended][gone]
+                if ended == "s" and self.launcher is not None:
+                    self.launcher.end_stream(gone)
             if made:
                 self._keep(made, new, int(output))
                 return b""
@@ -346,6 +366,8 @@ class Executor:
         if number in found or number <= LEGACY_STREAM or len(found) >= OBJECTS_MAX:
             raise RemoteProtocolError("a handle that cannot be made", why=f"{kind} {number}")
         found[number] = handle
+        if kind == "s" and self.launcher is not None:
+            self.launcher.stream(number, handle)
 
     def _index(self, device: int) -> int:
         if device >= len(self.devices):
@@ -659,7 +681,10 @@ class Executor:
         if number in self.functions or len(self.functions) >= OBJECTS_MAX:
             raise RemoteProtocolError("a function that cannot be made")
         parameters = self.api.parameters(handle, kernel=kernel)
-        self.functions[number] = prepare(handle, parameters, kernel=kernel)
+        made = prepare(handle, parameters, kernel=kernel)
+        self.functions[number] = made
+        if self.launcher is not None:
+            self.launcher.function(number, handle, made.values, made.pointers, made.size)
         flat = [value for pair in parameters for value in pair]
         return struct.pack(f"<II{len(flat)}I", len(parameters), 0, *flat)
 

@@ -52,10 +52,13 @@ def run_worker(arguments: argparse.Namespace) -> None:
     """Serve one session on an inherited listener."""
     sys.path.insert(0, str(ROOT / "src"))
     from gpupool.remoting.devices.base import DeviceSpec
+    from gpupool.remoting.driver import launcher
     from gpupool.remoting.driver.serve import serve
     from gpupool.remoting.host import handshake
     from gpupool.remoting.host.streams import PlainStream
 
+    if arguments.no_launcher:
+        launcher.LAUNCHER = "none"
     listener = socket.socket(fileno=arguments.worker)
     secret = json.loads(sys.stdin.readline())
     session, ticket = bytes.fromhex(secret["session"]), bytes.fromhex(secret["ticket"])
@@ -160,6 +163,7 @@ class LoopbackAgent:
             *(sys.executable, __file__, "--worker", str(listener.fileno())),
             *("--memory", str(self.arguments.memory), "--devices", str(self.arguments.devices)),
             *(["--verbose"] if self.arguments.verbose else []),
+            *(["--no-launcher"] if self.arguments.no_launcher else []),
         ]
         worker = subprocess.Popen(
             command,
@@ -220,6 +224,7 @@ def main() -> int:
     parser.add_argument("--memory", type=int, default=8 << 30)
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--no-launcher", action="store_true", help="launch by Python alone")
     parser.add_argument("--peer", default="", help="benchmarks/cuda_programs/peer.c, compiled")
     parser.add_argument("--delay-us", type=int, default=0, help="round trip that it adds")
     parser.add_argument("--verbose", action="store_true")

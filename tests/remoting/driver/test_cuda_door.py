@@ -32,6 +32,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the folder with the shim, built as an installation builds it."""
     folder = tmp_path_factory.mktemp("shim")
     build.build(folder)
+    build.build(build.library_dir())  # where the worker looks for its launcher
     return folder
 
 
@@ -64,11 +65,11 @@ def run(
     )
 
 
-@pytest.mark.parametrize("transport", ["unix", "tcp"])
-def test_a_c_program(transport: str, library: Path, everything: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["", "--tcp", "--no-launcher"])
+def test_a_c_program(option: str, library: Path, everything: Path, tmp_path: Path) -> None:
     """Memory, copies, streams, events, launches, graphs, the budget and a sticky error."""
     image = str(KERNELS / "test_kernels.sm_90.cubin")
-    options = ["--tcp"] if transport == "tcp" else []
+    options = [option] if option else []
     with Control(tmp_path) as control:
         done = run(library, control, [str(everything), image], *options)
         assert done.stdout == "results right\n", done.stderr
