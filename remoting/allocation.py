@@ -79,9 +79,14 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Final: there will be no lease."""
+    """Final: there will be no lease, except perhaps one that nobody uses.
+
+    Whether the claim at ``unsettled`` was granted is not known. Hanging up on that server ends the
+    lease if it was.
+    """
 
     error: GpupoolError
+    unsettled: ServerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,9 +577,11 @@ class Allocation:
         self._renewed_at = float("-inf")
 
     def _fail(self, error: GpupoolError) -> None:
+        choice = self._choice if self.phase is Phase.CANCELLING else None
+        unsettled = choice.server if choice is not None else None
         self.phase = Phase.DONE
         self._wake_at = float("inf")
-        self._actions.append(Failed(error))
+        self._actions.append(Failed(error, unsettled))
 
     def _call(self, server: ServerId, message: m.Call, timeout_s: float) -> int:
         self._number += 1

@@ -289,6 +289,8 @@ class Allocator:
             if not done:
                 await self._withdraw()
         if isinstance(result, Failed):
+            if result.unsettled is not None and self._claimed is not None:
+                await self._claimed.aclose()
             raise result.error
         return result
 

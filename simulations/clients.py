@@ -218,6 +218,9 @@ class ClientProcess(Process):
                     self._counters.failed += 1
                     self._environment.trace.note(self.machine, "gave-up", str(action.error))
                     self._allocation = None
+                    unsettled = action.unsettled
+                    if unsettled is not None and unsettled in self._by_server:
+                        self._drop(self._by_server[unsettled].machine)
                     self._later()
                 case Tell() | Widen() | Explain():
                     pass

@@ -174,8 +174,9 @@ class Script:
                 return f"granted: lease {lease} on {servers}, request {request.id[0]}"
             case Explain():
                 return ""
-            case Failed(error):
-                return f"failed: {error.code}: {error}"
+            case Failed(error, unsettled):
+                hang_up = f"; hang up on {unsettled}" if unsettled is not None else ""
+                return f"failed: {error.code}: {error}{hang_up}"
 
 
 def replay(text: str) -> str:

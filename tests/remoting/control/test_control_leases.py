@@ -19,6 +19,7 @@ from gpupool.pool.filters import parse_filter
 from gpupool.pool.ids import RequestId
 from gpupool.pool.state import TokenKind
 from gpupool.remoting import messages as m
+from gpupool.remoting.connections import ServerConnection
 
 Clock = trio.testing.MockClock
 
@@ -222,6 +223,35 @@ async def test_no_cancel_no_next_offer(autojump_clock: Clock, nursery: trio.Nurs
         with pytest.raises(NoQuorumError, match="its cancel could not be confirmed"):
             await pool.allocate(request(pool), wait_s=0)
         assert len(cluster.log.entries) == count
+
+
+async def test_a_grant_after_a_cancel_that_could_not_be_confirmed_ends_by_itself(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Swarm seed 20101: the client lives on, and with it the connection that holds the lease."""
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1])
+    call = ServerConnection.call
+
+    async def call_late(
+        connection: ServerConnection, message: m.Call, *, timeout_s: float
+    ) -> m.Message:
+        answer = await call(connection, message, timeout_s=timeout_s)
+        if isinstance(message, m.Claim):
+            cluster.log.leaderless = True
+            raise UnreachableError("no answer in time")
+        return answer
+
+    async with cluster.client() as pool:
+        monkeypatch.setattr(ServerConnection, "call", call_late)
+        with pytest.raises(NoQuorumError, match="its cancel could not be confirmed"):
+            await pool.allocate(request(pool), wait_s=0)
+        monkeypatch.undo()
+        assert cluster.state.leases, "it was granted after all"
+        cluster.log.leaderless = False
+        await trio.sleep(3)
+        assert not cluster.state.leases
+        await pool.allocate(request(pool), wait_s=10)
 
 
 async def test_a_minority_refuses_within_two_seconds(
