@@ -1,18 +1,19 @@
 """``gpupool simulate``: a whole pool in one process, under faults drawn from a seed."""
 
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import click
 
 from gpupool.cli.options import json_option, verbose_option
 from gpupool.cli.output import print_json, say, to_plain
 from gpupool.cli.values import DURATION
-from gpupool.pool.errors import ExitCode, UsageError
+from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 
 if TYPE_CHECKING:
     from gpupool.simulations.options import Options
-    from gpupool.simulations.runner import Report
+    from gpupool.simulations.search import Totals
 
 SCENARIOS = (
     "swarm",
@@ -34,6 +35,10 @@ SCENARIOS = (
 @click.option("--duration", type=DURATION, help="Virtual time with faults.  [default: 30s]")
 @click.option("--keep", help="Numbers of the faults that happen, as a failure prints them.")
 @click.option("--transcript", type=click.Path(dir_okay=False), help="Write a failure's here.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes."
+)
+@click.option("--keep-going", is_flag=True, help="Run all seeds, and list those that fail.")
 @click.option("--real", is_flag=True, help="Real processes and real time: kill -9, stops, cuts.")
 @verbose_option
 @json_option
@@ -46,6 +51,8 @@ def command(
     duration: float | None,
     keep: str | None,
     transcript: str | None,
+    jobs: int,
+    keep_going: bool,
     real: bool,
     as_json: bool,
 ) -> int:
@@ -53,7 +60,8 @@ def command(
 
     One seed is 30 virtual seconds of faults and 10 of healing: real servers, real allocation, no
     sockets, no threads, no real time. The same seed does the same everywhere. The first failure
-    ends the search; its transcript is printed, shrunk, with the command that repeats it.
+    ends the search; its transcript is printed, shrunk, with the command that repeats it. The
+    trace that is printed is a hash over all that happened: on any machine it is the same.
 
     With --real, servers and clients are processes of this machine, and the same rules are checked
     on what they leave behind.
@@ -69,12 +77,13 @@ def command(
             scenario, number, servers=servers, clients=clients, fault_s=duration, keep=kept
         )
 
-    failed, totals = _search([options(number) for number in range(seed, seed + seeds)])
-    if failed is None:
-        _print_totals(totals, as_json=as_json)
-        return ExitCode.DONE
-    _print_failure(failed, shrunk_already=kept is not None, to=transcript, as_json=as_json)
-    return ExitCode.FAILED
+    runs = [options(number) for number in range(seed, seed + seeds)]
+    first, found = _search(runs, jobs=jobs, keep_going=keep_going)
+    if first is not None and not keep_going:
+        _print_failure(first, shrunk_already=kept is not None, to=transcript, as_json=as_json)
+    else:
+        found.print(as_json=as_json)
+    return ExitCode.DONE if first is None else ExitCode.FAILED
 
 
 def _run_real(seed: int, servers: int, clients: int, duration_s: float, *, as_json: bool) -> int:
@@ -116,18 +125,51 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
         ) from error
 
 
-def _search(runs: "list[Options]") -> "tuple[Report | None, dict[str, Any]]":
-    """Run until the first failure; returns it, and what all runs came to."""
+@dataclass(slots=True)
+class _Found:
+    """What a search came to, in all and process by process."""
+
+    totals: "Totals"
+    by_process: "dict[int, Totals]" = field(default_factory=dict[int, "Totals"])
+    real_s: float = 0.0
+
+    def print(self, *, as_json: bool) -> None:
+        totals = self.totals
+        if as_json:
+            processes = [self.by_process[key].plain() for key in sorted(self.by_process)]
+            print_json(
+                ok=not totals.failed,
+                **totals.plain(),
+                real_s=round(self.real_s, 3),
+                processes=processes,
+            )
+            return
+        passed = totals.seeds - len(totals.failed)
+        click.echo(
+            f"{passed} of {totals.seeds} seed(s) passed: {totals.virtual_s:.0f} virtual seconds "
+            f"({totals.virtual_s / max(totals.processor_s, 1e-9):.0f} a processor second), "
+            f"{totals.grants} leases granted, {totals.histories} histories checked, "
+            f"healed within {totals.converged_s_max:.1f} s"
+        )
+        click.echo(f"trace {totals.digest}")
+
+
+def _search(
+    runs: "list[Options]", *, jobs: int, keep_going: bool
+) -> "tuple[Options | None, _Found]":
+    """Run all, or until the first failure; returns a run that failed, and the sums."""
     import logging
 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from gpupool.simulations.runner import run
+    from gpupool.simulations.search import Totals, search
 
     # Servers that are killed and cut off complain a lot, and it would all be about nothing.
     logging.disable(logging.CRITICAL)
-    totals: dict[str, Any] = {"seeds": 0, "virtual_s": 0.0, "grants": 0, "converged_s_max": 0.0}
+    by_seed = {options.seed: options for options in runs}
+    first: Options | None = None
+    found = _Found(Totals())
     began = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
@@ -137,40 +179,28 @@ def _search(runs: "list[Options]") -> "tuple[Report | None, dict[str, Any]]":
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("seeds", total=len(runs))
-        for options in runs:
-            report = run(options)
-            totals["seeds"] += 1
-            totals["virtual_s"] += report.virtual_s
-            totals["grants"] += report.granted
-            totals["converged_s_max"] = max(totals["converged_s_max"], report.converged_s)
-            totals["real_s"] = time.monotonic() - began
-            totals["digest"] = report.digest
-            if report.failure is not None:
-                return report, totals
+        for result in search(runs, jobs=jobs):
+            found.totals.add(result)
+            found.by_process.setdefault(result.process, Totals()).add(result)
+            found.real_s = time.monotonic() - began
             progress.advance(task)
-    return None, totals
-
-
-def _print_totals(totals: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(ok=True, **totals)
-        return
-    rate = totals["virtual_s"] / max(totals["real_s"], 1e-9)
-    click.echo(
-        f"{totals['seeds']} seed(s) passed: {totals['virtual_s']:.0f} virtual seconds "
-        f"({rate:.0f} a second), {totals['grants']} leases granted, "
-        f"healed within {totals['converged_s_max']:.1f} s"
-    )
-    if totals["seeds"] == 1:
-        click.echo(f"trace {totals['digest']}")
+            if result.failure:
+                first = first or by_seed[result.seed]
+                if not keep_going:
+                    break
+                say(f"gpupool: seed {result.seed} failed: {result.failure}")
+    return first, found
 
 
 def _print_failure(
-    report: "Report", *, shrunk_already: bool, to: str | None, as_json: bool
+    failed: "Options", *, shrunk_already: bool, to: str | None, as_json: bool
 ) -> None:
     from gpupool.simulations.runner import run
     from gpupool.simulations.shrink import reproduce, shrink
 
+    report = run(failed)
+    if report.failure is None:
+        raise GpupoolError(f"seed {failed.seed} failed once, and passed when it was repeated")
     if not shrunk_already:
         say(f"gpupool: seed {report.options.seed} failed: {report.failure}; making it smaller")
         report = shrink(report, run)

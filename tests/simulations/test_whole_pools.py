@@ -1,5 +1,6 @@
 """Whole pools under faults: they hold, they repeat, and broken ones are caught."""
 
+import json
 import logging
 import os
 import subprocess
@@ -16,6 +17,7 @@ from gpupool.simulations.mutations import MUTATIONS, Mutation
 from gpupool.simulations.options import Options, swarm
 from gpupool.simulations.runner import Report, run
 from gpupool.simulations.scenarios import SCENARIOS, options_of
+from gpupool.simulations.search import Totals, search
 from gpupool.simulations.shrink import reproduce, shrink
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
@@ -83,6 +85,20 @@ def test_same_seed_does_the_same_in_every_process() -> None:
     digests.add(run(replace(swarm(8), fault_s=6.0, heal_s=3.0)).digest)
     assert len(digests) == 1, "nothing of an earlier run may leak into a later one"
     assert run(replace(swarm(6), fault_s=6.0, heal_s=3.0)).digest not in digests
+
+
+def test_search_on_several_processes_finds_what_one_finds() -> None:
+    runs = [replace(swarm(seed), fault_s=2.0, heal_s=1.0) for seed in range(3)]
+    sums: list[Totals] = []
+    for jobs in (1, 2):
+        totals = Totals()
+        for result in search(runs, jobs=jobs):
+            totals.add(result)
+        sums.append(totals)
+    one, two = sums
+    assert one.seeds == two.seeds == 3
+    assert (one.digest, one.grants, one.failed) == (two.digest, two.grants, two.failed)
+    assert json.loads(json.dumps(one.plain()))["digest"] == one.digest
 
 
 def test_faults_left_out_leave_the_others_as_they_were() -> None:
