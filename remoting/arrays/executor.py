@@ -1,5 +1,6 @@
 """Runs the calls of one session against a backend: handles, checks, failures, memory."""
 
+import mmap
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,6 +102,7 @@ class Executor:
         self.failures = 0  # handles that stand for results of failed calls
         self.conformed: dict[str, int] = {}
         self.described: list[Any] = []
+        self._slots = 0  # of the memory in common with the client
         self._body = memoryview(b"")  # the records being run, and how far they have been
         self._at = 0
         self._dropped = b""  # handles that the client dropped, and that waiting calls may name
@@ -115,7 +117,44 @@ class Executor:
             "door.same": _same,
             "door.stats": lambda: [self.sequence, len(self.objects), sum(self.conformed.values())],
             "door.touch": _touch,
+            "door.fill": self.fill,
+            "door.fetch": self.fetch,
         }
+
+    # --- memory in common with the client -------------------------------------------------------
+
+    def share(self, memory: mmap.mmap) -> None:
+        """Use memory that the client has mapped, too, for `fill` and `fetch`."""
+        self._slots = len(memory) // wire.SHARED_SLOT
+        self.backend.share(memory)
+
+    def _piece(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
+        """Raise unless these are bytes of a dense array, and of a slot."""
+        numbers = all(type(number) is int for number in (offset, slot, size))
+        if not numbers or not 0 <= slot < self._slots or not 0 < size <= wire.SHARED_SLOT:
+            raise RemoteProtocolError("malformed copy", why=f"slot {slot}, {size} bytes")
+        if not self.backend.is_array(array) or not array.flags.forc:
+            raise RemoteProtocolError("malformed copy", why="not a dense array")
+        if not 0 <= offset <= array.nbytes - size:
+            raise RemoteProtocolError("malformed copy", why=f"{size} bytes at {offset}")
+
+    def fill(self, handle: Any, offset: Any, slot: Any, size: Any) -> None:
+        """Start to copy a slot into a dense array; the slot before may be used again then."""
+        try:
+            array = self.find(handle)
+            self._piece(array, offset, slot, size)
+            self.backend.fill(array, offset, slot * wire.SHARED_SLOT, size)
+        except DependsOnFailureError:
+            self.backend.synchronize()  # nothing is started, and what was must have ended
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - not the question's: nobody waits for it
+            self._fail("upload", (), error)
+
+    def fetch(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
+        """Copy part of a dense array into a slot."""
+        self._piece(array, offset, slot, size)
+        self.backend.fetch(array, offset, slot * wire.SHARED_SLOT, size)
 
     # --- handles --------------------------------------------------------------------------------
 

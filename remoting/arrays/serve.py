@@ -1,5 +1,6 @@
 """The worker's side of the array door: frames in, calls executed, answers out."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -8,6 +9,7 @@ from typing import Any, Protocol
 from gpupool.pool.errors import ProtocolError, RemoteProtocolError
 from gpupool.remoting.arrays import wire
 from gpupool.remoting.arrays.executor import Download, Executor, describe_error
+from gpupool.remoting.arrays.shared import make_region
 from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
 
 BACKLOG_MAX = 32 << 20
@@ -28,6 +30,10 @@ class Stream(Protocol):
 
     def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
         """Send everything."""
+        ...
+
+    def send_descriptor(self, data: bytes, descriptor: int, /) -> bool:
+        """Send ``data`` and a descriptor; False, and nothing sent, where that is impossible."""
         ...
 
     def close(self) -> None:
@@ -162,13 +168,31 @@ class Session:
             "operations": self.executor.names,
             "devices": list(self.backend.describe_devices()),
         }
-        self._reply(header.request, welcome)
+        if not self._share(header.request, hello, welcome):
+            self._reply(header.request, welcome)
         found: Any = hello.get("protocol")
         if found != wire.PROTOCOL:
             raise RemoteProtocolError(
                 "the client speaks another version",
                 why=f"array protocol {found}, this server {wire.PROTOCOL}",
             )
+
+    def _share(self, request: int, hello: dict[str, Any], welcome: dict[str, Any]) -> bool:
+        """Send the welcome with memory in common, if the client wants that and it works."""
+        if hello.get("shared") != [wire.SHARED_SLOTS, wire.SHARED_SLOT]:
+            return False
+        region = make_region()
+        if region is None:
+            return False
+        descriptor, memory = region
+        try:
+            frame = wire.encode_frame(wire.Kind.REPLY, wire.encode_body(welcome), request=request)
+            if not self.stream.send_descriptor(frame, descriptor):
+                return False
+        finally:
+            os.close(descriptor)
+        self.executor.share(memory)
+        return True
 
     def run(self) -> None:
         """Serve frames until the client leaves."""

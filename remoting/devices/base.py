@@ -1,13 +1,17 @@
 """What a worker's devices are to the array door: specifications, budget and backend."""
 
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-CHUNK = 16 << 20
-"""Bytes that are staged at a time between a socket and a device: larger pieces gain nothing."""
+CHUNK = 4 << 20
+"""Bytes that are staged at a time between a socket and a device.
+
+Larger pieces gain nothing, and smaller ones stay in the processor's cache between the two copies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,21 @@ class Backend(Protocol):
 
     def download(self, array: Any, order: str) -> Iterator[memoryview]:
         """Yield the elements in C or F order, piece by piece; each is valid until the next."""
+        ...
+
+    def share(self, memory: mmap.mmap) -> None:
+        """Take the memory in common with the client, for `fill` and `fetch`."""
+        ...
+
+    def fill(self, array: Any, offset: int, start: int, size: int) -> None:
+        """Start to copy shared bytes from ``start`` into a dense array, in memory order.
+
+        What the call before started has left the shared memory when this one returns.
+        """
+        ...
+
+    def fetch(self, array: Any, offset: int, start: int, size: int) -> None:
+        """Copy bytes of a dense array, in memory order, into the shared memory at ``start``."""
         ...
 
     def device_of(self, value: Any) -> int:

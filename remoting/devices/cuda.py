@@ -5,6 +5,7 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import importlib
+import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,6 +60,9 @@ class CudaBackend:
         self._index_of = {spec.ordinal: at for at, spec in enumerate(devices)}
         self._sizes: dict[int, int] = {}
         self._stages: dict[int, list[_Stage]] = {}
+        self._shared = np.empty(0, np.uint8)
+        self._locked = False
+        self._filling: Any = None  # the event behind the latest copy out of shared memory
         self._limits = [0] * len(devices)
         self._overhead = [0] * len(devices)
         allocator = self.cupy.cuda.PythonFunctionAllocator(self._malloc, self._free)
@@ -207,6 +211,39 @@ class CudaBackend:
             stage = stages[index % _STAGES]
             stage.event.synchronize()
             yield stage.view[:size]
+
+    def share(self, memory: mmap.mmap) -> None:
+        """Keep the shared memory; it is page-locked when it is first used."""
+        self._shared = np.frombuffer(memory, np.uint8)
+
+    def _shared_pointer(self) -> int:
+        pointer = self._shared.ctypes.data
+        if not self._locked:
+            self._locked = True
+            try:
+                self._runtime.hostRegister(pointer, self._shared.nbytes, 0)
+            except self._runtime.CUDARuntimeError as error:
+                # Copies still work, by way of the driver's own page-locked memory.
+                self.log(f"shared memory cannot be page-locked: {error}")
+        return pointer
+
+    def fill(self, array: Any, offset: int, start: int, size: int) -> None:
+        """Start to copy on the current stream, and wait for the copy that was started before."""
+        stream = self.cupy.cuda.get_current_stream()
+        pointer = self._shared_pointer() + start
+        self._runtime.memcpyAsync(array.data.ptr + offset, pointer, size, _TO_DEVICE, stream.ptr)
+        started = self.cupy.cuda.Event(disable_timing=True)
+        started.record(stream)
+        if self._filling is not None:
+            self._filling.synchronize()
+        self._filling = started
+
+    def fetch(self, array: Any, offset: int, start: int, size: int) -> None:
+        """Copy on the current stream, and wait for that."""
+        stream = self.cupy.cuda.get_current_stream()
+        pointer = self._shared_pointer() + start
+        self._runtime.memcpyAsync(pointer, array.data.ptr + offset, size, _TO_HOST, stream.ptr)
+        stream.synchronize()
 
     def device_of(self, value: Any) -> int:
         """Return the index of the device that holds an array."""

@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import mmap
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ class EmulatedBackend:
         # Every array that owns memory, by id. The weak reference gives the block back when the
         # last view of the array is gone.
         self._owners: dict[int, _Owner] = {}
+        self._shared = np.empty(0, np.uint8)
         # NumPy keeps this per thread; GPUs neither warn nor raise.
         np.seterr(all="ignore")
 
@@ -101,10 +103,7 @@ class EmulatedBackend:
 
     def upload(self, array: Array, fill: Fill) -> None:
         """Receive straight into the array's memory."""
-        axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-        flat = array.transpose(axes).reshape(-1)
-        assert np.may_share_memory(flat, array)
-        fill(host_bytes(flat.view(np.uint8)))
+        fill(host_bytes(_flat(array)))
 
     def download(self, array: Array, order: str) -> Iterator[memoryview]:
         """Yield the bytes of one contiguous copy, or of the array itself if it is contiguous."""
@@ -113,6 +112,18 @@ class EmulatedBackend:
         data = host_bytes(flat)
         for start in range(0, data.nbytes, CHUNK):
             yield data[start : start + CHUNK]
+
+    def share(self, memory: mmap.mmap) -> None:
+        """Keep the shared memory."""
+        self._shared = np.frombuffer(memory, np.uint8)
+
+    def fill(self, array: Array, offset: int, start: int, size: int) -> None:
+        """Copy at once."""
+        _flat(array)[offset : offset + size] = self._shared[start : start + size]
+
+    def fetch(self, array: Array, offset: int, start: int, size: int) -> None:
+        """Copy at once."""
+        self._shared[start : start + size] = _flat(array)[offset : offset + size]
 
     def device_of(self, value: Array) -> int:
         """Return the index of the device that holds an array."""
@@ -153,3 +164,11 @@ class EmulatedBackend:
         self._owners.clear()
         for pool in self.pools:
             pool.close()
+
+
+def _flat(array: Array) -> Array:
+    """Return the bytes of a dense array, in the order in which they are in memory."""
+    axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    flat = array.transpose(axes).reshape(-1)
+    assert np.may_share_memory(flat, array)
+    return flat.view(np.uint8)

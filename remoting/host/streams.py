@@ -54,6 +54,10 @@ class SessionStream(Protocol):
         """
         ...
 
+    def send_descriptor(self, data: bytes, descriptor: int) -> bool:
+        """Send ``data`` with a descriptor; False, and nothing sent, where that is impossible."""
+        ...
+
     def close(self) -> None:
         """Close the connection; harmless when it is closed already."""
         ...
@@ -145,6 +149,16 @@ class PlainStream:
                     views[first] = views[first][sent:]
             self.sending = False
 
+    def send_descriptor(self, data: bytes, descriptor: int) -> bool:
+        """Send ``data`` with a descriptor, over a Unix socket only."""
+        if self._socket.family != socket.AF_UNIX:
+            return False
+        with self._send_lock:
+            sent = socket.send_fds(self._socket, [data], [descriptor])
+            self.bytes_out += sent
+        self.send_buffers([data[sent:]])
+        return True
+
     def close(self) -> None:
         """Close the connection."""
         _shut(self._socket)
@@ -217,6 +231,10 @@ class TlsStream:
                     small.append(view)
                     size += len(view)
             self._send_small(small)
+
+    def send_descriptor(self, data: bytes, descriptor: int) -> bool:
+        """Send nothing: TLS carries bytes only."""
+        return False
 
     def close(self) -> None:
         """Close the connection; the kernel's FIN is what the client waits for."""

@@ -249,6 +249,9 @@ class BytesStream:
     def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
         self.sent += b"".join(bytes(buffer) for buffer in buffers)
 
+    def send_descriptor(self, data: bytes, descriptor: int, /) -> bool:
+        return False
+
     def close(self) -> None:
         return
 

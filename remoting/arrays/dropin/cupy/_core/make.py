@@ -17,6 +17,8 @@ from cupy._door.meta import Meta, fresh, intern, keep_order
 from cupy._door.session import INLINE_MAX, Reply, Session
 
 SUPPORTED = frozenset(wire.DTYPES)
+SHARED_MIN = 256 << 10
+"""Bytes from which shared memory is faster than the socket that announces it."""
 HANDLES = struct.Struct("<QQ").pack
 PAIR = struct.Struct("<QQQ").pack
 """Pack the handles of a result and of the arrays that it is made from."""
@@ -314,6 +316,10 @@ def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
     order = "C" if array.flags.c_contiguous else "F"
     meta = fresh(kind, array.shape, order)
     flat = array.reshape(-1, order=order).view(np.uint8)  # type: ignore[call-overload]
+    if session.shared is not None and flat.nbytes >= SHARED_MIN:
+        made = empty(array.shape, kind, session, order)
+        session.shared.upload(made, flat)
+        return made
     handle = next(session.handles)
     device = session.put(handle, meta, host_bytes(flat))
     return result(session, handle, meta, device)
@@ -342,7 +348,13 @@ def download(
         flat = host().reshape(-1, order=letter)  # type: ignore[call-overload]
         return host_bytes(flat.view(np.uint8))
 
-    if known is None or known.nbytes:
+    if known is not None and known.nbytes >= SHARED_MIN and session.shared is not None:
+        dense = source
+        if not known.contiguity[1 if letter == "F" else 0]:
+            looks = fresh(known.dtype, known.shape, letter)
+            dense = forward("ndarray.copy", (source, letter), {}, looks)
+        session.shared.download(dense, np.frombuffer(sink(None, known.nbytes), np.uint8))
+    elif known is None or known.nbytes:
         reply: Any = session.ask("door.get", (source, letter), sink=sink)
         assert isinstance(reply, Reply)
     if not made:
@@ -358,7 +370,11 @@ def refill(target: Any, host: np.ndarray[Any, Any]) -> bool:
         return False
     dense = np.asarray(host, order="C" if c else "F")
     flat = dense.reshape(-1, order="C" if c else "F").view(np.uint8)
-    target._session.put(target._handle, meta, host_bytes(flat), existing=True)
+    session: Session = target._session
+    if session.shared is not None and flat.nbytes >= SHARED_MIN:
+        session.shared.upload(target, flat)
+        return True
+    session.put(target._handle, meta, host_bytes(flat), existing=True)
     return True
 
 

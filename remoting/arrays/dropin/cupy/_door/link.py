@@ -203,6 +203,7 @@ class Link:
             limit = struct.pack("ll", 0, PATIENCE_US)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        self._descriptors: list[int] | None = None
         self._glance = socket.MSG_DONTWAIT if self._patient else 0
         self._stare = socket.MSG_WAITALL if self._patient else 0
 
@@ -218,6 +219,9 @@ class Link:
         """
         flags = self._stare if all_of_it else self._glance
         try:
+            if self._descriptors is not None:
+                self._receive_message(target, flags, self._descriptors)
+                return True
             # Both calls are made by the list, between which no signal is handled.
             self.counts.extend(map(self.socket.recv_into, (target,), (0,), (flags,)))
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
@@ -225,6 +229,28 @@ class Link:
         except (ConnectionError, ssl.SSLError, TimeoutError, OSError):
             self.counts.append(0)
         return True
+
+    def expect_descriptor(self) -> bool:
+        """Look for a descriptor beside the bytes from now on; False where none can come."""
+        if sys.platform == "linux" and self.socket.family == socket.AF_UNIX and not self.tls:
+            self._descriptors = []
+        return self._descriptors is not None
+
+    def take_descriptor(self) -> int | None:
+        """Return the descriptor that came, if one did, and look for none any more."""
+        found, self._descriptors = self._descriptors, None
+        for unwanted in (found or [])[1:]:
+            os.close(unwanted)
+        return found[0] if found else None
+
+    def _receive_message(self, target: memoryview, flags: int, found: list[int]) -> None:
+        room = socket.CMSG_SPACE(4 * struct.calcsize("i"))
+        flags |= getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+        count, ancillary, _, _ = self.socket.recvmsg_into([target], room, flags)
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                found += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
+        self.counts.append(count)
 
     def send_some(self, buffers: list[memoryview]) -> int:
         """Write what fits of ``buffers``; return how many bytes that was, 0 if none fits.

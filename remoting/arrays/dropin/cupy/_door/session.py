@@ -24,6 +24,7 @@ from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.errors import DoorError, exception_named
 from cupy._door.link import Agent, ConnectionLostError, Link, wait
 from cupy._door.meta import Meta
+from cupy._door.shared import Shared
 
 BATCH_CALLS = 64
 IDLE_S, IDLE_MAX_S = 0.0003, 0.002
@@ -34,21 +35,28 @@ SPIN_S = 0.00005
 SPIN_PAUSE = 32
 """Waits without spinning after one in which that was in vain: the network is slower than that."""
 SITES_MAX = 1 << 16
+DEFERRED_MAX = 16
 INLINE_MAX = 4096
 _READ = 1 << 16
 _U32 = struct.Struct("<I")
 _FREE = wire.FREE_RECORD.pack
 _U32S = tuple(struct.Struct(f"<{count}I") for count in range(34))
+_NO_RESULTS = frozenset(
+    ("door.sync", "door.get", "door.touch", "door.fill", "door.fetch", "cuda.device.synchronize")
+)
+"""Questions whose answer is never an array or another object, so that they take no handles."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Reply:
     """Where the answer to one question goes."""
 
-    __slots__ = ("body", "bulk", "done", "sink")
+    __slots__ = ("body", "bulk", "done", "first", "request", "sequence", "sink")
 
     def __init__(self, sink: Callable[[Any, int], memoryview] | None) -> None:
         self.sink = sink
+        self.request = self.sequence = 0
+        self.first = 0  # of the handles that its results may take
         self.body: Any = None
         self.bulk: memoryview | None = None
         self.done = False
@@ -68,6 +76,7 @@ class Session:
         self.operations: dict[str, int] = {}
         self.devices: list[dict[str, Any]] = []
         self.server: dict[str, Any] = {}
+        self.shared: Shared | None = None  # memory in common with a worker of this machine
         self.blocking = os.environ.get("GPUPOOL_BLOCKING", "") not in ("", "0")
         self.unfinished = False  # calls were sent, and no answer has covered them yet
         self.sequence = 0
@@ -111,11 +120,17 @@ class Session:
         Raises:
             DoorError: the worker speaks another protocol.
         """
-        hello = {"protocol": wire.PROTOCOL, "version": version, "numpy": np.__version__}
+        hello: dict[str, Any] = {"protocol": wire.PROTOCOL, "version": version}
+        hello["numpy"] = np.__version__
         reply = self._replies[0] = Reply(None)
+        if self.link.expect_descriptor():
+            hello["shared"] = [wire.SHARED_SLOTS, wire.SHARED_SLOT]
         self._transmit(wire.HELLO, cbor.encode(hello), 0, 0, None)
-        self._await(lambda: reply.done)
+        self._await(reply)
         welcome = reply.body
+        descriptor = self.link.take_descriptor()
+        if descriptor is not None:
+            self.shared = Shared(self, descriptor)
         if welcome.get("protocol") != wire.PROTOCOL:
             raise DoorError(
                 f"this drop-in (gpupool {version}) speaks array protocol {wire.PROTOCOL}, the "
@@ -402,10 +417,21 @@ class Session:
     ) -> Any:
         """Run everything queued and then one operation; return its answer.
 
-        This is the only way to wait for the worker. ``sink`` gives the memory for bulk bytes.
+        This is how to wait for the worker. ``sink`` gives the memory for bulk bytes.
         """
+        return self.answer(self.begin(name, args, kwargs, sink=sink))
+
+    def begin(
+        self,
+        name: str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        sink: Callable[[Any, int], memoryview] | None = None,
+    ) -> Reply:
+        """Send everything queued and then one question; return where its answer will be."""
         reply = Reply(sink)
-        request = next(self._requests) & 0xFFFFFFFF
+        reply.request = next(self._requests) & 0xFFFFFFFF
         with self._lock:
             if self.failure is not None:
                 raise self.failure
@@ -418,28 +444,41 @@ class Session:
             epoch, prefix = plan.wire
             if epoch is not self._epoch:
                 prefix = self._register(plan)
-            first = self.reserve(64)
-            self._parts.append(prefix + plan.packer.pack(first, *values))
+            reply.first = 0 if name in _NO_RESULTS else self.reserve(64)
+            self._parts.append(prefix + plan.packer.pack(reply.first, *values))
             # One frame with what waits, so that the worker wakes up once.
             body = b"".join(self._parts)
             self._parts = []
             self._calls = self._size = 0
             self.sequence += 1
             self._sites.append((None, 0))
-            self._replies[request] = reply
-            self._transmit(wire.ASK, body, 1, request, None)
-            asked = self.sequence
+            self._replies[reply.request] = reply
+            reply.sequence = self.sequence
+            self._transmit(wire.ASK, body, 1, reply.request, None)
+        return reply
+
+    def answer(self, reply: Reply) -> Any:
+        """Wait for the answer to a question; raise what it or an earlier call met."""
         try:
-            self._await(lambda: reply.done)
+            self._await(reply)
         finally:
-            self._replies.pop(request, None)
-        if asked == self.sequence:
+            self._replies.pop(reply.request, None)
+        if reply.sequence == self.sequence:
             self.unfinished = False
         self._raise_deferred()
         error = reply.body.get("error")
         if error is not None:
             raise exception_named(error[0], error[1], error[2])
-        return self._value(reply.body.get("value"), first, reply)
+        return self._value(reply.body.get("value"), reply.first, reply)
+
+    def finish(self, reply: Reply) -> None:
+        """Wait until the worker has answered; what went wrong is told by the next answer."""
+        self._await(reply)
+        self.forget(reply)
+
+    def forget(self, reply: Reply) -> None:
+        """Do not care for an answer any more, whether it came or not."""
+        self._replies.pop(reply.request, None)
 
     def synchronize(self) -> None:
         """Wait until the worker has run everything; raise what went wrong there."""
@@ -471,13 +510,13 @@ class Session:
             if array._known is None:
                 raise DoorError("the worker did not describe a result")
 
-    def _await(self, ready: Callable[[], bool]) -> None:
-        while not ready():
+    def _await(self, reply: Reply) -> None:
+        while not reply.done:
             if self.failure is not None:
                 raise self.failure
             if self._reading.acquire(blocking=False):
                 try:
-                    if not ready():
+                    if not reply.done:
                         self._read_blocking()
                 finally:
                     self._reading.release()
@@ -630,7 +669,7 @@ class Session:
                     state.hooks["describe"](array, dtype, tuple(shape), tuple(strides))
         elif kind == wire.FAILED:
             sequence, name, message, details = body
-            if len(self._deferred) < 16:
+            if len(self._deferred) < DEFERRED_MAX:
                 error = exception_named(name, message, details)
                 self._deferred.append((sequence, error))
         elif kind == wire.COLLECT:
@@ -755,6 +794,7 @@ class Session:
         self._lock = threading.RLock()
         self._reading = threading.Lock()
         self._changed = threading.Condition()
+        self.shared = None
         self.link.close()
 
 

@@ -16,6 +16,8 @@ MAX_BULK = 1 << 44
 MAX_BATCH = 1 << 16
 MAX_TEMPLATES = 1 << 14
 MAX_METAS = 1 << 16
+SHARED_SLOTS, SHARED_SLOT = 8, 4 << 20
+"""Slots of the memory shared by two ends on one machine, and the bytes of each."""
 
 # Client to worker.
 HELLO, CALLS, ASK, PUT, COLLECTED, BYE = 1, 2, 3, 4, 5, 6
