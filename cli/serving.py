@@ -470,9 +470,10 @@ class _Server:
         self, ledger: RaftLedger, servers: Sequence[ServerId], voters: Sequence[ServerId]
     ) -> None:
         """Tell consensus who belongs to the pool, once this server's table knows."""
-        if self._identity.server not in servers and not self.machine.state.removed:
+        removed = self._identity.server in self.machine.state.removed
+        if self._identity.server not in servers and not removed:
             return  # the table has not reached the point at which this server joined
-        ledger.set_servers(servers)
+        ledger.set_servers(servers, removed=removed)
         ledger.reconcile_voters(voters)
         if self._identity.server in servers:
             # The server that let this one in may be gone at the next start, or have moved.

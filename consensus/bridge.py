@@ -170,9 +170,12 @@ class RaftLedger:
 
     # --- the rest of the server --------------------------------------------------------------
 
-    def set_servers(self, servers: Sequence[ServerId]) -> None:
-        """Say which servers belong to the pool: those to stay connected to, vote or not."""
-        self._node.set_servers(servers)
+    def set_servers(self, servers: Sequence[ServerId], *, removed: bool = False) -> None:
+        """Say which servers belong to the pool: those to stay connected to, vote or not.
+
+        ``removed`` says that this one does not any more, for good.
+        """
+        self._node.set_servers(servers, removed=removed)
         self._wake.set()
 
     def reconcile_voters(self, desired: Sequence[ServerId]) -> None:

@@ -112,6 +112,7 @@ class RaftNode:
         self._started_at = now
         self._leads_since = now
         self._servers: tuple[ServerId, ...] = ()
+        self._removed = False
         self._outbox: list[tuple[ServerId, Message]] = []
         self._resolved: list[tuple[Callable[[Outcome], None], Outcome]] = []
         self._queue: deque[_Proposal] = deque()
@@ -234,8 +235,14 @@ class RaftNode:
         """Commit an entry without effect: once it is applied here, so is all before this call."""
         self._enqueue(BARRIER_TYPE, ttl_s, callback, now)
 
-    def set_servers(self, servers: Sequence[ServerId]) -> None:
-        """Say which servers belong to the pool, with or without a vote."""
+    def set_servers(self, servers: Sequence[ServerId], *, removed: bool = False) -> None:
+        """Say which servers belong to the pool, with or without a vote.
+
+        Args:
+            servers: their ids; whether this one is among them means nothing.
+            removed: whether this one was removed for good.
+        """
+        self._removed = removed
         self._servers = tuple(sorted(set(servers) - {self.server_id}))
         keep = {*self._servers, *self._core.voters}
         for peer in [peer for peer in self._heard_at if peer not in keep]:
@@ -380,7 +387,7 @@ class RaftNode:
 
     def _role(self) -> Role:
         if not self._core.votes:
-            return Role.LEARNER
+            return Role.REMOVED if self._removed else Role.LEARNER
         if self._core.state == LEADER:
             return Role.LEADER
         return Role.CANDIDATE if self._core.state == CANDIDATE else Role.FOLLOWER

@@ -231,12 +231,14 @@ class ServerProcess(Process):
         state = self.table.state
         # As in ``cli.serving``: a table that has not reached the point at which this server joined
         # says nothing about who belongs to the pool.
-        joined = self.server in state.servers or bool(state.removed)
-        if joined and self._followed is not state.servers:
+        removed = self.server in state.removed
+        known = self.server in state.servers or removed
+        if known and self._followed is not state.servers:
             self._followed = state.servers
             ledger = self.ledger
             assert ledger is not None
-            ledger.submit(lambda _now: ledger.node.set_servers(tuple(state.servers)))
+            servers = tuple(state.servers)
+            ledger.submit(lambda _now: ledger.node.set_servers(servers, removed=removed))
             ledger.submit(lambda _now: ledger.node.reconcile_voters(state.voters()))
         self._poll()
 

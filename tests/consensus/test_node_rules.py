@@ -266,6 +266,19 @@ def test_a_server_without_a_vote_never_campaigns_and_pulls_in_turn() -> None:
     assert lone.node.health(lone.now).role is Role.LEARNER
 
 
+def test_a_removed_server_says_so_once_it_has_no_vote() -> None:
+    lone = Lone(("me", "b", "c"))
+    others = [ServerId("b"), ServerId("c")]
+    lone.node.set_servers(others, removed=True)
+    assert lone.node.health(lone.now).role is Role.FOLLOWER, "its vote still counts"
+    lone.append(2, 1, [(MEMBERSHIP_TYPE + membership.encode_voters(others), 3, 1)])
+    assert lone.node.health(lone.now).role is Role.REMOVED
+    for _ in range(100):
+        assert not [m for _, m in lone.tick(0.02) if "vote" in m["type"]]
+    lone.node.set_servers([*others, ServerId("me")])
+    assert lone.node.health(lone.now).role is Role.LEARNER
+
+
 @pytest.mark.parametrize("learners", [1, 4])
 def test_servers_without_a_vote_follow_through_faults(learners: int) -> None:
     settings = ConsensusSettings(snapshot_entries=50)

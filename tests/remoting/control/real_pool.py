@@ -166,8 +166,9 @@ class RealServer:
     def _follow(self, servers: object, voters: object) -> None:
         assert self.ledger is not None
         state = self.machine.state
-        if self.id in state.servers or state.removed:
-            self.ledger.set_servers(tuple(state.servers))
+        removed = self.id in state.removed
+        if self.id in state.servers or removed:
+            self.ledger.set_servers(tuple(state.servers), removed=removed)
             self.ledger.reconcile_voters(state.voters())
 
     async def commit(self, command: Command) -> None:
