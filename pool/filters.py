@@ -168,7 +168,7 @@ def parse_filter(text: str) -> Filter:
     if match is None:
         if _kind(text.strip()) is not None:
             raise ValueError(
-                f"{text.strip()!r} says nothing of its key: write key, operator and value in "
+                f"{text.strip()!r} alone is no filter: write key, operator and value in "
                 f"quotes, as 'gpu.memory >= 40GiB' (the shell takes < and > for itself)"
             )
         raise ValueError(

@@ -26,6 +26,7 @@ class OfferedGpu:
     memory: int  # what the partition would be, bytes
     memory_free: int
     physical: GpuId  # the card, the same for all MIG instances of it
+    capacity: int = 0  # bytes of the GPU when nothing is granted
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,15 @@ def make_offer(
         return NoOffer(server.id, server.name, "busy", "has no such GPUs; another server does")
     ahead = sum(w.request.id != request.id for w in state.waiting.values())
     gpus = tuple(
-        OfferedGpu(gpu.id, gpu.index, gpu.name, size, gpu.memory_free, gpu.parent or gpu.id)
+        OfferedGpu(
+            gpu=gpu.id,
+            index=gpu.index,
+            name=gpu.name,
+            memory=size,
+            memory_free=gpu.memory_free,
+            physical=gpu.parent or gpu.id,
+            capacity=gpu.capacity,
+        )
         for gpu in matching
         if (size := wanted_size(gpu, request)) and gpu.memory_free >= size
     )
@@ -143,6 +152,8 @@ def never_reason(state: PoolState, request: Request) -> str:
     largest = max(gpu.capacity for gpus in found.values() for gpu in gpus)
     cards = {name: _fitting_cards(gpus, request) for name, gpus in found.items()}
     total = sum(map(len, cards.values()))
+    if not total and not request.memory:
+        return f"that is less than 1 MiB, the smallest partition, of {_gib(largest)}"
     if not total:
         return f"the largest {such} of {where} has {_gib(largest)}"
     if request.across:
