@@ -24,6 +24,8 @@ from gpupool.pool.state import (
     Partition,
     PartStatus,
     PoolState,
+    Request,
+    Server,
     Waiting,
 )
 
@@ -233,14 +235,7 @@ def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
     for server in state.servers.values():
         if not server.grantable:
             continue
-        fitting = [
-            _Candidate(max(0, size - gpu.memory_free), gpu.index, server.id, gpu.id)
-            for gpu in admitted(request, server)
-            if not gpu.unfit
-            and (size := request.memory or partition_size(gpu.capacity, request.fraction))
-            <= gpu.capacity
-        ]
-        fitting.sort()
+        fitting = _candidates(server, request)
         everywhere += fitting
         if len(fitting) < request.count:
             continue
@@ -252,6 +247,21 @@ def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
     if best is None and request.across and len(everywhere) >= request.count:
         return {(c.server, c.gpu) for c in sorted(everywhere)[: request.count]}
     return set(best[1]) if best else set()
+
+
+def _candidates(server: Server, request: Request) -> list["_Candidate"]:
+    """Return one GPU of each card that could serve a starved request, the readiest first."""
+    found = [
+        (_Candidate(max(0, size - gpu.memory_free), gpu.index, server.id, gpu.id), gpu.parent)
+        for gpu in admitted(request, server)
+        if not gpu.unfit
+        and (size := request.memory or partition_size(gpu.capacity, request.fraction))
+        <= gpu.capacity
+    ]
+    cards: dict[GpuId, _Candidate] = {}
+    for candidate, parent in sorted(found, key=lambda pair: pair[0]):
+        cards.setdefault(parent or candidate.gpu, candidate)
+    return list(cards.values())
 
 
 class _Candidate(NamedTuple):

@@ -5,7 +5,7 @@ ranks what came back, is ``choice``.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpupool.pool.filters import admitted, facts_text, filter_text, matches, names_server
 from gpupool.pool.ids import GpuId, Incarnation, ServerId
@@ -160,25 +160,25 @@ def never_reason(state: PoolState, request: Request) -> str:
         which = "these" if request.servers else "all"
         size = " of that size" if request.memory else ""
         text = f"{which} servers together have {_counted(total, such)}{size}"
-        group = [size for each in cards.values() for size in each.values()]
-        return text + _each_reason([group], request, such)
+        everything = [gpu for gpus in found.values() for gpu in gpus]
+        return text + _each_reason([everything], request, such)
     name = max(cards, key=lambda each: len(cards[each]))
     text = f"the most on one server is {_counted(len(cards[name]), such)} of that size ({name})"
     if not request.memory:
         text = f"the largest server, {name}, has {_counted(len(cards[name]), such)}"
     if total >= request.count:
         return f"{text}; with --across there are {total}"
-    groups = [[gpu.capacity for gpu in gpus] for gpus in found.values()]
-    return text + _each_reason(groups, request, such)
+    return text + _each_reason(list(found.values()), request, such)
 
 
-def _each_reason(groups: list[list[int]], request: Request, such: str) -> str:
-    """Return how much memory each of the requested number of GPUs could have, if any."""
+def _each_reason(groups: list[list[Gpu]], request: Request, such: str) -> str:
+    """Return how much memory the requested number of GPUs could have each, if it is memory."""
     if not request.memory:
         return ""
-    count = request.count
-    sizes = [sorted(group)[-count] for group in groups if len(group) >= count]
-    return f"; {_counted(count, such)} could have {_gib(max(sizes))} each" if sizes else ""
+    one_byte = replace(request, memory=1)
+    sizes = [sorted(_fitting_cards(group, one_byte).values()) for group in groups]
+    each = max((size[-request.count] for size in sizes if len(size) >= request.count), default=0)
+    return f"; {_counted(request.count, such)} could have {_gib(each)} each" if each else ""
 
 
 def _mismatch_reason(servers: list[Server], filters: tuple[Filter, ...], where: str) -> str:
@@ -189,9 +189,9 @@ def _mismatch_reason(servers: list[Server], filters: tuple[Filter, ...], where: 
         if not passed:
             also = " that passes the filters before it" if at else ""
             known = sorted({fact for s, g in left for fact in facts_text(wanted.key, s, g)})
-            there = f"; there is {', '.join(known[:8])}" if known else "; none says so much"
+            there = f"there is {', '.join(known[:8])}" if known else "no server says that of itself"
             more = ", ..." if len(known) > 8 else ""
-            return f"no GPU of {where}{also} has {filter_text(wanted)}{there}{more}"
+            return f"no GPU of {where}{also} has {filter_text(wanted)}; {there}{more}"
         left = passed
     return f"no GPU of {where} matches"
 

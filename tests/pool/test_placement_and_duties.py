@@ -3,18 +3,19 @@
 from dataclasses import replace
 
 import pytest
-from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, founding
+from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, founding, server_up
 
 from gpupool.pool import commands as c
 from gpupool.pool.choice import Choice, rank
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.commands import seal
 from gpupool.pool.duties import host_plan, leader_plan
+from gpupool.pool.filters import parse_filter
 from gpupool.pool.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.leases import kept_for_others
 from gpupool.pool.placement import NoOffer, Offer, make_offer
 from gpupool.pool.results import Result
-from gpupool.pool.state import Partition, PoolState, Request, ServerStatus
+from gpupool.pool.state import Filter, Operator, Partition, PoolState, Request, ServerStatus
 from gpupool.pool.transition import PoolMachine
 
 ONE = Incarnation(1)
@@ -116,6 +117,110 @@ def test_a_whole_gpu_tolerates_a_display_and_no_more() -> None:
         assert offered.get(gpu, 0) == expected
 
 
+def filtered(*texts: str) -> tuple[Filter, ...]:
+    return tuple(parse_filter(text) for text in texts)
+
+
+def test_filters_hold_in_offers_and_in_grants() -> None:
+    table = Table()
+    table.apply(c.LabelServer(SERVERS[1], {"rack": "r3"}, (), "root"))
+    request = wanted(1, 1, 0.5, filters=filtered("gpu.name = large", "server.labels.rack = r3"))
+    [choice] = table.choices(request)
+    assert [part.gpu for part in choice.partitions] == [f"{SERVERS[1]}-1"]
+    refusal = table.refusal(request)
+    assert (refusal.kind, refusal.why) == ("busy", "no GPU matches; another server has some")
+    # Between the offer and the claim the label is taken away.
+    table.apply(c.LabelServer(SERVERS[1], {}, ("rack",), "root"))
+    result = table.apply(table.claim(request, choice.partitions))
+    assert result.kind == "conflict"
+    assert result.why == "GPU 1 of b does not match server.labels.rack = r3"
+    assert table.refusal(request).kind == "never"
+    other = wanted(2, 1, 0.5, servers=("a",))
+    assert table.apply(table.claim(other, choice.partitions)).kind == "invalid"
+
+
+def test_malformed_filters_are_refused() -> None:
+    table = Table()
+    [choice, *_] = table.choices(wanted(1, 1, 0.5))
+    wrong = wanted(1, 1, 0.5, filters=(Filter("gpu.memory", Operator.LESS, ("1e3",)),))
+    assert table.apply(table.claim(wrong, choice.partitions)).kind == "invalid"
+    assert table.apply(c.Wait(wrong, "ada", TOKENS["ada"], "busy")).kind == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (wanted(1, 4, 0.5), "the largest server, a, has 3 GPUs; with --across there are 9"),
+        (wanted(1, 10, 0.5), "the largest server, a, has 3 GPUs"),
+        (wanted(1, 10, 0.5, across=True), "all servers together have 9 GPUs"),
+        (wanted(1, 1, memory=90 * GIB), "the largest GPU of the pool has 80.0 GiB"),
+        (
+            wanted(1, 2, memory=20 * GIB),
+            "the most on one server is 1 GPU of that size (a); with --across there are 3",
+        ),
+        (
+            wanted(1, 4, memory=20 * GIB, across=True),
+            "all servers together have 3 GPUs of that size; 4 GPUs could have 10.0 GiB each",
+        ),
+        (
+            wanted(1, 4, memory=20 * GIB, across=True, servers=("a", "b")),
+            "these servers together have 2 GPUs of that size; 4 GPUs could have 10.0 GiB each",
+        ),
+        (
+            wanted(1, 3, memory=20 * GIB, servers=("a", "b")),
+            "the most on one server is 1 GPU of that size (a); 3 GPUs could have 7.0 GiB each",
+        ),
+        (wanted(1, 1, 0.5, servers=("zz",)), "the pool has no server named zz"),
+        (wanted(1, 1, 0.0000001), "that is less than 1 MiB, the smallest partition, of 80.0 GiB"),
+        (
+            wanted(1, 2, 0.5, filters=filtered("gpu.name = large")),
+            "the largest server, a, has 1 matching GPU; with --across there are 3",
+        ),
+        (
+            wanted(1, 1, 0.5, filters=filtered("gpu.name = H200")),
+            "no GPU of the pool has gpu.name = H200; there is Large, MIG, Small",
+        ),
+        (
+            wanted(1, 1, 0.5, filters=filtered("gpu.memory > 8G", "server.labels.rack = 3")),
+            "no GPU of the pool that passes the filters before it has server.labels.rack = 3; "
+            "no server says that of itself",
+        ),
+    ],
+)
+def test_what_can_never_fit_says_what_could(asked: Request, why: str) -> None:
+    table = Table()
+    for server in SERVERS:
+        refusal = table.refusal(asked, server)
+        assert (refusal.kind, refusal.why) == ("never", why)
+
+
+def test_the_table_keeps_what_an_operator_says_of_a_server() -> None:
+    table = Table()
+    server = SERVERS[0]
+
+    def start(incarnation: int, **labels: str) -> dict[str, str]:
+        up = replace(server_up(server, Incarnation(incarnation), 4, False), labels=labels)
+        assert table.apply(up).ok
+        return table.state.servers[server].labels
+
+    assert start(2, rack="1", owner="physics") == {"rack": "1", "owner": "physics"}
+    assert table.apply(c.LabelServer(server, {"rack": "2"}, ("owner",), "root")).ok
+    # The same command line at its next start changes nothing, another one does.
+    assert start(3, rack="1", owner="physics") == {"rack": "2"}
+    assert start(4, rack="3") == {"rack": "3"}
+    assert start(5) == {"rack": "3"}
+    assert start(6, **{"not a name": "x", "fine": "y"}) == {"rack": "3", "fine": "y"}
+    refused: list[tuple[dict[str, str], str]] = [
+        ({"not a name": "x"}, "invalid"),
+        ({"name": "tab\t"}, "invalid"),
+        ({f"n{n}": "" for n in range(31)}, "denied"),
+    ]
+    for labels, kind in refused:
+        assert table.apply(c.LabelServer(server, labels, (), "root")).kind == kind
+    assert table.state.servers[server].labels == {"rack": "3", "fine": "y"}
+    assert table.apply(c.LabelServer(ServerId("z"), {}, (), "root")).kind == "never"
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -145,14 +250,28 @@ def test_a_starved_request_keeps_what_it_needs() -> None:
     assert {server for server, _ in kept.gpus} == {SERVERS[0]}
     assert len(kept.gpus) == 3
     [choice, *_] = table.choices(wanted(2, 1, 0.1))
-    assert choice.server != SERVERS[0]
-    taken = next(iter(kept.gpus))
-    late = table.apply(table.claim(wanted(3), (Partition(*taken, GIB),)))
+    assert kept.gpus.isdisjoint({(part.server, part.gpu) for part in choice.partitions})
+    large = (SERVERS[0], GpuId(f"{SERVERS[0]}-1"))
+    assert large in kept.gpus
+    late = table.apply(table.claim(wanted(3), (Partition(*large, GIB),)))
     assert late.kind == "busy"
     assert "goes first" in late.why
     # It lapses when nobody renews it.
     table.apply(c.Tick(), 16_000)
     assert kept_for_others(table.state, RequestId(bytes(16))) is None
+
+
+def test_what_is_kept_for_a_starved_request_matches_its_filters() -> None:
+    table = Table()
+    for number, server in enumerate(SERVERS):
+        assert table.grant(wanted(10 + number, 1, 1.0, servers=(server,))).ok
+    # The large GPU is not what it waits for, and two instances of one card are one.
+    picky = wanted(1, 2, 0.9, filters=filtered("gpu.name != large", "server.name = b,c"))
+    for _ in range(8):
+        assert table.apply(c.Wait(picky, "bob", TOKENS["bob"], "busy"), 10_000).ok
+    kept = kept_for_others(table.state, RequestId(bytes(16)))
+    assert kept is not None
+    assert kept.gpus == {(SERVERS[1], GpuId(f"{SERVERS[1]}-{n}")) for n in (0, 2)}
 
 
 def test_a_cancelled_request_hands_its_place_to_its_successor() -> None:

@@ -1,0 +1,252 @@
+"""Which offers a client takes: separate cards, nothing over what is free, and always the same."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.pool.pool_strategies import GIB
+
+from gpupool.pool.choice import Choice, choose, explain, rank
+from gpupool.pool.ids import GpuId, Incarnation, RequestId, ServerId
+from gpupool.pool.placement import NoOffer, Offer, OfferedGpu
+from gpupool.pool.state import Placement, Request
+
+
+def offer(name: str, *gpus: OfferedGpu, load: float = 0.0) -> Offer:
+    named = tuple(
+        replace(gpu, gpu=GpuId(f"{name}-{gpu.gpu}"), physical=GpuId(f"{name}-{gpu.physical}"))
+        for gpu in gpus
+    )
+    return Offer(ServerId(name), f"gpu-{name}", Incarnation(1), named, load)
+
+
+def card(index: int, memory: int, free: int, *, whole: int = 80, of: str = "") -> OfferedGpu:
+    """Return an offered GPU; sizes in GiB."""
+    physical = GpuId(of or str(index))
+    return OfferedGpu(
+        GpuId(str(index)), index, "G", memory * GIB, free * GIB, physical, whole * GIB
+    )
+
+
+PACK = Placement.PACK
+
+
+def wanted(count: int = 1, placement: Placement = PACK, *, across: bool = False) -> Request:
+    return Request(RequestId(bytes(16)), count, 0.5, across=across, placement=placement)
+
+
+def gpus_of(choice: Choice | None) -> list[str]:
+    assert choice is not None
+    return [partition.gpu for partition in choice.partitions]
+
+
+def servers_of(choices: list[Choice]) -> list[str]:
+    return [choice.server for choice in choices]
+
+
+# --- properties -----------------------------------------------------------------------------------
+
+
+@st.composite
+def cards(draw: st.DrawFn, index: int) -> OfferedGpu:
+    memory = draw(st.sampled_from([1, 8, 12, 40, 40]))
+    free = memory + draw(st.sampled_from([0, 0, 1, 4, 40]))
+    physical = draw(st.sampled_from([str(index), str(index), "shared"]))
+    return card(index, memory, free, whole=2 * memory, of=physical)
+
+
+@st.composite
+def offer_lists(draw: st.DrawFn) -> list[Offer]:
+    return [
+        offer(
+            name,
+            *(draw(cards(index)) for index in range(draw(st.integers(0, 4)))),
+            load=draw(st.sampled_from([0.0, 0.25, 0.5])),
+        )
+        for name in "abcd"[: draw(st.integers(0, 4))]
+    ]
+
+
+requests = st.builds(
+    Request,
+    id=st.just(RequestId(bytes(16))),
+    count=st.integers(1, 6),
+    fraction=st.just(0.5),
+    across=st.booleans(),
+    placement=st.sampled_from(Placement),
+)
+latencies = st.dictionaries(
+    st.sampled_from("abcd").map(ServerId), st.sampled_from([0.0001, 0.002, 0.03]), max_size=4
+)
+
+
+@given(offer_lists(), requests, latencies)
+def test_choices_are_sound(
+    offers: list[Offer], request: Request, latency_s: dict[ServerId, float]
+) -> None:
+    by_gpu = {(o.server, g.gpu): g for o in offers for g in o.gpus}
+    together = choose(offers, request, latency_s)
+    for choice in [*rank(offers, request, latency_s), *([together] if together else [])]:
+        gpus = [by_gpu[(part.server, part.gpu)] for part in choice.partitions]
+        assert len(gpus) == request.count
+        pairs = list(zip(choice.partitions, gpus, strict=True))
+        assert len({(part.server, gpu.physical) for part, gpu in pairs}) == request.count
+        [memory] = {part.memory for part in choice.partitions}
+        assert memory == min(gpu.memory for gpu in gpus)
+        assert memory > 0
+        assert all(gpu.memory <= gpu.memory_free for gpu in gpus)
+        assert choice.left_over == sum(g.memory_free for g in gpus) - request.count * memory
+        assert {part.server for part in choice.partitions} == set(choice.incarnations)
+        assert request.across or choice is together or len(choice.offers) == 1
+    # None is given up that some set of cards could serve.
+    widths = [len({gpu.physical for gpu in each.gpus}) for each in offers]
+    assert (together is not None) == (sum(widths) >= request.count)
+    found = rank(offers, request, latency_s)
+    assert bool(found) == (
+        (sum(widths) if request.across else max(widths, default=0)) >= request.count
+    )
+
+
+@given(offer_lists(), requests, latencies, st.randoms(use_true_random=False))
+def test_the_order_of_offers_does_not_matter(
+    offers: list[Offer], request: Request, latency_s: dict[ServerId, float], draw: Random
+) -> None:
+    shuffled: list[Offer] = []
+    for each in offers:
+        gpus = list(each.gpus)
+        draw.shuffle(gpus)
+        shuffled.append(replace(each, gpus=tuple(gpus)))
+    draw.shuffle(shuffled)
+
+    def bare(choices: list[Choice]) -> list[object]:
+        return [(choice.partitions, choice.left_over) for choice in choices]
+
+    assert bare(rank(shuffled, request, latency_s)) == bare(rank(offers, request, latency_s))
+    first, second = choose(shuffled, request, latency_s), choose(offers, request, latency_s)
+    assert bare([first] if first else []) == bare([second] if second else [])
+
+
+@given(offer_lists(), requests)
+def test_a_request_across_takes_no_server_too_many(offers: list[Offer], request: Request) -> None:
+    """With GPUs of one size; others are worth a further server."""
+    same = [
+        replace(o, gpus=tuple(replace(g, memory=GIB, memory_free=GIB) for g in o.gpus))
+        for o in offers
+    ]
+    request = replace(request, placement=Placement.PACK)
+    choice = choose(same, request)
+    widths = sorted((len({gpu.physical for gpu in o.gpus}) for o in same), reverse=True)
+    if choice is not None:
+        assert sum(widths[: len(choice.offers) - 1]) < request.count
+
+
+# --- by example -----------------------------------------------------------------------------------
+
+
+def test_equal_gpus_are_preferred_to_a_mixture() -> None:
+    # Best fit alone would take the small one and waste 28 of the 40 GiB of a large one.
+    mixed = offer("a", card(0, 12, 12, whole=24), card(1, 40, 80), card(2, 40, 80))
+    choice = choose([mixed], wanted(2))
+    assert gpus_of(choice) == ["a-1", "a-2"]
+    assert choice is not None
+    assert choice.wasted == 0
+    # With nothing else, a mixture is better than nothing, and says what it costs.
+    [choice, *_] = rank([offer("a", card(0, 12, 12, whole=24), card(1, 40, 80))], wanted(2))
+    assert {part.memory for part in choice.partitions} == {12 * GIB}
+    assert choice.wasted == 28 * GIB
+
+
+def test_a_further_server_is_better_than_a_waste() -> None:
+    offers = [
+        offer("a", card(0, 40, 80), card(1, 12, 24, whole=24), card(2, 40, 80)),
+        offer("b", card(0, 40, 80)),
+    ]
+    assert gpus_of(choose(offers, wanted(3, across=True))) == ["a-0", "a-2", "b-0"]
+
+
+def test_what_strangers_use_of_whole_gpus_makes_no_mixture() -> None:
+    offered = offer("a", card(0, 80, 80), card(1, 79, 79), card(2, 80, 80))
+    choice = choose([offered], wanted(3))
+    assert choice is not None
+    assert (choice.wasted, choice.partitions[0].memory) == (0, 79 * GIB)
+
+
+def test_pack_takes_the_fullest_server_of_equal_fits() -> None:
+    offers = [offer("a", card(0, 40, 40)), offer("b", card(0, 40, 40), load=0.5)]
+    assert servers_of(rank(offers, wanted())) == ["b", "a"]
+
+
+def test_a_useless_remainder_is_avoided() -> None:
+    # 2 of 80 GiB are less than anybody asks for.
+    offered = offer("a", card(0, 40, 42), card(1, 40, 50))
+    assert gpus_of(choose([offered], wanted())) == ["a-1"]
+    offered = offer("a", card(0, 40, 42), card(1, 40, 50), card(2, 40, 41))
+    assert gpus_of(choose([offered], wanted())) == ["a-2"]  # next to nothing is lost
+
+
+def test_spread_takes_what_is_free_most() -> None:
+    offers = [
+        offer("a", card(0, 40, 40), card(1, 40, 80), load=0.2),
+        offer("b", card(0, 40, 80), load=0.1),
+        offer("c", card(0, 40, 60), load=0.0),
+    ]
+    [first, *others] = rank(offers, wanted(1, Placement.SPREAD))
+    assert gpus_of(first) == ["b-0"]  # of the two with all memory free the less loaded server's
+    assert servers_of(others) == ["a", "c"]
+
+
+def test_near_takes_the_server_that_answers_soonest() -> None:
+    offers = [offer("a", card(0, 40, 40)), offer("b", card(0, 40, 80)), offer("c", card(0, 40, 80))]
+    far = {ServerId("a"): 0.020, ServerId("b"): 0.0031, ServerId("c"): 0.0029}
+    # b and c are equally near: a fraction of a millisecond is noise.
+    assert servers_of(rank(offers, wanted(1, Placement.NEAR), far)) == ["b", "c", "a"]
+    assert servers_of(rank(offers, wanted(), far)) == ["a", "b", "c"]
+
+
+def test_near_takes_the_nearest_servers_together() -> None:
+    offers = [
+        offer("a", *(card(n, 40, 80) for n in range(3))),
+        offer("b", card(0, 40, 80)),
+        offer("c", card(0, 40, 80)),
+    ]
+    latency_s = {ServerId("a"): 0.020, ServerId("b"): 0.003, ServerId("c"): 0.001}
+    near = choose(offers, wanted(4, Placement.NEAR, across=True), latency_s)
+    assert gpus_of(near) == ["c-0", "b-0", "a-0", "a-1"]
+    packed = choose(offers, wanted(4, across=True), latency_s)
+    assert gpus_of(packed) == ["a-0", "a-1", "a-2", "c-0"]
+
+
+def test_the_last_server_of_several_is_just_wide_enough() -> None:
+    offers = [
+        offer("a", *(card(n, 40, 80) for n in range(4))),
+        offer("b", *(card(n, 40, 80) for n in range(3))),
+        offer("c", card(0, 40, 80)),
+    ]
+    assert gpus_of(choose(offers, wanted(5, across=True)))[-1] == "c-0"
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_report_says_why_each_server_was_chosen_or_not(across: bool) -> None:
+    request = wanted(2, across=across)
+    wide = offer("a", card(0, 40, 40), card(1, 40, 60), load=0.5)
+    also = offer("b", card(0, 40, 80), card(1, 40, 80))
+    part = offer("c", card(0, 40, 80))
+    refusal = NoOffer(ServerId("d"), "gpu-d", "busy", "0 of 4 GPUs have room (0 idle)")
+    offers = [part, also, wide] if not across else [part, offer("e", card(0, 40, 40))]
+    choices = rank(offers, request)
+    report = explain(choices, offers, [refusal], request, {ServerId("a"): 0.0012})
+    if across:
+        assert report == (
+            "gpu-c: chosen for 1 of 2 GPUs: 40.0 GiB left over, 0% of the server granted",
+            "gpu-e: chosen for 1 of 2 GPUs: 40.0 GiB left over, 0% of the server granted",
+            "gpu-d: busy: 0 of 4 GPUs have room (0 idle)",
+        )
+    else:
+        assert report == (
+            "gpu-a: chosen: 20.0 GiB left over, 50% of the server granted, answered in 1.2 ms",
+            "gpu-b: could do it, comes after: 80.0 GiB left over, 0% of the server granted",
+            "gpu-c: has room on 1 of the 2 GPUs, not needed",
+            "gpu-d: busy: 0 of 4 GPUs have room (0 idle)",
+        )
