@@ -46,6 +46,21 @@ def build(folder: Path, compiler: str = "") -> Path:
     return target
 
 
+def ensure() -> Path:
+    """Build into ``library_dir()`` unless what lies there is newer than all sources.
+
+    Raises:
+        FileNotFoundError: when there is no C compiler.
+        subprocess.CalledProcessError: when it fails.
+    """
+    made = [library_dir() / name for name in (LIBRARY, LAUNCHER)]
+    sources = [*(HERE / "shim").iterdir(), *(HERE / "native").iterdir(), Path(__file__)]
+    newest = max(source.stat().st_mtime_ns for source in sources)
+    if not all(path.exists() and path.stat().st_mtime_ns > newest for path in made):
+        build(library_dir())
+    return made[0]
+
+
 def _compile(compiler: str, target: Path, sources: tuple[Path, ...], link: tuple[str, ...]) -> None:
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     names = map(str, sources)

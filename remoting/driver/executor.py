@@ -134,7 +134,7 @@ class Executor:
         if buffer is not self.buffer:
             self.buffer_address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self.buffer, self.view, self.bulk = buffer, view, 0
-        launcher = self.launcher
+        launcher, count = self.launcher, 0
         unpack, unpack_launch = RECORD.unpack_from, LAUNCH.unpack_from
         functions, streams, handlers = self.functions, self.streams, self.handlers
         launch, errors = self.api.launch, self.api.errors
@@ -146,7 +146,8 @@ class Executor:
             if size < HEADER or size & 7 or size > end - start:
                 raise RemoteProtocolError("malformed record")
             if launcher is not None and op == plain_launch and flags == 0:
-                at, status = launcher.run(self.buffer_address, start, end)
+                at, status, launched = launcher.run(self.buffer_address, start, end)
+                count += launched
                 if status:
                     self._fail(op, status)
                     at += unpack(buffer, at)[2]
@@ -185,9 +186,10 @@ class Executor:
                 # A handle that never was, or is no more: the client's mistake, as with CUDA.
                 self._fail(op, INVALID_HANDLE)
             start += size
+            count += 1
         if bulk or self.bulk:
             raise RemoteProtocolError("bytes behind a frame that nobody asked for")
-        self.session.stream.calls = getattr(self.session.stream, "calls", 0) + 1
+        self.session.stream.calls += count
 
     def _fail(self, op: int, status: int) -> None:
         if self.failed[0] == 0:
@@ -216,7 +218,7 @@ class Executor:
     def _make_handlers(self) -> dict[int, Callable[[int], None]]:
         asynchronous: dict[int, tuple[int, Callable[..., None]]] = {
             table.SET_DEVICE: (1, self._set_device),
-            table.COPY_IN: (4, self._copy_in),
+            table.COPY_IN: (3, self._copy_in),
             table.DOWNLOAD: (4, self._download),
             table.FREE: (1, self._free),
             table.FREE_ASYNC: (2, self._free_async),
@@ -389,7 +391,6 @@ class Executor:
 
     def _reset_device(self, device: int) -> None:
         self._index(device)
-        self.api.runtime.deviceSynchronize()
         for address, (owner, _) in list(self.allocations.items()):
             if owner == device:
                 self._free(address)
@@ -402,15 +403,43 @@ class Executor:
             raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
         return cost
 
-    def _allocate(self, size: int) -> bytes:
-        cost = self._reserve(size)
+    def _allocate(self, size: int) -> bytes | None:
+        try:
+            return self._allocate_now(self.device, size)
+        except self.api.errors as error:
+            if self.api.status_of(error) != OUT_OF_MEMORY or not self.waiter.freeing.pending:
+                raise
+        # What was freed before this call may be what it needs.
+        device = self.device
+        self._after_frees(lambda: self._allocate_now(device, size))
+        return None
+
+    def _allocate_now(self, device: int, size: int) -> bytes:
+        cost = charged(size)
+        if not self.budget.reserve(device, cost):
+            raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
         try:
             address = self.api.runtime.malloc(size)
         except self.api.errors:
-            self.budget.release(self.device, cost)
+            self.budget.release(device, cost)
             raise
-        self.allocations[address] = (self.device, cost)
+        self.allocations[address] = (device, cost)
         return WORDS[1].pack(address)
+
+    def _after_frees(self, work: Callable[[], bytes]) -> None:
+        """Answer the request with what ``work`` gives once nothing is being freed any more."""
+        request, waiter = self.request, self.waiter
+
+        def run() -> None:
+            waiter.freeing.wait()
+            try:
+                body = work()
+            except self.api.errors as error:
+                self.session.reply(request, self.api.status_of(error))
+            else:
+                self.session.reply(request, 0, body)
+
+        waiter.start(self.device, run)
 
     def _allocate_async(self, size: int, pool: int, stream: int) -> bytes:
         cost = self._reserve(size)
@@ -434,9 +463,22 @@ class Executor:
         return WORDS[1].pack(address)
 
     def _free(self, address: int) -> None:
+        """Free memory on a thread of its own: CUDA waits for the GPU before it does."""
         device, cost = self.allocations.pop(address)
-        self.api.runtime.free(address)
-        self.budget.release(device, cost)
+        freeing = self.waiter.freeing
+        freeing.begin()
+
+        def run() -> None:
+            try:
+                self.api.runtime.free(address)
+            except self.api.errors as error:
+                self._fail(table.FREE, self.api.status_of(error))
+            finally:
+                # In this order: whoever waits must find the memory in the books.
+                self.budget.release(device, cost)
+                freeing.end()
+
+        self.waiter.start(device, run)
 
     def _free_async(self, address: int, stream: int) -> None:
         handle = self.streams[stream]
@@ -444,9 +486,16 @@ class Executor:
         self.api.runtime.freeAsync(address, handle)
         self.budget.release(device, cost)
 
-    def _memory_info(self) -> bytes:
-        total = self.devices[self.device].memory
-        left = max(0, total - self.budget.usage(self.device))
+    def _memory_info(self) -> bytes | None:
+        device = self.device
+        if self.waiter.freeing.pending:
+            self._after_frees(lambda: self._memory_info_now(device))
+            return None
+        return self._memory_info_now(device)
+
+    def _memory_info_now(self, device: int) -> bytes:
+        total = self.devices[device].memory
+        left = max(0, total - self.budget.usage(device))
         free, _ = self.api.runtime.memGetInfo()
         return WORDS[2].pack(min(left, free), total)
 
@@ -468,20 +517,18 @@ class Executor:
     def _copy_across(self, target: int, source: int, size: int, stream: int) -> None:
         self.api.copy(target, source, size, DEVICE_TO_DEVICE, self.streams[stream])
 
-    def _copy_in(self, target: int, size: int, stream: int, flags: int) -> None:
-        if not self.bulk:
-            piece = self._rest(4, size)
-            if self.streams.get(stream) is None:
-                raise CudaError(INVALID_HANDLE, "cuMemcpyHtoDAsync")
-            # CUDA copies pageable bytes before it returns, so they need not stay.
-            address = ctypes.addressof(ctypes.c_char.from_buffer(piece))
-            self.api.copy(target, address, size, HOST_TO_DEVICE, self.streams[stream])
-        else:
+    def _copy_in(self, target: int, size: int, stream: int) -> None:
+        if self.bulk:
             if size != self.bulk:
                 raise RemoteProtocolError("malformed upload")
             self._copy_bulk_in(target, size, self.streams.get(stream))
-        if flags & 1:
-            self.api.runtime.streamSynchronize(self.streams[stream])
+            return
+        piece = self._rest(3, size)
+        if self.streams.get(stream) is None:
+            raise CudaError(INVALID_HANDLE, "cuMemcpyHtoDAsync")
+        # CUDA copies pageable bytes before it returns, so they need not stay.
+        address = ctypes.addressof(ctypes.c_char.from_buffer(piece))
+        self.api.copy(target, address, size, HOST_TO_DEVICE, self.streams[stream])
 
     def _copy_bulk_in(self, target: int, size: int, stream: int | None) -> None:
         problem: int = 0
@@ -626,11 +673,14 @@ class Executor:
         data = self._read_bulk(size, MAPPED_SIZE_MAX)
         self.waiter.write_mirror(number, first, memoryview(data))
 
-    def _map_free(self, number: int) -> bytes:
+    def _map_free(self, number: int) -> None:
         mirror = self.waiter.mirrors.pop(number)
-        self.api.runtime.deviceSynchronize()
-        self.api.runtime.freeHost(mirror.address)
-        return b""
+
+        def job() -> None:
+            self.api.runtime.deviceSynchronize()
+            self.api.runtime.freeHost(mirror.address)
+
+        self.waiter.start(self.device, self.waiter.guarded(self.request, job))
 
     # --- modules ----------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ class Launcher:
         self._run: Any = library.gpupool_launcher_run
         self._run.argtypes = [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t, pointer]
         self._run.restype = ctypes.c_size_t
-        self._status = ctypes.c_int(0)
-        self._status_address = ctypes.addressof(self._status)
+        self._outcome = (ctypes.c_int * 2)()
+        self._outcome_address = ctypes.addressof(self._outcome)
 
     def function(self, number: int, handle: int, values: int, pointers: int, size: int) -> None:
         """Tell of a kernel: where its parameters' bytes lie, and what points to each of them."""
@@ -59,7 +59,7 @@ class Launcher:
         """Launch nothing more on a stream."""
         self._end_stream(self._self, number)
 
-    def run(self, frame: int, start: int, end: int) -> tuple[int, int]:
-        """Launch; return where the first record lies that was not launched, and a CUresult."""
-        at = self._run(self._self, frame, start, end, self._status_address)
-        return at, self._status.value
+    def run(self, frame: int, start: int, end: int) -> tuple[int, int, int]:
+        """Launch; return where the first record lies that was not, a CUresult, and a count."""
+        at = self._run(self._self, frame, start, end, self._outcome_address)
+        return at, self._outcome[0], self._outcome[1]

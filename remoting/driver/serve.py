@@ -24,6 +24,9 @@ SWITCH_INTERVAL_S = 50e-6
 class Stream(Protocol):
     """A connected, authenticated byte stream; blocking."""
 
+    calls: int
+    """How many records were executed, for those who watch."""
+
     def recv_into(self, buffer: memoryview, /) -> int:
         """Read at least one byte; 0 at the end of the stream."""
         ...

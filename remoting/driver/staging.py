@@ -5,9 +5,13 @@ from typing import Any
 
 from gpupool.remoting.driver.api import EVENT_DISABLE_TIMING, Api
 
-RING_COUNT = 4
+RING_COUNT, RING_COUNT_MAX = 4, 64
 RING_SIZE = 4 << 20
-"""Pieces of an upload: one is received while others are copied."""
+"""Pieces of an upload: one is received while others are copied.
+
+More than the first few are made when a stream is held up by a kernel: what other threads of the
+program do waits behind the upload only when all of them are full.
+"""
 
 KEPT_MAX = 256 << 20
 """Bytes of pinned memory that are kept for later downloads."""
@@ -39,13 +43,17 @@ class Staging:
     def upload(self, device: int) -> Buffer:
         """Return the next buffer for an upload, waiting until its last copy is over."""
         ring = self._ring[device]
-        if len(ring) < RING_COUNT:
-            ring.append(Buffer(self._api, RING_SIZE))
-            return ring[-1]
-        self._next = (self._next + 1) % RING_COUNT
-        buffer = ring[self._next]
-        self._api.runtime.eventSynchronize(buffer.event)
-        return buffer
+        if len(ring) >= RING_COUNT:
+            self._next = (self._next + 1) % len(ring)
+            buffer = ring[self._next]
+            if len(ring) == RING_COUNT_MAX:
+                self._api.runtime.eventSynchronize(buffer.event)
+                return buffer
+            if self._api.done(buffer.event):
+                return buffer
+        # Behind the one that is busy, which stays the next but one.
+        ring.insert(self._next, Buffer(self._api, RING_SIZE))
+        return ring[self._next]
 
     def take(self, device: int, size: int) -> Buffer:
         """Return a buffer of at least ``size`` bytes, to be given back."""

@@ -52,6 +52,31 @@ class Download:
     size: int
 
 
+class Freeing:
+    """Counts what is being freed, because CUDA waits for the GPU before it frees."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self._changed = threading.Condition()
+
+    def begin(self) -> None:
+        """Note that something is being freed."""
+        with self._changed:
+            self.pending += 1
+
+    def end(self) -> None:
+        """Note that it is free."""
+        with self._changed:
+            self.pending -= 1
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until nothing is being freed."""
+        with self._changed:
+            while self.pending:
+                self._changed.wait()
+
+
 class Waiter:
     """Threads that wait, downloads that go out when they are done, events that are lent."""
 
@@ -69,6 +94,7 @@ class Waiter:
         self._staging_lock = threading.Lock()
         self.staging = Staging(api)
         self._events: dict[int, list[int]] = {}
+        self.freeing = Freeing()
 
     def event(self, device: int) -> int:
         """Lend an event of a device."""

@@ -235,7 +235,7 @@ def main() -> int:
     parser.add_argument("--json", default="")
     parser.add_argument("--budget", type=float, default=400, help="seconds for all of it")
     options = parser.parse_args()
-    build.build(build.library_dir())
+    build.ensure()
     with tempfile.TemporaryDirectory(prefix="gpupool-bench-") as name:
         folder = Path(name)
         folder.chmod(0o711)

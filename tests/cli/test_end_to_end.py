@@ -543,7 +543,7 @@ def test_the_demonstration_from_start_to_end(tmp_path: Path) -> None:
 
 def test_the_cuda_door_reaches_a_worker(live_pool: Any) -> None:
     """The library is found, opens a session, and says what an emulated GPU cannot do."""
-    build.build(build.library_dir())
+    build.ensure()
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     done = live_pool.run("run", "-m", "1G", "--door", "cuda", *python(code))
     assert done.returncode == 0, done.stderr

@@ -65,7 +65,7 @@ def main() -> int:
     wanted = {name for name in options.only.split(",") if name}
     end = time.monotonic() + options.budget
     failures = 0
-    build.build(build.library_dir())
+    build.ensure()
     with tempfile.TemporaryDirectory(prefix="gpupool-check-") as name:
         folder = Path(name)
         folder.chmod(0o711)

@@ -103,10 +103,10 @@ EXPORT void gpupool_launcher_end_stream(struct launcher *launcher, uint64_t id) 
 }
 
 // Launch what lies at `at`, and so on; return where the first record lies that was not launched,
-// or whose launch failed with *status.
+// or whose launch failed with outcome[0]; outcome[1] launches were made.
 EXPORT size_t gpupool_launcher_run(const struct launcher *launcher, const unsigned char *frame,
-                                   size_t at, size_t end, int *status) {
-    *status = 0;
+                                   size_t at, size_t end, int outcome[2]) {
+    outcome[0] = outcome[1] = 0;
     while (end - at >= sizeof(struct launch)) {
         struct launch head;
         memcpy(&head, frame + at, sizeof head);
@@ -117,11 +117,12 @@ EXPORT size_t gpupool_launcher_run(const struct launcher *launcher, const unsign
         if (function == NULL || stream == NULL || stream->length == 0) break;
         if (head.length != function->length || head.length > head.size - sizeof head) break;
         memcpy(function->bytes, frame + at + sizeof head, head.length);
-        *status = launcher->launch((void *)(uintptr_t)function->handle, head.grid[0], head.grid[1],
-                                   head.grid[2], head.block[0], head.block[1], head.block[2],
-                                   head.shared, (void *)(uintptr_t)stream->handle,
-                                   function->pointers, NULL);
-        if (*status != 0) break;
+        outcome[0] = launcher->launch((void *)(uintptr_t)function->handle, head.grid[0],
+                                      head.grid[1], head.grid[2], head.block[0], head.block[1],
+                                      head.block[2], head.shared,
+                                      (void *)(uintptr_t)stream->handle, function->pointers, NULL);
+        outcome[1]++;
+        if (outcome[0] != 0) break;
         at += head.size;
     }
     return at;

@@ -30,6 +30,15 @@ bool gp_verbose(void) {
     return known != 0;
 }
 
+bool gp_launches_block(void) {
+    static int known = -1;
+    if (known < 0) {
+        const char *text = getenv("CUDA_LAUNCH_BLOCKING");
+        known = text != NULL && atoi(text) != 0;
+    }
+    return known != 0;
+}
+
 void gp_say(const char *format, ...) {
     char text[1024];
     va_list arguments;

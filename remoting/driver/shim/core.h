@@ -61,9 +61,10 @@ struct gp_handle {
     struct gp_handle *next;  // in a free list
     int device;              // the ordinal of its context
     unsigned flags;
-    int priority;
+    int priority;            // event: how often it was recorded
     uint64_t capture;        // stream, event: the capture that it belongs to, 0 for none
-    uint64_t clean;          // stream: the position of the line up to which it is known idle
+    uint64_t clean;          // stream: the position of the line up to which it is known idle;
+                             // event: the record, counted from one, that is known to be over
     void *detail;
 };
 
@@ -144,6 +145,7 @@ int gp_ready(void);   // initialised, not forked, not lost
 int gp_enter(void);   // and there is a current context
 int gp_missing(int index);
 bool gp_verbose(void);
+bool gp_launches_block(void);  // CUDA_LAUNCH_BLOCKING
 void gp_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct gp_handle *gp_make(enum gp_kind kind);
 void gp_end(struct gp_handle *handle);
@@ -192,6 +194,7 @@ void *gp_thread_stream(void *stream);
 void gp_per_thread(int on);
 uint64_t gp_capture_of(void *stream);
 int gp_synchronize(int op, uint64_t id);
+void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its end is never kept
 
 // memory.c
 struct gp_range {

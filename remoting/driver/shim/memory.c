@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#define SMALL_COPY_MAX (64 * 1024)
 #define INLINE_MAX 4096  // bytes that travel within a record instead of behind the frame
 
 // --- what lies where ------------------------------------------------------------------------------
@@ -443,14 +444,13 @@ GP_EXPORT int cuMemHostGetFlags(unsigned *flags, void *address) {
 int cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t size);
 int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size, void *stream);
 
-// flags: 1 for a copy that is complete before any later call is executed.
-static int copy_in(uint64_t target, const void *source, size_t size, uint64_t stream, int flags) {
+static int copy_in(uint64_t target, const void *source, size_t size, uint64_t stream) {
     if (size == 0) return GP_SUCCESS;
     if (source == NULL) return GP_INVALID_VALUE;
     // The bytes may still be on their way here.
     GP_CHECK(await_downloads(source, size));
-    uint64_t values[4] = {target, size, stream, (uint64_t)flags};
-    if (size > INLINE_MAX) return gp_post_bulk(GP_COPY_IN, values, 4, source, size);
+    uint64_t values[3] = {target, size, stream};
+    if (size > INLINE_MAX) return gp_post_bulk(GP_COPY_IN, values, 3, source, size);
     unsigned char *at = gp_open(GP_COPY_IN, 0, sizeof values + size);
     memcpy(at, values, sizeof values);
     memcpy(at + sizeof values, source, size);
@@ -462,7 +462,9 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
     GP_ENTER();
     uint64_t id;
     GP_CHECK(gp_stream_id(NULL, &id));
-    return copy_in(target, source, size, id, 1);
+    GP_CHECK(copy_in(target, source, size, id));
+    // CUDA returns before small ones are over (API synchronization behavior, CUDA driver API).
+    return size > SMALL_COPY_MAX ? gp_synchronize(GP_SYNC_STREAM, id) : GP_SUCCESS;
 }
 
 GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size,
@@ -472,7 +474,7 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t s
     GP_CHECK(gp_stream_id(stream, &id));
     // A graph would have to read the host's memory again at each launch.
     if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
-    return copy_in(target, source, size, id, 0);
+    return copy_in(target, source, size, id);
 }
 
 static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream) {

@@ -608,6 +608,9 @@ static int launch(struct launch *head, struct function *function, void *stream, 
         memcpy(at + before, buffer, given < function->bytes ? given : function->bytes);
     }
     gp_close();
+    if (__builtin_expect(gp_launches_block(), 0) && !gp_capture_of(stream)) {
+        return gp_synchronize(GP_SYNC_STREAM, head->stream);
+    }
     return GP_SUCCESS;
 }
 

@@ -106,6 +106,26 @@ GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     return gp_post(GP_WAIT_EVENT, values, 3);
 }
 
+// An event that has ended stays ended until it is recorded again, so nobody needs to ask twice.
+// priority counts its records; clean is the record, counted from one, that is known to be over.
+
+void gp_recorded_elsewhere(void *event) {
+    __atomic_store_n(&((struct gp_handle *)event)->detail, event, __ATOMIC_RELAXED);
+}
+
+static void forget_end(struct gp_handle *event) {
+    __atomic_fetch_add(&event->priority, 1, __ATOMIC_RELAXED);
+}
+
+static int ask_event(struct gp_handle *event, int op) {
+    uint64_t record = (uint64_t)__atomic_load_n(&event->priority, __ATOMIC_RELAXED) + 1;
+    if (__atomic_load_n(&event->clean, __ATOMIC_RELAXED) == record) return GP_SUCCESS;
+    GP_CHECK(gp_synchronize(op, event->id));
+    bool known = __atomic_load_n(&event->detail, __ATOMIC_RELAXED) == NULL;
+    if (known) __atomic_store_n(&event->clean, record, __ATOMIC_RELAXED);
+    return GP_SUCCESS;
+}
+
 GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
     GP_ENTER();
     GP_CHECK(gp_check(event, GP_EVENT));
@@ -113,6 +133,8 @@ GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) 
     if (of == NULL) return GP_INVALID_HANDLE;
     __atomic_store_n(&((struct gp_handle *)event)->capture, gp_capture_of(stream),
                      __ATOMIC_RELAXED);
+    if (flags != 0) gp_recorded_elsewhere(event);  // CU_EVENT_RECORD_EXTERNAL: by graphs
+    forget_end(event);
     uint64_t values[3] = {((struct gp_handle *)event)->id, of->id, flags};
     return gp_post(GP_RECORD_EVENT, values, 3);
 }
@@ -124,13 +146,13 @@ GP_EXPORT int cuEventRecord(void *event, void *stream) {
 GP_EXPORT int cuEventSynchronize(void *event) {
     GP_ENTER();
     GP_CHECK(gp_check(event, GP_EVENT));
-    return gp_synchronize(GP_SYNC_EVENT, ((struct gp_handle *)event)->id);
+    return ask_event(event, GP_SYNC_EVENT);
 }
 
 GP_EXPORT int cuEventQuery(void *event) {
     GP_ENTER();
     GP_CHECK(gp_check(event, GP_EVENT));
-    return gp_synchronize(GP_QUERY_EVENT, ((struct gp_handle *)event)->id);
+    return ask_event(event, GP_QUERY_EVENT);
 }
 
 int cuEventElapsedTime_v2(float *milliseconds, void *start, void *end);

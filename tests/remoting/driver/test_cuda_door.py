@@ -28,21 +28,23 @@ MEMORY = 64 << 20
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Give the folder with the shim, built as an installation builds it."""
-    folder = tmp_path_factory.mktemp("shim")
-    build.build(folder)
-    build.build(build.library_dir())  # where the worker looks for its launcher
-    return folder
+def library() -> Path:
+    """Give the folder with the shim, and with what the worker loads, as an installation has it."""
+    return build.ensure().parent
+
+
+def compiled(name: str, folder: Path, library: Path) -> Path:
+    """Compile a program against the shim alone."""
+    program = folder / name
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    command += ["-o", str(program), str(HERE / "programs" / f"{name}.c")]
+    subprocess.run([*command, str(library / build.LIBRARY)], check=True)
+    return program
 
 
 @pytest.fixture(scope="session")
 def everything(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
-    program = tmp_path_factory.mktemp("programs") / "everything"
-    command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
-    command += [str(HERE / "programs" / "everything.c"), str(library / build.LIBRARY)]
-    subprocess.run(command, check=True)
-    return program
+    return compiled("everything", tmp_path_factory.mktemp("programs"), library)
 
 
 def run(
@@ -86,6 +88,28 @@ def test_other_kinds_of_images(image: str, library: Path, everything: Path, tmp_
     with Control(tmp_path) as control:
         done = run(library, control, [str(everything), str(KERNELS / f"test_kernels.{image}")])
         assert done.stdout == "results right\n", done.stderr
+
+
+def test_a_thread_that_waits_delays_no_other(library: Path, tmp_path: Path) -> None:
+    """A free and copies behind a kernel that another thread of the program has to end."""
+    program = compiled("threads", tmp_path, library)
+    with Control(tmp_path) as control:
+        image = str(KERNELS / "test_kernels.sm_90.cubin")
+        done = run(library, control, [str(program), image, "two"])
+        assert done.stdout == "launched: 0, then 700\n", done.stderr  # CUDA_ERROR_ILLEGAL_ADDRESS
+        # 1,000 queries of an event that has ended ask nobody.
+        assert control.calls()["cuEventQuery"] < 500
+
+
+def test_launches_that_block(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = compiled("threads", tmp_path, library)
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    with Control(tmp_path) as control:
+        image = str(KERNELS / "test_kernels.sm_90.cubin")
+        done = run(library, control, [str(program), image, "one"])
+        assert done.stdout == "launched: 700, then 700\n", done.stderr
 
 
 def test_without_an_agent_there_is_no_device(library: Path) -> None:
@@ -178,6 +202,7 @@ class ScriptedStream:
         self.data = data
         self.sent = bytearray()
         self.closed = False
+        self.calls = 0
 
     def recv_into(self, buffer: memoryview, /) -> int:
         count = min(len(buffer), len(self.data))
@@ -217,7 +242,7 @@ MALFORMED = {
     "short launch": (frame(record(table.LAUNCH, 1)), "malformed launch"),
     "bulk nobody wants": (frame(record(table.FREE, 1), bulk=b"12345678"), "nobody asked"),
     "upload of another size": (
-        frame(record(table.COPY_IN, 4096, 99, 1, 0), bulk=b"12345678"),
+        frame(record(table.COPY_IN, 4096, 99, 1), bulk=b"12345678"),
         "malformed upload",
     ),
     "image of another size": (

@@ -134,7 +134,7 @@ def fake_gpu_pool() -> Iterator[FakeGpuPool]:
     """Run a pool with one GPU that is a library."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     pool = FakeGpuPool(folder)
-    build.build(build.library_dir())
+    build.ensure()
     try:
         pool.start()
         yield pool

@@ -1,0 +1,91 @@
+// Two threads of one program: what one waits for must not delay the other, on whose work it depends.
+// Arguments: a cubin with the kernels of fake_cuda/kernels/test_kernels.cu; "two" for that. Then
+// a launch that fails: with CUDA_LAUNCH_BLOCKING it says so itself.
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+int cuCtxSynchronize(void), cuMemAlloc_v2(uint64_t *, size_t), cuMemFree_v2(uint64_t);
+int cuMemGetInfo_v2(size_t *, size_t *), cuMemsetD32_v2(uint64_t, unsigned, size_t);
+int cuMemcpyHtoD_v2(uint64_t, const void *, size_t);
+int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
+int cuMemsetD32Async(uint64_t, unsigned, size_t, void *);
+int cuStreamCreate(void **, unsigned), cuStreamSynchronize(void *);
+int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *), cuEventQuery(void *);
+int cuEventSynchronize(void *);
+int cuModuleLoadData(void **, const void *), cuModuleGetFunction(void **, void *, const char *);
+int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                   void *, void **, void **);
+
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        int code_ = (call);                                                                        \
+        if (code_ != 0) {                                                                          \
+            fprintf(stderr, "line %d: %s returned %d\n", __LINE__, #call, code_);                  \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+enum { LARGE = 24 << 20 };
+static char image[1 << 20], bytes[LARGE];
+static void *context, *wait_for_flag;
+static uint64_t flag, spare, target;
+static pthread_barrier_t started;
+
+static void *waiting(void *unused) {
+    (void)unused;
+    uint64_t another;
+    void *parameters[] = {&flag};
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuLaunchKernel(wait_for_flag, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+    CHECK(cuMemFree_v2(spare));
+    CHECK(cuMemcpyHtoDAsync_v2(target, bytes, LARGE, NULL));
+    pthread_barrier_wait(&started);
+    // Waits for the kernel twice over: for the copy, and for the memory that was freed.
+    CHECK(cuMemcpyHtoD_v2(target, bytes, LARGE));
+    CHECK(cuMemAlloc_v2(&another, LARGE));
+    return NULL;
+}
+
+static int two_threads(void) {
+    pthread_t thread;
+    void *stream;
+    CHECK(cuStreamCreate(&stream, 1));  // independent of the legacy stream
+    CHECK(cuMemAlloc_v2(&flag, 4));
+    CHECK(cuMemAlloc_v2(&spare, LARGE));
+    CHECK(cuMemAlloc_v2(&target, LARGE));
+    CHECK(cuMemsetD32_v2(flag, 0, 1));
+    CHECK(cuCtxSynchronize());
+    pthread_barrier_init(&started, NULL, 2);
+    pthread_create(&thread, NULL, waiting, NULL);
+    pthread_barrier_wait(&started);
+    CHECK(cuMemsetD32Async(flag, 1, 1, stream));
+    CHECK(cuStreamSynchronize(stream));
+    pthread_join(thread, NULL);
+    void *event;
+    CHECK(cuEventCreate(&event, 0));
+    CHECK(cuEventRecord(event, NULL));
+    CHECK(cuEventSynchronize(event));
+    for (int at = 0; at < 1000; at++) CHECK(cuEventQuery(event));
+    return 0;
+}
+
+int main(int count, char **arguments) {
+    CHECK(cuInit(0));
+    FILE *file = count == 3 ? fopen(arguments[1], "rb") : NULL;
+    if (file == NULL || fread(image, 1, sizeof image - 1, file) == 0) return 2;
+    void *module, *out_of_bounds, *parameters[] = {&flag};
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuModuleLoadData(&module, image));
+    CHECK(cuModuleGetFunction(&wait_for_flag, module, "wait_for_flag"));
+    CHECK(cuModuleGetFunction(&out_of_bounds, module, "out_of_bounds"));
+    if (strcmp(arguments[2], "two") == 0 && two_threads() != 0) return 1;
+    int code = cuLaunchKernel(out_of_bounds, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL);
+    printf("launched: %d, then %d\n", code, cuCtxSynchronize());
+    return 0;
+}
