@@ -147,12 +147,13 @@ class EndLease:
     """First step of ending: sessions must stop now.
 
     ``by`` is the user who ordered it, and empty when the pool itself ends the lease. Ended by
-    somebody else than its user, it is an administrative act.
+    somebody else than its user, which takes an operator, it is an administrative act.
     """
 
     lease: LeaseId
     reason: str
     by: str = ""
+    operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)

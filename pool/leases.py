@@ -308,7 +308,11 @@ def end_lease(state: PoolState, command: EndLease) -> tuple[PoolState, Result]:
     if command.lease not in state.leases:
         return state, Result(ok=True)  # freed already: as ended as can be
     lease = state.leases[command.lease]
-    if lease.held and command.by and command.by != lease.user:
+    foreign = bool(command.by) and command.by != lease.user
+    if foreign and not command.operator:
+        # The server that was asked may not have known the lease, and so not whose it is.
+        return state, refuse("denied", f"lease {lease_name(lease.id)} belongs to {lease.user}")
+    if lease.held and foreign:
         what = f"lease of {lease.user}: {command.reason}"
         name = lease_name(lease.id)
         state = record(state, "lease-ended", by=command.by, subject=name, text=what)

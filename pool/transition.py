@@ -94,7 +94,9 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
     if known is not None:
         # The answer to the first one was lost. Only the token that let it in names it again.
         token = state.tokens.get(command.token) if command.token else None
-        if token is not None and token.used_by == known.id:
+        is_same = token is not None and token.used_by == known.id
+        # Once it has come up it had the answer, and the token is good for no other certificate.
+        if is_same and known.status is ServerStatus.JOINED:
             return state, Result(ok=True)
         return state, refuse("conflict", f"the pool has server {known.id} already")
     if command.server in state.removed:

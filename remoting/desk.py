@@ -146,6 +146,7 @@ class Desk:
     def _operate(self, client: Client, call: int, message: m.Message) -> None:
         if client.kind is not TokenKind.OPERATOR:
             raise DeniedError(f"{client.user} may not do this", why="it takes an operator's token")
+        self._check_token(client)
         steward = self._steward
         by = client.user
         match message:
@@ -189,6 +190,17 @@ class Desk:
             case _:
                 raise UsageError(f"{type(message).__name__} is not for this server")
 
+    def _check_token(self, client: Client) -> None:
+        """Refuse an operator whose token has expired since the connection was opened.
+
+        The table itself refuses grants for such a token, and connections of a revoked one are
+        closed; neither is so for what operators do.
+        """
+        token = self._steward.state.tokens.get(client.token)
+        why = token.refusal(self._steward.clock.wall_ms()) if token else "it is not known any more"
+        if why:
+            raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
+
     def _server(self, name: str) -> Server:
         server = self._steward.state.server_named(name)
         if server is None:
@@ -199,10 +211,14 @@ class Desk:
         lease = self._steward.state.leases.get(message.lease)
         if lease is None:
             raise UsageError(f"the pool has no lease {lease_name(message.lease)}")
-        if client.kind is not TokenKind.OPERATOR and lease.user != client.user:
+        operator = client.kind is TokenKind.OPERATOR
+        if not operator and lease.user != client.user:
             raise DeniedError(f"lease {lease_name(lease.id)} belongs to {lease.user}")
+        if operator:
+            self._check_token(client)
         reason = message.reason[:150] or "ended by order"
-        command = commands.EndLease(message.lease, f"{reason} (by {client.user})", client.user)
+        reason = f"{reason} (by {client.user})"
+        command = commands.EndLease(message.lease, reason, client.user, operator)
         self._steward.propose_for(client, call, command, _done)
 
     # --- joining ---------------------------------------------------------------------------------

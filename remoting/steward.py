@@ -571,6 +571,9 @@ class Steward:
                 # Whatever becomes of this call, the client has let go: the duties end the lease.
                 self._lose(message.lease, reason)
                 self.answer(client, call, m.refused(self.no_quorum(decision.why)))
+            elif not decision.result.ok:
+                error = DeniedError("the release is refused", why=decision.result.why)
+                self.answer(client, call, m.refused(error))
             else:
                 self.answer(client, call, m.Done())
 

@@ -166,9 +166,10 @@ def test_walks_keep_the_books(seed: int) -> None:
 
 def test_a_server_token_names_the_server_that_it_let_in() -> None:
     machine = PoolMachine(PoolState())
-    for command in founding():
+    founded, up = founding()[:-3], founding()[-2]
+    for command in founded:
         machine.apply(machine.state.index + 1, seal(command, at_ms=1000, ttl_ms=0))
-    join = founding()[3]
+    join = founded[3]
     assert isinstance(join, c.JoinServer)
 
     def propose(command: c.Command) -> Result:
@@ -178,6 +179,9 @@ def test_a_server_token_names_the_server_that_it_let_in() -> None:
     assert propose(join).ok  # its answer was lost
     assert propose(replace(join, token=None)).kind == "conflict"
     assert propose(replace(join, server=ServerId("d" * 12), name="d")).kind == "denied"
+    # A server that came up had the answer; whoever asks now has found the token somewhere.
+    assert propose(up).ok
+    assert propose(join).kind == "conflict"
 
 
 def test_a_device_that_shrinks_keeps_its_size_until_it_is_free() -> None:

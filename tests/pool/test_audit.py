@@ -103,7 +103,7 @@ def test_ending_anothers_lease_is_an_act_and_ending_ones_own_is_not() -> None:
     free(machine, lease)
     assert machine.state.act_count == count
     lease = grant(machine, 3)
-    order = c.EndLease(lease, "make room (by root)", "root")
+    order = c.EndLease(lease, "make room (by root)", "root", operator=True)
     do(machine, order)
     do(machine, order)
     assert machine.state.act_count == count + 1
@@ -113,6 +113,15 @@ def test_ending_anothers_lease_is_an_act_and_ending_ones_own_is_not() -> None:
         f"{lease:04x}",
         "lease of ada: make room (by root)",
     )
+
+
+def test_nobody_ends_anothers_lease_not_even_at_a_server_that_does_not_know_it() -> None:
+    machine = founded()
+    lease = grant(machine, 1)
+    result = do(machine, c.EndLease(lease, "released", "bob"))
+    assert (result.kind, result.why) == ("denied", f"lease {lease:04x} belongs to ada")
+    assert machine.state.leases[lease].held
+    assert do(machine, c.EndLease(lease, "released", "ada")).ok
 
 
 def test_leases_never_push_out_an_act_and_the_oldest_goes_first() -> None:

@@ -1,0 +1,198 @@
+"""Who may make which call: the table of docs/security.md, tried out call by call."""
+
+import re
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from tests.remoting.control.control_cluster import Cluster, request, server_id
+
+from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
+from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
+from gpupool.pool.state import Partition, TokenKind
+from gpupool.remoting import messages as m
+from gpupool.remoting.client import Pool
+from gpupool.remoting.connection import ALLOWED, End, Phase
+from gpupool.remoting.holding import LeaseHold
+from gpupool.remoting.identity import create_key_and_csr
+
+Clock = trio.testing.MockClock
+CALLERS = ("server", "other", "operator", "user")
+"""Tokens: a joining server's, another user's, an operator's, that of the user whom it concerns."""
+
+FOREIGN = re.compile(
+    r"may not do this|is not yours|not attached to this|another user's|belongs to|"
+    r"a server token is good for|joining takes a server token"
+)
+
+EVERYBODY = {"other", "user", "operator"}
+OWNER = {"user"}
+OWNER_OR_OPERATOR = {"user", "operator"}
+OPERATOR = {"operator"}
+
+RIGHTS: dict[type[m.Call], set[str]] = {
+    m.Ask: EVERYBODY,
+    m.AwaitGpus: OWNER,
+    m.Claim: OWNER,
+    m.Cancel: OWNER,
+    m.Attach: OWNER,
+    m.Release: OWNER,
+    m.OpenSession: OWNER,
+    m.GetView: EVERYBODY,
+    m.GetTelemetry: EVERYBODY,
+    m.Subscribe: EVERYBODY,
+    m.GetAudit: EVERYBODY,
+    m.EndLease: OWNER_OR_OPERATOR,
+    m.CreateToken: OPERATOR,
+    m.RevokeToken: OPERATOR,
+    m.ListTokens: OPERATOR,
+    m.RemoveServer: OPERATOR,
+    m.DrainServer: OPERATOR,
+    m.LabelServer: OPERATOR,
+    m.PutPolicy: OPERATOR,
+    m.GetBackup: OPERATOR,
+    m.PutPart: OPERATOR,
+    m.RestoreBackup: OPERATOR,
+    m.JoinPool: {"server"},
+}
+WORDS = {
+    "every user": EVERYBODY,
+    "its user": OWNER,
+    "its user, an operator": OWNER_OR_OPERATOR,
+    "an operator": OPERATOR,
+    "a server token": {"server"},
+}
+NOT_ANSWERED_YET = {m.GetPolicy, m.GetPolicyHistory, m.CheckPolicy}
+
+
+def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHold, ticket: bytes) -> m.Call:
+    """Return a call of this kind about ada's lease, her waiting request, or the pool."""
+    mine = request(pool)
+    hers = request(pool, id=RequestId(b"ada's own waiter"))
+    calls: list[m.Call] = [
+        m.Ask(mine),
+        m.AwaitGpus(hers, "busy"),
+        m.Claim(hers, bytes(32), (), {}),
+        m.Cancel(hers.id, "no more"),
+        m.Attach(hold.lease, ticket),
+        m.Release(hold.lease, "done"),
+        m.OpenSession(hold.lease, "arrays", "train.py"),
+        m.GetView(),
+        m.GetTelemetry(),
+        m.Subscribe(0.0),
+        m.GetAudit(),
+        m.EndLease(hold.lease, "over"),
+        m.CreateToken(TokenId("new"), TokenKind.OPERATOR, "eve", bytes(32), 60.0),
+        m.RevokeToken(TokenId("none")),
+        m.ListTokens(),
+        m.RemoveServer("nobody"),
+        m.DrainServer("gpu-1", None),
+        m.LabelServer("gpu-1", {}, ()),
+        m.PutPolicy(b"", 0),
+        m.GetBackup(),
+        m.PutPart(bytes(16), 0, b""),
+        m.RestoreBackup(bytes(16), 1, bytes(32)),
+        m.JoinPool(server_id(9), "gpu-9", "gpu-9:7470", False, create_key_and_csr(server_id(9))[1]),
+    ]
+    return next(call for call in calls if type(call) is kind)
+
+
+def test_every_call_has_its_row() -> None:
+    assert RIGHTS.keys() | NOT_ANSWERED_YET == set(m.CALLS.values())
+    assert ALLOWED[End.CLIENT, Phase.CONNECTING] == {m.Hello, m.FetchCa}  # all that nobody may send
+
+
+def test_the_page_says_the_same() -> None:
+    page = Path(__file__).resolve().parents[3] / "docs" / "security.md"
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([a-z, ]+) \|", page.read_text(), re.M)
+    said = {name: WORDS[who] for names, who in rows for name in re.findall(r"\w+", names)}
+    assert said == {kind.__name__: who for kind, who in RIGHTS.items()}
+
+
+@pytest.mark.parametrize("kind", RIGHTS, ids=lambda kind: kind.__name__)
+async def test_who_may(autojump_clock: Clock, nursery: trio.Nursery, kind: type[m.Call]) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([2], users=("ada", "eve"))
+    cluster.create_token("rack", TokenKind.SERVER)
+    names = {"server": "rack", "other": "eve", "user": "ada", "operator": "root"}
+    allowed: set[str] = set()
+    async with cluster.client("ada") as ada:
+        hold = await ada.allocate(request(ada, fraction=0.5), wait_s=0)
+        ticket = hold._ticket  # pyright: ignore[reportPrivateUsage]
+        own = next(iter(ada.connections.by_server.values()))
+        waiter = request(ada, id=RequestId(b"ada's own waiter"))
+        await own.call(m.AwaitGpus(waiter, "busy"), timeout_s=5)
+        for caller in CALLERS:
+            # Ada calls where her lease is attached, all others on connections of their own.
+            async with cluster.client(names[caller]) as pool:
+                connection = next(iter(pool.connections.by_server.values()))
+                if caller == "user" and kind is not m.Attach:
+                    connection = own
+                before = cluster.state.waiting
+                stolen = ticket if caller == "user" else ticket[:-1] + b"?"
+                try:
+                    await connection.call(call_of(kind, pool, hold, stolen), timeout_s=5)
+                except GpupoolError as error:
+                    # All else was allowed, and then found to make no sense.
+                    if FOREIGN.search(str(error)):
+                        continue
+                # What the table refuses here is answered all the same: the client asks on.
+                if kind is not m.AwaitGpus or cluster.state.waiting != before:
+                    allowed.add(caller)
+    if kind is m.Claim:
+        # Whoever claims gets no lease under another's request id; "invalid" is for its owner only.
+        allowed &= {"user"}
+    assert allowed == RIGHTS[kind]
+
+
+async def test_a_ticket_is_worth_nothing_to_another_user(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1], users=("ada", "eve"))
+    async with cluster.client("ada") as ada, cluster.client("eve") as eve:
+        hold = await ada.allocate(request(ada), wait_s=0)
+        connection = next(iter(eve.connections.by_server.values()))
+        ticket = hold._ticket  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(DeniedError, match="is not yours"):
+            await connection.call(m.Attach(hold.lease, ticket), timeout_s=5)
+
+
+async def test_another_users_request_is_neither_granted_nor_known(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1], users=("ada", "eve"))
+    async with cluster.client("ada") as ada, cluster.client("eve") as eve:
+        waiter = request(ada)
+        own = next(iter(ada.connections.by_server.values()))
+        await own.call(m.AwaitGpus(waiter, "busy"), timeout_s=5)
+        theirs = next(iter(eve.connections.by_server.values()))
+        offered = await theirs.call(m.Ask(waiter), timeout_s=5)
+        assert isinstance(offered, m.Offered)
+        assert offered.offer is not None
+        server = offered.offer.server
+        partition = Partition(server, offered.offer.gpus[0].gpu, 1 << 30)
+        claim = m.Claim(waiter, bytes(32), (partition,), {server: Incarnation(1)})
+        claimed = await theirs.call(claim, timeout_s=5)
+        assert isinstance(claimed, m.Claimed)
+        assert (claimed.outcome, claimed.why) == ("refused", "this request is another user's")
+
+
+async def test_an_operator_whose_token_has_expired_operates_no_more(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    soon = Milliseconds(cluster.clock.wall_ms() + 60_000)
+    cluster.create_token("temp", TokenKind.OPERATOR, soon)
+    async with cluster.client("temp") as temp, cluster.client() as ada:
+        hold = await ada.allocate(request(ada), wait_s=0)
+        await temp.drain("gpu-1", "new fans")
+        await trio.sleep(61)
+        with pytest.raises(AuthenticationError, match="has expired"):
+            await temp.undrain("gpu-1")
+        with pytest.raises(AuthenticationError, match="has expired"):
+            await temp.end_lease(LeaseId(hold.lease), "over")
+        assert not hold.lost
