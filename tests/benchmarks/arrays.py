@@ -1,9 +1,17 @@
-"""Figures of the array door on this machine, beside plain NumPy and a plain socket.
+"""Figures of the array door on this machine, beside NumPy or CuPy and beside plain sockets.
 
-    python tests/benchmarks/arrays.py [--calls 20000]
+    python tests/benchmarks/arrays.py [--gpu] [--json] [--calls 2000] [--rounds 7] [--mib 64]
 
-The worker is another process with one emulated device. With a GPU at hand,
-``tests/gpu/array_door_check.py`` measures the same beside native CuPy.
+The worker is another process, with one emulated device or, with ``--gpu``, the first real one; so
+is the other end of each plain socket. What is compared alternates within one run, and of each
+figure the best of all rounds is shown: other programs can only make a machine slower.
+
+The mean client cost is over ``MIX``: the proportions in which the stencil, k-means, filter and
+network training programs of ``examples/`` and of the design's notes call operations, rounded.
+
+Copies in reused memory (``set``, ``get(out=)``) are compared with a plain socket that receives into
+one buffer again and again; copies into new memory (``asarray``, ``get()``) with one that receives
+into a new array each time, where the kernel must first find and clear every page.
 """
 
 # The values that this module forwards have no static type: they are whatever a program passes.
@@ -13,13 +21,14 @@ The worker is another process with one emulated device. With a GPU at hand,
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -29,203 +38,379 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "tests" / "remoting" / "arrays"
-sys.path[:0] = [str(KIT), str(ROOT / "remoting" / "arrays" / "dropin"), str(ROOT / "src")]
+DROPIN = ROOT / "remoting" / "arrays" / "dropin"
 MIB = 1 << 20
+TRANSPORTS = ("unix", "tcp", "tls")
+COPIES = 3
+PING, INTO, INTO_NEW, OUT_OF = 1, 2, 3, 4
+ORDER = struct.Struct("<IQQ")
 
-
-@contextlib.contextmanager
-def server(transport: str) -> Generator[str]:
-    """Run a worker with one emulated device in another process; yield its agent's socket."""
-    process = subprocess.Popen(
-        [sys.executable, str(KIT / "door_kit.py"), "1", transport],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            fresh("")
-            process.stdin.close()
-
-
-def fresh(agent: str) -> Any:
-    """Return the drop-in, connected to another agent."""
-    import cupy as cp
-
-    for session in cp._door.pool.sessions():
-        session.close()
-    cp._door.pool.reset()
-    os.environ["GPUPOOL_AGENT"] = agent
-    return cp
-
-
-def per_call(
-    operation: Callable[[], Any], calls: int, finish: Callable[[], Any]
-) -> tuple[float, float]:
-    """Return the microseconds of this process's CPU and of the wall per call."""
-    for _ in range(100):
-        operation()
-    finish()
-    began, cpu = time.perf_counter(), time.process_time()
-    for _ in range(calls):
-        operation()
-    cpu = time.process_time() - cpu
-    finish()
-    return cpu / calls * 1e6, (time.perf_counter() - began) / calls * 1e6
+MIX = {
+    "a + b": 22,
+    "a * 2.0": 14,
+    "a += b": 6,
+    "sqrt(a)": 6,
+    "a[1:-1, 2:]": 18,
+    "a[1]": 6,
+    "a.T": 6,
+    "a.reshape(4, 64)": 4,
+    "a.sum()": 4,
+    "a.max(axis=0)": 3,
+    "a @ b": 8,
+    "where(c, a, b)": 3,
+}
+"""Calls of each operation in a hundred."""
 
 
 def operations(xp: Any) -> dict[str, Callable[[], Any]]:
     """Return the calls that are measured."""
-    a, b = xp.ones((16, 16)), xp.ones((16, 16))
+    a, b = xp.ones((16, 16), np.float32), xp.ones((16, 16), np.float32)
+    c = a > 0
     return {
         "a + b": lambda: a + b,
         "a * 2.0": lambda: a * 2.0,
-        "a.sum()": a.sum,
-        "sqrt(a)": lambda: xp.sqrt(a),
-        "a[1]": lambda: a[1],
-        "a[1:3, ::2]": lambda: a[1:3, ::2],
-        "a.reshape(4, 64)": lambda: a.reshape(4, 64),
-        "where(a, a, b)": lambda: xp.where(a, a, b),
         "a += b": lambda: a.__iadd__(b),
+        "sqrt(a)": lambda: xp.sqrt(a),
+        "a[1:-1, 2:]": lambda: a[1:-1, 2:],
+        "a[1]": lambda: a[1],
+        "a.T": lambda: a.T,
+        "a.reshape(4, 64)": lambda: a.reshape(4, 64),
+        "a.sum()": lambda: a.sum(),
+        "a.max(axis=0)": lambda: a.max(axis=0),
         "a @ b": lambda: a @ b,
+        "where(c, a, b)": lambda: xp.where(c, a, b),
+        "a[1:-1] = b[1:-1]": lambda: a.__setitem__(slice(1, -1), b[1:-1]),
+        "astype(float64)": lambda: a.astype(np.float64),
+        "zeros((16, 16))": lambda: xp.zeros((16, 16)),
     }
 
 
-def calls(agent: str, count: int) -> None:
-    """Print what calls cost."""
-    cp = fresh(agent)
-    sync = cp.cuda.Device().synchronize
-    host = operations(np)
-    print(f"{'us per call':20}{'client CPU':>12}{'pipelined':>12}{'waited for':>12}{'NumPy':>8}")
-    for name, operation in operations(cp).items():
-        cpu, wall = per_call(operation, count, sync)
-
-        def waited(operation: Callable[[], Any] = operation) -> None:
-            operation()
-            sync()
-
-        _, alone = per_call(waited, count // 20, sync)
-        _, plain = per_call(host[name], count, lambda: None)
-        print(f"{name:20}{cpu:12.2f}{wall:12.2f}{alone:12.1f}{plain:8.2f}")
-    print(f"{'float(a[0, 0])':20}{'':12}{'':12}{latency(cp, count // 20):12.1f}")
+# --- the other processes --------------------------------------------------------------------------
 
 
-def latency(cp: Any, count: int) -> float:
-    """Return the microseconds of a call that needs its answer."""
-    a = cp.ones(4)
-    began = time.perf_counter()
-    for _ in range(count):
-        float(a[0])
-    return (time.perf_counter() - began) / count * 1e6
-
-
-def ping(count: int) -> float:
-    """Return the microseconds of 64 bytes there and back between two threads."""
-    left, right = socket.socketpair()
-
-    def echo() -> None:
-        while piece := right.recv(64):
-            right.sendall(piece)
-
-    thread = threading.Thread(target=echo)
-    thread.start()
-    began = time.perf_counter()
-    for _ in range(count):
-        left.sendall(bytes(64))
-        left.recv(64)
-    took = (time.perf_counter() - began) / count * 1e6
-    left.close()
-    thread.join()
-    right.close()
-    return took
-
-
-def plain(transport: str) -> float:
-    """Return GB/s of a plain socket of the same kind, 64 MiB at a time into one buffer."""
+def serve(transport: str, *, gpu: bool) -> None:
+    """Serve one device over ``transport`` until standard input ends."""
+    sys.path[:0] = [str(KIT), str(ROOT / "src")]
     door_kit: Any = importlib.import_module("door_kit")
+    memory = 8 << 30
+    devices = door_kit.emulated(1, memory)
+    if gpu:
+        from gpupool.remoting.devices.base import DeviceSpec
 
+        runtime: Any = importlib.import_module("cupy").cuda.runtime
+        name = runtime.getDeviceProperties(0)["name"].decode()
+        devices = [DeviceSpec(0, "GPU-0", name, memory, emulated=False, ordinal=0)]
+    with door_kit.pool(transport=transport, devices=devices) as agent:
+        print(agent.path, flush=True)
+        sys.stdin.read()
+
+
+def partner(transport: str) -> None:
+    """Be the other end of a plain socket."""
     with tempfile.TemporaryDirectory() as name:
         if transport == "unix":
-            left, right = socket.socketpair()
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(name + "/plain.sock")
+            listener.listen()
+            print(name + "/plain.sock", flush=True)
         else:
             listener = socket.create_server(("127.0.0.1", 0))
-            left = socket.create_connection(listener.getsockname())
-            right, _ = listener.accept()
-            listener.close()
-        data = bytes(64 * MIB)
-        target = memoryview(bytearray(64 * MIB))
-        files = door_kit.certificate(Path(name)) if transport == "tls" else None
-
-        def send() -> None:
-            out: Any = left
-            if files is not None:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                context.check_hostname = False
-                context.verify_mode = ssl.CERT_NONE
-                out = context.wrap_socket(left)
-            for _ in range(6):
-                out.sendall(data)
-            # Closing with a session ticket unread would reset the connection and lose data.
-            out.recv(1)
-            out.close()
-
-        thread = threading.Thread(target=send)
-        thread.start()
-        source: Any = right
-        if files is not None:
+            print(listener.getsockname()[1], flush=True)
+        end: Any = listener.accept()[0]
+        if transport == "tls":
+            sys.path[:0] = [str(KIT), str(ROOT / "src")]
+            files = importlib.import_module("door_kit").certificate(Path(name))
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(files[0], files[1])
-            source = context.wrap_socket(right, server_side=True)
-        began, total = time.perf_counter(), 0
-        while total < 6 * len(data):
-            total += source.recv_into(target)
-        took = time.perf_counter() - began
-        source.sendall(b"x")
-        thread.join()
-        source.close()
-    return total / took / 1e9
+            end = context.wrap_socket(end, server_side=True)
+        if transport != "unix":
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        kept = np.ones(256 * MIB, np.uint8)
+        while order := end.recv(ORDER.size):
+            kind, size, times = ORDER.unpack(order)
+            for _ in range(times):
+                if kind == PING:
+                    end.sendall(end.recv(64))
+                elif kind == OUT_OF:
+                    end.sendall(kept[:size].data)
+                else:
+                    target = kept[:size] if kind == INTO else np.empty(size, np.uint8)
+                    fill(end, target.data)
+            if kind in (INTO, INTO_NEW):
+                end.sendall(b"x")
 
 
-def bulk(agent: str, transport: str) -> None:
-    """Print what copies reach, beside a plain socket in the same run."""
-    cp = fresh(agent)
-    host = np.ones(64 * MIB, np.uint8)
-    array = cp.asarray(host)
-    cp.cuda.Device().synchronize()
-    began = time.perf_counter()
-    for _ in range(6):
-        array = cp.asarray(host)
-    cp.cuda.Device().synchronize()
-    up = 6 * host.nbytes / (time.perf_counter() - began) / 1e9
-    array.get(out=host)
-    began = time.perf_counter()
-    for _ in range(6):
-        array.get(out=host)
-    down = 6 * host.nbytes / (time.perf_counter() - began) / 1e9
-    socket_alone = plain(transport)
-    print(
-        f"{transport:6} upload {up:5.2f} GB/s, download {down:5.2f} GB/s, "
-        f"plain socket {socket_alone:5.2f} GB/s "
-        f"({up / socket_alone:.0%}, {down / socket_alone:.0%})"
+def fill(end: Any, target: memoryview) -> None:
+    """Receive until ``target`` is full."""
+    done = 0
+    while done < target.nbytes:
+        got = end.recv_into(target[done:])
+        assert got
+        done += got
+
+
+@contextlib.contextmanager
+def process(*words: str, **environment: str) -> Generator[str]:
+    """Run this script in another mode; yield the first line that it prints."""
+    child = subprocess.Popen(
+        [sys.executable, __file__, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
     )
+    with child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        try:
+            yield child.stdout.readline().strip()
+        finally:
+            child.stdin.close()
+            child.stdout.read()
+
+
+@contextlib.contextmanager
+def worker(transport: str, *, gpu: bool) -> Generator[Any]:
+    """Run a worker; yield the drop-in, connected to it."""
+    with process("--serve", transport, *(["--gpu"] if gpu else [])) as agent:
+        if str(DROPIN) not in sys.path:
+            sys.path.insert(0, str(DROPIN))
+        os.environ["GPUPOOL_AGENT"] = agent
+        cp: Any = importlib.import_module("cupy")
+        assert "dropin" in cp.__file__
+        try:
+            yield cp
+        finally:
+            for session in cp._door.pool.sessions():
+                session.close()
+            cp._door.pool.reset()
+
+
+class Plain:
+    """A plain socket of one kind to a process that does as it is told."""
+
+    def __init__(self, transport: str, where: str) -> None:
+        if transport == "unix":
+            self.end: Any = socket.socket(socket.AF_UNIX)
+            self.end.connect(where)
+        else:
+            self.end = socket.create_connection(("127.0.0.1", int(where)))
+            self.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if transport == "tls":
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            self.end = context.wrap_socket(self.end)
+
+    def ping(self, times: int) -> float:
+        """Return the microseconds of 64 bytes there and back."""
+        self.end.sendall(ORDER.pack(PING, 64, times))
+        began = time.perf_counter()
+        for _ in range(times):
+            self.end.sendall(bytes(64))
+            self.end.recv(64)
+        return (time.perf_counter() - began) / times * 1e6
+
+    def up(self, source: np.ndarray[Any, Any], *, new: bool) -> float:
+        """Return the seconds of `COPIES` copies to the other end."""
+        began = time.perf_counter()
+        self.end.sendall(ORDER.pack(INTO_NEW if new else INTO, source.nbytes, COPIES))
+        for _ in range(COPIES):
+            self.end.sendall(source.data)
+        assert self.end.recv(1)
+        return time.perf_counter() - began
+
+    def down(self, target: np.ndarray[Any, Any], *, new: bool) -> float:
+        """Return the seconds of `COPIES` copies from the other end."""
+        began = time.perf_counter()
+        self.end.sendall(ORDER.pack(OUT_OF, target.nbytes, COPIES))
+        for _ in range(COPIES):
+            fill(self.end, (np.empty_like(target) if new else target).data)
+        return time.perf_counter() - began
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+
+def costs(xp: Any, options: Any, finish: Callable[[], None]) -> dict[str, dict[str, float]]:
+    """Return for each operation the us of CPU, of wall time and, waited for, of wall time."""
+    found: dict[str, dict[str, float]] = {}
+    for name, operation in operations(xp).items():
+        best = {"cpu": 1e9, "pipelined": 1e9, "waited": 1e9}
+        few = max(1, options.calls // 20)
+        for _ in range(options.rounds):
+            operation()
+            finish()
+            began, cpu = time.perf_counter(), time.process_time()
+            for _ in range(options.calls):
+                operation()
+            cpu = time.process_time() - cpu
+            finish()
+            wall = time.perf_counter() - began
+            began = time.perf_counter()
+            for _ in range(few):
+                operation()
+                finish()
+            alone = time.perf_counter() - began
+            best["cpu"] = min(best["cpu"], cpu / options.calls * 1e6)
+            best["pipelined"] = min(best["pipelined"], wall / options.calls * 1e6)
+            best["waited"] = min(best["waited"], alone / few * 1e6)
+        found[name] = best
+    return found
+
+
+def mean(figures: dict[str, dict[str, float]]) -> float:
+    """Return the mean client cost over `MIX`."""
+    return sum(figures[name]["cpu"] * share for name, share in MIX.items()) / sum(MIX.values())
+
+
+def read_one(xp: Any, options: Any) -> float:
+    """Return the microseconds of ``float(a[0])``, best of all rounds."""
+    a = xp.ones(4)
+    best = 1e9
+    few = max(1, options.calls // 4)
+    for _ in range(options.rounds):
+        began = time.perf_counter()
+        for _ in range(few):
+            float(a[0])
+        best = min(best, (time.perf_counter() - began) / few * 1e6)
+    return best
+
+
+def native(options: Any) -> dict[str, Any]:
+    """Return the figures of the real CuPy, or of NumPy."""
+    if not options.gpu:
+        return {"calls": costs(np, options, lambda: None), "float(a[0])": read_one(np, options)}
+    cp: Any = importlib.import_module("cupy")
+    assert "dropin" not in cp.__file__
+    found: dict[str, Any] = {
+        "calls": costs(cp, options, cp.cuda.Device().synchronize),
+        "float(a[0])": read_one(cp, options),
+    }
+    host = np.ones(options.mib * MIB, np.uint8)
+    found["bulk"] = {
+        name: rate(host, min(values)) for name, values in door_copies(cp, host, options, None)
+    }
+    return found
+
+
+def rate(host: np.ndarray[Any, Any], took_s: float) -> float:
+    """Return GB/s of `COPIES` copies."""
+    return COPIES * host.nbytes / took_s / 1e9
+
+
+def door_copies(
+    cp: Any, host: np.ndarray[Any, Any], options: Any, plain: Plain | None
+) -> list[tuple[str, list[float]]]:
+    """Return the seconds of each round of copies, by the door and by a plain socket in turns."""
+    array = cp.asarray(host)
+    out = np.ones_like(host)
+    copies: dict[str, Callable[[], Any]] = {
+        "set": lambda: array.set(host),
+        "asarray": lambda: cp.asarray(host),
+        "get(out=)": lambda: array.get(out=out),
+        "get()": lambda: array.get(),
+    }
+    took: dict[str, list[float]] = {}
+    for _ in range(options.rounds):
+        for name, copy in copies.items():
+            copy()
+            cp.cuda.Device().synchronize()
+            began = time.perf_counter()
+            for _ in range(COPIES):
+                copy()
+            cp.cuda.Device().synchronize()
+            took.setdefault(name, []).append(time.perf_counter() - began)
+        if plain is not None:
+            for new in (False, True):
+                words = "new memory" if new else "reused memory"
+                took.setdefault(f"plain up, {words}", []).append(plain.up(host, new=new))
+                took.setdefault(f"plain down, {words}", []).append(plain.down(out, new=new))
+    return list(took.items())
+
+
+def over(transport: str, options: Any, figures: dict[str, Any]) -> None:
+    """Measure latency and copies over one transport, and calls over the first."""
+    with worker(transport, gpu=options.gpu) as cp, process("--plain", transport) as where:
+        plain = Plain(transport, where)
+        if transport == TRANSPORTS[0]:
+            figures["calls"] = costs(cp, options, cp.cuda.Device().synchronize)
+            figures["mean client cost, us"] = mean(figures["calls"])
+        few = max(1, options.calls // 4)
+        figures["latency"][transport] = {
+            "float(a[0]), us": read_one(cp, options),
+            "plain 64 bytes and back, us": min(plain.ping(few) for _ in range(options.rounds)),
+        }
+        host = np.ones(options.mib * MIB, np.uint8)
+        figures["bulk"][transport] = {
+            name: rate(host, min(values)) for name, values in door_copies(cp, host, options, plain)
+        }
+        plain.end.close()
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print what was measured."""
+    own = figures["native"]
+    print(f"{'us per call':20}{'client CPU':>12}{'pipelined':>12}{'waited for':>12}{'native':>10}")
+    for name, found in figures["calls"].items():
+        alone = own["calls"][name]["pipelined"]
+        print(
+            f"{name:20}{found['cpu']:12.2f}{found['pipelined']:12.2f}"
+            f"{found['waited']:12.1f}{alone:10.2f}"
+        )
+    print(f"mean client CPU over the mix: {figures['mean client cost, us']:.2f} us a call\n")
+    for transport, found in figures["latency"].items():
+        wait, ping = found["float(a[0]), us"], found["plain 64 bytes and back, us"]
+        print(
+            f"{transport:6}float(a[0]) {wait:6.1f} us; a plain socket's round trip {ping:5.1f}; "
+            f"native {own['float(a[0])']:5.1f}; added {wait - ping - own['float(a[0])']:5.1f}"
+        )
+    print()
+    for transport, found in figures["bulk"].items():
+        for name, against in (
+            ("set", "plain up, reused memory"),
+            ("asarray", "plain up, new memory"),
+            ("get(out=)", "plain down, reused memory"),
+            ("get()", "plain down, new memory"),
+        ):
+            print(
+                f"{transport:6}{name:10}{found[name]:6.2f} GB/s; {against:26}"
+                f"{found[against]:6.2f} GB/s ({found[name] / found[against]:.0%})"
+                + (f"; native {own['bulk'][name]:.2f}" if "bulk" in own else "")
+            )
 
 
 def main() -> None:
     """Measure everything."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--calls", type=int, default=20000)
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", type=int, default=64)
+    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    for mode in ("--serve", "--plain"):
+        parser.add_argument(mode, choices=TRANSPORTS)
+    parser.add_argument("--native", action="store_true")
     options = parser.parse_args()
-    with server("unix") as agent:
-        calls(agent, options.calls)
-        there_and_back = ping(options.calls // 20)
-        print(f"{'64 bytes and back':44}{there_and_back:12.1f}  (plain socket, threads)")
-    for transport in ("unix", "tcp", "tls"):
-        with server(transport) as agent:
-            bulk(agent, transport)
+    if options.serve:
+        serve(options.serve, gpu=options.gpu)
+        return
+    if options.plain:
+        partner(options.plain)
+        return
+    if options.native:
+        print(json.dumps(native(options)))
+        return
+    figures: dict[str, Any] = {"schema": 1, "gpu": options.gpu, "latency": {}, "bulk": {}}
+    words = [f"--{name}={getattr(options, name)}" for name in ("calls", "rounds", "mib")]
+    with process("--native", *words, *(["--gpu"] if options.gpu else [])) as line:
+        figures["native"] = json.loads(line)
+    for transport in TRANSPORTS:
+        over(transport, options, figures)
+    if options.json:
+        print(json.dumps(figures, indent=1))
+    else:
+        show(figures)
 
 
 if __name__ == "__main__":

@@ -253,8 +253,13 @@ def certificate(folder: Path) -> tuple[str, str, str]:
 
 
 @contextlib.contextmanager
-def pool(*counts: int, memory: int = 256 * MIB, transport: str = "unix") -> Generator[Agent]:
-    """Run an agent with one server per count of devices."""
+def pool(
+    *counts: int,
+    memory: int = 256 * MIB,
+    transport: str = "unix",
+    devices: list[DeviceSpec] | None = None,
+) -> Generator[Agent]:
+    """Run an agent with one server per count of emulated devices, or with the given devices."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         servers: list[Server] = []
@@ -267,7 +272,8 @@ def pool(*counts: int, memory: int = 256 * MIB, transport: str = "unix") -> Gene
                 listener.bind(("127.0.0.1", 0))
             listener.listen()
             tls = certificate(folder) if transport == "tls" else None
-            servers.append(Server(f"server{at}", listener, emulated(count, memory), tls=tls))
+            own = devices or emulated(count, memory)
+            servers.append(Server(f"server{at}", listener, own, tls=tls))
         agent = Agent(folder, servers)
         try:
             yield agent
