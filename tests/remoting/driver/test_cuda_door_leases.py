@@ -78,6 +78,7 @@ class FakeGpuPool:
         """Look again and again until ``condition`` holds."""
         end = time.monotonic() + DEADLINE_S
         while not condition():
+            assert self.server is not None and self.server.poll() is None, self.log.read_text()
             assert time.monotonic() < end, self.log.read_text()[-3000:]
             time.sleep(0.05)
 
@@ -173,8 +174,15 @@ def wait_for_error(program: "subprocess.Popen[str]") -> tuple[int, str, str, flo
     return program.returncode, out, err, time.monotonic() - started
 
 
-@pytest.mark.parametrize("library", ["libssl.so.3", "none.so"])
-@pytest.mark.parametrize("how", ["worker killed", "lease ended", "server killed"])
+@pytest.mark.parametrize(
+    ("how", "library"),
+    [
+        ("worker killed", "none.so"),
+        ("worker killed", "libssl.so.3"),
+        ("lease ended", "libssl.so.3"),
+        ("server killed", "libssl.so.3"),
+    ],
+)
 def test_a_program_that_waits_for_a_kernel_gets_an_error(
     how: str, library: str, fake_gpu_pool: FakeGpuPool, leased: str
 ) -> None:

@@ -1,5 +1,6 @@
 """NVML as a server asks it, for the fake driver's one H200; see fake_cuda/device.c."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 
 nvmlMemory_v2 = 0x2000028
@@ -9,7 +10,7 @@ NVML_VOLATILE_ECC = 0
 NVML_DEVICE_MIG_ENABLE = 1
 NVML_COMPUTEMODE_DEFAULT = 0
 NVML_ERROR_GPU_IS_LOST = 15
-NVML_ERROR_NOT_SUPPORTED = 3
+NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND = 0, 3, 6
 MEMORY = 150754820096
 
 
@@ -64,8 +65,8 @@ def _unsupported(*_: object) -> None:
     raise NVMLError
 
 
-nvmlDeviceGetPowerUsage = nvmlDeviceGetTotalEnergyConsumption = _unsupported
-nvmlDeviceGetUtilizationRates = nvmlDeviceGetComputeMode = _unsupported
-nvmlDeviceGetRemappedRows = nvmlDeviceGetTemperature = nvmlDeviceGetTotalEccErrors = _unsupported
-nvmlDeviceGetMigMode = nvmlEventSetCreate = _unsupported
-nvmlDeviceGetComputeRunningProcesses = nvmlDeviceGetGraphicsRunningProcesses = _unsupported
+def __getattr__(name: str) -> Callable[..., None]:
+    """Give a function that refuses, whatever else is asked of this GPU."""
+    if not name.startswith("nvml"):
+        raise AttributeError(name)
+    return _unsupported
