@@ -315,6 +315,7 @@ class _Server:
             runtime_dir=runtime_dir,
             state_dir=self._state.path,
             data_encryption=lambda: self.machine.state.data_encryption,
+            address_of=self._address_of,
             log=logging.getLogger("gpupool.host").info,
         )
         server = ControlServer(

@@ -117,7 +117,8 @@ class LeaseHold:
                 failures.append(error)
             else:
                 assert isinstance(opened, m.SessionOpened)
-                answers[server] = session_answer(self._mine[server].name, opened)
+                connection = self._mine[server]
+                answers[server] = session_answer(server, connection.name, opened)
 
         self._check_held()
         async with trio.open_nursery() as nursery:
@@ -205,12 +206,13 @@ class LeaseHold:
         self.on_notice(text)
 
 
-def session_answer(name: str, opened: m.SessionOpened) -> SessionAnswer:
+def session_answer(server: ServerId, name: str, opened: m.SessionOpened) -> SessionAnswer:
     """Return what a client process is told about its session with one server."""
     info = opened.info
     address = parse_address(opened.address)
     return {
         "server": name,
+        "server_id": server,
         "address": [address.host, address.port],
         "unix": info.unix_path or None,
         "session": info.session.hex(),

@@ -10,8 +10,10 @@ import numpy as np
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.arrays import wire
+from gpupool.remoting.arrays.peers import Exchange
 from gpupool.remoting.arrays.templates import Template, compile_template, dtype_of
 from gpupool.remoting.devices.base import Backend, Fill
+from gpupool.remoting.host.peers import Links
 
 HANDLES_MAX = 1 << 24
 DESCRIBED_MAX = 4096
@@ -91,7 +93,13 @@ class Download:
 class Executor:
     """The state of one session: what its handles, templates and metas stand for."""
 
-    def __init__(self, backend: Backend, client: Client, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        client: Client,
+        log: Callable[[str], None],
+        links: Links | None = None,
+    ) -> None:
         self.backend = backend
         self.client = client
         self.log = log
@@ -106,7 +114,10 @@ class Executor:
         self._body = memoryview(b"")  # the records being run, and how far they have been
         self._at = 0
         self._dropped = b""  # handles that the client dropped, and that waiting calls may name
+        self._exchange = None if links is None else Exchange(self, links)
         table = {**backend.operations(), **self._own_operations()}
+        if self._exchange is not None:
+            table |= self._exchange.operations()
         self.names = sorted(table)
         self.functions = [table[name] for name in self.names]
 
@@ -149,7 +160,7 @@ class Executor:
         except RemoteProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - not the question's: nobody waits for it
-            self._fail("upload", (), error)
+            self.fail("upload", (), error)
 
     def fetch(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
         """Copy part of a dense array into a slot."""
@@ -236,6 +247,8 @@ class Executor:
             return start + length
         if code == wire.INLINE_PUT:
             return self._inline_put(body, position)
+        if code in (wire.SEND, wire.RECEIVE) and self._exchange is not None:
+            return self._transfer(self._exchange, code, body, position)
         if code == wire.RESET:
             self.templates.clear()
             self.metas.clear()
@@ -280,6 +293,22 @@ class Executor:
         self.put(handle, number, length, fill)
         return start + length
 
+    def _transfer(self, exchange: Exchange, code: int, body: memoryview, position: int) -> int:
+        self.sequence += 1  # it has a place in the program, as a call has
+        if code == wire.SEND:
+            _, index, transfer, handle = wire.SEND_RECORD.unpack_from(body, position)
+            self._at = position + wire.SEND_RECORD.size
+            exchange.send(index, transfer, handle)
+            return self._at
+        record = wire.RECEIVE_RECORD.unpack_from(body, position)
+        _, index, transfer, handle, number, existing = record
+        self._at = position + wire.RECEIVE_RECORD.size
+        meta = self.metas.get(number)
+        if meta is None:
+            raise RemoteProtocolError("malformed transfer", why=f"meta {number}")
+        exchange.receive(index, transfer, handle, number, meta.nbytes, existing=existing != 0)
+        return self._at
+
     def put(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
         """Make an array from the client's bytes; False if there was no room for it.
 
@@ -291,7 +320,7 @@ class Executor:
         try:
             array = self._retried(self._new, (meta,), {})
         except Exception as error:  # noqa: BLE001 - any failure is the client's to hear of
-            self._fail("upload", (handle,), error)
+            self.fail("upload", (handle,), error)
             return False
         if nbytes:
             self.backend.upload(array, fill)
@@ -356,7 +385,7 @@ class Executor:
                 and any(handle not in self.objects for handle in values[2 + outputs :])
             ):
                 raise RemoteProtocolError("unknown handle") from None
-            self._fail(template.name, range(first, first + outputs), error)
+            self.fail(template.name, range(first, first + outputs), error)
 
     def _keep_many(self, template: Template, first: int, values: Any, results: Any) -> None:
         if len(results) != template.outputs:
@@ -440,10 +469,15 @@ class Executor:
         self.conformed[name] = self.conformed.get(name, 0) + 1
         return self.backend.adopt(self.backend.conform(value, meta.strides))
 
-    def _fail(self, name: str, handles: Any, error: BaseException) -> None:
+    def fail_silently(self, handle: int, error: BaseException) -> None:
+        """Have whatever uses the result fail, without telling the client anything now."""
+        self._store(handle, Failed(error))
+        self.failures += 1
+
+    def fail(self, name: str, handles: Any, error: BaseException) -> None:
+        """Tell the client of a failed call, whose results no later call can use."""
         for handle in handles:
-            self._store(handle, Failed(error))
-            self.failures += 1
+            self.fail_silently(handle, error)
         if not isinstance(error, DependsOnFailureError):
             kind, message, details = describe_error(name, error)
             self.client.push(wire.Kind.FAILED, [self.sequence, kind, message, details])
@@ -519,6 +553,10 @@ def describe_error(name: str, error: BaseException) -> tuple[str, str, Any]:
         details = status
     if kind == "DeviceMemoryError" or isinstance(error, MemoryError):
         kind = "OutOfMemoryError"
+    elif kind == "PeerLostError":
+        kind = "CUDARuntimeError"
+    elif kind == "PeerFailedError":
+        kind, message = "RuntimeError", f"the array could not be copied from its server: {message}"
     elif kind == "UnsupportedError":
         kind = "NotImplementedError"
     elif kind == "UFuncTypeError" or kind.startswith("_UFunc"):

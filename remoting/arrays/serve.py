@@ -9,8 +9,10 @@ from typing import Any, Protocol
 from gpupool.pool.errors import ProtocolError, RemoteProtocolError
 from gpupool.remoting.arrays import wire
 from gpupool.remoting.arrays.executor import Download, Executor, describe_error
+from gpupool.remoting.arrays.peers import introduction
 from gpupool.remoting.arrays.shared import make_region
 from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
+from gpupool.remoting.host.peers import Links
 
 BACKLOG_MAX = 32 << 20
 """Bytes of calls that are read ahead while the client is asked for its garbage."""
@@ -97,14 +99,21 @@ class Reader:
 class Session:
     """One client: its connection and the executor of its calls."""
 
-    def __init__(self, stream: Stream, backend: Backend, log: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        backend: Backend,
+        log: Callable[[str], None],
+        links: Links | None = None,
+    ) -> None:
         self.stream = stream
         self.backend = backend
         self.reader = Reader(stream)
         self.log = log
         self._backlog: deque[tuple[wire.Header, bytes]] = deque()
         self._uploading = False
-        self.executor = Executor(backend, self, log)
+        self.links = links
+        self.executor = Executor(backend, self, log, links)
 
     # --- what the executor asks for -------------------------------------------------------------
 
@@ -162,6 +171,8 @@ class Session:
         hello = wire.decode_body(body)
         if header.kind != wire.Kind.HELLO or type(hello) not in (dict,):
             raise RemoteProtocolError("the client did not greet")
+        if self.links is not None and hello.get("peers") is not None:
+            self.links.introduce(*introduction(hello["peers"]))
         welcome = {
             "protocol": wire.PROTOCOL,
             "version": _version(),
@@ -310,7 +321,11 @@ def make_backend(
 
 
 def serve(
-    stream: Stream, devices: Sequence[DeviceSpec], budget: Budget, log: Callable[[str], None]
+    stream: Stream,
+    devices: Sequence[DeviceSpec],
+    budget: Budget,
+    log: Callable[[str], None],
+    links: Links | None = None,
 ) -> None:
     """Serve one client of the array door until it leaves; blocks.
 
@@ -319,10 +334,11 @@ def serve(
         devices: the partitions of this session, in the client's order.
         budget: where their memory is reserved.
         log: takes one line about something that an operator may want to know.
+        links: to the client's workers on other servers; None where there can be none.
     """
     backend = make_backend(devices, budget, log)
     try:
-        Session(stream, backend, log).run()
+        Session(stream, backend, log, links).run()
     except ClosedError:
         pass  # the client's process is gone; nothing is left to answer
     except (ConnectionError, TimeoutError) as error:
@@ -337,3 +353,5 @@ def serve(
     finally:
         backend.close()
         stream.close()
+        if links is not None:
+            links.close()

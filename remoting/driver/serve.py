@@ -147,7 +147,11 @@ class Session:
 
 
 def serve(
-    stream: Stream, devices: Sequence[DeviceSpec], budget: Budget, log: Callable[[str], None]
+    stream: Stream,
+    devices: Sequence[DeviceSpec],
+    budget: Budget,
+    log: Callable[[str], None],
+    _peers: object = None,
 ) -> None:
     """Serve one client process of the CUDA door until it leaves; blocks.
 

@@ -29,13 +29,35 @@ def dial(target: SessionAddress, *, timeout_s: float = 10.0) -> SessionStream:
         UnreachableError: when nothing answers at the address.
         AuthenticationError: when either side does not accept the other.
     """
-    sock = _connect(target, timeout_s)
+    return prove(_connect(target, timeout_s), target, timeout_s)
+
+
+def prove(
+    sock: socket.socket, target: SessionAddress, timeout_s: float, *, introduction: bytes = b""
+) -> SessionStream:
+    """Prove both sides on a connection, which is closed when that fails.
+
+    Args:
+        sock: connected to the server of ``target``, which has heard nothing yet.
+        target: what proves both sides.
+        timeout_s: how long each answer may take.
+        introduction: sent after that; it must be accepted, too.
+
+    Raises:
+        UnreachableError: when nothing answers.
+        AuthenticationError: when either side does not accept the other.
+    """
     try:
         sock.settimeout(timeout_s)
         if sock.family == socket.AF_UNIX or target.encryption == "off":
             _prove_plain(sock, target)
-            return PlainStream(sock)
-        return TlsStream(_prove_tls(sock, target))
+            proven = sock
+        else:
+            proven = _prove_tls(sock, target)
+        if introduction:
+            proven.sendall(introduction)
+            _expect_accepted(proven)
+        return TlsStream(proven) if isinstance(proven, ssl.SSLSocket) else PlainStream(proven)
     except TimeoutError as error:
         sock.close()
         raise UnreachableError("the worker does not answer", why=str(error)) from error

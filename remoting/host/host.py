@@ -15,9 +15,10 @@ import trio
 
 from gpupool.pool.commands import GpuReading
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
-from gpupool.pool.ids import GpuId, LeaseId, lease_name
+from gpupool.pool.ids import GpuId, LeaseId, ServerId, lease_name
 from gpupool.pool.state import Gpu, Lease, Partition
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
+from gpupool.remoting.addresses import parse_address
 from gpupool.remoting.host import messages
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.doorway import SOCKET_NAME, bind_doorway, serve_doorway
@@ -28,6 +29,9 @@ from gpupool.remoting.sessions import SessionDevice, SessionInfo
 
 ASSIGN_TIMEOUT_S = 5.0
 """A warm worker takes a session within a millisecond."""
+
+PEER_DIAL_TIMEOUT_S = 4.0
+"""As for a client's connection to a server."""
 
 MIB = 1 << 20
 
@@ -70,6 +74,7 @@ class Host:
         doors: Mapping[str, str] | None = None,
         own_uids: bool = True,
         landlock: bool = True,
+        address_of: Callable[[ServerId], str | None] = lambda _server: None,
         log: Log = lambda _text: None,
     ) -> None:
         """Prepare a host; ``run`` starts it.
@@ -85,6 +90,7 @@ class Host:
             doors: name of each door to its "module:function"; by default the array door.
             own_uids: whether workers get uids of their own where that is possible.
             landlock: whether workers are confined to a few directories where that is possible.
+            address_of: where another server of the pool listens; None when it is not known.
             log: takes one line.
         """
         self.inventory = inventory
@@ -92,6 +98,7 @@ class Host:
         self._limits = limits or HostLimits()
         self._runtime_dir = runtime_dir
         self._data_encryption = data_encryption
+        self._address_of = address_of
         self._log = log
         self._unix_path = ""
         self._openings: dict[LeaseId, list[_Opening]] = {}
@@ -209,6 +216,8 @@ class Host:
             self._check_context_room(lease.id, gpus)
             worker = await self.fleet.claim()
             try:
+                others = {p.server for p in lease.partitions} - {p.server for p in partitions}
+                worker.peers = frozenset(others)
                 return await self._assign(worker, lease.id, partitions, gpus, door, program)
             except (GpupoolError, trio.Cancelled) as error:
                 if worker.lease is None:
@@ -219,7 +228,7 @@ class Host:
         raise LeaseLostError("no session can be opened", why="the lease has ended")
 
     def knows_session(self, session: bytes) -> bool:
-        """Return whether ``session`` waits for its data connection."""
+        """Return whether ``session`` waits for its data connection, or for other workers'."""
         return self._waiting(session) is not None
 
     async def hand_over(self, session: bytes, connection: socket.socket) -> None:
@@ -377,7 +386,10 @@ class Host:
 
     def _waiting(self, session: bytes) -> Worker | None:
         for worker in self.fleet.workers.values():
-            if worker.state is WorkerState.WAITING and worker.session == session:
+            if worker.session == session and (
+                worker.state is WorkerState.WAITING
+                or (worker.state is WorkerState.CONNECTED and worker.expects_peers)
+            ):
                 return worker
         return None
 
@@ -410,6 +422,12 @@ class Host:
             worker.contexts = True
             if self._nursery is not None:
                 self._nursery.start_soon(self._measure_contexts, worker)
+        elif isinstance(message, messages.Expecting):
+            worker.expects_peers = bool(worker.peers)
+        elif isinstance(message, messages.Dial) and not worker.dialling:
+            worker.dialling = True
+            if self._nursery is not None:
+                self._nursery.start_soon(self._dial, worker, ServerId(message.server))
         else:
             worker.kill(f"it sent {type(message).__name__} out of turn")
 
@@ -422,6 +440,28 @@ class Host:
         self.budget.end_worker(worker.number)
         if worker.lease is not None:
             self._totals[worker.lease] = _sum(self._totals.get(worker.lease), worker.totals)
+
+    async def _dial(self, worker: Worker, server: ServerId) -> None:
+        """Connect a worker to another server of its lease, which is all that it may reach."""
+        address = self._address_of(server) if server in worker.peers else None
+        reason = f"server {server[:32]} is none of this lease" if address is None else ""
+        connection: trio.SocketStream | None = None
+        try:
+            if address is not None:
+                target = parse_address(address)
+                with trio.fail_after(PEER_DIAL_TIMEOUT_S):
+                    connection = await trio.open_tcp_stream(target.host, target.port)
+        except (OSError, GpupoolError, trio.TooSlowError) as error:
+            reason = messages.shortened(str(error) or "no answer in time")
+        worker.dialling = False
+        try:
+            descriptor = None if connection is None else connection.socket.fileno()
+            worker.send(messages.Dialled(reason), descriptor)
+        except WorkerFailedError as error:
+            worker.kill(str(error))
+        finally:
+            if connection is not None:
+                connection.socket.close()
 
     # --- NVML against the books -----------------------------------------------------------------
 

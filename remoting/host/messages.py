@@ -77,6 +77,13 @@ class Proceed:
     """The overhead of the worker's CUDA contexts has been measured: it may allocate."""
 
 
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """The answer to ``Dial``; the connection comes with it, unless ``reason`` says why not."""
+
+    reason: str
+
+
 # --- from the worker to the host ----------------------------------------------------------------
 
 
@@ -114,6 +121,18 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Expecting:
+    """The client has introduced the process's other workers: they may connect from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """The worker wants a connection to another server of its lease; one at a time."""
+
+    server: str  # its id
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Totals of the session so far; sent at most once a second, while it is used."""
 
@@ -138,15 +157,18 @@ class Ended:
     failed: bool
 
 
-HostMessage = Start | Assign | Connection | Proceed
-WorkerMessage = Ready | Assigned | ContextReady | Connected | Rejected | Report | Log | Ended
+HostMessage = Start | Assign | Connection | Proceed | Dialled
+WorkerMessage = (
+    Ready | Assigned | ContextReady | Connected | Rejected | Report | Log | Ended | Expecting | Dial
+)
 Message = HostMessage | WorkerMessage
 
 # The position is the kind on the wire. Both ends are always of the same build.
-_HOST_KINDS: tuple[type[Any], ...] = (Start, Assign, Connection, Proceed)
+_HOST_KINDS: tuple[type[Any], ...] = (Start, Assign, Connection, Proceed, Dialled)
 _WORKER_KINDS: tuple[type[Any], ...] = (
     *(Ready, Assigned, ContextReady, Connected),
     *(Rejected, Report, Log, Ended),
+    *(Expecting, Dial),
 )
 _KIND_OF = {
     kind: number for kinds in (_HOST_KINDS, _WORKER_KINDS) for number, kind in enumerate(kinds)

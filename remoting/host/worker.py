@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import queue
 import select
 import socket
 import ssl
@@ -17,6 +18,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
 from gpupool.remoting.host import confine, handshake, messages
 from gpupool.remoting.host.channel import BudgetClient, HostGoneError, WorkerChannel
 from gpupool.remoting.host.dial import read_exactly
+from gpupool.remoting.host.peers import INTRODUCTION, Peers
+from gpupool.remoting.host.streams import PlainStream, SessionStream, TlsStream
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """For the whole handshake of one connection, however slowly its bytes arrive."""
@@ -54,7 +58,7 @@ PRELOADED_CUDA = (
 
 EXIT_DONE, EXIT_FAILED, EXIT_HOST_GONE = 0, 1, 3
 
-Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None]], None]
+Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None], Peers], None]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -138,7 +142,9 @@ class Worker:
         self._prepared = threading.Event()
         self._measured = threading.Event()
         self._handshakes = threading.BoundedSemaphore(HANDSHAKE_COUNT_MAX)
-        self._winner = threading.Lock()
+        self._winner = threading.Lock()  # held for good by the client's connection
+        self._dialled: queue.SimpleQueue[socket.socket | str] = queue.SimpleQueue()
+        self._peers = Peers(self._dial, lambda: channel.send(messages.Expecting()))
 
     def run(self) -> None:
         """Do what the host says until it closes its end."""
@@ -150,6 +156,8 @@ class Worker:
                 self._connection(self._channel.take_descriptor(), plain=message.plain)
             elif isinstance(message, messages.Proceed):
                 self._measured.set()
+            elif isinstance(message, messages.Dialled):
+                self._dialled.put(message.reason or self._channel.take_descriptor())
             else:
                 raise ProtocolError("unexpected message", why=type(message).__name__)
 
@@ -191,6 +199,9 @@ class Worker:
         deadline.start()
         try:
             set_options(sock)
+            if self._winner.locked():
+                self._accept_peer(sock, plain=plain)
+                return
             proven = accept_client(sock, self._context, self._assign, plain=plain)
             if not self._winner.acquire(blocking=False):
                 raise AuthenticationError("data connection refused", why="there is one already")
@@ -207,13 +218,37 @@ class Worker:
             self._handshakes.release()
         self._serve(proven)
 
+    def _accept_peer(self, sock: socket.socket, *, plain: bool) -> None:
+        """Do the handshake with another worker of the client, which has introduced them.
+
+        Raises:
+            GpupoolError: when it is none.
+            OSError: when the connection broke.
+        """
+        assert self._assign is not None
+        if not self._peers.key:
+            raise AuthenticationError("data connection refused", why="there is one already")
+        expected = replace(self._assign, ticket=self._peers.key)
+        proven = accept_client(sock, self._context, expected, plain=plain)
+        proven.sendall(handshake.ACCEPTED)
+        (index,) = INTRODUCTION.unpack(read_exactly(proven, INTRODUCTION.size))
+        self._peers.accept(index, _stream(proven))
+
+    def _dial(self, server: str) -> socket.socket:
+        """Have the host connect to another server of the lease; raise OSError if it cannot."""
+        self._channel.send(messages.Dial(server))
+        dialled = self._dialled.get()
+        if isinstance(dialled, str):
+            raise OSError(dialled)
+        set_options(dialled)
+        return dialled
+
     def _serve(self, sock: socket.socket) -> None:
         """Run the door until the client has gone, then end the process."""
         from gpupool.remoting.devices.base import DeviceSpec
-        from gpupool.remoting.host.streams import PlainStream, TlsStream
 
         assert self._assign is not None
-        stream = TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
+        stream = _stream(sock)
         self._channel.send(messages.Connected(stream.transport))
         self._start_thread(lambda: self._watch_hangup(sock.fileno()))
         self._start_thread(lambda: self._report(stream))
@@ -229,27 +264,36 @@ class Worker:
             )
             for device in self._assign.devices
         ]
-        self._find_door(self._assign.door)(stream, devices, self._budget, self._log)
+        door = self._find_door(self._assign.door)
+        door(stream, devices, self._budget, self._log, self._peers)
         stream.close()
-        self._channel.send(messages.Report(stream.calls, stream.bytes_in, stream.bytes_out))
+        self._channel.send(self._totals(stream))
         self._end("the client has closed", failed=False)
 
     def _find_door(self, name: str) -> Door:
         module, _, function = self._doors[name].partition(":")
         return getattr(importlib.import_module(module), function)
 
-    def _report(self, stream: Any) -> None:
+    def _report(self, stream: SessionStream) -> None:
         """Send the totals while they change, and while a call takes long."""
-        last = (0, 0, 0)
+        last = messages.Report(0, 0, 0, busy=False)
         pause = threading.Event()
         while not pause.wait(REPORT_INTERVAL_S):
-            totals = (stream.calls, stream.bytes_in, stream.bytes_out)
+            totals = self._totals(stream)
             # A door that waits neither for its client's next call nor for its client to take an
             # answer executes one.
             busy = not (stream.receiving or stream.sending)
             if totals != last or busy:
-                self._channel.send(messages.Report(*totals, busy=busy))
+                self._channel.send(replace(totals, busy=busy))
                 last = totals
+
+    def _totals(self, stream: SessionStream) -> messages.Report:
+        return messages.Report(
+            stream.calls,
+            stream.bytes_in + self._peers.bytes_in,
+            stream.bytes_out + self._peers.bytes_out,
+            busy=False,
+        )
 
     def _watch_hangup(self, descriptor: int) -> None:
         """End the process when the client hangs up while the door is busy and does not read."""
@@ -335,6 +379,10 @@ def set_options(sock: socket.socket) -> None:
     ):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _stream(sock: socket.socket) -> SessionStream:
+    return TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
 
 
 def _hang_up(sock: socket.socket) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
-from gpupool.pool.ids import GpuId, LeaseId
+from gpupool.pool.ids import GpuId, LeaseId, ServerId
 from gpupool.remoting.host import messages
 from gpupool.remoting.host.budget import Budget, BudgetError
 
@@ -68,6 +68,9 @@ class Worker:
     devices: tuple[GpuId, ...] = ()
     real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated
     contexts: bool = False  # its CUDA contexts exist
+    peers: frozenset[ServerId] = frozenset()  # the other servers of its lease
+    expects_peers: bool = False  # it takes connections of the workers there
+    dialling: bool = False  # a connection for it is being made
     budget: socket.socket | None = None  # non-blocking
     totals: messages.Report = messages.Report(0, 0, 0)
     kill_reason: str = ""  # why the host killed it, if it did

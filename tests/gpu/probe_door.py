@@ -110,7 +110,9 @@ COMMANDS: dict[bytes, Callable[[Probe, int], str]] = {
 }
 
 
-def serve(stream: Any, devices: Sequence[Any], budget: Any, log: Callable[[str], None]) -> None:
+def serve(
+    stream: Any, devices: Sequence[Any], budget: Any, log: Callable[[str], None], _peers: Any
+) -> None:
     probe = Probe(devices, budget)
     buffer = bytearray(FRAME.size)
     while True:

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.arrays.serve import serve
 from gpupool.remoting.devices.base import DeviceSpec
+from gpupool.remoting.host.peers import Peers
 from gpupool.remoting.host.streams import PlainStream, SessionStream, TlsStream
 
 DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "arrays" / "dropin"
@@ -64,13 +66,17 @@ def emulated(count: int, memory: int) -> list[DeviceSpec]:
 
 
 def start_worker(
-    connection: socket.socket, devices: Sequence[DeviceSpec], log: list[str] | None = None
+    connection: socket.socket,
+    devices: Sequence[DeviceSpec],
+    log: list[str] | None = None,
+    links: Peers | None = None,
 ) -> tuple[threading.Thread, MemoryBudget]:
     """Serve one connection in a thread."""
     budget = MemoryBudget([spec.memory for spec in devices])
     lines = [] if log is None else log
+    stream = stream_of(connection)
     thread = threading.Thread(
-        target=serve, args=(stream_of(connection), devices, budget, lines.append), daemon=True
+        target=serve, args=(stream, devices, budget, lines.append, links), daemon=True
     )
     thread.start()
     return thread, budget
@@ -113,6 +119,9 @@ class Server:
     connections: list[socket.socket] = field(default_factory=list[socket.socket])
     budgets: list[MemoryBudget] = field(default_factory=list[MemoryBudget])
     log: list[str] = field(default_factory=list[str])
+    # Where the workers of other servers connect; one client process at a time then.
+    peer_listener: socket.socket | None = None
+    links: Peers | None = None
 
     def serve(self) -> None:
         while True:
@@ -126,7 +135,23 @@ class Server:
                 connection.close()  # the client did not like this server
                 continue
             self.connections.append(connection)
-            self.budgets.append(start_worker(connection, self.devices, self.log)[1])
+            _thread, budget = start_worker(connection, self.devices, self.log, self.links)
+            self.budgets.append(budget)
+
+    def serve_peers(self) -> None:
+        """Take the links of other servers' workers."""
+        assert self.peer_listener is not None
+        while True:
+            try:
+                connection, _ = self.peer_listener.accept()
+            except OSError:
+                return
+            self.connections.append(connection)
+            assert self.links is not None
+            with contextlib.suppress(GpupoolError, OSError):
+                accept_proof(connection, self.session, self.links.key)
+                index = int.from_bytes(_exactly(connection, 4), "little")
+                self.links.accept(index, PlainStream(connection))
 
     def _authenticate(self, connection: socket.socket) -> socket.socket:
         if self.tls is not None:
@@ -148,6 +173,7 @@ class Server:
         unix = self.listener.family == socket.AF_UNIX
         return {
             "server": self.name,
+            "server_id": self.name,
             "address": ["127.0.0.1", 1] if unix else list(self.listener.getsockname()),
             "unix": self.listener.getsockname() if unix else None,
             "session": self.session.hex(),
@@ -182,6 +208,9 @@ class Agent:
         self._listener.listen()
         for target in (self._accept, *(server.serve for server in servers)):
             threading.Thread(target=target, daemon=True).start()
+        for server in servers:
+            if server.peer_listener is not None:
+                threading.Thread(target=server.serve_peers, daemon=True).start()
 
     def _accept(self) -> None:
         while True:
@@ -214,7 +243,8 @@ class Agent:
                 client.sendall(json.dumps(message).encode() + b"\n")
 
     def close(self) -> None:
-        for item in (self._listener, *(server.listener for server in self.servers)):
+        peers = [s.peer_listener for s in self.servers if s.peer_listener is not None]
+        for item in (self._listener, *peers, *(server.listener for server in self.servers)):
             with contextlib.suppress(OSError):
                 item.shutdown(socket.SHUT_RDWR)
             item.close()
@@ -258,8 +288,12 @@ def pool(
     memory: int = 256 * MIB,
     transport: str = "unix",
     devices: list[DeviceSpec] | None = None,
+    linked: bool = False,
 ) -> Generator[Agent]:
-    """Run an agent with one server per count of emulated devices, or with the given devices."""
+    """Run an agent with one server per count of emulated devices, or with the given devices.
+
+    The workers of ``linked`` servers can connect to one another.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         servers: list[Server] = []
@@ -274,11 +308,27 @@ def pool(
             tls = certificate(folder) if transport == "tls" else None
             own = devices or emulated(count, memory)
             servers.append(Server(f"server{at}", listener, own, tls=tls))
+        if linked:
+            link(servers)
         agent = Agent(folder, servers)
         try:
             yield agent
         finally:
             agent.close()
+
+
+def link(servers: list[Server]) -> None:
+    """Let the workers of these servers connect to one another."""
+    by_name = {server.name: server for server in servers}
+
+    def dial(name: str) -> socket.socket:
+        listener = by_name[name].peer_listener
+        assert listener is not None
+        return socket.create_connection(listener.getsockname())
+
+    for server in servers:
+        server.peer_listener = socket.create_server(("127.0.0.1", 0))
+        server.links = Peers(dial, lambda: None)
 
 
 def run_program(

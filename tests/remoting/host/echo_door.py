@@ -28,7 +28,9 @@ def read_exactly(stream: Any, size: int) -> bytes:
     return bytes(data)
 
 
-def serve(stream: Any, devices: Sequence[Any], budget: Any, log: Callable[[str], None]) -> None:
+def serve(
+    stream: Any, devices: Sequence[Any], budget: Any, log: Callable[[str], None], _peers: Any
+) -> None:
     """Answer one command after the other until the client closes."""
     try:
         while True:

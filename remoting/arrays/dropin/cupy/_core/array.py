@@ -236,9 +236,9 @@ class ndarray(Operators, Methods, Remote):
         del stream
         if make.refill(self, host):
             return
-        self._session.call(
-            "ndarray.setitem", (self, (Ellipsis,), make.upload(host, self._session)), {}
-        )
+        with state.on(self._device):
+            value = make.upload(host, self._session)
+            self._session.call("ndarray.setitem", (self, (Ellipsis,), value), {})
 
     def item(self) -> Any:
         """Return the only element as a Python scalar."""
@@ -314,11 +314,8 @@ class ndarray(Operators, Methods, Remote):
         return self.copy()
 
     def __deepcopy__(self, memo: Any) -> "ndarray":
-        before = state.use(self._device, 0)
-        try:
+        with state.on(self._device):
             return self.copy()
-        finally:
-            state.local.context = before
 
     # --- parts ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
+from cupy._core import across, make
 from cupy._core.creation import CREATION
 from cupy._core.manipulation import MANIPULATION
 from cupy._core.products import PRODUCTS
@@ -319,6 +319,11 @@ def place(arr: Any, mask: Any, vals: Any) -> None:
 def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) -> None:
     """Copy values into an array, broadcasting."""
     target = need(dst, "dst")
+    with state.on(target._device):
+        _copy_to(target, src, casting, where)
+
+
+def _copy_to(target: Any, src: Any, casting: str, where: Any) -> None:
     if isinstance(src, np.ndarray):
         src = src.item() if src.ndim == 0 else make.upload(src, target._session)
     source = src if make.is_scalar(src) else make.operand(src)
@@ -326,7 +331,9 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = None) ->
     if isinstance(kind, np.dtype) and not np.can_cast(kind, target.dtype, casting):  # type: ignore[arg-type]
         raise TypeError(f"Cannot cast {kind} to {target.dtype} in {casting} casting mode")
     if _is_array(source) and source._session is not target._session:
-        source = make.upload(source.get(), target._session)
+        if where is None and across.fill(target, source):
+            return
+        source = across.bring(source, target)
     keywords: dict[str, Any] = {}
     if where is not None:
         keywords["where"] = make.operand(where)

@@ -244,6 +244,9 @@ def setitem(a: Any, index: Any, value: Any) -> None:
     found = _written.get(key)
     session = a._session
     if found is None or (array and value._session is not session):
+        if array and value._session is not session:
+            _setitem(a, index, value)
+            return
         found = _plan_written(a, key, value)
     packed = _HANDLE(value._handle) if array else _FLOAT(value)
     session.emit(found[0], make.HANDLES(0, a._handle) + found[1] + packed, _frame(1))
@@ -284,6 +287,14 @@ def _setitem(a: Any, index: Any, value: Any) -> None:
         _check_fits(value._meta.shape, advanced(a._meta, items))  # type: ignore[attr-defined]
     else:
         advanced(a._meta, items)
+    source: Any = value
+    if isinstance(value, Remote) and source._session is not a._session:
+        whole = not arrays and all(item is Ellipsis or item == _FULL for item in items)
+        with state.on(a._device):
+            if not (whole and state.hooks["fill"](a, value)):
+                value = state.hooks["bring"](value, a)
+                a._session.call("ndarray.setitem", (a, items, value), {})
+        return
     a._session.call("ndarray.setitem", (a, items, value), {})
 
 

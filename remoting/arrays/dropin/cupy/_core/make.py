@@ -329,6 +329,13 @@ def download(
     source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, Any]:
     """Fetch an array's elements; the one place where bulk bytes come in."""
+    if source._device == state.local.context[0]:
+        return _download(source, order, out)
+    with state.on(source._device):
+        return _download(source, order, out)
+
+
+def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
     session: Session = source._session
     made: list[np.ndarray[Any, Any]] = []
     known: Meta | None = source._known
@@ -371,10 +378,11 @@ def refill(target: Any, host: np.ndarray[Any, Any]) -> bool:
     dense = np.asarray(host, order="C" if c else "F")
     flat = dense.reshape(-1, order="C" if c else "F").view(np.uint8)
     session: Session = target._session
-    if session.shared is not None and flat.nbytes >= SHARED_MIN:
-        session.shared.upload(target, flat)
-        return True
-    session.put(target._handle, meta, host_bytes(flat), existing=True)
+    with state.on(target._device):
+        if session.shared is not None and flat.nbytes >= SHARED_MIN:
+            session.shared.upload(target, flat)
+        else:
+            session.put(target._handle, meta, host_bytes(flat), existing=True)
     return True
 
 
@@ -553,14 +561,3 @@ def full(shape: tuple[int, ...], value: Any, dtype: Any, order: str = "C") -> An
     session = pool.current()
     handle, device = session.call("full", (shape, value, kind, order), {}, meta)
     return result(session, handle, meta, device)
-
-
-def copy_here(source: Any, order: str, meta: Meta) -> Any:
-    """Return a copy on the current device; between servers the elements pass through here."""
-    here = pool.current()
-    if source._session is here:
-        return forward("ndarray.copy", (source, order), {}, meta)
-    return upload(download(source, order if order in ("C", "F") else "A"), here)
-
-
-state.hooks["copy_here"] = copy_here

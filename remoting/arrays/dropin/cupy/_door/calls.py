@@ -18,11 +18,26 @@ _VIEWS = frozenset(
     {
         "broadcast_to",
         *("ndarray.as_strided", "ndarray.diagonal", "ndarray.getitem", "ndarray.imag"),
-        *("ndarray.real", "ndarray.reshape", "ndarray.swapaxes", "ndarray.transpose"),
-        "ndarray.view",
+        *("ndarray.real", "ndarray.reshape_view", "ndarray.squeeze", "ndarray.swapaxes"),
+        *("ndarray.transpose", "ndarray.view"),
     }
 )
 """Operations whose results share their source's memory, as a rule."""
+
+_ANYWHERE = _VIEWS | {
+    "door.fetch",
+    "door.fill",
+    "door.get",
+    "door.pointer",
+    "door.same",
+    "door.sync",
+    "door.touch",
+}
+
+
+def runs_anywhere(name: str) -> bool:
+    """Say whether an operation computes nothing, so that it needs no device to be current."""
+    return name in _ANYWHERE or name.startswith(("cuda.", "peer."))
 
 
 class Remote:

@@ -38,6 +38,7 @@ class Agent:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(HANDSHAKE_S)
         self.buffer = b""
+        self.sessions: list[Any] = []  # that are lost when the lease is
         try:
             self.socket.connect(path)
         except OSError as error:
@@ -279,6 +280,9 @@ def wait(
     read: list[socket.socket], write: list[socket.socket], timeout_s: float | None
 ) -> set[int]:
     """Return the descriptors that are ready; an empty set after ``timeout_s``."""
+    # Another thread may have lost the session meanwhile.
+    read = [item for item in read if item.fileno() >= 0]
+    write = [item for item in write if item.fileno() >= 0]
     if not hasattr(select, "poll"):
         ready = select.select(read, write, [], timeout_s)
         return {item.fileno() for group in ready[:2] for item in group}

@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from cupy._door import link, state
+from cupy._door import link, peers, state
 from cupy._door.errors import DoorError, NotConnectedError
 from cupy._door.session import Session
 
@@ -18,11 +18,21 @@ _devices: list[Session] = []
 _pid = os.getpid()
 
 
-def attach(connection: Any, agent: link.Agent | None = None) -> Session:
-    """Greet the worker at the other end of a connected socket; its devices come after others."""
-    session = Session(link.Link(connection), agent, len(_devices))
-    session.greet(VERSION)
+def attach(
+    connection: Any,
+    agent: link.Agent | None = None,
+    name: str = "the GPU server",
+    told: dict[str, Any] | None = None,
+) -> Session:
+    """Greet the worker at the other end of a connected socket; its devices come after others.
+
+    ``told`` is what the worker is told of the program's other workers.
+    """
+    session = Session(link.Link(connection), agent, len(_devices), len(_sessions), name)
+    session.greet(VERSION, told)
     with _lock:
+        if agent is not None:
+            agent.sessions.append(session)
         _sessions.append(session)
         _devices.extend([session] * len(session.devices))
     return session
@@ -40,8 +50,9 @@ def _open() -> None:
         answer = agent.open_session()
         for notice in answer.get("notices", []):
             sys.stderr.write(f"gpupool: {notice}\n")
-        for offer in answer["sessions"]:
-            attach(link.connect(offer), agent)
+        offers = answer["sessions"]
+        for offer, told in zip(offers, peers.introductions(offers), strict=True):
+            attach(link.connect(offer), agent, str(offer["server"]), told)
     except BaseException:
         agent.close()
         reset()
@@ -93,7 +104,7 @@ def _after_fork() -> None:
         )
     _sessions.clear()
     _devices.clear()
-    state.local.context = state.DEFAULT
+    state.reset()
 
 
 def _at_exit() -> None:

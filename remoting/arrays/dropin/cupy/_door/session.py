@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cupy._door import cbor, state, wire
-from cupy._door.calls import Plan, Remote, plan_of
+from cupy._door.calls import Plan, Remote, plan_of, runs_anywhere
 from cupy._door.errors import DoorError, exception_named
 from cupy._door.link import Agent, ConnectionLostError, Link, wait
 from cupy._door.meta import Meta
@@ -65,13 +65,21 @@ class Reply:
 class Session:
     """All of one worker: its connection, and what this side must remember about it."""
 
-    def __init__(self, link: Link, agent: Agent | None, first_device: int) -> None:
+    def __init__(
+        self, link: Link, agent: Agent | None, first_device: int, index: int = 0, name: str = ""
+    ) -> None:
         self.link = link
         self.agent = agent
         self.first_device = first_device
+        self.index = index  # among the sessions of this process
+        self.name = name  # of the server
+        self.introduced = False  # to the workers of the other sessions
+        # Numbers of the transfers to each of them, by its index; None where it cannot be reached.
+        self.transfers: dict[int, itertools.count[int] | None] = {}
         self.failure: BaseException | None = None  # set once; ends the session
         self.garbage: deque[int] = deque()
-        self.handles = itertools.count(1)
+        # No two servers have one in common, since handles of streams name them to the program.
+        self.handles = itertools.count((first_device << 40) + 1)
         self.plans: dict[Any, Plan] = {}
         self.operations: dict[str, int] = {}
         self.devices: list[dict[str, Any]] = []
@@ -114,14 +122,20 @@ class Session:
 
     # --- start ----------------------------------------------------------------------------------
 
-    def greet(self, version: str) -> None:
+    def greet(self, version: str, peers: dict[str, Any] | None = None) -> None:
         """Exchange versions; learn the worker's operations and devices.
+
+        Args:
+            version: of this drop-in.
+            peers: what the worker is told of the program's other workers.
 
         Raises:
             DoorError: the worker speaks another protocol.
         """
         hello: dict[str, Any] = {"protocol": wire.PROTOCOL, "version": version}
         hello["numpy"] = np.__version__
+        if peers is not None:
+            hello["peers"] = peers
         reply = self._replies[0] = Reply(None)
         if self.link.expect_descriptor():
             hello["shared"] = [wire.SHARED_SLOTS, wire.SHARED_SLOT]
@@ -141,6 +155,7 @@ class Session:
         self.devices = welcome["devices"]
         self._room = [device["memory"] for device in self.devices]
         self.server = welcome
+        self.introduced = peers is not None
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -149,9 +164,24 @@ class Session:
         other = value._session
         if other.failure is not None:
             raise other.failure
+        other.refuse_device(state.local.context[0], getattr(value, "_device", None))
+
+    def refuse_device(self, current: int, device: int | None = None) -> None:
+        """Raise CuPy's error for arrays of this session where another device is to compute."""
+        if device in (None, current):
+            count = len(self.devices)
+            last = self.first_device + count - 1
+            place = f"{self.first_device} to {last}" if count > 1 else f"{last}"
+            text = f"An array resides on another server ({self.name}, device {place})"
+        else:
+            text = (
+                f"The device where the array resides ({device}) is different from the current "
+                f"device ({current})"
+            )
         raise ValueError(
-            "an array of another GPU server cannot be used here; copy it first: "
-            "`with cupy.cuda.Device(i): b = cupy.asarray(a)`"
+            f"{text}. Peer access is unavailable between these devices: they are on different "
+            "servers. Make the array's device current, or copy the array to the current one with "
+            "cupy.asarray(a)."
         )
 
     def emit(self, plan: Plan, packed: bytes, frame: Any = None) -> int:
@@ -176,7 +206,7 @@ class Session:
                     self._sweep()
             context = state.local.context
             if context is not self._context:
-                self._switch(context)
+                self._switch(context, plan.name)
             epoch, prefix = plan.wire
             if epoch is not self._epoch:
                 prefix = self._register(plan)
@@ -242,15 +272,20 @@ class Session:
                 next(self.handles)
             return first
 
-    def _switch(self, context: state.Context) -> None:
+    def _switch(self, context: state.Context, name: str) -> None:
         device, stream = context
         local = device - self.first_device
+        known: state.Context | None = context
         if not 0 <= local < len(self.devices):
-            # The current device is another server's; calls run where their arrays are.
+            # The current device is another server's. As between GPUs without peer access, only
+            # what computes nothing is possible, and its device makes no difference.
+            if not runs_anywhere(name):
+                self.refuse_device(device)
             local = stream = 0
+            known = None
         self._where = self.first_device + local
         self._parts.append(wire.CONTEXT_RECORD.pack(wire.CONTEXT, local, stream))
-        self._context = context
+        self._context = known
 
     def _sweep(self) -> None:
         garbage, parts = self.garbage, self._parts
@@ -382,13 +417,13 @@ class Session:
         except ConnectionError as error:
             with contextlib.suppress(Exception):
                 self._listen()  # the worker may have said why before it went
-            raise self._lose("the GPU server closed the connection: its worker ended") from error
+            raise self.lose("the GPU server closed the connection: its worker ended") from error
         except OSError as error:
-            raise self._lose(f"the connection to the GPU server broke ({error})") from error
+            raise self.lose(f"the connection to the GPU server broke ({error})") from error
         finally:
             self._sending = False
             if not whole and self.failure is None:
-                self._lose("a transfer to the GPU server was interrupted half-way")
+                self.lose("a transfer to the GPU server was interrupted half-way")
 
     def _wait_to_send(self) -> None:
         reading = self._reading.acquire(blocking=False)
@@ -440,7 +475,7 @@ class Session:
                 self._sweep()
             context = state.local.context
             if context is not self._context:
-                self._switch(context)
+                self._switch(context, name)
             epoch, prefix = plan.wire
             if epoch is not self._epoch:
                 prefix = self._register(plan)
@@ -577,11 +612,16 @@ class Session:
         if pushed is None:
             return
         if pushed.get("op") == "lost":
-            raise self._lose(str(pushed.get("what", "the lease is lost")))
+            # A lease is whole: the sessions with its other servers end with it.
+            what = str(pushed.get("what", "the lease is lost"))
+            for session in self.agent.sessions:
+                session.lose(what)
+            raise self.lose(what)
         if pushed.get("op") == "notice":
             sys.stderr.write(f"gpupool: {pushed.get('text', '')}\n")
 
-    def _lose(self, what: str) -> BaseException:
+    def lose(self, what: str) -> BaseException:
+        """End the session for a reason; return what its use raises from now on."""
         if self.failure is None:
             make = state.hooks.get("ConnectionLost")
             lost = f"{what}; the arrays of this session are gone"
@@ -612,7 +652,7 @@ class Session:
         self._end += count
         del counts[0]
         if count == 0:
-            raise self._lose("the GPU server closed the connection: its worker ended")
+            raise self.lose("the GPU server closed the connection: its worker ended")
         self._parse()
         return True
 
@@ -628,7 +668,7 @@ class Session:
         self._bulk_left -= count
         del counts[0]
         if count == 0:
-            raise self._lose("the GPU server closed the connection in the middle of a transfer")
+            raise self.lose("the GPU server closed the connection in the middle of a transfer")
         if not self._bulk_left:
             self._bulk = None
             reply.done = True
@@ -639,7 +679,7 @@ class Session:
         while self._bulk is None and self._end - self._start >= size:
             length, kind, _, _, request, _, bulk = wire.HEADER.unpack_from(self._inbox, self._start)
             if length > wire.MAX_BODY or bulk > wire.MAX_BULK:
-                raise self._lose("the GPU server sent a frame that is too large")
+                raise self.lose("the GPU server sent a frame that is too large")
             if self._end - self._start < size + length:
                 break
             begin = self._start + size
@@ -648,7 +688,7 @@ class Session:
             try:
                 self._handle(kind, request, cbor.decode(body) if body else None, bulk)
             except (cbor.CborError, KeyError, IndexError, TypeError, ValueError) as error:
-                raise self._lose(f"the GPU server sent a malformed frame ({error})") from error
+                raise self.lose(f"the GPU server sent a malformed frame ({error})") from error
         if self._start == self._end:
             self._start = self._end = 0
 
@@ -676,7 +716,7 @@ class Session:
             self._collect = True
         elif kind == wire.NOTICE:
             if body.get("lost"):
-                raise self._lose(str(body["lost"]))
+                raise self.lose(str(body["lost"]))
         else:
             raise ValueError(f"frame kind {kind}")
 
@@ -744,13 +784,7 @@ class Session:
         With ``existing`` the array is there already, and only filled.
         """
         with self._lock:
-            if self.failure is not None:
-                raise self.failure
-            if self.garbage:
-                self._sweep()
-            context = state.local.context
-            if context is not self._context:
-                self._switch(context)
+            self._begin("put")
             if data.nbytes <= INLINE_MAX and not existing:
                 number = self._meta_id(meta)
                 head = wire.PUT_RECORD.pack(wire.INLINE_PUT, handle, number, data.nbytes)
@@ -771,8 +805,49 @@ class Session:
             where = self._where
             if not existing:
                 self._room[where - self.first_device] -= meta.nbytes
+        self.check_room(where)
+        return where
+
+    def check_room(self, where: int) -> None:
+        """Ask the worker if what was allocated on a device may have been too much."""
         if self._room[where - self.first_device] < 0:
             self._look_for_room(where)
+
+    def _begin(self, name: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.garbage:
+            self._sweep()
+        context = state.local.context
+        if context is not self._context:
+            self._switch(context, name)
+
+    # --- to and from other workers ----------------------------------------------------------------
+
+    def post(self, record: bytes) -> None:
+        """Send a record that has a place in the program as a call has, after all that is queued."""
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+            frame = frame.f_back
+        with self._lock:
+            self._begin("peer.send")
+            self._parts.append(record)
+            self._sites.append((frame.f_code, frame.f_lasti))
+            self.sequence += 1
+            self._calls += 1
+            self.flush()
+
+    def take(self, index: int, number: int, handle: int, meta: Meta, *, existing: bool) -> int:
+        """Have the worker take what another sends, as `put`; return the array's device."""
+        with self._lock:
+            self._begin("put")
+            meta_id = self._meta_id(meta)
+            flag = int(existing)
+            fields = (wire.RECEIVE, index, number, handle, meta_id, flag)
+            self.post(wire.RECEIVE_RECORD.pack(*fields))
+            where = self._where
+            if not existing:
+                self._room[where - self.first_device] -= meta.nbytes
         return where
 
     def close(self) -> None:

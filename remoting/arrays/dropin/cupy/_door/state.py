@@ -1,6 +1,8 @@
 """Which device and stream each thread uses, and hooks that later modules fill in."""
 
+import contextlib
 import threading
+from collections.abc import Generator
 from typing import Any
 
 Context = tuple[int, int]
@@ -14,17 +16,43 @@ hooks: dict[str, Any] = {}
 class _Local(threading.local):
     context: Context = DEFAULT
 
+    def __init__(self) -> None:
+        # The current stream of each device that has another than its default one.
+        self.streams: dict[int, Any] = {}
+
 
 local = _Local()
 _contexts: dict[Context, Context] = {DEFAULT: DEFAULT}
 
 
-def use(device: int, stream: int) -> Context:
-    """Make this thread use a device and stream; return what it used before.
+def use(device: int) -> None:
+    """Make this thread use a device, with the stream that is current there.
 
     Equal contexts are one object, so that the hot path compares identities.
     """
-    before = local.context
-    key = (device, stream)
+    stream = local.streams.get(device)
+    key = (device, 0 if stream is None else stream.ptr)
     local.context = _contexts.setdefault(key, key)
-    return before
+
+
+def use_stream(device: int, stream: Any) -> None:
+    """Make a stream current on a device; the current device stays."""
+    local.streams[device] = stream
+    use(local.context[0])
+
+
+@contextlib.contextmanager
+def on(device: int) -> Generator[None]:
+    """Make this thread use a device for a while."""
+    before = local.context
+    use(device)
+    try:
+        yield
+    finally:
+        local.context = before
+
+
+def reset() -> None:
+    """Use the first device's default stream again."""
+    local.context = DEFAULT
+    local.streams.clear()

@@ -31,6 +31,8 @@ TEMPLATE = 2  # u32 length, CBOR [id, operation, outputs, [arguments], [[keyword
 META = 3  # u32 length, CBOR [id, dtype, [shape], [strides]]
 INLINE_PUT = 4  # u64 handle, u32 meta, u32 length, the array's bytes
 RESET = 5  # forget all templates and metas
+SEND = 6  # u32 index of another worker, u64 transfer, u64 handle: send it there, in C order
+RECEIVE = 7  # u32 index, u64 transfer, u64 handle, u32 meta, u32 1 if the array exists, else 0
 FIRST_TEMPLATE = 16
 
 # Ids of metas that are none.
@@ -42,6 +44,8 @@ FREE_RECORD = struct.Struct("<IQ")
 CONTEXT_RECORD = struct.Struct("<IIQ")
 SIZED_RECORD = struct.Struct("<II")
 PUT_RECORD = struct.Struct("<IQII")
+SEND_RECORD = struct.Struct("<IIQQ")
+RECEIVE_RECORD = struct.Struct("<IIQQII")
 
 DTYPES = "?bBhHiIlLqQefdFD"
 """NumPy's characters of the element types that CuPy computes with."""

@@ -16,7 +16,7 @@ def set_device(number: int) -> None:
     count = len(pool.devices())
     if not 0 <= number < count:
         raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
-    state.use(number, 0)
+    state.use(number)
 
 
 def description(number: int) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Device:
             self.id = device.id
         else:
             self.id = get_device_id() if device is None else int(device)
-        self._before: list[state.Context] = []
+        self._before: list[int] = []
 
     def __int__(self) -> int:
         return self.id
@@ -45,14 +45,14 @@ class Device:
         return self.id
 
     def __enter__(self) -> "Device":
-        before = state.local.context
-        if self.id != before[0]:
+        before = state.local.context[0]
+        if self.id != before:
             set_device(self.id)
         self._before.append(before)
         return self
 
     def __exit__(self, *_: object) -> None:
-        state.local.context = self._before.pop()
+        state.use(self._before.pop())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Device) and self.id == other.id

@@ -5,12 +5,14 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from cupy._door import pool, state, wire
 from cupy._door.calls import Remote
 from cupy._door.session import remote_object
+from cupy.cuda.errors import CUDARuntimeError
 
 
 class Event(Remote):
@@ -43,7 +45,10 @@ class Event(Remote):
 
     def record(self, stream: Any = None) -> None:
         """Put the event into a stream, the current one by default."""
-        self._session.call("cuda.event.record", (self, _handle_of(stream)), {})
+        remote = _handle_of(stream)
+        if (pool.current() if remote is None else remote._session) is not self._session:
+            raise _invalid_handle()
+        self._session.call("cuda.event.record", (self, remote), {})
 
     def synchronize(self) -> None:
         """Wait for the event."""
@@ -60,7 +65,13 @@ class _Uninitialised(Remote):
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
     """Return the milliseconds between two events."""
+    if start_event.session is not end_event.session:
+        raise _invalid_handle()
     return start_event.session.ask("cuda.event.elapsed", (start_event, end_event))
+
+
+def _invalid_handle() -> CUDARuntimeError:
+    return CUDARuntimeError(400, "cudaErrorInvalidResourceHandle: invalid resource handle")
 
 
 def _handle_of(stream: Any) -> Any:
@@ -94,21 +105,29 @@ class _BaseStream:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.ptr} (device {self.device_id})>"
 
-    def _use(self) -> state.Context:
-        device = self.device_id if self.device_id >= 0 else state.local.context[0]
-        _streams[self.ptr] = self
-        return state.use(device, self.ptr)
+    def _use(self) -> tuple[int, Any]:
+        """Make it current; return its device, and what was current there before."""
+        here = state.local.context[0]
+        device = self.device_id if self.device_id >= 0 else here
+        if device != here:
+            raise RuntimeError(
+                f"The device that the stream is created on ({device}) "
+                f"does not match with the current device ({here})"
+            )
+        before = state.local.streams.get(device)
+        state.use_stream(device, self)
+        return device, before
 
     def __enter__(self) -> Any:
-        stack: list[state.Context] = self._before.__dict__.setdefault("stack", [])
+        stack: list[tuple[int, Any]] = self._before.__dict__.setdefault("stack", [])
         stack.append(self._use())
         return self
 
     def __exit__(self, *_: object) -> None:
-        state.local.context = self._before.stack.pop()
+        state.use_stream(*self._before.stack.pop())
 
     def use(self) -> Any:
-        """Make this the current stream of this thread."""
+        """Make this the current stream of its device in this thread."""
         self._use()
         return self
 
@@ -142,8 +161,14 @@ class _BaseStream:
         return made
 
     def wait_event(self, event: Event) -> None:
-        """Make what follows in this stream wait for an event."""
-        event.session.call("cuda.stream.wait_event", (self._remote, event), {})
+        """Make what follows in this stream wait for an event.
+
+        For an event of another server this program waits itself.
+        """
+        if (pool.current() if self._remote is None else self._remote._session) is event.session:
+            event.session.call("cuda.stream.wait_event", (self._remote, event), {})
+        else:
+            event.synchronize()
 
     def add_callback(self, callback: Callable[..., Any], arg: Any) -> None:
         """Call a function here once the stream has come to this point; waits for it."""
@@ -182,6 +207,7 @@ class Stream(_BaseStream):
                 "cuda.stream.create", (bool(non_blocking), priority), {}, wire.META_OBJECT
             )
             self._remote = remote_object(_RemoteStream, session, handle)
+            _streams[handle] = self
 
     @property
     def is_non_blocking(self) -> bool:
@@ -203,12 +229,12 @@ class ExternalStream(_BaseStream):
 
 Stream.null = Stream(null=True)
 Stream.ptds = Stream(ptds=True)
-_streams: dict[int, Any] = {0: Stream.null}
+_streams: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""All streams by the number that names them, which no two servers of a lease have in common."""
 
 
 def get_current_stream(device_id: int = -1) -> Any:
     """Return this thread's current stream."""
-    context = state.local.context
-    if device_id not in (-1, context[0]):
-        return Stream.null
-    return _streams.get(context[1], Stream.null)
+    device = state.local.context[0] if device_id == -1 else device_id
+    found = state.local.streams.get(device)
+    return Stream.null if found is None else found

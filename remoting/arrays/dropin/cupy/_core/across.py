@@ -1,0 +1,57 @@
+"""Copies between devices of different servers: from worker to worker where they can meet."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+from cupy._core import make
+from cupy._door import peers, pool, state
+from cupy._door.meta import Meta, fresh
+
+
+def copy_here(source: Any, order: str, meta: Meta) -> Any:
+    """Return a copy on the current device that looks like ``meta``, wherever ``source`` is."""
+    session = pool.current()
+    if source._session is session:
+        return make.forward("ndarray.copy", (source, order), {}, meta)
+    if not meta.nbytes:
+        return make.forward("door.empty", (meta.shape, meta.dtype, "C"), {}, meta)
+    view = _in_memory_order(source, meta)
+    handle = next(session.handles)
+    device = peers.move(view, session, handle, meta, existing=False)
+    if device is None:
+        flat = make.download(view).reshape(-1).view("u1")
+        device = session.put(handle, meta, make.host_bytes(flat))
+    return make.result(session, handle, meta, device)
+
+
+def bring(source: Any, target: Any) -> Any:
+    """Return a copy on the device of ``target``."""
+    with state.on(target._device):
+        return copy_here(source, "C", fresh(source.dtype, source.shape))
+
+
+def fill(target: Any, source: Any) -> bool:
+    """Overwrite a dense array by one of another server; False where only `bring` can do it."""
+    meta: Meta = target._meta
+    if not any(meta.contiguity) or meta.shape != source.shape or meta.dtype != source.dtype:
+        return False
+    if not meta.nbytes:
+        return True
+    view = _in_memory_order(source, meta)
+    with state.on(target._device):
+        moved = peers.move(view, target._session, target._handle, meta, existing=True)
+    return moved is not None
+
+
+def _in_memory_order(source: Any, meta: Meta) -> Any:
+    """Return a view whose elements in C order are those of ``meta`` in the order of memory."""
+    axes = tuple(sorted(range(meta.ndim), key=lambda axis: -meta.strides[axis]))
+    return source if axes == tuple(range(meta.ndim)) else source.transpose(axes)
+
+
+state.hooks["copy_here"] = copy_here
+state.hooks["bring"] = bring
+state.hooks["fill"] = fill

@@ -1,0 +1,105 @@
+"""Transfers between workers: what each is told, so that arrays do not pass through here."""
+
+import itertools
+import os
+import secrets
+import sys
+import threading
+from typing import Any
+
+from cupy._door import state, wire
+from cupy._door.meta import Meta
+from cupy._door.session import Session
+
+_lock = threading.Lock()
+"""Held while both ends of a transfer are told, so that all workers hear of all transfers in one
+order: two of them would wait for each other for ever if each had heard of another one first."""
+
+
+def introductions(offers: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
+    """Return what each worker is told of the others: where they are, and keys made for that."""
+    if len(offers) < 2 or not all("server_id" in offer for offer in offers):
+        return [None] * len(offers)
+    keys = [secrets.token_bytes(32) for _ in offers]
+    others = [
+        [
+            offer["server_id"],
+            offer["server"],
+            bytes.fromhex(offer["session"]),
+            bytes.fromhex(offer["certificate_sha256"]),
+            offer["encryption"],
+            key,
+        ]
+        for offer, key in zip(offers, keys, strict=True)
+    ]
+    return [
+        {"key": key, "others": [*others[:at], None, *others[at + 1 :]]}
+        for at, key in enumerate(keys)
+    ]
+
+
+def connected(origin: Session, target: Session) -> "itertools.count[int] | None":
+    """Return the numbers of transfers from one worker to another; None where they cannot meet.
+
+    The first time, this waits until ``origin`` has done what was queued, and has connected.
+    """
+    try:
+        return origin.transfers[target.index]
+    except KeyError:
+        pass
+    why = ""
+    if not origin.introduced or not target.introduced:
+        why = "they have not been introduced"
+    elif os.environ.get("GPUPOOL_PEER_COPIES", "1") in ("", "0"):
+        why = "GPUPOOL_PEER_COPIES is 0"
+    elif "peer.connect" not in origin.operations or "peer.connect" not in target.operations:
+        why = "a server is too old for it"
+    else:
+        with state.on(origin.first_device):
+            why = str(origin.ask("peer.connect", (target.index,)))
+    if why and os.environ.get("GPUPOOL_VERBOSE", "") not in ("", "0"):
+        sys.stderr.write(
+            f"gpupool: copies from {origin.name} to {target.name} pass through this machine: "
+            f"{why}\n"
+        )
+    return origin.transfers.setdefault(target.index, None if why else itertools.count())
+
+
+def move(source: Any, target: Session, handle: int, meta: Meta, *, existing: bool) -> int | None:
+    """Have the worker of ``source`` send its elements, in C order, to the worker of ``target``.
+
+    Args:
+        source: an array of another session.
+        target: whose current device of this thread gets the elements, in memory order.
+        handle: of the array there: a new one, or one that exists.
+        meta: what that array looks like; dense, and of as many bytes as ``source``.
+        existing: whether it exists.
+
+    Returns:
+        the number of its device; None if the workers cannot reach each other: nothing was done.
+    """
+    origin: Session = source._session
+    numbers = connected(origin, target)
+    if numbers is None:
+        return None
+    told = False
+    try:
+        with _lock:
+            for session in (origin, target):
+                if session.failure is not None:
+                    raise session.failure
+            number = next(numbers)
+            with state.on(source._device):
+                told = True
+                origin.post(wire.SEND_RECORD.pack(wire.SEND, target.index, number, source._handle))
+            device = target.take(origin.index, number, handle, meta, existing=existing)
+            told = False
+    except BaseException:
+        if told and origin.failure is None and target.failure is None:
+            # An interrupt between the two: one worker would wait for the other for ever. Where a
+            # session is lost, its worker is, and the other one notices.
+            for session in (origin, target):
+                session.lose("a copy between GPU servers was interrupted half-way")
+        raise
+    target.check_room(device)
+    return device
