@@ -325,6 +325,17 @@ def _server_reason(row: ServerRow) -> str:
     return "; ".join(faults) or ("does not answer" if row.stale else "")
 
 
+def _link_text(server: ServerView) -> str:
+    """Return the speed of a server's network, such as ``25G rdma``."""
+    speed = server.link_speed
+    text = f"{speed // 1000}G" if speed >= 1000 else f"{speed}M" if speed else NOT_KNOWN
+    return f"{text} rdma" if server.rdma else text
+
+
+def _labels(row: ServerRow) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(row.server.labels.items()))
+
+
 SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
     Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.server.state),
     Column(
@@ -378,6 +389,14 @@ SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
         lambda r: r.server.driver_version,
         wide=True,
     ),
+    Column(
+        "LINK",
+        lambda r, _: Cell(_link_text(r.server)),
+        lambda r: -r.server.link_speed,
+        right=True,
+        wide=True,
+    ),
+    Column("LABELS", lambda r, _: Cell(_labels(r)), lambda r: _labels(r), wide=True),
     Column("ID", lambda r, _: Cell(r.server.id, "dim"), lambda r: r.server.id, wide=True),
     Column(
         "REASON",
@@ -462,6 +481,7 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
     ),
     Column("CC", lambda r, _: Cell(r.gpu.compute_capability or NOT_KNOWN), lambda r: 0, wide=True),
     Column("PCI", lambda r, _: Cell(r.gpu.pci_bus_id or NOT_KNOWN), lambda r: 0, wide=True),
+    Column("LABELS", lambda r, _: Cell(_labels(r.server)), lambda r: _labels(r.server), wide=True),
     Column("UUID", lambda r, _: Cell(r.gpu.id, "dim"), lambda r: r.gpu.id, wide=True),
     Column(
         "OWNER",

@@ -117,7 +117,7 @@ class RaftLedger:
         """Replicate one command; returns within ``timeout_s``, never raises for a lost leader.
 
         Args:
-            command: plain values, at most 16 KiB as CBOR.
+            command: plain values, at most 32 KiB as CBOR.
             timeout_s: the whole time, repetitions included.
             idempotent: applying the command twice does what applying it once does; allows to
                 repeat it after an outcome that nobody knows.

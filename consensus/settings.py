@@ -5,8 +5,9 @@ from dataclasses import dataclass
 VOTERS_MAX = 7
 """More voters make each commit slower and no pool safer: seven survive the loss of three."""
 
-COMMAND_BYTES_MAX = 16 * 1024
-"""One command. Far below every batch size, so that no entry is ever split (finding L6)."""
+COMMAND_BYTES_MAX = 32 * 1024
+"""One command: a lease of 256 GPUs, or a server with 64 MIG instances, each named by 40 characters.
+Below every batch size, so that no entry is ever split (finding L6)."""
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """One frame between peers; the links refuse anything longer before reading it."""

@@ -36,7 +36,7 @@ FILTER_COUNT_MAX = 16
 VALUE_COUNT_MAX = 32
 VALUE_LENGTH_MAX = 128
 TEXT_LENGTH_MAX = 4096
-"""Of all filters of a request together: it has to fit into a command."""
+"""Bytes of all filters of a request together: it has to fit into a command."""
 LABELS = "server.labels."
 
 LABEL_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?")
@@ -200,7 +200,7 @@ def check_filters(filters: Sequence[Filter]) -> None:
     if len(set(filters)) > FILTER_COUNT_MAX:
         raise ValueError(f"a request has at most {FILTER_COUNT_MAX} filters")
     if not well_formed(tuple(dict.fromkeys(filters))):
-        raise ValueError(f"the filters of a request have at most {TEXT_LENGTH_MAX} characters")
+        raise ValueError(f"the filters of a request have at most {TEXT_LENGTH_MAX} bytes")
 
 
 def filter_text(wanted: Filter) -> str:
@@ -213,7 +213,8 @@ def filter_text(wanted: Filter) -> str:
 
 def well_formed(filters: Sequence[Filter]) -> bool:
     """Return whether these are filters as ``parse_filter`` makes them, whoever sent them."""
-    length = sum(len(each.key) + sum(map(len, each.values)) for each in filters)
+    texts = [text for each in filters for text in (each.key, *each.values)]
+    length = sum(len(text.encode("utf-8", "replace")) for text in texts)
     if len(filters) > FILTER_COUNT_MAX or length > TEXT_LENGTH_MAX:
         return False
     return all(_is_normal(each) for each in filters)

@@ -12,7 +12,7 @@ from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import PoolState, Staged
 
 PART_SIZE_MAX = 12 * 1024
-"""A command has at most 16 KiB, envelope included."""
+"""A command has at most 32 KiB, envelope included."""
 
 PART_COUNT_MAX = 512
 UPLOAD_COUNT_MAX = 4

@@ -57,7 +57,7 @@ from gpupool.pool.state import (
 
 NAME_LENGTH_MAX = 64
 GPU_COUNT_MAX = 64
-"""Per server; commands are at most 16 KiB long, which is the sharper limit."""
+"""Per server: eight cards of seven MIG instances, and some; more would not fit into a command."""
 
 Step = tuple[PoolState, Result]
 

@@ -140,7 +140,7 @@ def test_a_request_has_a_limited_number_of_filters() -> None:
     with pytest.raises(ValueError, match="at most 16 filters"):
         check_filters([parse_filter(f"gpu.name = {n}") for n in range(17)])
     long = [parse_filter(f"gpu.name = {n}{','.join(['x' * 100] * 5)}") for n in range(16)]
-    with pytest.raises(ValueError, match="at most 4096 characters"):
+    with pytest.raises(ValueError, match="at most 4096 bytes"):
         check_filters(long)
 
 

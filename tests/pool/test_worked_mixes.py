@@ -5,16 +5,27 @@ from dataclasses import replace
 
 import pytest
 
+from gpupool.consensus import codec
+from gpupool.consensus.settings import COMMAND_BYTES_MAX
 from gpupool.pool import commands as c
 from gpupool.pool.choice import rank
 from gpupool.pool.codec import decode
 from gpupool.pool.commands import seal
+from gpupool.pool.filters import LABEL_COUNT_MAX, well_formed
 from gpupool.pool.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.invariants import violations
 from gpupool.pool.placement import NoOffer, Offer, make_offer
 from gpupool.pool.results import Result
-from gpupool.pool.state import Gpu, PoolState, Request, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.state import (
+    Filter,
+    Gpu,
+    Operator,
+    Partition,
+    PoolState,
+    Request,
+    TokenKind,
+)
+from gpupool.pool.transition import GPU_COUNT_MAX, PoolMachine
 
 MIB = 1 << 20
 MEMORY = 81_559 * MIB
@@ -193,3 +204,55 @@ def test_random_sizes_fill_the_pool_a_hundred_times() -> None:
     shares = [fill(seed) for seed in range(100)]
     print(f"granted: mean {sum(shares) / 100:.4f}, least {min(shares):.4f}")
     assert sum(shares) / len(shares) >= 0.98
+
+
+def uuid(kind: str, number: int) -> GpuId:
+    """Return a name as long as NVML's."""
+    return GpuId(f"{kind}-00000000-0000-0000-0000-{number:012d}")
+
+
+def size_of(command: c.Command) -> int:
+    return len(codec.encode(seal(command, at_ms=2 * 10**12, ttl_ms=5000)))
+
+
+def test_the_largest_lease_and_the_largest_server_fit_into_a_command() -> None:
+    servers = [ServerId(f"{number:012x}") for number in range(256)]
+    filters = tuple(
+        Filter("gpu.name", Operator.EQUAL, (f"{number:x<122}",) * 2) for number in range(16)
+    )
+    assert well_formed(filters)
+    grant = c.Grant(
+        Request(RequestId(bytes(16)), 256, 1.0, filters=filters, client="c" * 200),
+        "u" * 64,
+        TokenId("t" * 12),
+        bytes(32),
+        tuple(Partition(server, uuid("MIG", n), 2**37) for n, server in enumerate(servers)),
+        dict.fromkeys(servers, Incarnation(300)),
+    )
+    gpus = tuple(
+        Gpu(
+            id=uuid("MIG", number),
+            index=number,
+            name="NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+            memory_total=10 << 30,
+            memory_reserved=MIB,
+            memory_foreign=MIB,
+            compute_capability="9.0",
+            pci_bus_id="00000000:1B:00.0",
+            parent=uuid("GPU", number // 7),
+        )
+        for number in range(GPU_COUNT_MAX)
+    )
+    labels = {f"label-{number}": "x" * 63 for number in range(LABEL_COUNT_MAX)}
+    up = c.ServerUp(
+        servers[0],
+        Incarnation(300),
+        f"{'host' * 50}:7470",
+        "0.1.0",
+        "550.54.15",
+        "12.4",
+        gpus,
+        labels,
+    )
+    for command in (grant, up):
+        assert size_of(command) <= COMMAND_BYTES_MAX
