@@ -8,10 +8,11 @@ import click
 
 from gpupool.cli.connect import connected, run_async
 from gpupool.cli.options import json_option, pool_options
-from gpupool.cli.output import print_json, printable, say
+from gpupool.cli.output import print_json, say
 from gpupool.cli.values import Parsed, parse_duration
 from gpupool.pool.errors import UsageError
 from gpupool.pool.state import Act
+from gpupool.pool.view import visible
 
 if TYPE_CHECKING:
     from gpupool.remoting.messages import AuditNow
@@ -111,7 +112,7 @@ def _print(acts: list[Act]) -> None:
     for act in acts:
         when = datetime.fromtimestamp(act.at / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
         words = (when, act.by, act.kind, act.subject or "-", act.text)
-        lines.append(tuple(printable(word) for word in words))
+        lines.append(tuple(visible(word) for word in words))
     widths = [max(len(line[at]) for line in lines) for at in range(len(TITLES))]
     for line in lines:
         click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())

@@ -81,11 +81,6 @@ def report(error: GpupoolError, *, as_json: bool) -> None:
         say(line)
 
 
-def printable(text: str) -> str:
-    """Return ``text`` without what would move a terminal's cursor or change its colours."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def stdout_console() -> "Console":
     """Return a rich console on stdout that cuts no line of a table when output is piped."""
     from rich.console import Console

@@ -4,7 +4,7 @@ A ``PoolView`` is what one server can say, with its age; ``Telemetry`` is what a
 itself, and is joined in by whoever shows it. Nothing secret is in either.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpupool.pool.duties import UNREACHABLE_AFTER_S
 from gpupool.pool.filters import filter_text
@@ -168,6 +168,16 @@ class Telemetry:
     counters: dict[str, int] = field(default_factory=dict[str, int])
 
 
+def visible(text: str) -> str:
+    """Return ``text`` without what would move a terminal's cursor or change its colours.
+
+    Reasons, programs and clients are whatever somebody has written there.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def has_quorum(health: LedgerHealth) -> bool:
     """Return whether this server may act for the pool: it is in touch with a majority."""
     return health.leader is not None and health.majority_age_s < MAJORITY_FRESH_S
@@ -205,7 +215,7 @@ def build_view(
         servers=tuple(_server_view(s, health, by_gpu) for s in state.servers.values()),
         leases=_lease_views(state, wall_ms),
         waiting=_waiting_views(state, wall_ms),
-        events=state.events,
+        events=tuple(_visible_event(event) for event in state.events),
         warnings=_warnings(state, health),
     )
 
@@ -254,7 +264,7 @@ def _server_view(
         name=server.name,
         address=server.address,
         state=server_state(server),
-        reason=reason,
+        reason=visible(reason),
         voter=server.voter,
         witness=server.witness,
         leader=server.id == health.leader,
@@ -271,6 +281,12 @@ def _server_view(
     )
 
 
+def _visible_event(event: Event) -> Event:
+    if event.text.isprintable() and event.subject.isprintable():
+        return event
+    return replace(event, subject=visible(event.subject), text=visible(event.text))
+
+
 def _lease_views(state: PoolState, wall_ms: int) -> tuple[LeaseView, ...]:
     views: list[LeaseView] = []
     for lease in state.leases.values():
@@ -282,10 +298,10 @@ def _lease_views(state: PoolState, wall_ms: int) -> tuple[LeaseView, ...]:
                 id=lease.id,
                 name=lease_name(lease.id),
                 user=lease.user,
-                client=lease.client,
-                program=lease.program,
+                client=visible(lease.client),
+                program=visible(lease.program),
                 state=word,
-                reason=lease.end_reason,
+                reason=visible(lease.end_reason),
                 partitions=lease.partitions,
                 granted_at=lease.granted_at,
                 age_s=max(0.0, (wall_ms - lease.granted_at) / 1000),
@@ -300,13 +316,13 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
         WaitingView(
             request=w.request.id.hex(),
             user=w.user,
-            client=w.request.client,
-            program=w.request.program,
+            client=visible(w.request.client),
+            program=visible(w.request.program),
             count=w.request.count,
             fraction=w.request.fraction,
             memory=w.request.memory,
             waited_s=max(0.0, (wall_ms - w.since) / 1000),
-            reason=w.reason,
+            reason=visible(w.reason),
             filters=tuple(filter_text(each) for each in w.request.filters),
             across=w.request.across,
             servers=w.request.servers,

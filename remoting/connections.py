@@ -17,6 +17,7 @@ from gpupool.remoting.dialling import DIAL_TIMEOUT_S, Dial, Greeting, connect, w
 from gpupool.remoting.failures import GONE, explain
 from gpupool.remoting.identity import client_context
 from gpupool.remoting.stream import MessageStream
+from gpupool.remoting.wire import FrameTooLargeError
 
 WIDTH_FIRST = 32
 """Servers that a client connects to before it needs more."""
@@ -83,6 +84,8 @@ class ServerConnection:
                 if not self.closed.is_set():
                     await self._stream.send(number, message)
                     await waiting.done.wait()
+        except FrameTooLargeError as error:
+            raise UsageError("this is too large to be asked for", why=error.why) from error
         except GONE as error:
             raise UnreachableError(f"lost server {self.name}", why=explain(error)) from error
         finally:

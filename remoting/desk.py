@@ -12,7 +12,7 @@ from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, 
 from gpupool.pool.ids import Milliseconds, lease_name
 from gpupool.pool.results import Result
 from gpupool.pool.state import Server, Token, TokenKind
-from gpupool.pool.view import PoolView, Telemetry, build_view
+from gpupool.pool.view import PoolView, Telemetry, build_view, visible
 from gpupool.remoting import backups
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import parse_address
@@ -24,6 +24,7 @@ UPDATE_EVERY_MIN_S = 0.2
 UPDATE_EVERY_MAX_S = 60.0
 TOKEN_VALID_MAX_S = 10 * 365 * 86400.0
 SERVER_ID_LENGTH = 12
+REASON_LENGTH_MAX = 200
 
 
 class Desk:
@@ -181,6 +182,10 @@ class Desk:
                 steward.propose_for(client, call, command, _done)
             case m.DrainServer():
                 server = self._server(message.server)
+                reason = message.reason or ""
+                if len(reason) > REASON_LENGTH_MAX or not reason.isprintable():
+                    what = f"a reason is one line of at most {REASON_LENGTH_MAX} characters"
+                    raise UsageError(what)
                 command = commands.DrainServer(server.id, message.reason, by)
                 steward.propose_for(client, call, command, _done)
             case m.LabelServer():
@@ -216,7 +221,7 @@ class Desk:
             raise DeniedError(f"lease {lease_name(lease.id)} belongs to {lease.user}")
         if operator:
             self._check_token(client)
-        reason = message.reason[:150] or "ended by order"
+        reason = visible(message.reason[:150]) or "ended by order"
         reason = f"{reason} (by {client.user})"
         command = commands.EndLease(message.lease, reason, client.user, operator)
         self._steward.propose_for(client, call, command, _done)

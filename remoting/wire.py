@@ -52,14 +52,18 @@ class Frame:
     body: bytes
 
 
+class FrameTooLargeError(LocalProtocolError):
+    """What was to be sent is larger than the other side accepts; nothing has been sent."""
+
+
 def frame_bytes(kind: int, body: bytes, *, size_max: int) -> bytes:
     """Return one frame, ready to send.
 
     Raises:
-        LocalProtocolError: when the other side would refuse it for its size.
+        FrameTooLargeError: when the other side would refuse it for its size.
     """
     if len(body) > size_max:
-        raise LocalProtocolError("frame too large", why=f"{len(body)} bytes, at most {size_max}")
+        raise FrameTooLargeError("frame too large", why=f"{len(body)} bytes, at most {size_max}")
     return HEADER.pack(len(body), kind) + body
 
 

@@ -76,6 +76,31 @@ async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -
         await pool.allocate(request(pool, fraction=0.5), wait_s=0)
         with pytest.raises(UsageError, match="no server named gpu-7"):
             await root.drain("gpu-7", "typo")
+        for reason in ("x" * 201, "two\nlines", "\x1b[31mred"):
+            with pytest.raises(UsageError, match="one line of at most 200 characters"):
+                await root.drain("gpu-1", reason)
+        with pytest.raises(UsageError, match="too large to be asked for"):
+            await root.drain("gpu-1", "x" * 70_000)
+        assert (await root.view()).servers[0].state != "drain"  # the connection has survived
+
+
+async def test_no_text_of_a_client_moves_anybodys_cursor(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client() as pool:
+        evil = "\x1b[2Jtrain.py\r\n\u202e"
+        await pool.allocate(request(pool, program=evil), wait_s=0)
+        waiter = request(pool, program=evil, client=evil)
+        connection = next(iter(pool.connections.by_server.values()))
+        await connection.call(m.AwaitGpus(waiter, evil), timeout_s=5)
+        view = await pool.view()
+        texts = [
+            view.leases[0].program,
+            *(getattr(view.waiting[0], n) for n in ("program", "client", "reason")),
+        ]
+        assert texts == ["\ufffd[2Jtrain.py\ufffd\ufffd\ufffd"] * 4
 
 
 async def test_every_user_sees_the_audit(autojump_clock: Clock, nursery: trio.Nursery) -> None:
