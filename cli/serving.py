@@ -35,6 +35,7 @@ from gpupool.consensus.storage import Storage, bootstrap, open_storage
 from gpupool.pool.commands import Command, DrainServer, EndLease, seal
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.ids import LeaseId, ServerId
+from gpupool.pool.leases import encryption_of
 from gpupool.pool.ports import Outcome
 from gpupool.pool.state import PartStatus, PoolState
 from gpupool.pool.transition import PoolMachine
@@ -316,6 +317,7 @@ class _Server:
             state_dir=self._state.path,
             data_encryption=lambda: self.machine.state.data_encryption,
             address_of=self._address_of,
+            data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             log=logging.getLogger("gpupool.host").info,
         )
         server = ControlServer(

@@ -8,6 +8,7 @@ a crash between two steps loses nothing. The caller keeps proposals in flight fr
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpupool.pool import notices
 from gpupool.pool.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.state import WAITING_LAPSE_MS, PartStatus, PoolState, ServerStatus
@@ -33,7 +34,7 @@ class HostPlan:
 def leader_plan(
     state: PoolState, contact_age_s: Mapping[ServerId, float], wall_ms: int, self_id: ServerId
 ) -> tuple[Command, ...]:
-    """Return what the leader should propose about others: contact lost or regained, and time."""
+    """Return what the leader should propose: contact lost or regained, time, ends by the policy."""
     plan: list[Command] = []
     for server in state.servers.values():
         if server.id == self_id:
@@ -49,6 +50,7 @@ def leader_plan(
     lapsed = any(w.renewed + WAITING_LAPSE_MS < wall_ms for w in state.waiting.values())
     if lapsed and wall_ms > state.now:
         plan.append(Tick())
+    plan += notices.due(state, max(wall_ms, state.now))
     return tuple(plan)
 
 

@@ -1,12 +1,14 @@
 """What must hold in every state, checked by tests, simulations and, cheaply, in production."""
 
 from gpupool.pool.ids import GpuId, ServerId
+from gpupool.pool.policy import Usage
+from gpupool.pool.rulebook import NOTHING, plus, usage_of
 from gpupool.pool.state import VOTER_COUNT_MAX, PartStatus, PoolState
 
 
 def violations(state: PoolState) -> list[str]:
     """Return every broken invariant as a sentence; an empty list is what should come back."""
-    found: list[str] = []
+    found = _usage_violations(state)
     granted: dict[tuple[ServerId, GpuId], int] = {}
     for lease in state.leases.values():
         found += _lease_violations(state, lease.id)
@@ -36,6 +38,15 @@ def violations(state: PoolState) -> list[str]:
     if numbers != list(range(state.act_count - len(numbers) + 1, state.act_count + 1)):
         found.append(f"{state.act_count} administrative acts, of which {numbers} are kept")
     return found
+
+
+def _usage_violations(state: PoolState) -> list[str]:
+    usage: dict[str, Usage] = {}
+    for lease in state.leases.values():
+        usage[lease.user] = plus(usage.get(lease.user, NOTHING), usage_of(lease))
+    if usage == state.usage:
+        return []
+    return [f"the policy's books say {state.usage}, leases hold {usage}"]
 
 
 def _lease_violations(state: PoolState, lease_id: int) -> list[str]:

@@ -7,11 +7,15 @@ owns it has said ``freed``. The lease's id, the Raft index of its grant, is its 
 from dataclasses import replace
 from typing import NamedTuple
 
+from gpupool.pool.admission import Admission, May, least_need
 from gpupool.pool.audit import record
 from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
 from gpupool.pool.filters import admitted, filter_text, first_mismatch, names_server, well_formed
 from gpupool.pool.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
+from gpupool.pool.notices import with_terms
+from gpupool.pool.policy import Usage
 from gpupool.pool.results import Result, refuse
+from gpupool.pool.rulebook import NOTHING, plus, units_of, usage_of
 from gpupool.pool.state import (
     CLOSED_REQUEST_COUNT_MAX,
     EVENT_COUNT_MAX,
@@ -57,6 +61,7 @@ def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
     refusal = (
         _token_refusal(state, command)
         or _shape_refusal(state, command)
+        or _policy_refusal(state, command)
         or _space_refusal(state, command)
         or _fairness_refusal(state, command)
     )
@@ -74,8 +79,10 @@ def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
         client=request.client[:TEXT_LENGTH_MAX],
         program=request.program[:TEXT_LENGTH_MAX],
         idle_timeout_s=request.idle_timeout_s,
+        units=_units(state, command.partitions),
     )
-    state = _charge(state, lease.partitions, sign=1)
+    lease = with_terms(state, lease)
+    state = _count(_charge(state, lease.partitions, sign=1), lease.user, usage_of(lease), sign=1)
     state = replace(
         state,
         leases=state.leases | {lease.id: lease},
@@ -137,6 +144,31 @@ def _shape_refusal(state: PoolState, command: Grant) -> Result | None:
     return None
 
 
+def _policy_refusal(state: PoolState, command: Grant) -> Result | None:
+    """Check the pool's policy: which GPUs this user may use, and how much of all."""
+    if not state.policy.version:
+        return None
+    admission = Admission(state)
+    partitions = command.partitions
+    servers = [state.servers[p.server] for p in partitions]
+    places = [(s, s.gpus[p.gpu]) for s, p in zip(servers, partitions, strict=True)]
+    refusal = admission.place_refusal(command.user, places)
+    if refusal is not None:
+        return refusal
+    units = sum(_units(state, partitions).values())
+    need = Usage(units, sum(p.memory for p in partitions), 1)
+    return admission.limit_refusal(command.user, need)
+
+
+def _units(state: PoolState, partitions: tuple[Partition, ...]) -> dict[ServerId, int]:
+    """Return what partitions count against limits of GPUs, by server."""
+    units: dict[ServerId, int] = {}
+    for part in partitions:
+        gpu = state.servers[part.server].gpus[part.gpu]
+        units[part.server] = units.get(part.server, 0) + units_of(part, gpu)
+    return units
+
+
 def _space_refusal(state: PoolState, command: Grant) -> Result | None:
     for partition in command.partitions:
         server = state.servers[partition.server]
@@ -151,7 +183,7 @@ def _space_refusal(state: PoolState, command: Grant) -> Result | None:
 
 def _fairness_refusal(state: PoolState, command: Grant) -> Result | None:
     """Refuse to take what the oldest starved waiter of at least this priority needs."""
-    kept = kept_for_others(state, command.request.id)
+    kept = kept_for_others(state, command.request.id, command.user)
     if kept is None or not any((p.server, p.gpu) in kept.gpus for p in command.partitions):
         return None
     waited_s = age_ms(state, kept.entry.since) // 1000
@@ -185,7 +217,7 @@ def wait(state: PoolState, command: Wait) -> tuple[PoolState, Result]:
             program=request.program[:TEXT_LENGTH_MAX],
         ),
         user=command.user,
-        priority=known.priority if known else 0,
+        priority=Admission(state).terms(command.user).priority,
         since=known.since if known else state.now,
         renewed=state.now,
         reason=command.reason[:TEXT_LENGTH_MAX],
@@ -203,10 +235,27 @@ def lapse_waiting(state: PoolState) -> PoolState:
 
 
 def oldest_starved(state: PoolState) -> Waiting | None:
-    """Return the waiter that goes first: highest priority, then longest wait, past the limit."""
+    """Return the waiter that goes first: highest priority, then longest wait, past the limit.
+
+    One that the policy would refuse now keeps nobody waiting: memory alone would not help it.
+    """
     limit = state.now - STARVED_AFTER_MS
     starved = [w for w in state.waiting.values() if w.since <= limit]
-    return min(starved, key=lambda w: (-w.priority, w.since, w.request.id), default=None)
+    if not starved:
+        return None
+    starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))
+    if not state.policy.version:
+        return starved[0]
+    admission = Admission(state)
+    return next((w for w in starved if not _is_held_back(admission, w)), None)
+
+
+def _is_held_back(admission: Admission, entry: Waiting) -> bool:
+    """Return whether a limit, rather than memory, is what this entry waits for."""
+    if not admission.terms(entry.user).caps:
+        return False
+    gpus = [g for s in admission.state.servers.values() for g in s.gpus.values()]
+    return admission.limit_refusal(entry.user, least_need(entry.request, gpus)) is not None
 
 
 class Kept(NamedTuple):
@@ -216,13 +265,12 @@ class Kept(NamedTuple):
     gpus: set[tuple[ServerId, GpuId]]
 
 
-def kept_for_others(state: PoolState, request: RequestId) -> Kept | None:
+def kept_for_others(state: PoolState, request: RequestId, user: str = "") -> Kept | None:
     """Return what this request must leave to a waiter that goes first, or None for nothing."""
     oldest = oldest_starved(state)
     if oldest is None or oldest.request.id == request:
         return None
-    mine = state.waiting.get(request)
-    if mine is not None and mine.priority > oldest.priority:
+    if Admission(state).terms(user).priority > oldest.priority:
         return None
     return Kept(oldest, needed_by(state, oldest))
 
@@ -232,10 +280,11 @@ def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
     best: tuple[tuple[int, int, str], list[tuple[ServerId, GpuId]]] | None = None
     request = entry.request
     everywhere: list[_Candidate] = []
+    usable = Admission(state).usable(entry.user)
     for server in state.servers.values():
         if not server.grantable:
             continue
-        fitting = _candidates(server, request)
+        fitting = _candidates(server, request, usable)
         everywhere += fitting
         if len(fitting) < request.count:
             continue
@@ -249,12 +298,13 @@ def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
     return set(best[1]) if best else set()
 
 
-def _candidates(server: Server, request: Request) -> list["_Candidate"]:
+def _candidates(server: Server, request: Request, usable: May) -> list["_Candidate"]:
     """Return one GPU of each card that could serve a starved request, the readiest first."""
     found = [
         (_Candidate(max(0, size - gpu.memory_free), gpu.index, server.id, gpu.id), gpu.parent)
         for gpu in admitted(request, server)
         if not gpu.unfit
+        and usable(server, gpu)
         and (size := request.memory or partition_size(gpu.capacity, request.fraction))
         <= gpu.capacity
     ]
@@ -378,6 +428,8 @@ def _free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     mine = tuple(p for p in lease.partitions if p.server == server)
     state = _charge(state, mine, sign=-1)
     parts = lease.parts | {server: PartStatus.FREED}
+    given_back = plus(usage_of(lease), usage_of(replace(lease, parts=parts)), -1)
+    state = _count(state, lease.user, given_back, sign=-1)
     if any(part is not PartStatus.FREED for part in parts.values()):
         return replace(state, leases=state.leases | {lease.id: replace(lease, parts=parts)})
     leases = {k: each for k, each in state.leases.items() if k != lease.id}
@@ -404,6 +456,20 @@ def _charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -
         charged = replace(gpu, memory_granted=gpu.memory_granted + sign * partition.memory)
         servers[server.id] = replace(server, gpus=server.gpus | {gpu.id: charged})
     return replace(state, servers=servers)
+
+
+def _count(state: PoolState, user: str, change: Usage, *, sign: int) -> PoolState:
+    """Return ``state`` with what a user holds changed in the books of the policy."""
+    usage = plus(state.usage.get(user, NOTHING), change, sign)
+    if usage == NOTHING:
+        return replace(state, usage={k: u for k, u in state.usage.items() if k != user})
+    return replace(state, usage=state.usage | {user: usage})
+
+
+def encryption_of(state: PoolState, lease: LeaseId) -> str:
+    """Return whether a lease's data is encrypted: "tls" or "off"."""
+    known = state.leases.get(lease)
+    return (known.data_encryption if known is not None else "") or state.data_encryption
 
 
 def age_ms(state: PoolState, since: Milliseconds) -> int:

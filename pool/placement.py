@@ -7,9 +7,11 @@ ranks what came back, is ``choice``.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gpupool.pool.admission import Admission, May, least_need
 from gpupool.pool.filters import admitted, facts_text, filter_text, matches, names_server
 from gpupool.pool.ids import GpuId, Incarnation, ServerId
 from gpupool.pool.leases import kept_for_others, partition_size
+from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import Filter, Gpu, PoolState, Request, Server
 
 WHOLE_SLACK = 0.95
@@ -68,12 +70,16 @@ def make_offer(
     state: PoolState, server: Server, request: Request, user: str = ""
 ) -> Offer | NoOffer:
     """Return what ``server`` answers to a ``request`` of ``user``, from the table alone."""
-    del user
     matching = admitted(request, server)
     fitting_count = len(_fitting_cards(matching, request))
     # All other servers are looked at only when this one could not serve the request alone.
     if fitting_count < request.count and not any_could_ever_fit(state, request):
         return NoOffer(server.id, server.name, "never", never_reason(state, request))
+    ahead = sum(w.request.id != request.id for w in state.waiting.values())
+    admission = Admission(state)
+    refusal = _policy_refusal(admission, server, matching, request, user)
+    if refusal is not None:
+        return NoOffer(server.id, server.name, refusal.kind, refusal.why, ahead)
     if not names_server(request.servers, server):
         return NoOffer(server.id, server.name, "busy", "not among the servers asked for")
     if not server.grantable:
@@ -83,7 +89,7 @@ def make_offer(
         return NoOffer(server.id, server.name, "busy", "no GPU matches; another server has some")
     if fitting_count < (1 if request.across else request.count):
         return NoOffer(server.id, server.name, "busy", "has no such GPUs; another server does")
-    ahead = sum(w.request.id != request.id for w in state.waiting.values())
+    usable = admission.usable(user)
     gpus = tuple(
         OfferedGpu(
             gpu=gpu.id,
@@ -95,9 +101,9 @@ def make_offer(
             capacity=gpu.capacity,
         )
         for gpu in matching
-        if (size := wanted_size(gpu, request)) and gpu.memory_free >= size
+        if (size := wanted_size(gpu, request)) and gpu.memory_free >= size and usable(server, gpu)
     )
-    kept = kept_for_others(state, request.id)
+    kept = kept_for_others(state, request.id, user)
     if kept is not None:
         gpus = tuple(gpu for gpu in gpus if (server.id, gpu.gpu) not in kept.gpus)
     needed = 1 if request.across else request.count
@@ -106,6 +112,7 @@ def make_offer(
         why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle} idle)"
         if kept is not None:
             why += f"; {kept.entry.user} has waited longer and goes first"
+        why += _reserved_text(admission, server, user)
         return NoOffer(server.id, server.name, "busy", why, ahead)
     capacity = sum(gpu.capacity for gpu in server.gpus.values())
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())
@@ -113,10 +120,56 @@ def make_offer(
     return Offer(server.id, server.name, server.incarnation, gpus, load)
 
 
-def any_could_ever_fit(state: PoolState, request: Request) -> bool:
-    """Return whether any server of the table, down ones included, could ever serve it."""
+def _policy_refusal(
+    admission: Admission, server: Server, matching: Sequence[Gpu], request: Request, user: str
+) -> Result | None:
+    """Return why the policy would refuse whatever ``server`` could offer, or None."""
+    state = admission.state
+    if not state.policy.version:
+        return None
+
+    def fits(may: May) -> bool:
+        return any_could_ever_fit(state, request, may)
+
+    refusal = admission.fit_refusal(user, fits)
+    if refusal is not None or not admission.terms(user).caps:
+        return refusal
+    # What is denied is denied by all servers alike. What it counts as depends on the GPU, though,
+    # and another server may have GPUs on which the same request counts less.
+    everywhere = [gpu for each in state.servers.values() for gpu in admitted(request, each)]
+    refusal = admission.limit_refusal(user, least_need(request, everywhere))
+    if refusal is None and matching and not request.across:
+        refusal = admission.limit_refusal(user, least_need(request, matching))
+        if refusal is not None:
+            return refuse("busy", refusal.why)
+    return refusal
+
+
+def _reserved_text(admission: Admission, server: Server, user: str) -> str:
+    group = admission.terms(user).group
+    kept = [
+        reservation
+        for (server_id, _), reservation in admission.book.reserved(admission.state).items()
+        if server_id == server.id and reservation.group != group
+    ]
+    if not kept:
+        return ""
+    return f"; {len(kept)} kept for class {', '.join(sorted({each.group for each in kept}))}"
+
+
+def any_could_ever_fit(state: PoolState, request: Request, may: May | None = None) -> bool:
+    """Return whether any server of the table, down ones included, could ever serve it.
+
+    With ``may``, only GPUs count that it admits.
+    """
     counts = [
-        len(_fitting_cards(admitted(request, server), request)) for server in state.servers.values()
+        len(
+            _fitting_cards(
+                [gpu for gpu in admitted(request, server) if may is None or may(server, gpu)],
+                request,
+            )
+        )
+        for server in state.servers.values()
     ]
     most = sum(counts) if request.across else max(counts, default=0)
     return most >= request.count

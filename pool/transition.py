@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpupool.pool import leases, policy_log, staging
+from gpupool.pool import leases, notices, policy_log, staging
 from gpupool.pool.audit import acts_since, record
 from gpupool.pool.backup import restore_backup
 from gpupool.pool.clashes import UNSETTLED, settle_clashes
@@ -24,6 +24,7 @@ from gpupool.pool.commands import (
     EndLease,
     Envelope,
     FreeLease,
+    GiveNotice,
     Grant,
     JoinServer,
     LabelServer,
@@ -39,7 +40,7 @@ from gpupool.pool.commands import (
     Wait,
     unseal,
 )
-from gpupool.pool.ids import GpuId, Milliseconds, Plain
+from gpupool.pool.ids import GpuId, Milliseconds, Plain, lease_name
 from gpupool.pool.labels import label_server, labels_at_start
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import (
@@ -325,6 +326,16 @@ def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
     return state, result
 
 
+def give_notice(state: PoolState, command: GiveNotice) -> Step:
+    """Set an end to a lease that the policy allows no more."""
+    state, result = notices.give_notice(state, command)
+    if result.ok:
+        name = lease_name(command.lease)
+        text = notices.notice_text(state.leases[command.lease])
+        state = leases.note(state, "notice", name, text)
+    return state, result
+
+
 def tick(state: PoolState, command: Tick) -> Step:
     """Do nothing: ``apply`` itself has advanced the time."""
     return state, Result(ok=True)
@@ -350,6 +361,7 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     StagePart: staging.stage_part,
     ApplyPolicy: apply_policy,
     RestoreBackup: restore_backup,
+    GiveNotice: give_notice,
     Tick: tick,
 }
 

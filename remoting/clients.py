@@ -40,6 +40,8 @@ class Client:
     kind: TokenKind
     name: str
     attached: set[LeaseId] = field(default_factory=set[LeaseId])
+    noticed: dict[LeaseId, int] = field(default_factory=dict[LeaseId, int])
+    """The ends of its leases that it was told of, in table time."""
     pending_calls: int = 0
     update_every_s: float = 0.0
     update_at: float = float("inf")

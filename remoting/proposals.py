@@ -144,7 +144,7 @@ class Proposals:
         pending.retry_at = None
         pending.attempts += 1
         left_s = pending.deadline - self._clock.monotonic()
-        at_ms, ttl_ms = self._at_ms(), 0
+        at_ms, ttl_ms = self.at_ms(), 0
         if pending.bounded:
             # No attempt expires before an earlier one, so the last to expire ends them all.
             fresh_ms = at_ms + int((max(0.0, left_s) + TTL_SLACK_S) * 1000)
@@ -153,8 +153,8 @@ class Proposals:
         plain = seal(pending.command, at_ms=at_ms, ttl_ms=ttl_ms)
         self._emit(Propose(number, plain, timeout_s=min(ATTEMPT_S, max(0.05, left_s))))
 
-    def _at_ms(self) -> int:
-        """Return the table time to propose at: ours, unless our clock is plainly wrong."""
+    def at_ms(self) -> int:
+        """Return the table time that it is now: by our clock, unless that is plainly wrong."""
         known = self._machine.state.now
         if abs(self._clock_offset_s()) > CLOCK_OFFSET_MAX_S:
             return known

@@ -31,7 +31,9 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.filters import well_formed
 from gpupool.pool.idleness import IDLE_TIMEOUT_MIN_S
-from gpupool.pool.ids import Incarnation, LeaseId, RequestId, ServerId, lease_name
+from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, lease_name
+from gpupool.pool.leases import encryption_of
+from gpupool.pool.notices import notice_text
 from gpupool.pool.placement import NoOffer, make_offer
 from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
 from gpupool.pool.results import Result
@@ -273,7 +275,8 @@ class Steward:
         if isinstance(result, GpupoolError):
             self.answer(starting.client, starting.call, m.refused(result))
         else:
-            opened = m.SessionOpened(result, self.software.address, self.state.data_encryption)
+            encryption = encryption_of(self.state, starting.lease)
+            opened = m.SessionOpened(result, self.software.address, encryption)
             self.answer(starting.client, starting.call, opened)
         # If the lease has ended meanwhile, this look kills the new worker.
         self._look()
@@ -458,7 +461,7 @@ class Steward:
             answer = NoOffer(server.id, server.name, "busy", "is starting")
         else:
             shown = self.waiters.without_kept(server, request.id, now)
-            answer = make_offer(state, shown, request, client.user)
+            answer = make_offer(self._state_now(), shown, request, client.user)
         if isinstance(answer, NoOffer):
             if answer.kind == "busy" and message.waits:
                 self.waiters.add(client.connection, request, now, client.user)
@@ -501,9 +504,7 @@ class Steward:
                     self.answer(client, call, m.Claimed("refused", kind="closed", why=why))
                     return
                 self._attach(client, lease)
-                idle_s = lease.idle_timeout_s
-                granted = m.Claimed("granted", lease=lease.id, idle_timeout_s=idle_s)
-                self.answer(client, call, granted)
+                self.answer(client, call, self._granted(lease))
             elif result is not None:
                 claimed = m.Claimed("refused", kind=result.kind, why=result.why)
                 self.answer(client, call, claimed)
@@ -516,6 +517,15 @@ class Steward:
                 self.answer(client, call, claimed)
 
         self.proposals.propose(command, decided, timeout_s=self.settings.call_timeout_s)
+
+    def _granted(self, lease: Lease) -> m.Claimed:
+        left_ms = lease.ends_at - self.proposals.at_ms() if lease.ends_at else 0
+        return m.Claimed(
+            "granted",
+            lease=lease.id,
+            idle_timeout_s=lease.idle_timeout_s,
+            time_left_s=max(0.0, left_ms / 1000),
+        )
 
     def _cancel(self, client: Client, call: int, message: m.Cancel) -> None:
         command = commands.CancelRequest(
@@ -618,6 +628,7 @@ class Steward:
 
     def _detach(self, client: Client, lease: LeaseId) -> None:
         client.attached.discard(lease)
+        client.noticed.pop(lease, None)
         connections = self._attached.get(lease)
         if connections is not None:
             connections.discard(client.connection)
@@ -670,6 +681,23 @@ class Steward:
         self._look()
         self._hint(self.clock.monotonic())
 
+    def _state_now(self) -> PoolState:
+        """Return the table as of now: windows of the policy open though nothing is committed."""
+        return replace(self.state, now=Milliseconds(self.proposals.at_ms()))
+
+    def _give_notices(self) -> None:
+        """Tell clients of the ends that the policy has set to their leases, once each."""
+        now_ms = self.proposals.at_ms()
+        for lease_id, connections in self._attached.items():
+            lease = self.state.leases.get(lease_id)
+            if lease is None or not lease.ends_at or lease.notice_at > now_ms or not lease.held:
+                continue
+            for connection in sorted(connections):
+                client = self._clients.get(connection)
+                if client is not None and client.noticed.get(lease_id) != lease.ends_at:
+                    client.noticed[lease_id] = lease.ends_at
+                    self.send(connection, 0, m.LeaseNotice(lease_id, notice_text(lease)))
+
     def _follow_client(self, client: Client, members: tuple[m.Member, ...]) -> None:
         state = self.state
         for lease_id in sorted(client.attached):
@@ -699,13 +727,14 @@ class Steward:
         self._look_at = now + self.settings.look_every_s
         state = self.state
         self.caretaker.look(state, self.health(), self._attached)
+        self._give_notices()
         me = state.servers.get(self.self_id)
         if me is not None and me.voter and self.signer is None and self._key_at <= now:
             self._key_at = now + self.settings.key_every_s
             self._actions += [AskKey(voter) for voter in state.voters() if voter != self.self_id]
 
     def _hint(self, now: float) -> None:
-        for connection, request in self.waiters.due(self.state, self.self_id, now):
+        for connection, request in self.waiters.due(self._state_now(), self.self_id, now):
             self.send(connection, 0, m.TryNow((request,)))
 
     def _take(self) -> list[Action]:

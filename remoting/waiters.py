@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from gpupool.pool.choice import choose
 from gpupool.pool.ids import GpuId, RequestId, ServerId
 from gpupool.pool.placement import Offer, make_offer
+from gpupool.pool.rulebook import rulebook
 from gpupool.pool.state import Gpu, PoolState, Request, Server
 
 KEEP_S = 0.5
@@ -45,6 +46,7 @@ class Waiters:
     def __init__(self) -> None:
         self._waiters: dict[tuple[int, RequestId], _Waiter] = {}
         self._seen: Server | None = None
+        self._seen_usage: object = None
         self._again_at = float("inf")
 
     def __len__(self) -> int:
@@ -88,9 +90,10 @@ class Waiters:
         self._forget_served(state, now)
         server = state.servers.get(self_id)
         # Most changes of the table concern other servers, and there are many of both.
-        if server is None or (self._seen is server and now < self._again_at):
+        held_back = rulebook(state.policy).has_caps and self._seen_usage is not state.usage
+        if server is None or (self._seen is server and now < self._again_at and not held_back):
             return []
-        self._seen, self._again_at = server, float("inf")
+        self._seen, self._seen_usage, self._again_at = server, state.usage, float("inf")
         if not self._waiters or not server.grantable:
             return []
         hints: list[tuple[int, RequestId]] = []

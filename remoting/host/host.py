@@ -69,7 +69,7 @@ class Host:
         runtime_dir: Path,
         state_dir: Path | None = None,
         idle_spares: int = 1,
-        data_encryption: Callable[[], str] = lambda: "tls",
+        data_encryption: Callable[[LeaseId], str] = lambda _lease: "tls",
         limits: HostLimits | None = None,
         doors: Mapping[str, str] | None = None,
         own_uids: bool = True,
@@ -85,7 +85,7 @@ class Host:
                 lets other users of the machine reach the socket.
             state_dir: where live workers are recorded, for ``sweep_former_workers``.
             idle_spares: warm workers that wait for sessions.
-            data_encryption: asked for each connection: the pool's policy, "tls" or "off".
+            data_encryption: asked for each connection: what holds for its lease, "tls" or "off".
             limits: bounds and intervals.
             doors: name of each door to its "module:function"; by default the array door.
             own_uids: whether workers get uids of their own where that is possible.
@@ -241,7 +241,9 @@ class Host:
             worker = self._waiting(session)
             if worker is None:
                 raise DeniedError("data connection refused", why="no session waits for it")
-            plain = connection.family == socket.AF_UNIX or self._data_encryption() == "off"
+            plain = connection.family == socket.AF_UNIX
+            if not plain and worker.lease is not None:
+                plain = self._data_encryption(worker.lease) == "off"
             try:
                 worker.send(messages.Connection(plain=plain), connection.fileno())
             except WorkerFailedError as error:

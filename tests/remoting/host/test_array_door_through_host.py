@@ -14,6 +14,7 @@ import pytest
 import trio
 from host_kit import GIB, HostKit, MakeHost
 
+from gpupool.pool.ids import LeaseId
 from gpupool.pool.state import Lease
 from gpupool.remoting.host import handshake
 
@@ -114,7 +115,10 @@ async def run_program(agent: Agent, text: str) -> "subprocess.CompletedProcess[b
 
 @pytest.mark.parametrize("encryption", ["unix", "tls", "off"])
 async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryption: str) -> None:
-    kit = await make_host(doors=DOORS, data_encryption=lambda: encryption.replace("unix", "tls"))
+    def encryption_of(_lease: LeaseId) -> str:
+        return encryption.replace("unix", "tls")
+
+    kit = await make_host(doors=DOORS, data_encryption=encryption_of)
     agent = Agent(kit, kit.lease(memory=64 * MIB), encryption)
     kit.nursery.start_soon(agent.run)
     done = await run_program(

@@ -15,7 +15,7 @@ import trio
 from host_kit import GIB, SERVER, HostKit, MakeHost, unix_address, until
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
-from gpupool.pool.ids import GpuId
+from gpupool.pool.ids import GpuId, LeaseId
 from gpupool.pool.state import Partition
 from gpupool.remoting.host import doorway, handshake
 from gpupool.remoting.host.dial import SessionAddress
@@ -108,7 +108,11 @@ async def test_calls_reach_the_door_over_tls(make_host: MakeHost) -> None:
 
 async def test_plain_tcp_needs_the_pools_consent(make_host: MakeHost) -> None:
     policy = ["tls"]
-    kit = await make_host(data_encryption=lambda: policy[0])
+
+    def encryption_of(_lease: LeaseId) -> str:
+        return policy[0]
+
+    kit = await make_host(data_encryption=encryption_of)
     front, info = await tcp_front(kit)
     with pytest.raises(AuthenticationError):
         await kit.dial(front.address(info, "off"))
@@ -123,7 +127,10 @@ async def test_plain_tcp_needs_the_pools_consent(make_host: MakeHost) -> None:
 async def test_wrong_ticket_is_refused_and_the_session_stays(
     make_host: MakeHost, encryption: str
 ) -> None:
-    kit = await make_host(data_encryption=lambda: encryption)
+    def encryption_of(_lease: LeaseId) -> str:
+        return encryption
+
+    kit = await make_host(data_encryption=encryption_of)
     front, info = await tcp_front(kit)
     right = front.address(info, encryption)
     with pytest.raises(AuthenticationError):

@@ -1,0 +1,218 @@
+"""Whether the policy lets a request be granted now: the checks that ``apply`` and offers share.
+
+A refusal is "denied" when waiting cannot help, and "busy" when it can: because leases that end
+give way to it, or because a window opens that allows it.
+"""
+
+from collections.abc import Callable, Iterable
+
+from gpupool.pool.policy import UNIT, Usage, Zone
+from gpupool.pool.policy_time import DAY_MS, UTC, offset_ms
+from gpupool.pool.results import Result, refuse
+from gpupool.pool.rulebook import NOTHING, Cap, Moment, Source, Terms, plus, rulebook, used
+from gpupool.pool.state import Gpu, PoolState, Request, Server
+
+May = Callable[[Server, Gpu], bool]
+NOUNS = {"max_gpus": "GPUs", "max_memory": "GiB", "max_leases": "leases"}
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+FIRST_DAY = 3
+"""1970-01-01 was a Thursday."""
+
+
+class Admission:
+    """The policy's answers over one state of the table; make one, ask several times."""
+
+    def __init__(self, state: PoolState) -> None:
+        self.state = state
+        self.book = rulebook(state.policy)
+        self.moment = self.book.moment(state.now)
+        self._groups: dict[str, Usage] | None = None
+        self._all: Usage | None = None
+
+    def terms(self, user: str) -> Terms:
+        """Return what applies to ``user`` now."""
+        return self.moment.terms(user)
+
+    # --- places ----------------------------------------------------------------------------------
+
+    def usable(self, user: str) -> May:
+        """Return a function that says whether ``user`` may take a GPU now, were it free."""
+        terms = self.terms(user)
+        reserved = self.book.reserved(self.state)
+        if not terms.restricts_places and not reserved:
+            return _anything
+
+        def may(server: Server, gpu: Gpu) -> bool:
+            kept = reserved.get((server.id, gpu.id))
+            if kept is not None and kept.group != terms.group:
+                return False
+            return terms.misses(server, gpu) is None
+
+        return may
+
+    def allowed(self, user: str) -> May:
+        """Return a function that says whether ``user``'s rules admit a GPU, reserved or not."""
+        terms = self.terms(user)
+        if not terms.restricts_places:
+            return _anything
+        return lambda server, gpu: terms.misses(server, gpu) is None
+
+    def place_refusal(self, user: str, places: Iterable[tuple[Server, Gpu]]) -> Result | None:
+        """Return why ``user`` may not take exactly these GPUs now, or None."""
+        terms = self.terms(user)
+        reserved = self.book.reserved(self.state)
+        for server, gpu in places:
+            kept = reserved.get((server.id, gpu.id))
+            if kept is not None and kept.group != terms.group:
+                version = self.state.policy.version
+                rule = f'policy v{version}, line {kept.line}: [[reservation]] "{kept.name}"'
+                return refuse(
+                    "busy",
+                    f"GPU {gpu.index} of {server.name} is kept for class {kept.group} ({rule})",
+                )
+            source = terms.misses(server, gpu)
+            if source is not None:
+                what = f"GPU {gpu.index} of {server.name} ({gpu.name})"
+                why = f"{self._whose(terms)} may not use {what} ({self._name(source)})"
+                return self._later(user, why, _admits(server, gpu))
+        return None
+
+    def fit_refusal(self, user: str, fits: Callable[[May], bool]) -> Result | None:
+        """Return why no GPU that ``user`` may use could ever serve a request, or None.
+
+        ``fits`` says whether one of the GPUs that a predicate admits could serve it.
+        """
+        terms = self.terms(user)
+        if not terms.restricts_places or fits(lambda s, g: terms.misses(s, g) is None):
+            return None
+        texts: list[str] = []
+        for source, what in ((terms.gpus, "GPUs"), (terms.servers, "servers")):
+            if source is not None:
+                words = ", ".join(source.rule.words)
+                texts.append(f"{self._whose(terms)} may use {what} {words} ({self._name(source)})")
+        why = f"{' and '.join(texts)}; none of these can serve this request"
+        return self._later(user, why, lambda t: fits(lambda s, g: t.misses(s, g) is None))
+
+    # --- limits ----------------------------------------------------------------------------------
+
+    def limit_refusal(self, user: str, need: Usage) -> Result | None:
+        """Return why ``user`` may not hold ``need`` on top of everything now, or None."""
+        terms = self.terms(user)
+        busy: Result | None = None
+        for cap in terms.caps:
+            wanted = used(need, cap.dimension)
+            if wanted > cap.limit:
+                why = f"{self._limit_text(terms, cap)} and this takes {amount(wanted, cap)}"
+                return self._later(user, why, lambda t: _fits_alone(t, need))
+            if busy is None:
+                held = used(self._usage(terms, cap), cap.dimension)
+                if held + wanted > cap.limit:
+                    holder = {"user": f"{user} holds", "class": "its members hold"}
+                    who = holder.get(cap.holder, "all users hold")
+                    text = self._limit_text(terms, cap).removesuffix(",")
+                    why = f"{text}; {who} {amount(held, cap)}, this takes {amount(wanted, cap)}"
+                    busy = refuse("busy", why)
+        return busy
+
+    def _usage(self, terms: Terms, cap: Cap) -> Usage:
+        """Return what those hold that a cap counts together."""
+        usage = self.state.usage
+        if cap.holder == "user":
+            return usage.get(terms.user, NOTHING)
+        if self._groups is None or self._all is None:
+            groups: dict[str, Usage] = {}
+            total = NOTHING
+            group_of = self.book.group_of
+            for user, each in usage.items():
+                group = group_of(user)
+                known = groups.get(group, NOTHING)
+                groups[group] = plus(known, each)
+                total = plus(total, each)
+            self._groups, self._all = groups, total
+        return self._all if cap.holder == "pool" else self._groups.get(terms.group, NOTHING)
+
+    def _limit_text(self, terms: Terms, cap: Cap) -> str:
+        who = {"user": terms.user, "class": f"class {terms.group}"}.get(cap.holder, "all users")
+        together = " together" if cap.holder != "user" else ""
+        limit = f"{amount(cap.limit, cap)} {NOUNS[cap.dimension]}"
+        return f"{who} may hold {limit}{together} ({self._name(cap.source)}),"
+
+    # --- words -----------------------------------------------------------------------------------
+
+    def _later(self, user: str, why: str, fits: Callable[[Terms], bool]) -> Result:
+        """Return "busy" with the time from which it is allowed, or "denied" when that is never."""
+        for moment in self.book.later(self.state.now, user):
+            if fits(moment.terms(user)):
+                return refuse("busy", f"{why}; allowed from {self._when(moment)} on")
+        return refuse("denied", why)
+
+    def _when(self, moment: Moment) -> str:
+        """Return when a moment begins, on the clock of the window that makes it begin."""
+        policy = self.state.policy
+        windows = [policy.windows[number] for number in self.moment.active ^ moment.active]
+        name = min(((w.line, w.span.zone) for w in windows), default=(0, "UTC"))[1]
+        return time_text(policy.zones.get(name, UTC), moment.start)
+
+    def _name(self, source: Source) -> str:
+        return source.text(self.state.policy)
+
+    @staticmethod
+    def _whose(terms: Terms) -> str:
+        return f"{terms.user} of class {terms.group}" if terms.group else terms.user
+
+
+def least_need(request: Request, gpus: Iterable[Gpu]) -> Usage:
+    """Return the least that ``request`` can count as on one of ``gpus``; never too much."""
+    if request.fraction:
+        units = round(request.fraction * UNIT)
+        smallest = min((gpu.capacity for gpu in gpus), default=0)
+        memory = int(smallest * request.fraction) >> 20 << 20
+    else:
+        largest = max((gpu.capacity for gpu in gpus), default=0)
+        units = request.memory * UNIT // largest if largest else 0
+        memory = request.memory
+    return Usage(request.count * units, request.count * memory, 1)
+
+
+def amount(number: int, cap: Cap) -> str:
+    """Return what a cap counts, for people: ``1.5``, ``80``, ``4``."""
+    if cap.dimension == "max_gpus":
+        return number_text(number / UNIT)
+    return number_text(number / 2**30) if cap.dimension == "max_memory" else str(number)
+
+
+def number_text(number: float) -> str:
+    """Return a number with three decimals at most."""
+    return f"{number:.3f}".rstrip("0").rstrip(".")
+
+
+def time_text(zone: Zone, utc_ms: int) -> str:
+    """Return an instant on a zone's clock, such as ``Mon 22:00 (Europe/Berlin)``."""
+    local = utc_ms + offset_ms(zone, utc_ms)
+    minutes = local % DAY_MS // 60_000
+    day = DAYS[(local // DAY_MS + FIRST_DAY) % 7]
+    return f"{day} {minutes // 60:02d}:{minutes % 60:02d} ({zone.name})"
+
+
+def duration_text(ms: int) -> str:
+    """Return a duration with two units at most: ``10m``, ``1h30m``, ``7d``."""
+    seconds = max(0, round(ms / 1000))
+    for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m")):
+        if seconds >= size:
+            rest = seconds % size // small
+            return f"{seconds // size}{unit}" + (f"{rest:02d}{small_unit}" if rest else "")
+    if seconds >= 60:
+        return f"{seconds // 60}m" + (f"{seconds % 60:02d}s" if seconds % 60 else "")
+    return f"{seconds}s"
+
+
+def _fits_alone(terms: Terms, need: Usage) -> bool:
+    return all(used(need, cap.dimension) <= cap.limit for cap in terms.caps)
+
+
+def _admits(server: Server, gpu: Gpu) -> Callable[[Terms], bool]:
+    return lambda terms: terms.misses(server, gpu) is None
+
+
+def _anything(_server: Server, _gpu: Gpu) -> bool:
+    return True

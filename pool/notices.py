@@ -1,0 +1,104 @@
+"""Ends that the policy sets: the longest time of a lease, and windows that end what they allowed.
+
+What a lease gets at its grant stays with it, whatever the policy says later: its latest end, its
+idle timeout. A window that ends leases is judged when it has opened or closed, against the rules
+and leases of that moment: notice is given to those that the rules allow no more, and would allow
+had the window not changed. The oldest leases are kept first.
+"""
+
+from dataclasses import replace
+
+from gpupool.pool.admission import Admission, duration_text
+from gpupool.pool.commands import EndLease, GiveNotice
+from gpupool.pool.idleness import effective_timeout_s
+from gpupool.pool.ids import LeaseId, Milliseconds
+from gpupool.pool.policy import Window
+from gpupool.pool.results import Result, refuse
+from gpupool.pool.rulebook import rulebook
+from gpupool.pool.state import Lease, PoolState
+
+NOTICE_MS_MAX = 5 * 60_000
+"""So long before its latest end a client is told; a tenth of a short time."""
+
+
+def with_terms(state: PoolState, lease: Lease) -> Lease:
+    """Return a new lease with what the policy gives it along."""
+    terms = Admission(state).terms(lease.user)
+    ends_at = notice_at = 0
+    why = ""
+    if terms.max_lease is not None and terms.max_lease_ms:
+        ends_at = state.now + terms.max_lease_ms
+        notice_at = ends_at - min(NOTICE_MS_MAX, terms.max_lease_ms // 10)
+        name = terms.max_lease.text(state.policy)
+        why = f"a lease of {lease.user} lasts {duration_text(terms.max_lease_ms)} at most ({name})"
+    return replace(
+        lease,
+        idle_timeout_s=effective_timeout_s(lease.idle_timeout_s, terms.idle_timeout_ms / 1000),
+        ends_at=Milliseconds(ends_at),
+        notice_at=Milliseconds(notice_at),
+        ends_why=why,
+        data_encryption=terms.data_encryption,
+    )
+
+
+def notice_text(lease: Lease) -> str:
+    """Return what the client of a lease is told when its notice is due."""
+    return f"it ends in {duration_text(lease.ends_at - lease.notice_at)}: {lease.ends_why}"
+
+
+def due(state: PoolState, now: int) -> tuple[EndLease | GiveNotice, ...]:
+    """Return what the leader should propose at ``now``, which is not before the table's time."""
+    found: list[EndLease | GiveNotice] = [
+        EndLease(lease.id, lease.ends_why)
+        for lease in state.leases.values()
+        if lease.ends_at and lease.ends_at <= now and lease.held
+    ]
+    if rulebook(state.policy).ends_leases:
+        at = replace(state, now=Milliseconds(max(now, state.now)))
+        found += [GiveNotice(lease) for lease in allowed_no_more(at)]
+    return tuple(found)
+
+
+def allowed_no_more(state: PoolState) -> dict[LeaseId, Window]:
+    """Return the leases to be ended because a window has changed, and which window."""
+    book = rulebook(state.policy)
+    if not book.ends_leases:
+        return {}
+    moment = book.moment(state.now)
+    found: dict[LeaseId, Window] = {}
+    for number, window in enumerate(state.policy.windows):
+        if not window.ends_leases:
+            continue
+        changed_at = book.phase(number, state.now).since
+        late = state.now + window.grace_ms
+        candidates = {
+            lease.id
+            for lease in state.leases.values()
+            if lease.held
+            and lease.granted_at < changed_at
+            and (not lease.ends_at or lease.ends_at > late)
+        }
+        candidates &= book.over(state, moment)
+        if candidates:
+            candidates -= book.over(state, book.toggled(moment, number))
+        found |= dict.fromkeys(sorted(candidates), window)
+    return found
+
+
+def give_notice(state: PoolState, command: GiveNotice) -> tuple[PoolState, Result]:
+    """Set the end of a lease that the rules allow no more."""
+    window = allowed_no_more(state).get(command.lease)
+    if window is None:
+        return state, refuse("conflict", "the lease has notice, or its rules allow it")
+    lease = state.leases[command.lease]
+    number = state.policy.windows.index(window)
+    holds = rulebook(state.policy).phase(number, state.now).holds
+    what = "has opened" if holds else "has closed"
+    lease = replace(
+        lease,
+        ends_at=Milliseconds(state.now + window.grace_ms),
+        notice_at=state.now,
+        ends_why=f'window "{window.name}" {what} (policy v{state.policy.version}, '
+        f"line {window.line})",
+    )
+    return replace(state, leases=state.leases | {lease.id: lease}), Result(ok=True, lease=lease.id)

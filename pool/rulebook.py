@@ -1,0 +1,403 @@
+"""What the pool's policy says to one request at one moment, with the rule that says so.
+
+``rulebook(policy)`` compiles a policy once for each version; that is kept outside the table, and
+is a pure function of it. What then costs little: which windows hold changes only at known
+instants, and what applies to a user only with them.
+
+Which rule counts: the most specific one, so a user's own before the class's, and that before
+``[defaults]``; and at each of these places that of the last open window that has one. Limits of
+``[pool]`` hold for all users together, those of a class for all of its members together, and
+``..._per_user`` and ``[defaults]`` for each user alone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from gpupool.pool.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.policy import MILLI, NO_LIMIT, UNIT, Policy, Reservation, Rule, Usage, Window
+from gpupool.pool.policy_time import FOREVER, Phase, phase
+from gpupool.pool.state import Gpu, Lease, Partition, PartStatus, PoolState, Server
+
+RULEBOOK_COUNT_MAX = 8
+USER_COUNT_MAX = 16_384
+"""Users whose terms are remembered at a time."""
+
+AHEAD_MAX = 64
+"""Openings and closings looked at to say when a request will be allowed."""
+
+DIMENSIONS = ("max_gpus", "max_memory", "max_leases")
+
+Place = tuple[ServerId, GpuId]
+NOTHING = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A rule, and the window that it is part of."""
+
+    rule: Rule
+    window: Window | None = None
+
+    def text(self, policy: Policy) -> str:
+        """Return the rule's name: ``policy v7, line 12: [class.students] max_gpus``."""
+        rule = self.rule
+        table = f"{rule.target}.{rule.name}" if rule.name else rule.target
+        where = f', in window "{self.window.name}"' if self.window is not None else ""
+        return f"policy v{policy.version}, line {rule.line}: [{table}] {rule.key}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """One limit: of a user, of the members of a class together, or of all users together."""
+
+    holder: str  # "user", "class" or "pool"
+    dimension: str
+    limit: int  # of ``Usage``: units of a GPU, bytes or leases
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What applies to one user."""
+
+    user: str
+    group: str  # the class, or empty
+    caps: tuple[Cap, ...]
+    gpus: Source | None  # globs of the models that may be used
+    servers: Source | None  # globs of the labels, one of which a server must have
+    priority: int
+    idle_timeout_ms: int  # 0: none
+    max_lease_ms: int  # 0: none
+    max_lease: Source | None
+    data_encryption: str  # empty: as the pool has it
+
+    @property
+    def restricts_places(self) -> bool:
+        """Return whether some GPUs may not be used."""
+        return self.gpus is not None or self.servers is not None
+
+    def misses(self, server: Server, gpu: Gpu) -> Source | None:
+        """Return the rule that forbids a GPU, or None when it may be used."""
+        if self.gpus is not None and not matches_any(gpu.name, self.gpus.rule.words):
+            return self.gpus
+        if self.servers is not None and not has_label(server, self.servers.rule.words):
+            return self.servers
+        return None
+
+
+class Moment:
+    """The rules between two instants at which a window opens or closes."""
+
+    def __init__(self, book: "Rulebook", active: frozenset[int], start: int, end: int) -> None:
+        self.active = active
+        self.start = start
+        self.end = end
+        self._book = book
+        self._terms: dict[str, Terms] = {}
+        self._rules: dict[tuple[str, str, str], Source] = dict(book.base)
+        for number in sorted(active):
+            window = book.policy.windows[number]
+            for rule in window.rules:
+                self._rules[(rule.target, rule.name, rule.key)] = Source(rule, window)
+
+    def terms(self, user: str) -> Terms:
+        """Return what applies to ``user``."""
+        known = self._terms.get(user)
+        if known is None:
+            if len(self._terms) >= USER_COUNT_MAX:
+                self._terms.clear()
+            known = self._terms[user] = self._make_terms(user)
+        return known
+
+    def _make_terms(self, user: str) -> Terms:
+        group = self._book.group_of(user)
+        caps: list[Cap] = []
+        for dimension in DIMENSIONS:
+            scale = MILLI if dimension == "max_gpus" else 1
+            for holder, found in (
+                ("user", self._own(user, group, dimension, f"{dimension}_per_user")),
+                ("class", self._rules.get(("class", group, dimension)) if group else None),
+                ("pool", self._rules.get(("pool", "", dimension))),
+            ):
+                if found is not None and found.rule.number != NO_LIMIT:
+                    caps.append(Cap(holder, dimension, found.rule.number * scale, found))
+        priority = self._own("", group, "priority", "priority")
+        longest = self._own(user, group, "max_lease_time", "max_lease_time")
+        encryption = self._own(user, group, "data_encryption", "data_encryption")
+        return Terms(
+            user=user,
+            group=group,
+            caps=tuple(caps),
+            gpus=self._own(user, group, "gpus", "gpus"),
+            servers=self._own(user, group, "servers", "servers"),
+            priority=priority.rule.number if priority is not None else 0,
+            idle_timeout_ms=_number(self._own(user, group, "idle_timeout", "idle_timeout")),
+            max_lease_ms=_number(longest),
+            max_lease=longest,
+            data_encryption=encryption.rule.words[0] if encryption is not None else "",
+        )
+
+    def _own(self, user: str, group: str, key: str, group_key: str) -> Source | None:
+        """Return the most specific rule for one user."""
+        rules = self._rules
+        return (
+            (rules.get(("user", user, key)) if user else None)
+            or (rules.get(("class", group, group_key)) if group else None)
+            or rules.get(("defaults", "", key))
+        )
+
+
+class Rulebook:
+    """One version of the policy, ready for questions."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.base = {(r.target, r.name, r.key): Source(r) for r in policy.rules}
+        self.has_caps = any(
+            rule.key.startswith("max_") and rule.key != "max_lease_time"
+            for rules in (policy.rules, *(window.rules for window in policy.windows))
+            for rule in rules
+        )
+        """Whether a request may have to wait for something else than memory."""
+        self.ends_leases = any(window.ends_leases for window in policy.windows)
+        self._exact = {
+            member.user: member.group for member in policy.members if not _is_glob(member.user)
+        }
+        self._globs = tuple(member for member in policy.members if _is_glob(member.user))
+        self._groups: dict[str, str] = {}
+        self._phases: list[Phase] = [Phase(False, 0, 0)] * len(policy.windows)
+        self._moment = Moment(self, frozenset(), 0, FOREVER if not policy.windows else 0)
+        self._reserved: tuple[object, object, object, dict[Place, Reservation]] | None = None
+        self._over: tuple[object, dict[frozenset[int], frozenset[LeaseId]]] = (None, {})
+
+    def group_of(self, user: str) -> str:
+        """Return the class of ``user``, or an empty string."""
+        known = self._exact.get(user)
+        if known is not None or not self._globs:
+            return known or ""
+        known = self._groups.get(user)
+        if known is None:
+            if len(self._groups) >= USER_COUNT_MAX:
+                self._groups.clear()
+            found = (m.group for m in self._globs if fnmatchcase(user, m.user))
+            known = self._groups[user] = next(found, "")
+        return known
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def moment(self, now: int) -> Moment:
+        """Return the rules that hold at ``now``."""
+        moment = self._moment
+        if not moment.start <= now < moment.end:
+            moment = self._moment = self._make_moment(now)
+        return moment
+
+    def _make_moment(self, now: int) -> Moment:
+        # Of hundreds of windows a few have changed; the others are known to be as they were.
+        for number, known in enumerate(self._phases):
+            if not known.since <= now < known.until:
+                self._phases[number] = self.phase(number, now)
+        active = frozenset(n for n, each in enumerate(self._phases) if each.holds)
+        start = max((each.since for each in self._phases), default=0)
+        end = min((each.until for each in self._phases), default=FOREVER)
+        return Moment(self, active, start, end)
+
+    def phase(self, number: int, now: int) -> Phase:
+        """Return whether a window is open at ``now``, since when, and until when."""
+        span = self.policy.windows[number].span
+        return phase(span, self.policy.zones[span.zone], now)
+
+    def toggled(self, moment: Moment, number: int) -> Moment:
+        """Return ``moment`` as it would be if one window were open instead of closed, or closed."""
+        return Moment(self, moment.active ^ {number}, moment.start, moment.end)
+
+    def later(self, now: int, user: str) -> Iterable[Moment]:
+        """Return the next moments whose rules are others for ``user``, the soonest first."""
+        group = self.group_of(user)
+        concerned = {("user", user), ("class", group), ("defaults", ""), ("pool", "")}
+        numbers = [
+            number
+            for number, window in enumerate(self.policy.windows)
+            if any((rule.target, rule.name) in concerned for rule in window.rules)
+        ]
+        active = set(self.moment(now).active)
+        for _ in range(AHEAD_MAX):
+            ends = {number: self.phase(number, now).until for number in numbers}
+            now = min(ends.values(), default=FOREVER)
+            if now >= FOREVER:
+                return
+            opened = {number for number in numbers if self.phase(number, now).holds}
+            after = active - set(numbers) | opened
+            if after == active:
+                continue
+            active = after
+            yield Moment(self, frozenset(active), now, now + 1)
+
+    # --- leases that are allowed no more ---------------------------------------------------------
+
+    def over(self, state: PoolState, moment: Moment) -> frozenset[LeaseId]:
+        """Return the leases that the rules of ``moment`` would not allow, the oldest kept first."""
+        if self._over[0] is not state.leases:
+            self._over = (state.leases, {})
+        known = self._over[1].get(moment.active)
+        if known is not None:
+            return known
+        sums: dict[tuple[str, str], Usage] = {}
+        found: set[LeaseId] = set()
+        for lease in sorted(state.leases.values(), key=lambda each: each.id):
+            terms = moment.terms(lease.user)
+            need = usage_of(lease)
+            holders = {"user": lease.user, "class": terms.group, "pool": ""}
+            fits = not any(
+                used(sums.get((cap.holder, holders[cap.holder]), NOTHING), cap.dimension)
+                + used(need, cap.dimension)
+                > cap.limit
+                for cap in terms.caps
+            )
+            if lease.held and not (fits and self._places_fit(state, terms, lease)):
+                found.add(lease.id)
+                continue
+            for holder, name in holders.items():
+                sums[(holder, name)] = plus(sums.get((holder, name), NOTHING), need)
+        over = self._over[1][moment.active] = frozenset(found)
+        return over
+
+    @staticmethod
+    def _places_fit(state: PoolState, terms: Terms, lease: Lease) -> bool:
+        for part in lease.partitions:
+            server = state.servers.get(part.server)
+            gpu = server.gpus.get(part.gpu) if server is not None else None
+            if server is not None and gpu is not None and terms.misses(server, gpu) is not None:
+                return False
+        return True
+
+    # --- reservations ----------------------------------------------------------------------------
+
+    def reserved(self, state: PoolState) -> dict[Place, Reservation]:
+        """Return the GPUs that are kept for a class now: nobody else may take them.
+
+        Each reservation takes first the GPUs on which its class has leases, then those that others
+        use least, so that the fewest leases of others have to end before it can be used.
+        """
+        if not self.policy.reservations:
+            return {}
+        known = self._reserved
+        if known is not None and known[0] is state.servers and known[1] is state.leases:
+            holding = tuple(r for r in self.policy.reservations if self._holds(r, state.now))
+            if known[2] == holding:
+                return known[3]
+        holding = tuple(r for r in self.policy.reservations if self._holds(r, state.now))
+        found = self._choose_reserved(state, holding) if holding else {}
+        self._reserved = (state.servers, state.leases, holding, found)
+        return found
+
+    def _holds(self, reservation: Reservation, now: int) -> bool:
+        zone = self.policy.zones[reservation.span.zone]
+        return phase(reservation.span, zone, now).holds
+
+    def _choose_reserved(
+        self, state: PoolState, holding: tuple[Reservation, ...]
+    ) -> dict[Place, Reservation]:
+        groups = {reservation.group for reservation in holding}
+        held: dict[tuple[str, ServerId, GpuId], int] = {}
+        for lease in state.leases.values():
+            group = self.group_of(lease.user)
+            if group in groups:
+                for part in lease.partitions:
+                    key = (group, part.server, part.gpu)
+                    held[key] = held.get(key, 0) + part.memory
+        found: dict[Place, Reservation] = {}
+        for reservation in holding:
+            ranked: list[tuple[bool, int, ServerId, int, GpuId]] = []
+            for server in state.servers.values():
+                if not server.grantable or not has_label(server, reservation.servers):
+                    continue
+                for gpu in server.gpus.values():
+                    if gpu.unfit or (server.id, gpu.id) in found:
+                        continue
+                    if matches_any(gpu.name, reservation.gpus):
+                        own = held.get((reservation.group, server.id, gpu.id), 0)
+                        others = gpu.memory_granted - own
+                        ranked.append((own == 0, others, server.id, gpu.index, gpu.id))
+            ranked.sort()
+            for _, _, server_id, _, gpu_id in ranked[: reservation.gpu_count]:
+                found[(server_id, gpu_id)] = reservation
+        return found
+
+
+EMPTY = Rulebook(Policy())
+_books: dict[tuple[int, bytes], Rulebook] = {}
+
+
+def rulebook(policy: Policy) -> Rulebook:
+    """Return the rulebook of ``policy``, compiled at the first call for it."""
+    if not policy.version:
+        return EMPTY
+    key = (policy.version, policy.digest)
+    known = _books.get(key)
+    # A restored backup says its own digest, which need not be true.
+    if known is None or (known.policy is not policy and known.policy != policy):
+        if len(_books) >= RULEBOOK_COUNT_MAX and key not in _books:
+            del _books[next(iter(_books))]
+        known = _books[key] = Rulebook(policy)
+    return known
+
+
+# --- what leases count ----------------------------------------------------------------------------
+
+
+def units_of(partition: Partition, gpu: Gpu) -> int:
+    """Return the share of a GPU that a partition counts as, in units of ``policy.UNIT``."""
+    return partition.memory * UNIT // gpu.capacity if gpu.capacity else 0
+
+
+def usage_of(lease: Lease) -> Usage:
+    """Return what a lease counts: the parts of it that are not freed yet."""
+    live = {server for server, part in lease.parts.items() if part is not PartStatus.FREED}
+    return Usage(
+        units=sum(lease.units.get(server, 0) for server in live),
+        memory=sum(part.memory for part in lease.partitions if part.server in live),
+        leases=1 if live else 0,
+    )
+
+
+def plus(one: Usage, other: Usage, sign: int = 1) -> Usage:
+    """Return the sum of two, or with ``sign`` -1 the difference."""
+    return Usage(
+        one.units + sign * other.units,
+        one.memory + sign * other.memory,
+        one.leases + sign * other.leases,
+    )
+
+
+def used(usage: Usage, dimension: str) -> int:
+    """Return what a cap of this dimension is compared with."""
+    if dimension == "max_gpus":
+        return usage.units
+    return usage.memory if dimension == "max_memory" else usage.leases
+
+
+def matches_any(name: str, globs: tuple[str, ...]) -> bool:
+    """Return whether a GPU's name matches one of the globs, whatever its case; no globs: any."""
+    return not globs or any(fnmatchcase(name.lower(), each.lower()) for each in globs)
+
+
+def has_label(server: Server, globs: tuple[str, ...]) -> bool:
+    """Return whether a server has one of these labels; its name counts as label ``name``."""
+    if not globs:
+        return True
+    for each in globs:
+        key, _, pattern = each.partition("=")
+        value = server.name if key == "name" else server.labels.get(key)
+        if value is not None and fnmatchcase(value, pattern):
+            return True
+    return False
+
+
+def _number(source: Source | None) -> int:
+    return max(0, source.rule.number) if source is not None else 0
+
+
+def _is_glob(user: str) -> bool:
+    return bool(set(user) & set("*?["))

@@ -1,0 +1,154 @@
+"""A pool of two servers with four GPUs each, its users, and policies written in TOML."""
+
+from calendar import timegm
+from collections.abc import Sequence
+from datetime import datetime
+
+from gpupool.pool import commands as c
+from gpupool.pool import policy_log
+from gpupool.pool.choice import rank
+from gpupool.pool.codec import decode
+from gpupool.pool.commands import seal
+from gpupool.pool.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+    TokenId,
+)
+from gpupool.pool.invariants import violations
+from gpupool.pool.placement import NoOffer, Offer, make_offer
+from gpupool.pool.policy import Policy, Zone
+from gpupool.pool.policy_text import parse_policy
+from gpupool.pool.results import Result
+from gpupool.pool.staging import parts_of
+from gpupool.pool.state import Gpu, PoolState, Request, TokenKind
+from gpupool.pool.transition import PoolMachine
+from gpupool.remoting.zones import zone_of
+
+GIB = 1 << 30
+ONE = Incarnation(1)
+A, B = ServerId("a" * 12), ServerId("b" * 12)
+USERS = ("ada", "bob", "cy", "dee", "boss")
+MODELS = {A: "NVIDIA H200", B: "NVIDIA A100-SXM4-80GB"}
+LABELS = {A: {"rack": "1"}, B: {"rack": "2"}}
+MONDAY_MS = timegm((2026, 11, 23, 0, 0, 0)) * 1000
+"""Midnight UTC."""
+
+
+def at(text: str) -> int:
+    """Return the table time of a moment in UTC."""
+    return timegm(datetime.fromisoformat(text).timetuple()) * 1000
+
+
+def zone(name: str) -> Zone | None:
+    return zone_of(name, MONDAY_MS)
+
+
+def parse(text: str) -> Policy:
+    return parse_policy(text, zone)
+
+
+def policy_commands(text: str, base: int, by: str = "root") -> list[c.Command]:
+    """Return what puts a policy in force, as a server would propose it."""
+    data = policy_log.pack_draft(policy_log.Draft(policy_log.pack_text(text), parse(text)))
+    digest = policy_log.digest_of(data)
+    parts = parts_of(data)
+    found: list[c.Command] = [c.StagePart(digest[:16], n, p) for n, p in enumerate(parts)]
+    found.append(c.ApplyPolicy(digest[:16], len(parts), digest, base, by))
+    return found
+
+
+def founding(servers: Sequence[ServerId], gpu_count: int, capacity: int) -> list[c.Command]:
+    """Return what makes the pool."""
+    found: list[c.Command] = [
+        c.CreatePool("cluster", "lab", "tls"),
+        c.JoinServer(servers[0], servers[0][0], "a:1", False, None),
+    ]
+    far = Milliseconds(2**52)
+    for server in servers[1:]:
+        token = TokenId(f"token-{server[0]}")
+        found.append(c.CreateToken(token, TokenKind.SERVER, "s", bytes(32), far, "root"))
+        found.append(c.JoinServer(server, server[0], "b:1", False, token))
+    found += [
+        c.CreateToken(TokenId(user), TokenKind.USER, user, bytes(32), far, "root") for user in USERS
+    ]
+    for server in servers:
+        gpus = tuple(
+            Gpu(GpuId(f"{server}-{n}"), n, MODELS.get(server, "GPU"), capacity)
+            for n in range(gpu_count)
+        )
+        labels = LABELS.get(server, {})
+        found.append(c.ServerUp(server, ONE, "x:1", "1", "2", "3", gpus, labels))
+    return found
+
+
+class Pool:
+    """A founded pool; everything happens at ``now_ms``."""
+
+    def __init__(self, policy: str = "", *, gpu_count: int = 4, capacity: int = 80 * GIB) -> None:
+        self.machine = PoolMachine(PoolState())
+        self.now_ms = MONDAY_MS
+        self.number = 0
+        for command in founding((A, B), gpu_count, capacity):
+            assert self.do(command).ok, command
+        if policy:
+            self.put(policy)
+
+    @property
+    def state(self) -> PoolState:
+        return self.machine.state
+
+    def do(self, command: c.Command) -> Result:
+        plain = seal(command, at_ms=self.now_ms, ttl_ms=0)
+        result = decode(Result, self.machine.apply(self.state.index + 1, plain))
+        assert violations(self.state) == []
+        return result
+
+    def put(self, text: str) -> None:
+        for command in policy_commands(text, self.state.policy.version):
+            assert (result := self.do(command)).ok, result
+
+    def go_to(self, text: str) -> None:
+        """Let it be this moment."""
+        self.now_ms = at(text)
+        self.do(c.Tick())
+
+    def request(self, count: int = 1, fraction: float = 1.0, memory: int = 0) -> Request:
+        self.number += 1
+        number = RequestId(self.number.to_bytes(16, "big"))
+        return Request(number, count, 0.0 if memory else fraction, memory)
+
+    def ask(self, user: str, request: Request) -> list[Offer | NoOffer]:
+        state = self.state
+        return [make_offer(state, server, request, user) for server in state.servers.values()]
+
+    def refusal(self, user: str, request: Request) -> NoOffer:
+        """Return the refusal of every server, which must not differ in kind."""
+        answers = self.ask(user, request)
+        refusals = [answer for answer in answers if isinstance(answer, NoOffer)]
+        assert len(refusals) == len(answers), answers
+        assert len({refusal.kind for refusal in refusals}) == 1, refusals
+        return refusals[0]
+
+    def claim(self, user: str, request: Request, anyway: str = "") -> c.Grant:
+        """Return the best claim; with ``anyway`` as another user would get it offered."""
+        offers = [o for o in self.ask(anyway or user, request) if isinstance(o, Offer)]
+        choice = rank(offers, request)[0]
+        incarnations = choice.incarnations
+        return c.Grant(request, user, TokenId(user), bytes(32), choice.partitions, incarnations)
+
+    def grant(self, user: str, count: int = 1, fraction: float = 1.0, memory: int = 0) -> LeaseId:
+        result = self.do(self.claim(user, self.request(count, fraction, memory)))
+        assert result.ok, result
+        assert result.lease is not None
+        return result.lease
+
+    def end(self, lease: LeaseId) -> None:
+        """End a lease to the last."""
+        parts = self.state.leases[lease].parts
+        self.do(c.EndLease(lease, "over"))
+        for server in parts:
+            self.do(c.FreeLease(lease, server, ONE))
