@@ -51,10 +51,23 @@ class SessionBroken:
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A ``gpupool run --lease`` wants to know what it has, and to hear what becomes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLease:
+    """A ``gpupool release`` wants the lease given back."""
+
+
+AgentRequest = SessionRequest | SessionBroken | Watch | ReleaseLease
+
+
 # --- lines, without any socket --------------------------------------------------------------------
 
 
-def parse_request(line: bytes) -> SessionRequest | SessionBroken:
+def parse_request(line: bytes) -> AgentRequest:
     """Return what one line asks for.
 
     Raises:
@@ -70,6 +83,8 @@ def parse_request(line: bytes) -> SessionRequest | SessionBroken:
     pid, what = fields.get("pid", 0), fields.get("what")
     if fields.get("op") == "broken" and isinstance(what, str) and type(pid) is int:
         return SessionBroken(what[:TEXT_LENGTH_MAX], pid)
+    if fields.get("op") in ("watch", "release"):
+        return Watch() if fields["op"] == "watch" else ReleaseLease()
     if fields.get("op") != "session":
         raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
     door, program = fields.get("door"), fields.get("program", "")
@@ -128,12 +143,43 @@ def private_dir() -> Generator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the agent of a lease that is held for ``gpupool run --lease`` can do besides."""
+
+    describe: Callable[[], dict[str, object]]
+    """Returns what the lease is."""
+
+    release: Callable[[], Awaitable[None]]
+    """Gives it back, and returns once that is confirmed."""
+
+
 class Agent:
     """Answers the program's processes from one lease."""
 
-    def __init__(self, folder: Path, *, lease: str, open_session: OpenSession) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        lease: str,
+        open_session: OpenSession,
+        open_timeout_s: float = OPEN_TIMEOUT_S,
+        held: Held | None = None,
+    ) -> None:
+        """Make an agent that does not listen yet.
+
+        Args:
+            folder: for its socket and its relays.
+            lease: the lease's name, for the program.
+            open_session: has a session opened on every server of the lease.
+            open_timeout_s: how long that may take; infinite where it waits for free GPUs.
+            held: set when the lease outlives programs, and ``gpupool run --lease`` asks.
+        """
         self._folder = folder
         self.path = folder / f"agent-{secrets.token_hex(4)}.sock"
+        self._open_timeout_s = open_timeout_s
+        self._held = held
+        self._watchers: set[trio.SocketStream] = set()
         self._lease = lease
         self._open_session = open_session
         self._lost = ""
@@ -158,12 +204,34 @@ class Agent:
                     self._serve_client, [trio.SocketListener(listener)], handler_nursery=nursery
                 )
 
-    async def lost(self, what: str) -> None:
-        """Tell every process of the program that the lease is gone, and refuse further sessions."""
-        self._lost = what
-        line = lost_line(what)
+    async def lost(self, what: str, *, final: bool = True) -> None:
+        """Tell every process of the program that the lease is gone.
+
+        Further sessions are refused, unless that is not ``final``: then they may get a new lease.
+        """
+        self._lost = what if final else ""
+        await self._push_all(self._clients, lost_line(what))
+
+    def found(self, lease: str) -> None:
+        """Take note of a lease that ``open_session`` got at its first use."""
+        self._lease = lease
+
+    async def notify(self, text: str) -> None:
+        """Tell everybody who watches the lease what its users should know."""
+        await self._push_all(self._watchers, notice_line(text))
+
+    def watcher_count(self) -> int:
+        """Return how many ``gpupool run --lease`` there are now."""
+        return len(self._watchers)
+
+    async def drained(self) -> None:
+        """Wait until nobody is connected any more."""
+        while self._clients:  # noqa: ASYNC110 - the caller sets a deadline of a second
+            await trio.sleep(0.01)
+
+    async def _push_all(self, streams: set[trio.SocketStream], line: bytes) -> None:
         async with trio.open_nursery() as nursery:
-            for stream in list(self._clients):
+            for stream in list(streams):
                 nursery.start_soon(self._push, stream, line)
 
     async def _push(self, stream: trio.SocketStream, line: bytes) -> None:
@@ -193,6 +261,7 @@ class Agent:
                 return
             finally:
                 self._clients.discard(stream)
+                self._watchers.discard(stream)
                 del self._sending[stream]
 
     async def _read_lines(self, stream: trio.SocketStream) -> None:
@@ -202,13 +271,13 @@ class Agent:
             while (end := buffer.find(b"\n")) >= 0:
                 line = bytes(buffer[:end])
                 del buffer[: end + 1]
-                await self._send(stream, await self.answer(line))
+                await self._send(stream, await self.answer(line, stream))
             if len(buffer) > LINE_LENGTH_MAX:
                 too_long = GpupoolError("the request is too long", why="more than 64 KiB")
                 await self._send(stream, failure_line(too_long))
                 return
 
-    async def answer(self, line: bytes) -> bytes:
+    async def answer(self, line: bytes, stream: trio.SocketStream | None = None) -> bytes:
         """Return the answer to one line; never raises for what is wrong with it."""
         try:
             request = parse_request(line)
@@ -218,13 +287,15 @@ class Agent:
             self.log(f"the session of process {request.pid} broke: {request.what}")
             self.broken = self.broken or request.what
             return _line({"ok": True})
+        if isinstance(request, Watch | ReleaseLease):
+            return await self._answer_holder(request, stream)
         if self._lost:
             failure = GpupoolError(self._lost)
             failure.code = "lease-lost"
             return failure_line(failure)
         self.log(f"process {request.pid} opens a session for the {request.door} door")
         try:
-            with trio.fail_after(OPEN_TIMEOUT_S):
+            with trio.fail_after(self._open_timeout_s):
                 sessions = await self._open_session(request.door, request.program)
         except GpupoolError as error:
             return failure_line(error)
@@ -233,13 +304,27 @@ class Agent:
                 "the server opened no session", why=f"no answer for {math.ceil(OPEN_TIMEOUT_S)} s"
             )
             return failure_line(late)
-        if request.door == "cuda":
+        # Of a held lease, it is ``gpupool run --lease`` that asks, which makes its own relay.
+        if request.door == "cuda" and self._held is None:
             try:
                 sessions = [self._with_relay(session) for session in sessions]
             except OSError as error:
                 return failure_line(GpupoolError("no relay can be made", why=str(error)))
         self.opened += 1
         return success_line(self._lease, sessions, self.notices)
+
+    async def _answer_holder(
+        self, request: Watch | ReleaseLease, stream: trio.SocketStream | None
+    ) -> bytes:
+        if self._held is None:
+            return failure_line(GpupoolError("this lease ends with its program"))
+        if isinstance(request, Watch):
+            if stream is not None:
+                self._watchers.add(stream)
+            return _line({"ok": True, "lost": self._lost} | self._held.describe())
+        users = self.watcher_count()
+        await self._held.release()
+        return _line({"ok": True, "users": users})
 
     def _with_relay(self, session: dict[str, object]) -> dict[str, object]:
         """Offer to encrypt for a library that may not be able to."""

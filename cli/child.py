@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +29,29 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 FROM_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+
+
+TIED = """
+import ctypes, os, signal, sys
+for number in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+failure, number, parent = map(int, sys.argv[1:4])
+ctypes.CDLL(None).prctl(1, number, 0, 0, 0)
+if os.getppid() != parent:
+    os.kill(os.getpid(), number)
+os.set_inheritable(failure, False)
+try:
+    os.execv(sys.argv[4], sys.argv[5:])
+except OSError as error:
+    os.write(failure, str(error.errno).encode())
+"""
+"""Becomes the program, and has the kernel signal it when its parent dies (PR_SET_PDEATHSIG, 1).
+
+A Python of its own, and not a function between fork and exec: that could deadlock on what another
+thread held at the fork. It undoes what starting Python did to signals.
+"""
 
 
 class NotFoundError(GpupoolError):
@@ -110,21 +134,16 @@ def caught_signals() -> Generator[AsyncIterator[int]]:
         yield received
 
 
-async def _start(
-    program: str, arguments: Sequence[str], environment: Mapping[str, str]
-) -> trio.Process:
-    """Start the program with our descriptors and process group.
+def _start(
+    program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
+) -> "subprocess.Popen[bytes]":
+    """Start the program with our descriptors and process group; takes milliseconds.
 
     Raises:
         NotExecutableError: when the system refuses to execute it.
     """
-    process: trio.Process | None = None
     try:
-        # Not a moment is left in which the process runs and nobody knows it.
-        with trio.CancelScope(shield=True):
-            process = await trio.lowlevel.open_process(
-                [*arguments], executable=program, env=dict(environment), close_fds=True
-            )
+        process = _spawn(program, arguments, environment, death_signal)
     except FileNotFoundError as error:
         # The file is there: what is missing is the interpreter of its first line.
         why = "the interpreter that its first line names does not exist"
@@ -137,8 +156,48 @@ async def _start(
         raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why, hint=hint) from error
     except subprocess.SubprocessError as error:
         raise NotExecutableError(f"cannot run {arguments[0]!r}", why=str(error)) from error
-    assert process is not None
     return process
+
+
+def _spawn(
+    program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
+) -> "subprocess.Popen[bytes]":
+    """Start the program, on this thread; on Linux it gets ``death_signal`` when this process dies.
+
+    Raises:
+        OSError: as the system's when it refuses to execute the program.
+    """
+    env = dict(environment)
+    if not death_signal or not sys.platform.startswith("linux"):
+        return subprocess.Popen([*arguments], executable=program, env=env, close_fds=True)
+    ours, theirs = os.pipe()
+    with open(ours, "rb") as failure:
+        try:
+            tie = [str(theirs), str(death_signal), str(os.getpid()), program, *arguments]
+            # The kernel watches the thread that made the process. This one lives as long as we do;
+            # the threads in which trio starts processes do not.
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", TIED, *tie], env=env, pass_fds=(theirs,)
+            )
+        finally:
+            os.close(theirs)
+        number = failure.read()  # at the end once the program is executed
+    if number:
+        process.wait()
+        raise OSError(int(number), os.strerror(int(number)))
+    return process
+
+
+async def _wait(process: "subprocess.Popen[bytes]") -> int:
+    """Return how the process ended, in Python's way."""
+    if hasattr(os, "pidfd_open"):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            await trio.lowlevel.wait_readable(descriptor)
+        finally:
+            os.close(descriptor)
+        return process.wait()
+    return await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
 
 
 class Supervisor:
@@ -149,16 +208,19 @@ class Supervisor:
         *,
         on_early: Callable[[int], None] = lambda _: None,
         decided: Callable[[str], None] = lambda _: None,
+        death_signal: int = signal.SIGTERM,
     ) -> None:
         """Make a supervisor of a program that has not started.
 
         Args:
             on_early: called with a signal that comes before the program runs.
             decided: told what is done about each signal, for people who want to know.
+            death_signal: what the program gets when this process is killed; 0 for nothing.
         """
+        self._death_signal = death_signal
         self._on_early = on_early
         self._decided = decided
-        self._process: trio.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._starting = False
         self.early = 0
         """The first signal that came before the program ran, or 0."""
@@ -174,7 +236,7 @@ class Supervisor:
                     self._on_early(number)
             elif terminal_sent(number):
                 self._decided(f"signal {name}: the terminal has sent it to the program")
-            elif self._process.returncode is None:
+            elif self._process.poll() is None:
                 self._decided(f"signal {name}: passed on")
                 self._process.send_signal(number)
 
@@ -188,14 +250,14 @@ class Supervisor:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self._starting = True
-        process = await _start(program, arguments, environment)
+        process = _start(program, arguments, environment, self._death_signal)
         self._process = process
         if self.early and process.returncode is None:
             process.send_signal(self.early)  # it came while the program was being started
         try:
-            await process.wait()
+            await _wait(process)
         finally:
-            if process.returncode is None:
+            if process.poll() is None:
                 process.terminate()  # we are being torn down, and nobody else will end it
         return ending_of(process.returncode or 0)
 

@@ -1,5 +1,6 @@
 """``gpupool config``: every setting with its value and where that value comes from."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from gpupool.cli.places import config_files
 from gpupool.cli.settings import ConfigFile, Found, check_sections, options_of, read_files
 from gpupool.cli.values import duration_text
 
-NOT_SETTINGS = {"help", "version", "json", "verbose", "token"}
+NOT_SETTINGS = {"help", "version", "json", "verbose", "token", "lease", "all"}
 """Options that say what to do once; a token is a secret and is never shown."""
 
 
@@ -125,7 +126,8 @@ def value_text(name: str, value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float) and name.rpartition("-")[2] in ("timeout", "wait", "expires"):
+    durations = ("timeout", "wait", "expires", "time")
+    if isinstance(value, float) and re.split(r"[.-]", name)[-1] in durations:
         return duration_text(value)
     if isinstance(value, tuple):
         return " ".join(str(each) for each in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]

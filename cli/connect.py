@@ -21,6 +21,12 @@ def run_async(main: Callable[[], Awaitable[T]]) -> T:
     """Run ``main`` under trio; a group of errors becomes the one that the user can act on."""
     import trio
 
+    from gpupool.cli.output import invocation
+
+    if invocation().verbose >= 2 or invocation().log_file:
+        from gpupool.cli.logs import set_up_client
+
+        set_up_client(verbose=invocation().verbose, log_file=invocation().log_file)
     try:
         return trio.run(main)
     except BaseExceptionGroup as group:

@@ -152,7 +152,7 @@ def command(
         drain_timeout_s=drain_timeout,
         labels=labels,
     )
-    log = set_up(log_format, verbose=invocation().verbose)
+    log = set_up(log_format, verbose=invocation().verbose, log_file=invocation().log_file)
     run_async(partial(serve, options, log))
 
 

@@ -5,19 +5,8 @@ import click
 from gpupool.cli.connect import connected, run_async
 from gpupool.cli.options import pool_options
 from gpupool.cli.output import say
-from gpupool.cli.values import Parsed
+from gpupool.cli.values import Parsed, parse_lease
 from gpupool.pool.ids import LeaseId, lease_name
-
-
-def parse_lease(text: str) -> int:
-    """Return the lease that a name such as ``7f3a`` stands for."""
-    try:
-        number = int(text, 16)
-    except ValueError:
-        number = -1
-    if not 0 < number < 1 << 63:
-        raise ValueError(f"{text!r} is not the name of a lease, such as 7f3a")
-    return number
 
 
 @click.command()

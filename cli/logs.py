@@ -5,6 +5,8 @@ import logging
 import sys
 from datetime import UTC, datetime
 
+from gpupool.pool.errors import UsageError
+
 FORMATS = ("text", "json")
 
 
@@ -44,22 +46,68 @@ def _message(record: logging.LogRecord) -> str:
     return text
 
 
-def set_up(kind: str, *, verbose: int) -> logging.Logger:
+def set_up_client(*, verbose: int, log_file: str | None) -> None:
+    """Send our logs where a command that talks to a pool was asked to: by default nowhere.
+
+    Args:
+        verbose: 2 and more for every message on stderr.
+        log_file: gets the same, appended.
+
+    Raises:
+        UsageError: when the file cannot be written.
+    """
+    root = logging.getLogger("gpupool")
+    root.handlers[:] = [logging.NullHandler()]
+    root.propagate = False
+    if verbose >= 2:
+        _add(root, logging.StreamHandler(sys.stderr))
+    if log_file:
+        log_to_file(log_file)
+
+
+def log_to_file(path: str) -> None:
+    """Append our logs to a file, in full.
+
+    Raises:
+        UsageError: when it cannot be written.
+    """
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        why = f"{path}: {error.strerror or error}"
+        hint = "--log-file or GPUPOOL_LOG names it"
+        raise UsageError("the log file cannot be written", why=why, hint=hint) from error
+    _add(logging.getLogger("gpupool"), handler)
+
+
+def _add(root: logging.Logger, handler: logging.Handler) -> None:
+    handler.setFormatter(TextFormatter())
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+
+
+def set_up(kind: str, *, verbose: int, log_file: str | None = None) -> logging.Logger:
     """Send our logs to stderr, and return the logger of the command line.
 
     Args:
         kind: one of ``FORMATS``.
         verbose: 0 for what an administrator wants to know, 1 and more for every detail.
+        log_file: gets the same, appended.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
+    handlers: list[logging.Handler] = [handler]
+    if log_file:
+        log_to_file(log_file)
+        handlers.append(logging.getLogger("gpupool").handlers[-1])
+        handlers[-1].setFormatter(handler.formatter)
     root = logging.getLogger("gpupool")
-    root.handlers[:] = [handler]
+    root.handlers[:] = handlers
     root.propagate = False
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
     # The Raft library's own messages matter only when something is wrong.
     library = logging.getLogger("pysyncobj")
-    library.handlers[:] = [handler]
+    library.handlers[:] = handlers
     library.propagate = False
     library.setLevel(logging.DEBUG if verbose >= 2 else logging.WARNING)
     return logging.getLogger("gpupool.server")

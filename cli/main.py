@@ -20,6 +20,10 @@ from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 # Name, module and short help of every command, the most used first.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Run a program on GPUs of the pool."),
+    "alloc": ("alloc", "Hold GPUs for several programs, until they are released."),
+    "release": ("release", "Give a held lease back."),
+    "shell": ("shell", "Start a shell that has GPUs until it exits."),
+    "jupyter": ("jupyter", "Install a Jupyter kernel that runs on GPUs of the pool."),
     "status": ("status", "Show servers, GPUs, leases and the health of the pool."),
     "top": ("top", "Watch the pool live."),
     "gpus": ("gpus", "List every GPU with what is free on it."),
@@ -168,7 +172,7 @@ def _run(args: list[str], invocation: Invocation) -> int:
 def _exit_code(error: GpupoolError, command: str) -> int:
     """Return the exit code of ``error``; under ``run`` ours must differ from any program's."""
     passed = (ExitCode.USAGE, ExitCode.NOT_NOW, ExitCode.NOT_FOUND, ExitCode.NOT_EXECUTABLE)
-    if command == "run" and error.exit_code not in passed:
+    if command in ("run", "shell") and error.exit_code not in passed:
         return ExitCode.RUN_FAILED
     return error.exit_code
 

@@ -24,6 +24,13 @@ def _set_verbose(ctx: click.Context, param: click.Parameter, value: int) -> int:
     return value
 
 
+def _set_log_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    found = ctx.find_object(Invocation)
+    if found is not None:
+        found.log_file = value or None
+    return value
+
+
 def json_option(function: F) -> F:
     """Add ``--json``: one object with a schema number, errors too."""
     return click.option(
@@ -37,7 +44,16 @@ def json_option(function: F) -> F:
 
 
 def verbose_option(function: F) -> F:
-    """Add ``-v`` and ``-vv``."""
+    """Add ``-v``, ``-vv`` and ``--log-file``."""
+    function = click.option(
+        "--log-file",
+        type=click.Path(dir_okay=False),
+        envvar="GPUPOOL_LOG",
+        is_eager=True,
+        expose_value=False,
+        callback=_set_log_file,
+        help="Append what -vv says to this file, with times.",
+    )(function)
     return click.option(
         "-v",
         "--verbose",
@@ -45,7 +61,7 @@ def verbose_option(function: F) -> F:
         is_eager=True,
         expose_value=False,
         callback=_set_verbose,
-        help="Say what is decided and why; twice, also where it fails.",
+        help="Say what is decided and why; twice, every message with its time.",
     )(function)
 
 

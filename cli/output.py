@@ -26,6 +26,7 @@ class Invocation:
     json: bool = False
     verbose: int = 0
     command: str = ""
+    log_file: str | None = None
 
 
 def invocation() -> Invocation:

@@ -265,8 +265,12 @@ def program_environment(
     """Return the environment of the program: all of ours, the way to the agent, the door."""
     env = dict(base)
     env["GPUPOOL_AGENT"] = agent
-    env["GPUPOOL_LEASE"] = lease
-    env["GPUPOOL_SERVERS"] = ",".join(servers)
+    for name, value in (("GPUPOOL_LEASE", lease), ("GPUPOOL_SERVERS", ",".join(servers))):
+        env.pop(name, None)  # those of a run around this one
+        if value:
+            env[name] = value
+    if "JPY_PARENT_PID" in env:
+        env["JPY_PARENT_PID"] = str(os.getpid())  # a kernel ends when this is not its parent
     env.update(extra)
     dropin = dropin_dir()
     rest = without_dropin(env.get("PYTHONPATH", ""), dropin)

@@ -33,6 +33,7 @@ class Wanted:
     across: bool = False
     placement: Placement = Placement.PACK
     wait_s: float | None = None  # None: for as long as it takes
+    idle_timeout_s: float = 0.0  # give it up when unused for so long; 0: no wish
 
     def request(self, program: str) -> Request:
         """Return a new request for this, on behalf of ``program``."""
@@ -47,6 +48,7 @@ class Wanted:
             placement=self.placement,
             client=client_name(),
             program=program,
+            idle_timeout_s=self.idle_timeout_s,
         )
 
 
@@ -82,7 +84,19 @@ OPTIONS = (
         help="pack: where the least remains unused; spread: where the most is free; "
         "near: on the server that answers soonest.",
     ),
+    click.option(
+        "--idle-timeout",
+        type=DURATION,
+        help="Give the GPUs back when they are not used for so long, such as 30m.",
+    ),
 )
+
+
+NAMES = (
+    *("count", "fraction", "memory", "wait", "no_wait", "filters", "server"),
+    *("across", "placement", "idle_timeout"),
+)
+"""Under these, the options above arrive."""
 
 
 def request_options(function: F) -> F:
@@ -91,8 +105,7 @@ def request_options(function: F) -> F:
     @click.pass_context
     @wraps(function)
     def command(ctx: click.Context, /, **given: Any) -> Any:
-        names = ("count", "fraction", "memory", "wait", "no_wait", "filters", "server")
-        options = {name: given.pop(name) for name in (*names, "across", "placement")}
+        options = {name: given.pop(name) for name in NAMES}
         return function(wanted=_wanted(ctx, **options), **given)
 
     result: Any = command
@@ -113,8 +126,13 @@ def _wanted(
     server: tuple[str, ...],
     across: bool,
     placement: str,
+    idle_timeout: float | None,
 ) -> Wanted:
     from gpupool.pool.filters import check_filters
+    from gpupool.pool.idleness import IDLE_TIMEOUT_MIN_S
+
+    if idle_timeout is not None and idle_timeout < IDLE_TIMEOUT_MIN_S:
+        raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
 
     fraction, memory = one_of(ctx, ("fraction", fraction), ("memory", memory))
     wait, no_wait_given = one_of(ctx, ("wait", wait), ("no_wait", no_wait or None))
@@ -131,7 +149,24 @@ def _wanted(
         across=across,
         placement=Placement(placement),
         wait_s=0.0 if no_wait_given else wait,
+        idle_timeout_s=idle_timeout or 0.0,
     )
+
+
+def forbid_requests(ctx: click.Context, instead: str) -> None:
+    """Refuse options that ask for GPUs beside one that says which they are.
+
+    Raises:
+        UsageError: when any is on the command line; what files and environment say is ignored.
+    """
+    given = [n for n in (*NAMES, "lazy") if _is_flag_given(ctx, n)]
+    if given:
+        flag = f"--{given[0].replace('filters', 'filter').replace('_', '-')}"
+        raise UsageError(f"{flag} and {instead} exclude each other", hint="give one of them")
+
+
+def _is_flag_given(ctx: click.Context, name: str) -> bool:
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def one_of(

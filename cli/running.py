@@ -1,6 +1,8 @@
 """One run: GPUs asked for, the program with its agent beside it, the GPUs given back."""
 
+import logging
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -10,13 +12,15 @@ from pathlib import Path
 
 import trio
 
-from gpupool.cli.agent import Agent, private_dir
+from gpupool.cli.agent import OPEN_TIMEOUT_S, Agent, private_dir
 from gpupool.cli.child import Ending, Supervisor, caught_signals, find_program
 from gpupool.cli.connect import connected
+from gpupool.cli.held import HeldLease
+from gpupool.cli.leasing import RELEASE_S, LazyLease, ProgramLease, held_record
 from gpupool.cli.output import say
 from gpupool.cli.program import DoorChoice, choose_door, program_environment
 from gpupool.cli.requesting import Wanted
-from gpupool.cli.values import size_text
+from gpupool.cli.values import duration_text, size_text
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.errors import ExitCode
 from gpupool.pool.filters import short_model
@@ -24,8 +28,7 @@ from gpupool.pool.ids import GpuId, ServerId
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client import LeaseHold, Pool
 
-RELEASE_S = 2.0
-"""Longest wait for the release to be confirmed; closing the connection ends the lease as well."""
+LOG = logging.getLogger("gpupool.run")
 
 ANNOUNCE_S = 0.5
 """The names of the GPUs are nice to have; the program does not wait longer for them."""
@@ -45,6 +48,9 @@ class RunOptions:
     quiet: bool
     verbose: int
     credentials: str | None
+    lease: str = ""  # of ``gpupool alloc``; then nothing is asked for
+    lazy: bool = False  # ask at the program's first use of a GPU
+    death_signal: int = signal.SIGTERM  # the program gets it when this process is killed
 
 
 async def run_program(options: RunOptions) -> Ending:
@@ -57,13 +63,14 @@ async def run_program(options: RunOptions) -> Ending:
     program = find_program(options.arguments[0], environment.get("PATH"))
 
     def note(text: str) -> None:
+        LOG.info("%s", text)
         if options.verbose:
             say(f"gpupool: {text}")
 
     def interrupt(_number: int) -> None:
         run.interrupt()
 
-    supervisor = Supervisor(on_early=interrupt, decided=note)
+    supervisor = Supervisor(on_early=interrupt, decided=note, death_signal=options.death_signal)
     run = _Run(options, program, environment, supervisor, note)
     ending: Ending | None = None
     with caught_signals() as signals:
@@ -107,22 +114,58 @@ class _Run:
         """Connect, wait for GPUs, run the program, release; None when interrupted before."""
         ending: Ending | None = None
         with self._connecting:
-            async with connected(self._options.credentials) as pool:
-                with trio.CancelScope() as self._started:
-                    ending = await self._with_pool(pool)
+            if self._options.lease:
+                ending = await self._on_held_lease()
+            elif self._options.lazy:
+                ending = await self._on_lazy_lease()
+            else:
+                async with connected(self._options.credentials) as pool:
+                    with trio.CancelScope() as self._started:
+                        ending = await self._on_own_lease(pool)
         return ending
 
-    async def _with_pool(self, pool: Pool) -> Ending:
+    async def _on_own_lease(self, pool: Pool) -> Ending:
         hold = await self._allocate(pool)
-        hold.on_notice = lambda text: say(f"gpupool: lease {hold.name}: {text}")
         try:
             await self._door_chosen.wait()
             await self._announce(pool, hold)
-            with private_dir() as folder:
-                return await self._with_lease(hold, folder)
+            return await self._with_lease(hold, lambda why: f"{why}; lease {hold.name} is void")
         finally:
             with trio.move_on_after(RELEASE_S, shield=True):
                 await hold.release()
+
+    async def _on_held_lease(self) -> Ending:
+        record = await held_record(self._options.lease, self._options.credentials)
+        async with HeldLease(record) as lease:
+            lease.on_notice = partial(self._notice, lease.name)
+            await self._door_chosen.wait()
+            if self._loud or self._options.verbose:
+                say(f"gpupool: {record.text}, held by process {record.pid}")
+            self._say_door()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lease.listen)
+                ending = await self._with_lease(lease, str)
+                nursery.cancel_scope.cancel()
+        return ending
+
+    async def _on_lazy_lease(self) -> Ending:
+        lease = LazyLease(self._options.credentials, self._allocate, self._taken)
+        await self._door_chosen.wait()
+        self._say_door()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lease.run)
+            ending = await self._with_lease(lease, str)
+            nursery.cancel_scope.cancel()
+        return ending
+
+    async def _taken(self, pool: Pool, hold: LeaseHold) -> None:
+        self._lost = ""
+        await self._announce(pool, hold, with_door=False)
+
+    def _notice(self, lease: str, text: str) -> None:
+        LOG.info("lease %s: %s", lease, text)
+        if not self._options.quiet:
+            say(f"gpupool: lease {lease}: {text}")
 
     async def _allocate(self, pool: Pool) -> LeaseHold:
         """Wait for GPUs, and say meanwhile what for."""
@@ -158,20 +201,32 @@ class _Run:
         self._door = await trio.to_thread.run_sync(choose, abandon_on_cancel=True)
         self._door_chosen.set()
 
-    async def _with_lease(self, hold: LeaseHold, folder: Path) -> Ending:
-        agent = Agent(folder, lease=hold.name, open_session=hold.open_session)
+    async def _with_lease(self, lease: ProgramLease, lost_text: Callable[[str], str]) -> Ending:
+        with private_dir() as folder:
+            return await self._with_agent(lease, lost_text, folder)
+
+    async def _with_agent(
+        self, lease: ProgramLease, lost_text: Callable[[str], str], folder: Path
+    ) -> Ending:
+        lazy = self._options.lazy
+        agent = Agent(
+            folder,
+            lease=lease.name,
+            open_session=lease.open_session,
+            open_timeout_s=float("inf") if lazy else OPEN_TIMEOUT_S,
+        )
         agent.log = self._note
         environment = program_environment(
             self._environment,
             door=self._door.door,
             agent=str(agent.path),
-            lease=hold.name,
-            servers=hold.server_names(),
+            lease=lease.name,
+            servers=lease.server_names(),
             extra=(("GPUPOOL_VERBOSE", "1"),) if self._options.verbose else (),
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(agent.serve)
-            nursery.start_soon(self._watch_lease, hold, agent)
+            nursery.start_soon(self._watch_lease, lease, lost_text, agent)
             ending = await self._supervisor.run(self._program, self._options.arguments, environment)
             if ending.failed and agent.opened and not self._lost:
                 await trio.sleep(LOST_GRACE_S)
@@ -182,20 +237,32 @@ class _Run:
             return Ending(ExitCode.RUN_FAILED)
         return ending
 
-    async def _watch_lease(self, hold: LeaseHold, agent: Agent) -> None:
-        reason = await hold.wait_lost()
-        self._lost = f"{reason}; lease {hold.name} is void"
-        self._note(self._lost)
-        await agent.lost(self._lost)
+    async def _watch_lease(
+        self, lease: ProgramLease, lost_text: Callable[[str], str], agent: Agent
+    ) -> None:
+        while True:
+            self._lost = lost_text(await lease.wait_lost())
+            self._note(self._lost)
+            await agent.lost(self._lost, final=not self._options.lazy)
+            if not self._options.lazy:
+                return
 
-    async def _announce(self, pool: Pool, hold: LeaseHold) -> None:
-        """Say what was granted, where somebody may read it."""
+    async def _announce(self, pool: Pool, hold: LeaseHold, *, with_door: bool = True) -> None:
+        """Say what was granted, where somebody may read it, and hear what becomes of it."""
+        hold.on_notice = partial(self._notice, hold.name)
+        LOG.info("lease %s on %s", hold.name, ", ".join(hold.server_names()))
         if not self._loud and not self._options.verbose:
             return
         view: PoolView | None = None
         with trio.move_on_after(ANNOUNCE_S):
             view = await pool.view()
-        say(f"gpupool: {lease_text(hold, view)}")
+        idle_s = hold.idle_timeout_s
+        ends = f", ends when unused for {duration_text(idle_s)}" if idle_s else ""
+        say(f"gpupool: {lease_text(hold, view)}{ends}")
+        if with_door:
+            self._say_door()
+
+    def _say_door(self) -> None:
         door = self._door
         self._note(f"door: {door.door or 'none'}, because {door.why}")
         if self._loud and (door.warning or not door.door):
@@ -205,7 +272,12 @@ class _Run:
 def program_text(arguments: tuple[str, ...]) -> str:
     """Return how people recognise a program: its name, and a script's rather than Python's."""
     words = [os.path.basename(arguments[0])]
-    words += [os.path.basename(w) for w in arguments[1:] if not w.startswith("-")][:1]
+    for word in arguments[1:]:
+        if word == "-c":
+            break  # code, of which no part is a name
+        if not word.startswith("-"):
+            words.append(os.path.basename(word))
+            break
     return " ".join(words)[:200]
 
 

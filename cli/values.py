@@ -178,6 +178,17 @@ def parse_pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def parse_lease(text: str) -> int:
+    """Return the lease that a name such as ``7f3a`` stands for."""
+    try:
+        number = int(text, 16)
+    except ValueError:
+        number = -1
+    if not 0 < number < 1 << 63:
+        raise ValueError(f"{text!r} is not the name of a lease, such as 7f3a")
+    return number
+
+
 def parse_name(text: str) -> str:
     """Return a name for a server or user: letters, digits, dot, dash, underscore; at most 63."""
     if not NAME.fullmatch(text):

@@ -31,6 +31,9 @@ SETTLE_S = 0.15
 """After the first connection, how long others may take to be asked in the first round as well."""
 
 
+LOG = logging.getLogger("gpupool.client")
+
+
 class ServerConnection:
     """A welcomed connection to one server: calls out, answers and pushes in."""
 
@@ -53,6 +56,7 @@ class ServerConnection:
             while (received := await self._stream.receive()) is not None:
                 call, message = received
                 if call == 0:
+                    LOG.debug("%s says %s", self.name, gist(message))
                     if isinstance(message, m.Dismissed):
                         reason = m.to_error(message.reason).why or message.reason.what
                     listener.pushed(self, message)
@@ -78,6 +82,7 @@ class ServerConnection:
         """
         number = next(self._numbers)
         waiting = _Waiting(trio.Event())
+        asked_at = trio.current_time()
         self._waiting[number] = waiting
         try:
             with trio.move_on_after(timeout_s):
@@ -90,6 +95,9 @@ class ServerConnection:
             raise UnreachableError(f"lost server {self.name}", why=explain(error)) from error
         finally:
             self._waiting.pop(number, None)
+        took_ms = 1000 * (trio.current_time() - asked_at)
+        answer = "no answer" if waiting.answer is None else gist(waiting.answer)
+        LOG.debug("%s to %s: %s, %.1f ms", type(message).__name__, self.name, answer, took_ms)
         if waiting.answer is None:
             why = self.reason or f"no answer within {timeout_s:.3g} s"
             raise UnreachableError(f"lost server {self.name}", why=why)
@@ -100,6 +108,24 @@ class ServerConnection:
     async def aclose(self) -> None:
         """Hang up."""
         await self._stream.aclose()
+
+
+def gist(message: m.Message) -> str:
+    """Return what a log may say of a message: its name, and what decides; never a secret."""
+    name = type(message).__name__
+    match message:
+        case m.Offered(None, refusal) if refusal is not None:
+            return f"{name}: {refusal.kind}, {refusal.why}"
+        case m.Claimed():
+            return f"{name}: {message.outcome} {message.why}".rstrip()
+        case m.Refused():
+            return f"{name}: {message.what}: {message.why}"
+        case m.LeaseEnded(_, reason):
+            return f"{name}: {reason}"
+        case m.LeaseNotice(_, text):
+            return f"{name}: {text}"
+        case _:
+            return name
 
 
 @dataclass(slots=True)

@@ -1,9 +1,12 @@
 """The program under ``run``: exit codes, signals, terminals; with real processes."""
 
+import os
+import select
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +182,30 @@ def test_the_program_sees_the_terminal(terminal: Any, parent: list[str]) -> None
     terminal.spawn([*parent, "sh", "-c", "test -t 0 && test -t 1 && test -t 2 && echo all three"])
     terminal.read_until("all three")
     assert terminal.wait() == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel does it, on Linux")
+def test_a_killed_parent_takes_the_program_along(parent: list[str], tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*parent, "sh", "-c", "echo $$; exec sleep 60"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    descriptor = os.pidfd_open(child)
+    time.sleep(0.1)  # longer than a thread of trio's is busy: none of them may be what counts
+    process.kill()
+    process.wait()
+    with process.stdout:
+        assert select.select([descriptor], [], [], DEADLINE_S)[0], "the program lives on"
+    os.close(descriptor)
+
+
+def test_the_program_starts_with_default_signals(parent: list[str]) -> None:
+    """What Python does to its own signals is undone, and the environment is the given one."""
+    _, text = outcome([*parent, "grep", "-E", "SigIgn|SigBlk", "/proc/self/status"])
+    assert {line.split()[1] for line in text.splitlines()} == {"0" * 16}
+    _, text = outcome([*parent, "sh", "-c", "echo $0 $@", "one", "two"])
+    assert text == "one two\n"
 
 
 def test_endings() -> None:

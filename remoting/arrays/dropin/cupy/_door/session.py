@@ -417,7 +417,7 @@ class Session:
         except ConnectionError as error:
             with contextlib.suppress(Exception):
                 self._listen()  # the worker may have said why before it went
-            raise self.lose("the GPU server closed the connection: its worker ended") from error
+            raise self.lose(self._why_closed()) from error
         except OSError as error:
             raise self.lose(f"the connection to the GPU server broke ({error})") from error
         finally:
@@ -620,6 +620,16 @@ class Session:
         if pushed.get("op") == "notice":
             sys.stderr.write(f"gpupool: {pushed.get('text', '')}\n")
 
+    def _why_closed(self) -> str:
+        """Return why the worker went: `gpupool run` may have said that the lease is over."""
+        pushed: dict[str, Any] | None = {}
+        with contextlib.suppress(DoorError):
+            while self.agent is not None and pushed is not None:
+                pushed = self.agent.pushed()
+                if pushed is not None and pushed.get("op") == "lost":
+                    return str(pushed.get("what", "the lease is lost"))
+        return "the GPU server closed the connection: its worker ended"
+
     def lose(self, what: str) -> BaseException:
         """End the session for a reason; return what its use raises from now on."""
         if self.failure is None:
@@ -652,7 +662,7 @@ class Session:
         self._end += count
         del counts[0]
         if count == 0:
-            raise self.lose("the GPU server closed the connection: its worker ended")
+            raise self.lose(self._why_closed())
         self._parse()
         return True
 

@@ -1,0 +1,74 @@
+"""``gpupool alloc``: hold GPUs for several programs, independently of this shell."""
+
+import os
+from functools import partial
+
+import click
+
+from gpupool.cli.options import json_option, pool_options
+from gpupool.cli.output import invocation, print_json, say
+from gpupool.cli.requesting import Wanted, request_options
+from gpupool.cli.values import DURATION, duration_text
+
+
+@click.command()
+@request_options
+@click.option("--time", "time_s", type=DURATION, help="Give it back after so long, such as 8h.")
+@click.option("-q", "--quiet", is_flag=True, help="Print the lease, and nothing else but errors.")
+@json_option
+@pool_options
+def command(
+    wanted: Wanted, credentials: str | None, time_s: float | None, quiet: bool, as_json: bool
+) -> None:
+    r"""Hold GPUs until they are released, and print the lease.
+
+    \b
+      lease=$(gpupool alloc -n 1 -p 0.5)
+      gpupool run --lease $lease -- python train.py
+      gpupool run --lease $lease -- python evaluate.py
+      gpupool release $lease
+
+    A process in the background holds the lease: it survives this shell, but not this machine. Any
+    number of programs may use the lease, at once too; they share its memory. The lease ends by
+    "gpupool release", after --time, or when nobody uses it for its idle timeout.
+    """
+    from gpupool.cli.connect import run_async
+    from gpupool.cli.starting import start_holder
+
+    # The holder lives in another folder.
+    files = [os.path.abspath(each) if each else None for each in (credentials, _log_file())]
+    record = run_async(
+        partial(
+            start_holder,
+            wanted,
+            time_s=time_s or 0.0,
+            credentials=files[0],
+            log_file=files[1],
+            shown=not quiet and not as_json,
+        )
+    )
+    if as_json:
+        print_json(
+            lease=record.lease,
+            pool=record.pool,
+            user=record.user,
+            text=record.text,
+            servers=record.servers,
+            idle_timeout_s=record.idle_timeout_s,
+            time_s=record.time_s,
+            pid=record.pid,
+        )
+        return
+    click.echo(record.lease)
+    if quiet:
+        return
+    ends = [f"after {duration_text(record.time_s)}"] if record.time_s else []
+    if record.idle_timeout_s:
+        ends.append(f"when unused for {duration_text(record.idle_timeout_s)}")
+    say(f"gpupool: {record.text}" + (f"; it ends {' or '.join(ends)}" if ends else ""))
+    say(f"  use it:       gpupool run --lease {record.lease} -- PROGRAM")
+    say(f"  give it back: gpupool release {record.lease}")
+
+
+def _log_file() -> str | None:
+    return invocation().log_file

@@ -1,0 +1,177 @@
+"""Where a program's lease comes from: taken for it, held already, or taken at its first use."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+import trio
+
+from gpupool.cli.connect import connected, first_error, stored_credentials
+from gpupool.cli.held import HeldRecord, find_held
+from gpupool.pool.errors import GpupoolError, LeaseLostError
+from gpupool.pool.view import PoolView
+from gpupool.remoting.client import LeaseHold, Pool
+
+RELEASE_S = 2.0
+"""Longest wait for the release to be confirmed; closing the connection ends the lease as well."""
+
+LOOK_S = 3.0
+"""How long the pool may take to say more of a lease that is not held on this machine."""
+
+
+class ProgramLease(Protocol):
+    """What a running program needs of its lease. ``LeaseHold`` and ``HeldLease`` are such."""
+
+    @property
+    def name(self) -> str:
+        """Return its name; empty while there is none."""
+        ...
+
+    def server_names(self) -> tuple[str, ...]:
+        """Return the names of its servers, as far as they are known."""
+        ...
+
+    async def open_session(self, door: str, program: str) -> list[dict[str, object]]:
+        """Have a session opened on every server of the lease, for one process of the program.
+
+        Raises:
+            GpupoolError: when that cannot be done.
+        """
+        ...
+
+    async def wait_lost(self) -> str:
+        """Wait until the lease ends without having been released, and return why."""
+        ...
+
+
+class LazyLease:
+    """A lease that is taken when the program first asks for a session.
+
+    When it ends before the program, the next session takes a new one.
+    """
+
+    def __init__(
+        self,
+        credentials: str | None,
+        allocate: Callable[[Pool], Awaitable[LeaseHold]],
+        taken: Callable[[Pool, LeaseHold], Awaitable[None]],
+    ) -> None:
+        """Prepare; ``run`` must be running for anything to happen.
+
+        Args:
+            credentials: file of the credentials, if not the user's own.
+            allocate: waits for GPUs.
+            taken: called with each lease that was taken.
+        """
+        self._credentials = credentials
+        self._allocate = allocate
+        self._taken = taken
+        self._wanted = trio.Event()
+        self._settled = trio.Event()
+        self._lost = trio.Event()
+        self._hold: LeaseHold | None = None
+        self._failure: GpupoolError | None = None
+        self._why_lost = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the lease; empty while there is none."""
+        return self._hold.name if self._hold is not None else ""
+
+    def server_names(self) -> tuple[str, ...]:
+        """Return the names of its servers; none while there is no lease."""
+        return self._hold.server_names() if self._hold is not None else ()
+
+    async def run(self) -> None:
+        """Take a lease whenever one is wanted; cancelled, give it back."""
+        while True:
+            await self._wanted.wait()
+            try:
+                async with connected(self._credentials) as pool:
+                    await self._hold_one(pool)
+            except Exception as group:
+                error = first_error(group)
+                if not isinstance(error, GpupoolError):
+                    raise
+                self._failure = error
+                self._settle()
+
+    def _settle(self) -> None:
+        """Answer whoever asked; whoever asks next starts anew."""
+        self._wanted, settled = trio.Event(), self._settled
+        self._settled = trio.Event()
+        settled.set()
+
+    async def _hold_one(self, pool: Pool) -> None:
+        hold = await self._allocate(pool)
+        try:
+            await self._taken(pool, hold)
+            self._hold = hold
+            self._settle()
+            self._why_lost = f"{await hold.wait_lost()}; lease {hold.name} is void"
+            lost, self._lost = self._lost, trio.Event()
+            lost.set()
+        finally:
+            self._hold = None
+            with trio.move_on_after(RELEASE_S, shield=True):
+                await hold.release()
+
+    async def open_session(self, door: str, program: str) -> list[dict[str, object]]:
+        """Have a session opened, on a lease that is taken now if there is none.
+
+        Raises:
+            GpupoolError: when there is no lease to be had, or it cannot serve a session.
+        """
+        if self._hold is None:
+            self._failure = None
+            self._wanted.set()
+            await self._settled.wait()
+        hold = self._hold
+        if hold is None:
+            raise self._failure or LeaseLostError(self._why_lost)
+        return await hold.open_session(door, program)
+
+    async def wait_lost(self) -> str:
+        """Wait until a lease ends that was not released, and return why."""
+        await self._lost.wait()
+        return self._why_lost
+
+
+# --- held leases ----------------------------------------------------------------------------------
+
+
+def own_cluster(credentials: str | None) -> str:
+    """Return which pool this user is logged in to; empty when to none."""
+    with suppress(GpupoolError):
+        return stored_credentials(credentials).cluster_id
+    return ""
+
+
+async def held_record(name: str, credentials: str | None) -> HeldRecord:
+    """Return the record of a lease that ``gpupool alloc`` holds on this machine.
+
+    Raises:
+        LeaseLostError: when it does not, with what is known of that lease.
+    """
+    found = find_held(name, own_cluster(credentials))
+    if found is not None and not found.why_over:
+        return found.record
+    hint = 'take a new one with "gpupool alloc"'
+    if found is not None:
+        raise LeaseLostError(f"lease {name} has ended", why=found.why_over, hint=hint)
+    why = ""
+    with trio.move_on_after(LOOK_S), suppress(GpupoolError):
+        async with connected(credentials) as pool:
+            why = _who_holds(await pool.view(), name, pool.credentials.user)
+    raise LeaseLostError(f"no lease {name} is held on this machine", why=why, hint=hint)
+
+
+def _who_holds(view: PoolView, name: str, user: str) -> str:
+    lease = next((each for each in view.leases if each.name == name), None)
+    if lease is None:
+        return "the pool has no such lease: it has ended, or never was"
+    if lease.user != user:
+        return f"it belongs to {lease.user}"
+    if lease.program == "alloc":
+        return f"{lease.client} holds it, on the machine where it was taken"
+    return f"it is that of a program, {lease.program}, and ends with it"

@@ -1,0 +1,213 @@
+"""Leases that a holder keeps: its file, its agent, and what is said of one that is over."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.cli import held
+from gpupool.cli.agent import Agent, Held
+from gpupool.cli.held import (
+    ENDED_COUNT_MAX,
+    HeldLease,
+    HeldRecord,
+    RecordFile,
+    find_held,
+    held_leases,
+    holder_dir,
+    parse_record,
+    release_held,
+)
+from gpupool.pool.errors import GpupoolError, LeaseLostError
+
+RECORD = HeldRecord(
+    lease="7f3a", cluster_id="c0ffee00c0ffee00", pool="lab", user="ada", pid=os.getpid(),
+    socket="/nowhere/7f3a.sock", text="1 x H200 (70G) on a, lease 7f3a", servers=("a", "b"),
+    idle_timeout_s=1800.0,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give this user a runtime folder, and no other place where holders are looked for."""
+    folder = Path(tempfile.mkdtemp(prefix="gp-"))  # short enough for sockets
+    monkeypatch.setattr(held, "_candidates", lambda: (folder / "gpupool",))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_record_is_found_while_it_is_held_and_says_why_it_ended() -> None:
+    file = RecordFile(holder_dir(), RECORD)
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    found = find_held("7f3a")
+    assert found is not None
+    assert (found.record, found.alive, found.why_over) == (RECORD, True, "")
+    assert find_held("7f3b") is None
+    file.end(replace(RECORD, ended="released"))
+    found = find_held("7f3a")
+    assert found is not None
+    assert (found.alive, found.why_over) == (False, "released")
+
+
+def test_a_killed_holder_leaves_no_socket(runtime: Path) -> None:
+    sock = holder_dir() / "7f3a-000000.sock"
+    sock.write_text("")
+    file = RecordFile(holder_dir(), replace(RECORD, socket=str(sock)))
+    assert held_leases()[0].alive
+    file.close()  # what the system does when the process dies
+    [found] = held_leases()
+    assert found.why_over == "the process that held it on this machine was killed"
+    assert not sock.exists()
+
+
+def test_records_of_the_past_are_forgotten(runtime: Path) -> None:
+    for number in range(ENDED_COUNT_MAX + 5):
+        record = replace(RECORD, lease=f"{number:04x}")
+        RecordFile(holder_dir(), record).end(replace(record, ended="released"))
+    old = sorted(holder_dir().glob("*.json"))[0]
+    os.utime(old, (0, 0))
+    assert len(held_leases()) == ENDED_COUNT_MAX
+    assert not old.exists()
+    assert len(list(holder_dir().glob("*.json"))) == ENDED_COUNT_MAX
+
+
+def test_the_pool_decides_between_leases_of_one_name() -> None:
+    files = [
+        RecordFile(holder_dir(), replace(RECORD, cluster_id=each * 8)) for each in ("aa", "bb")
+    ]
+    for cluster_id in ("aa" * 8, "bb" * 8):
+        found = find_held("7f3a", cluster_id)
+        assert found is not None
+        assert found.record.cluster_id == cluster_id
+    for file in files:
+        file.close()
+
+
+def test_nobody_elses_records_are_believed(runtime: Path) -> None:
+    file = RecordFile(holder_dir(), RECORD)
+    (runtime / "gpupool").chmod(0o755)
+    assert held_leases() == []
+    file.close()
+    with pytest.raises(GpupoolError, match="others may enter it"):
+        holder_dir()
+
+
+def test_a_link_in_place_of_a_record_is_not_followed(runtime: Path, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text(json.dumps(asdict(RECORD)))
+    (holder_dir() / "7f3a-c0ffee00c0ff.json").symlink_to(target)
+    assert held_leases() == []
+    with pytest.raises(OSError, match="symbolic links"):
+        RecordFile(holder_dir(), RECORD)
+    assert target.read_text()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+    ).map(json.dumps)
+    | st.text()
+    | st.fixed_dictionaries(
+        {
+            name: st.just(value) | st.none() | st.integers() | st.text() | st.lists(st.integers())
+            for name, value in json.loads(json.dumps(asdict(RECORD))).items()
+        }
+    ).map(json.dumps)
+)
+def test_other_records_are_refused(text: str) -> None:
+    try:
+        record = parse_record(text)
+    except ValueError:
+        return
+    assert parse_record(json.dumps(asdict(record))) == record
+
+
+def test_a_record_round_trips() -> None:
+    assert parse_record(json.dumps(asdict(RECORD))) == RECORD
+
+
+# --- its agent ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def holder() -> AsyncGenerator[tuple[Agent, HeldRecord, trio.Event]]:
+    released = trio.Event()
+
+    async def open_session(door: str, program: str) -> list[dict[str, object]]:
+        await trio.lowlevel.checkpoint()
+        return [{"door": door, "program": program}]
+
+    async def release() -> None:
+        await trio.lowlevel.checkpoint()
+        released.set()
+
+    agent = Agent(holder_dir(), lease="7f3a", open_session=open_session, held=Held(dict, release))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(agent.serve)
+        yield agent, replace(RECORD, socket=str(agent.path)), released
+        nursery.cancel_scope.cancel()
+
+
+async def test_programs_come_and_go_on_one_lease() -> None:
+    async with holder() as (agent, record, _released):
+        for _ in range(2):
+            async with HeldLease(record) as one, HeldLease(record) as two:
+                assert agent.watcher_count() == 2
+                assert await one.open_session("arrays", "a.py") == [
+                    {"door": "arrays", "program": "a.py"}
+                ]
+                # The program's own agent makes the relay of the other door.
+                assert "relay" not in (await two.open_session("cuda", "b"))[0]
+            with trio.fail_after(5):
+                await agent.drained()
+
+
+async def test_who_uses_the_lease_hears_of_it(nursery: trio.Nursery) -> None:
+    async with holder() as (agent, record, released):
+        async with HeldLease(record) as lease:
+            told: list[str] = []
+            lease.on_notice = told.append
+            nursery.start_soon(lease.listen)
+            await agent.notify("it ends in 1m")
+            assert await release_held(record) == 1
+            assert released.is_set()
+            await agent.lost("lease 7f3a is void: released")
+            with trio.fail_after(5):
+                assert await lease.wait_lost() == "lease 7f3a is void: released"
+            assert told == ["it ends in 1m"]
+        with pytest.raises(LeaseLostError, match="released"):
+            async with HeldLease(record):
+                raise AssertionError
+        with pytest.raises(GpupoolError, match="released"):
+            await lease.open_session("arrays", "a.py")
+
+
+async def test_a_holder_that_dies_ends_the_lease() -> None:
+    async with AsyncExitStack() as stack:
+        async with holder() as (_agent, record, _released):
+            lease = await stack.enter_async_context(HeldLease(record))
+        with trio.fail_after(5):
+            await lease.listen()
+        assert "has ended" in await lease.wait_lost()
+        with pytest.raises(LeaseLostError, match="does not answer"):
+            await lease.open_session("arrays", "a.py")
+
+
+async def test_the_agent_of_a_program_gives_nothing_back(tmp_path: Path) -> None:
+    async def never(door: str, program: str) -> list[dict[str, object]]:
+        raise AssertionError
+
+    agent = Agent(tmp_path, lease="7f3a", open_session=never)
+    for operation in ("watch", "release"):
+        answer = json.loads(await agent.answer(json.dumps({"op": operation}).encode()))
+        assert (answer["ok"], answer["what"]) == (False, "this lease ends with its program")
