@@ -315,7 +315,6 @@ class _Server:
             inventory,
             runtime_dir=runtime_dir,
             state_dir=self._state.path,
-            data_encryption=lambda: self.machine.state.data_encryption,
             address_of=self._address_of,
             data_encryption=lambda lease: encryption_of(self.machine.state, lease),
             log=logging.getLogger("gpupool.host").info,
