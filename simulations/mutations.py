@@ -13,11 +13,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpupool.consensus.core import RaftCore
-from gpupool.consensus.journal import JOURNAL, Entry, Journal
-from gpupool.consensus.log import ReplicatedLog, Stored
-from gpupool.consensus.messages import Message
-from gpupool.consensus.raft import CANDIDATE, LEADER
 from gpupool.pool import leases, transition
 from gpupool.pool.commands import Grant, ServerContact
 from gpupool.pool.duties import HostPlan, host_plan, leader_plan
@@ -31,9 +26,10 @@ from gpupool.remoting import caretaker, steward
 from gpupool.remoting import messages as m
 from gpupool.remoting.allocation import Allocation, Phase
 from gpupool.remoting.clients import Client
-from gpupool.remoting.proposals import Proposals
+from gpupool.remoting.proposals import Decision, Proposals, Propose
 from gpupool.remoting.steward import StartSession, Steward, StewardSettings
-from gpupool.simulations.disk import SimulatedDisk
+from gpupool.simulations import broken_consensus
+from gpupool.simulations.broken_consensus import patched
 from gpupool.simulations.machines import SimulatedHost
 from gpupool.simulations.options import Options, swarm
 
@@ -55,78 +51,6 @@ class Mutation:
         """Return a run of the swarm in which the broken rule matters."""
         drawn = swarm(seed)
         return self.tune(replace(drawn, faults=drawn.faults + self.faults))
-
-
-@contextmanager
-def patched(owner: Any, name: str, replacement: object) -> Generator[None]:
-    """Replace an attribute of a class or module for a while."""
-    original = getattr(owner, name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
-
-
-# --- consensus ------------------------------------------------------------------------------------
-
-
-def _vote_not_persisted() -> AbstractContextManager[None]:
-    def set_vote(self: Journal, term: int, vote: str | None) -> None:
-        self.term, self.vote = term, vote
-
-    return patched(Journal, "set_vote", set_vote)
-
-
-def _not_synced() -> AbstractContextManager[None]:
-    original = SimulatedDisk.sync
-
-    def sync(self: SimulatedDisk, name: str) -> None:
-        if name != JOURNAL:
-            original(self, name)
-
-    return patched(SimulatedDisk, "sync", sync)
-
-
-def _votes_count_twice() -> AbstractContextManager[None]:
-    original = RaftCore.library_receives
-
-    def library_receives(self: RaftCore, node: Any, message: Message) -> None:
-        original(self, node, message)
-        if message["type"] == "response_vote" and self.state == CANDIDATE:
-            original(self, node, message)
-
-    return patched(RaftCore, "library_receives", library_receives)
-
-
-def _truncates_blindly() -> AbstractContextManager[None]:
-    original = ReplicatedLog.store
-
-    def store(
-        self: ReplicatedLog,
-        previous_index: int,
-        previous_term: int,
-        entries: list[Entry],
-        *,
-        commit_index: int,
-    ) -> Stored:
-        stored = original(self, previous_index, previous_term, entries, commit_index=commit_index)
-        if stored.match is not None and self.journal.last_index > stored.match:
-            self.journal.truncate(max(stored.match, self.journal.base_index) + 1)
-        return stored
-
-    return patched(ReplicatedLog, "store", store)
-
-
-def _commits_alone() -> AbstractContextManager[None]:
-    original = RaftCore.tick
-
-    def tick(self: RaftCore) -> None:
-        if self.state == LEADER:
-            self.commit_to(self._journal.last_index)
-        original(self)
-
-    return patched(RaftCore, "tick", tick)
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -329,17 +253,38 @@ def _granted_before_commit() -> AbstractContextManager[None]:
 
 
 def _expired_is_definite() -> AbstractContextManager[None]:
+    """Let an expired repetition count as a refusal, and let every repetition expire."""
     original = Proposals.outcome
+    original_attempt = Proposals._attempt
 
     def outcome(self: Proposals, number: int, outcome: Outcome) -> None:
         pending = self._pending.get(number)
-        if pending is not None and isinstance(outcome, Committed):
-            result = outcome.result
-            if isinstance(result, dict) and result.get("kind") == "expired":
-                pending.uncertain = False
+        result = outcome.result if isinstance(outcome, Committed) else None
+        if pending is not None and isinstance(result, dict) and result.get("kind") == "expired":
+            self._decide(number, Decision(Result(False, "busy"), uncertain=False, why="expired"))
+            return
         original(self, number, outcome)
 
-    return patched(Proposals, "outcome", outcome)
+    def attempt(self: Proposals, number: int) -> None:
+        emit = self._emit
+
+        def emit_late(action: Propose) -> None:
+            assert isinstance(action.command, dict)
+            emit(replace(action, command={**action.command, "x": 1}))
+
+        if self._pending[number].uncertain and self._pending[number].bounded:
+            self._emit = emit_late
+        try:
+            original_attempt(self, number)
+        finally:
+            self._emit = emit
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with patched(Proposals, "outcome", outcome), patched(Proposals, "_attempt", attempt):
+            yield
+
+    return broken()
 
 
 def _never_reachable_again() -> AbstractContextManager[None]:
@@ -420,36 +365,69 @@ MUTATIONS = (
         "vote-not-persisted",
         "one-vote",
         "a vote is remembered in memory only",
-        _vote_not_persisted,
+        broken_consensus.vote_not_persisted,
         (("kill", 1.0), ("kill-leader", 1.0)),
     ),
     Mutation(
         "not-synced",
         "acknowledged-stays",
         "the journal is written, and never synced",
-        _not_synced,
+        broken_consensus.not_synced,
         (("power-all", 4.0),),
     ),
     Mutation(
         "votes-count-twice",
         "one-leader",
         "each vote counts twice",
-        _votes_count_twice,
+        broken_consensus.votes_count_twice,
         (("partition", 1.5), ("kill-leader", 2.0)),
     ),
     Mutation(
         "truncates-blindly",
         "acknowledged-stays",
         "a follower cuts its log behind what a leader sends, conflict or not",
-        _truncates_blindly,
+        broken_consensus.truncates_blindly,
         (("kill-leader", 1.0), ("slow-link", 1.0)),
     ),
     Mutation(
         "commits-alone",
         "logs-agree",
         "a leader commits what it has, whether a majority has it or not",
-        _commits_alone,
+        broken_consensus.commits_alone,
         (("isolate-leader", 2.0), ("kill-leader", 2.0)),
+    ),
+    Mutation(
+        "votes-for-anybody",
+        "safety",
+        "a voter does not compare the candidate's log with its own",
+        broken_consensus.votes_for_anybody,
+        (("kill-leader", 1.0), ("slow-link", 1.0), ("isolate-leader", 2.0)),
+    ),
+    Mutation(
+        "torn-tail-refused",
+        "starts-again",
+        "a batch that a crash has torn passes for damage",
+        broken_consensus.torn_tail_refused,
+        (("torn", 1.0), ("power", 2.0)),
+    ),
+    Mutation(
+        "nobody-gets-a-vote",
+        "creates",
+        "no voter is ever added to the first",
+        broken_consensus.nobody_gets_a_vote,
+    ),
+    Mutation(
+        "unknown-outcome-crashes",
+        "no-crash",
+        "a server ends when it cannot know whether its command was committed",
+        broken_consensus.unknown_outcome_crashes,
+        (("isolate-leader", 2.0), ("kill-leader", 2.0)),
+    ),
+    Mutation(
+        "never-rests",
+        "not-stuck",
+        "a server looks at its table again and again without a pause",
+        broken_consensus.never_rests,
     ),
     Mutation(
         "space-unchecked",
@@ -545,7 +523,7 @@ MUTATIONS = (
         "granted-is-wanted",
         "a claim counts as refused when a repetition of it has expired",
         _expired_is_definite,
-        (("clock-step", 0.3), ("reset", 0.3), ("isolate-leader", 2.0), ("kill-leader", 2.0)),
+        (("reset", 0.3), ("isolate-leader", 2.0), ("kill-leader", 2.0)),
         lambda options: replace(options, think_s=0.3, hold_s=1.0),
     ),
     Mutation(

@@ -15,6 +15,7 @@ from raft_world import Faults, Violation, World
 
 from gpupool.consensus.journal import Journal
 from gpupool.consensus.settings import ConsensusSettings
+from gpupool.pool.ids import ServerId
 
 OFTEN = ConsensusSettings(snapshot_entries=40, snapshots_per_rewrite=1)
 """Snapshots every 40 entries, so that a run of eight seconds takes several."""
@@ -32,6 +33,7 @@ class Profile:
     power: bool = False  # crashes are power losses, some in the middle of a disk operation
     partitions: bool = False
     members: bool = False
+    haunted: bool = False  # whoever has just voted may die of it
 
 
 PROFILES = {
@@ -44,6 +46,9 @@ PROFILES = {
     "hostile": Profile(faults=Faults(duplicate=0.05, reorder=0.05, reset=0.002), partitions=True),
     "snapshots": Profile(
         faults=Faults(reset=0.002), settings=OFTEN, crashes=True, power=True, partitions=True
+    ),
+    "elections": Profile(
+        faults=Faults(latency_spread=0.05), crashes=True, partitions=True, haunted=True
     ),
     "everything": Profile(
         faults=Faults(reset=0.003, duplicate=0.02, reorder=0.02, latency_spread=0.01),
@@ -76,6 +81,8 @@ def run_seed(name: str, seed: int) -> World:
     for number in range(16):
         world.at(0.5 * number + 0.4 * rng.random(), lambda: disturb(world, profile, rng))
     revive(world, rng)
+    if profile.haunted:
+        haunt(world, rng, {})
     world.run(8.5)
     world.settle()
     return world
@@ -112,6 +119,25 @@ def revive(world: World, rng: random.Random) -> None:
         if server.node is None and rng.random() < 0.6:
             world.boot(server.name)
     world.at(0.3, lambda: revive(world, rng))
+
+
+def haunt(world: World, rng: random.Random, seen: dict[str, tuple[int, str | None]]) -> None:
+    """Kill servers that have just voted, and start them again while others still campaign."""
+    for server in world.alive():
+        assert server.node is not None
+        journal = server.node.storage.journal
+        before, now = seen.get(server.name), (journal.term, journal.vote)
+        seen[server.name] = now
+        if before not in (None, now) and journal.vote is not None and rng.random() < 0.3:
+            world.crash(server.name)
+            world.at(0.01, lambda name=server.name: boot_again(world, name))
+    if world.now < 8.0:
+        world.at(0.002, lambda: haunt(world, rng, seen))
+
+
+def boot_again(world: World, name: ServerId) -> None:
+    if world.servers[name].node is None:
+        world.boot(name)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,7 +9,7 @@ from raft_world import Inode, MemoryDisk
 from test_cluster_under_faults import run_seed
 
 from gpupool.consensus.core import RaftCore
-from gpupool.consensus.journal import Entry
+from gpupool.consensus.journal import Entry, Journal
 from gpupool.consensus.log import ReplicatedLog, Stored
 from gpupool.consensus.messages import FrameReader
 from gpupool.consensus.raft import LEADER
@@ -22,6 +22,13 @@ def no_sync(patch: pytest.MonkeyPatch) -> None:
         self.inodes.setdefault(name, Inode())
 
     patch.setattr(MemoryDisk, "sync", sync)
+
+
+def votes_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def set_vote(self: Journal, term: int, vote: str | None) -> None:
+        self.term, self.vote = term, vote
+
+    patch.setattr(Journal, "set_vote", set_vote)
 
 
 def unconditional_truncation(patch: pytest.MonkeyPatch) -> None:
@@ -68,6 +75,7 @@ def covered_commands_called_refused(patch: pytest.MonkeyPatch) -> None:
 
 SAFEGUARDS: dict[str, tuple[Patch, str, int]] = {
     "sync before send": (no_sync, "power", 3),
+    "votes are kept": (votes_forgotten, "elections", 3),
     "truncate on conflict only": (unconditional_truncation, "hostile", 3),
     "drop old frames": (old_frames_taken, "hostile", 3),
     "one change of voters": (two_changes_at_once, "everything", 30),
