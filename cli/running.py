@@ -181,6 +181,7 @@ class _Run:
                 self._options.wanted.request(program_text(self._options.arguments)),
                 wait_s=self._options.wanted.wait_s,
                 on_status=news,
+                on_choice=self._note_choice,
             )
             drawing.cancel_scope.cancel()
         return hold

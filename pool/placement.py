@@ -51,6 +51,7 @@ class NoOffer:
     kind: str
     why: str
     ahead: int = 0  # requests that wait longer than this one
+    never_here: bool = False  # busy, and not for a while: only other servers could ever serve it
 
 
 def wanted_size(gpu: Gpu, request: Request) -> int:
@@ -80,15 +81,11 @@ def make_offer(
     refusal = _policy_refusal(admission, server, matching, request, user)
     if refusal is not None:
         return NoOffer(server.id, server.name, refusal.kind, refusal.why, ahead)
-    if not names_server(request.servers, server):
-        return NoOffer(server.id, server.name, "busy", "not among the servers asked for")
+    if why := _never_here(server, request, matching, fitting_count):
+        return NoOffer(server.id, server.name, "busy", why, never_here=True)
     if not server.grantable:
         why = server.drain_reason or server.status.value
         return NoOffer(server.id, server.name, "busy", f"grants nothing now: {why}")
-    if not matching and request.filters:
-        return NoOffer(server.id, server.name, "busy", "no GPU matches; another server has some")
-    if fitting_count < (1 if request.across else request.count):
-        return NoOffer(server.id, server.name, "busy", "has no such GPUs; another server does")
     usable = admission.usable(user)
     gpus = tuple(
         OfferedGpu(
@@ -155,6 +152,19 @@ def _reserved_text(admission: Admission, server: Server, user: str) -> str:
     if not kept:
         return ""
     return f"; {len(kept)} kept for class {', '.join(sorted({each.group for each in kept}))}"
+
+
+def _never_here(
+    server: Server, request: Request, matching: Sequence[Gpu], fitting_count: int
+) -> str:
+    """Return why this server could never serve the request while others could, or nothing."""
+    if not names_server(request.servers, server):
+        return "not among the servers asked for"
+    if not matching and request.filters:
+        return "no GPU matches; another server has some"
+    if fitting_count < (1 if request.across else request.count):
+        return "has no such GPUs; another server does"
+    return ""
 
 
 def any_could_ever_fit(state: PoolState, request: Request, may: May | None = None) -> bool:

@@ -530,7 +530,7 @@ class Allocation:
     def _waiting_text(self) -> str:
         if not self._servers:
             return "waiting for a server of the pool to answer"
-        busy = [r for r in self._refusals if r.kind == "busy"]
+        busy = [r for r in self._concerned() if r.kind == "busy"]
         if not busy:
             lost = [r for r in self._refusals if r.kind == "no-quorum"]
             if lost:
@@ -540,6 +540,10 @@ class Allocation:
         best = max(busy, key=lambda r: (r.ahead, r.name))
         more = f"; {len(busy) - 1} more busy" if len(busy) > 1 else ""
         return f"waiting for {_wanted(self.request)}, {ahead} ahead ({best.name}: {best.why}{more})"
+
+    def _concerned(self) -> list[NoOffer]:
+        """Return the refusals of servers that could serve the request at another time, if any."""
+        return [r for r in self._refusals if not r.never_here] or self._refusals
 
     def _fail_waiting(self) -> None:
         """Give up because the time to wait is over."""
@@ -554,7 +558,7 @@ class Allocation:
             self._fail(UnreachableError("the pool does not answer", why=why))
         else:
             waited = "" if self._wait_s == 0 else " even after waiting"
-            texts = [f"{r.name}: {r.why}" for r in self._refusals if r.kind != "never"]
+            texts = [f"{r.name}: {r.why}" for r in self._concerned() if r.kind != "never"]
             why = self._last_refusal or (texts[0] if texts else "")
             self._give_place_back()
             self._fail(

@@ -7,7 +7,8 @@ commit that only if you understand what has changed.
     start wait=10s a b        begin, with these servers connected; known=40: of so many,
                               first=2: asking so many at first
     offer a free=80           server a offers one GPU with so many GiB free
-    busy a [ahead]            ... or nothing now; also: never a, denied a, no-quorum a
+    busy a [ahead]            ... or nothing now; also: never a, denied a, no-quorum a,
+                              and elsewhere a: never here, though other servers could
     claimed granted           the answer to the claim; refused KIND, uncertain, lost
     cancelled [lost]          the answer to the cancel
     hint                      a server says that there may be room
@@ -107,7 +108,7 @@ class Script:
     def step(self, allocation: Allocation, verb: str, words: list[str]) -> list[Action]:
         if verb == "tick":
             return self.tick(allocation, float(words[0].removesuffix("s")))
-        if verb in ("offer", "busy", "never", "denied", "no-quorum"):
+        if verb in ("offer", "busy", "elsewhere", "never", "denied", "no-quorum"):
             return allocation.answered(self.asks[words[0]], self.answer(verb, words))
         if verb == "claimed":
             number = self.last[m.Claim]
@@ -146,6 +147,8 @@ class Script:
         server = ServerId(words[0])
         if verb != "offer":
             ahead = int(words[1]) if len(words) > 1 else 0
+            if verb == "elsewhere":
+                return m.Offered(None, NoOffer(server, server, "busy", "not I", never_here=True))
             return m.Offered(None, NoOffer(server, server, verb, "the reason", ahead))
         free = int(words[1].removeprefix("free=")) * GIB
         gpu = GpuId(f"GPU-{server}")
