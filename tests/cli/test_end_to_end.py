@@ -325,6 +325,43 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+FOUR_GPUS = """
+import cupy as cp
+import os
+sums = []
+for gpu in range(cp.cuda.runtime.getDeviceCount()):
+    with cp.cuda.Device(gpu):
+        sums.append(float(cp.arange(10.0).sum()))
+print(sums, os.environ["GPUPOOL_SERVERS"])
+"""
+
+
+def test_filters_labels_and_leases_across_servers(live_pool: Any) -> None:
+    for name, room in (("a", "north"), ("b", "south"), ("c", "north")):
+        assert live_pool.run("label", name, f"room={room}").returncode == 0
+    assert live_pool.run("label", "a").stdout == "room=north\n"
+    north = ("--filter", "server.labels.room = north")
+    gpus = json.loads(live_pool.run("gpus", "--json", *north).stdout)["gpus"]
+    assert [gpu["server"] for gpu in gpus] == ["a", "a", "c", "c"]
+    four = ("-n", "4", "-p", "0.3", "--across")
+    done = live_pool.run("run", "-v", *four, *north, *python(FOUR_GPUS))
+    assert done.returncode == 0, done.stderr
+    sums, _, servers = done.stdout.rpartition(" ")
+    assert sums == "[45.0, 45.0, 45.0, 45.0]"
+    assert sorted(servers.strip().split(",")) == ["a", "c"]
+    assert "gpupool: a: chosen for 2 of 4 GPUs: 11.2 GiB left over" in done.stderr
+    assert "gpupool: b: busy: no GPU matches; another server has some" in done.stderr
+    # More than the filter leaves over can never be had, and that is said at once.
+    done = live_pool.run("run", "-n", "5", "--across", *north, "--", "true")
+    assert done.returncode == 125
+    assert "all servers together have 4 matching GPUs" in done.stderr
+    assert live_pool.run("label", "a", "room-").returncode == 0
+    assert live_pool.run("label", "a").stdout == ""
+    done = live_pool.run("gpus", "--filter", "server.label.room=north")
+    assert done.returncode == 2
+    assert "did you mean server.labels.NAME?" in done.stderr
+
+
 def test_the_program_needs_only_numpy(live_pool: Any, other_python: Path) -> None:
     interpreter = str(other_python / "bin" / "python")
     alone = subprocess.run([interpreter, "-c", "import gpupool"], capture_output=True, check=False)
