@@ -81,9 +81,11 @@ def explain(
 
 
 def _merits(choice: Choice, offer: Offer, latencies: Latencies) -> str:
-    """Return what counted for a choice."""
+    """Return what counted for one server of a choice."""
+    sizes = {part.gpu: part.memory for part in choice.partitions if part.server == offer.server}
+    free = sum(gpu.memory_free for gpu in offer.gpus if gpu.gpu in sizes)
     texts = [
-        f"{choice.left_over / 2**30:.1f} GiB left over",
+        f"{(free - sum(sizes.values())) / 2**30:.1f} GiB left over",
         f"{offer.load:.0%} of the server granted",
     ]
     if choice.wasted:

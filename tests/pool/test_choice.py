@@ -240,7 +240,7 @@ def test_a_report_says_why_each_server_was_chosen_or_not(across: bool) -> None:
     if across:
         assert report == (
             "gpu-c: chosen for 1 of 2 GPUs: 40.0 GiB left over, 0% of the server granted",
-            "gpu-e: chosen for 1 of 2 GPUs: 40.0 GiB left over, 0% of the server granted",
+            "gpu-e: chosen for 1 of 2 GPUs: 0.0 GiB left over, 0% of the server granted",
             "gpu-d: busy: 0 of 4 GPUs have room (0 idle)",
         )
     else:
