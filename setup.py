@@ -58,10 +58,22 @@ LAUNCHER = Extension(
     extra_compile_args=FLAGS,
     optional=True,
 )
+NVML = Extension(
+    f"{FOLDER}.libnvidia-ml",
+    sources=[
+        "remoting/driver/nvml/nvml.c",
+        "remoting/driver/nvml/generated_refusals.c",
+        "remoting/driver/shim/json.c",
+    ],
+    extra_compile_args=FLAGS,
+    extra_link_args=["-pthread", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,--no-undefined", "-ldl"],
+    optional=True,
+)
 
 if sys.platform == "linux":
     setup(
-        ext_modules=[SHIM, LAUNCHER], cmdclass={"build_ext": BuildShim, "bdist_wheel": TagAnyPython}
+        ext_modules=[SHIM, LAUNCHER, NVML],
+        cmdclass={"build_ext": BuildShim, "bdist_wheel": TagAnyPython},
     )
 else:
     setup()

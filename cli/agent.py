@@ -32,6 +32,7 @@ OPEN_TIMEOUT_S = 30.0
 TEXT_LENGTH_MAX = 300
 
 OpenSession = Callable[[str, str], Awaitable[list[dict[str, object]]]]
+Describe = Callable[[], Awaitable[dict[str, object]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class SessionRequest:
     door: str
     program: str
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesWanted:
+    """NVML's library, or ``gpupool smi``, asks for the devices of the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class ReleaseLease:
     """A ``gpupool release`` wants the lease given back."""
 
 
-AgentRequest = SessionRequest | SessionBroken | Watch | ReleaseLease
+AgentRequest = SessionRequest | SessionBroken | DevicesWanted | Watch | ReleaseLease
 
 
 # --- lines, without any socket --------------------------------------------------------------------
@@ -80,6 +86,8 @@ def parse_request(line: bytes) -> AgentRequest:
     if not isinstance(body, dict):
         raise ValueError("the request is not a JSON object")
     fields = cast("dict[str, object]", body)
+    if fields.get("op") == "nvml":
+        return DevicesWanted()
     pid, what = fields.get("pid", 0), fields.get("what")
     if fields.get("op") == "broken" and isinstance(what, str) and type(pid) is int:
         return SessionBroken(what[:TEXT_LENGTH_MAX], pid)
@@ -117,6 +125,16 @@ def notice_line(text: str) -> bytes:
 
 def _line(body: dict[str, object]) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode() + b"\n"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
 
 
 # --- the socket -----------------------------------------------------------------------------------
@@ -165,6 +183,7 @@ class Agent:
         open_session: OpenSession,
         open_timeout_s: float = OPEN_TIMEOUT_S,
         held: Held | None = None,
+        describe: Describe | None = None,
     ) -> None:
         """Make an agent that does not listen yet.
 
@@ -174,6 +193,7 @@ class Agent:
             open_session: has a session opened on every server of the lease.
             open_timeout_s: how long that may take; infinite where it waits for free GPUs.
             held: set when the lease outlives programs, and ``gpupool run --lease`` asks.
+            describe: returns the devices of the lease, for NVML and ``gpupool smi``.
         """
         self._folder = folder
         self.path = folder / f"agent-{secrets.token_hex(4)}.sock"
@@ -182,6 +202,8 @@ class Agent:
         self._watchers: set[trio.SocketStream] = set()
         self._lease = lease
         self._open_session = open_session
+        self._describe = describe
+        self._pids: set[int] = set()  # of processes that opened a session
         self._lost = ""
         self._clients: set[trio.SocketStream] = set()
         self._sending: dict[trio.SocketStream, trio.Lock] = {}
@@ -289,6 +311,8 @@ class Agent:
             return _line({"ok": True})
         if isinstance(request, Watch | ReleaseLease):
             return await self._answer_holder(request, stream)
+        if isinstance(request, DevicesWanted):
+            return await self._answer_devices()
         if self._lost:
             failure = GpupoolError(self._lost)
             failure.code = "lease-lost"
@@ -311,6 +335,7 @@ class Agent:
             except OSError as error:
                 return failure_line(GpupoolError("no relay can be made", why=str(error)))
         self.opened += 1
+        self._pids.add(request.pid)
         return success_line(self._lease, sessions, self.notices)
 
     async def _answer_holder(
@@ -325,6 +350,19 @@ class Agent:
         users = self.watcher_count()
         await self._held.release()
         return _line({"ok": True, "users": users})
+
+    async def _answer_devices(self) -> bytes:
+        if self._describe is None:
+            return failure_line(GpupoolError("this run does not describe its devices"))
+        try:
+            with trio.fail_after(OPEN_TIMEOUT_S):
+                fields = await self._describe()
+        except GpupoolError as error:
+            return failure_line(error)
+        except trio.TooSlowError:
+            return failure_line(GpupoolError("no server describes the devices"))
+        alive = sorted(filter(_is_alive, self._pids))
+        return _line({"ok": True, "lease": self._lease, "processes": alive} | fields)
 
     def _with_relay(self, session: dict[str, object]) -> dict[str, object]:
         """Offer to encrypt for a library that may not be able to."""

@@ -302,18 +302,27 @@ class HeldLease:
         await self._over.wait()
         return self.lost
 
-    async def open_session(self, door: str, program: str) -> list[dict[str, object]]:
-        """Have sessions opened for one process of the program.
+    async def ask(self, request: dict[str, object]) -> dict[str, object]:
+        """Return what the holder answers on a connection of its own.
 
         Raises:
             GpupoolError: whatever the holder answers.
         """
         lines = await _connect(self.record)
         try:
-            request = {"op": "session", "door": door, "program": program, "pid": os.getpid()}
-            answer = await lines.ask(request)
+            return await lines.ask(request)
         finally:
             await trio.aclose_forcefully(lines.stream)
+
+    async def open_session(self, door: str, program: str) -> list[dict[str, object]]:
+        """Have sessions opened for one process of the program.
+
+        Raises:
+            GpupoolError: whatever the holder answers.
+        """
+        answer = await self.ask(
+            {"op": "session", "door": door, "program": program, "pid": os.getpid()}
+        )
         return cast("list[dict[str, object]]", answer.get("sessions", []))
 
 

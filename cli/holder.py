@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -20,6 +21,7 @@ import trio
 
 from gpupool.cli.agent import Agent, Held
 from gpupool.cli.connect import connected, first_error
+from gpupool.cli.devices import describe_lease
 from gpupool.cli.held import HeldRecord, RecordFile, holder_dir
 from gpupool.cli.leasing import RELEASE_S
 from gpupool.cli.logs import log_to_file
@@ -245,7 +247,13 @@ class _Place:
     def _make(self, record: HeldRecord) -> RecordFile:
         folder = holder_dir()
         held = Held(lambda: vars_of(self.file.record), self._release)
-        agent = Agent(folder, lease=record.lease, open_session=self._hold.open_session, held=held)
+        agent = Agent(
+            folder,
+            lease=record.lease,
+            open_session=self._hold.open_session,
+            held=held,
+            describe=partial(describe_lease, self._hold),
+        )
         agent.path = folder / f"{record.lease}-{secrets.token_hex(3)}.sock"
         self._agents.append(agent)
         return RecordFile(folder, replace(record, socket=str(agent.path)))

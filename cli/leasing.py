@@ -74,6 +74,11 @@ class LazyLease:
         self._why_lost = ""
 
     @property
+    def hold(self) -> LeaseHold | None:
+        """Return the lease that there is now."""
+        return self._hold
+
+    @property
     def name(self) -> str:
         """Return the name of the lease; empty while there is none."""
         return self._hold.name if self._hold is not None else ""

@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("status", "Show servers, GPUs, leases and the health of the pool."),
     "top": ("top", "Watch the pool live."),
     "gpus": ("gpus", "List every GPU with what is free on it."),
+    "smi": ("smi", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
     "leases": ("leases", "List leases, and who waits for what."),
     "join": ("join", "Offer this machine's GPUs: create a pool, or join one."),
     "leave": ("leave", "Remove a server from the pool for good."),

@@ -15,6 +15,7 @@ import trio
 from gpupool.cli.agent import OPEN_TIMEOUT_S, Agent, private_dir
 from gpupool.cli.child import Ending, Supervisor, caught_signals, find_program
 from gpupool.cli.connect import connected
+from gpupool.cli.devices import describe_lease
 from gpupool.cli.held import HeldLease
 from gpupool.cli.leasing import RELEASE_S, LazyLease, ProgramLease, held_record
 from gpupool.cli.output import say
@@ -215,6 +216,7 @@ class _Run:
             lease=lease.name,
             open_session=lease.open_session,
             open_timeout_s=float("inf") if lazy else OPEN_TIMEOUT_S,
+            describe=partial(describe_lease, lease),
         )
         agent.log = self._note
         environment = program_environment(

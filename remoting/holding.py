@@ -75,6 +75,10 @@ class LeaseHold:
         members = self._connections.members
         return tuple(members[s].name if s in members else s for s in self.servers)
 
+    def connections(self) -> dict[ServerId, ServerConnection]:
+        """Return the connections on which the lease lives."""
+        return dict(self._mine)
+
     async def attach(self, server: ServerId, claimed: ServerConnection | None) -> None:
         """Tie the lease to the connection to ``server``; a claim has done so with its own.
 

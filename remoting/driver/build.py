@@ -1,4 +1,4 @@
-"""Build the shim, ``libcuda.so.1``, and the worker's launcher, with whatever C compiler is there.
+"""Build ``libcuda.so.1``, ``libnvidia-ml.so.1`` and the worker's launcher, with any C compiler.
 
 Run ``python -m gpupool.remoting.driver.build [FOLDER]``. The installation does the same through
 setup.py; tests and editable checkouts call ``build``.
@@ -17,6 +17,7 @@ LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined")
 LIBRARIES = ("-ldl",)
 LIBRARY = "libcuda.so.1"
 LAUNCHER = "gpupool_launch.so"
+NVML = "libnvidia-ml.so.1"
 
 
 def library_dir() -> Path:
@@ -38,6 +39,9 @@ def build(folder: Path, compiler: str = "") -> Path:
         raise FileNotFoundError("no C compiler was found")
     folder.mkdir(parents=True, exist_ok=True)
     _compile(compiler, folder / LAUNCHER, (HERE / "native" / "launch.c",), ("-shared",))
+    sources = (*sorted((HERE / "nvml").glob("*.c")), HERE / "shim" / "json.c")
+    link = ("-shared", "-pthread", f"-Wl,-soname,{NVML}", "-Wl,--no-undefined")
+    _compile(compiler, folder / NVML, sources, link)
     target = folder / LIBRARY
     _compile(compiler, target, SOURCES, LINK)
     link = folder / "libcuda.so"
@@ -53,8 +57,9 @@ def ensure() -> Path:
         FileNotFoundError: when there is no C compiler.
         subprocess.CalledProcessError: when it fails.
     """
-    made = [library_dir() / name for name in (LIBRARY, LAUNCHER)]
-    sources = [*(HERE / "shim").iterdir(), *(HERE / "native").iterdir(), Path(__file__)]
+    made = [library_dir() / name for name in (LIBRARY, LAUNCHER, NVML)]
+    folders = (HERE / name for name in ("shim", "native", "nvml"))
+    sources = [Path(__file__), *(source for folder in folders for source in folder.iterdir())]
     newest = max(source.stat().st_mtime_ns for source in sources)
     if not all(path.exists() and path.stat().st_mtime_ns > newest for path in made):
         build(library_dir())

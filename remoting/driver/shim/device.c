@@ -607,3 +607,21 @@ GP_EXPORT int cuLogsUnregisterCallback(void *handle) {
 GP_EXPORT int cuProfilerStart(void) { return gp_ready(); }
 
 GP_EXPORT int cuProfilerStop(void) { return gp_ready(); }
+
+// --- for libnvidia-ml.so.1, which is a library of its own -----------------------------------------
+
+// What cuMemGetInfo gives on the device of this UUID; only where this process has it in use.
+GP_EXPORT int cuGpupoolMemGetInfo(const char *uuid, uint64_t *left, uint64_t *total) {
+    GP_CHECK(gp_ready());
+    for (int at = 0; at < gp.device_count; at++) {
+        if (!parse_uuid(uuid, gp.devices[at].uuid)) continue;
+        GP_CHECK(gp_push(&gp.primaries[at]));
+        uint64_t reply[2] = {0};
+        int status = gp_call(GP_MEMORY_INFO, NULL, 0, reply, sizeof reply);
+        depth--;
+        *left = reply[0];
+        *total = reply[1];
+        return status;
+    }
+    return GP_INVALID_DEVICE;
+}

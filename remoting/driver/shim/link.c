@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 #include "hash.h"
+#include "json.h"
 #include "link.h"
 
 #include <errno.h>
@@ -28,84 +29,9 @@ int gp_agent_socket = -1;
 
 static char agent_line[LINE_MAX_SIZE];
 
-// --- the agent's JSON: one object per line, of which single fields are wanted ---------------------
-
-static const char *skip_blank(const char *at) {
-    while (*at == ' ' || *at == '\t') at++;
-    return at;
-}
-
-static const char *skip_string(const char *at) {
-    for (at++; *at != '\0' && *at != '"'; at++) {
-        if (*at == '\\' && at[1] != '\0') at++;
-    }
-    return *at == '"' ? at + 1 : at;
-}
-
-static const char *skip_value(const char *at) {
-    int depth = 0;
-    at = skip_blank(at);
-    do {
-        if (*at == '\0') return at;
-        if (*at == '"') {
-            at = skip_string(at);
-            continue;
-        }
-        if (*at == '{' || *at == '[') depth++;
-        if (*at == '}' || *at == ']') depth--;
-        if (depth < 0) return at;
-        at++;
-    } while (depth > 0 || (*at != ',' && *at != '}' && *at != ']' && *at != '\0'));
-    return at;
-}
-
-// The value of a key of the object that starts at text, or NULL.
-static const char *field(const char *text, const char *key) {
-    if (text == NULL || *(text = skip_blank(text)) != '{') return NULL;
-    text = skip_blank(text + 1);
-    size_t size = strlen(key);
-    while (*text == '"') {
-        const char *name = text + 1;
-        text = skip_string(text);
-        bool same = (size_t)(text - 1 - name) == size && memcmp(name, key, size) == 0;
-        text = skip_blank(text);
-        if (*text != ':') return NULL;
-        text = skip_blank(text + 1);
-        if (same) return text;
-        text = skip_blank(skip_value(text));
-        if (*text == ',') text = skip_blank(text + 1);
-    }
-    return NULL;
-}
-
-static bool copy_string(const char *value, char *target, size_t capacity) {
-    if (value == NULL || *value != '"' || capacity == 0) return false;
-    size_t used = 0;
-    for (value++; *value != '"' && *value != '\0'; value++) {
-        char letter = *value;
-        if (letter == '\\') {
-            letter = *++value;
-            if (letter == 'u' && strlen(value) > 4) {
-                unsigned code = 0;
-                sscanf(value + 1, "%4x", &code);
-                letter = code < 128 ? (char)code : '?';
-                value += 4;
-            } else if (letter == 'n' || letter == 't') {
-                letter = ' ';
-            } else if (letter == '\0') {
-                return false;
-            }
-        }
-        if (used + 1 >= capacity) return false;
-        target[used++] = letter;
-    }
-    target[used] = '\0';
-    return true;
-}
-
 static bool copy_hex(const char *value, uint8_t *target, size_t size) {
     char text[129];
-    if (!copy_string(value, text, sizeof text) || strlen(text) != 2 * size) return false;
+    if (!gp_json_string(value, text, sizeof text) || strlen(text) != 2 * size) return false;
     for (size_t at = 0; at < size; at++) {
         unsigned byte;
         if (sscanf(text + 2 * at, "%2x", &byte) != 1) return false;
@@ -212,8 +138,8 @@ static bool prove(int fd, const uint8_t session[16], const uint8_t ticket[32]) {
 static bool encrypted(const char *session, const uint8_t ticket[32]) {
     char name[300];
     uint8_t fingerprint[32];
-    return copy_string(field(session, "server_name"), name, sizeof name) &&
-           copy_hex(field(session, "certificate_sha256"), fingerprint, sizeof fingerprint) &&
+    return gp_json_string(gp_json_field(session, "server_name"), name, sizeof name) &&
+           copy_hex(gp_json_field(session, "certificate_sha256"), fingerprint, sizeof fingerprint) &&
            gp_tls_start(name, fingerprint, ticket);
 }
 
@@ -247,42 +173,42 @@ static bool ask_agent(void) {
         gp_say("gpupool run has ended");
         return false;
     }
-    const char *good = field(agent_line, "ok");
+    const char *good = gp_json_field(agent_line, "ok");
     if (good != NULL && strncmp(good, "true", 4) == 0) return true;
     char what[300] = "the agent sent nonsense", why[300] = "";
-    copy_string(field(agent_line, "what"), what, sizeof what);
-    copy_string(field(agent_line, "why"), why, sizeof why);
+    gp_json_string(gp_json_field(agent_line, "what"), what, sizeof what);
+    gp_json_string(gp_json_field(agent_line, "why"), why, sizeof why);
     gp_say("%s%s%s", what, *why ? ": " : "", why);
     return false;
 }
 
 int gp_connect(void) {
     if (!ask_agent()) return GP_NO_DEVICE;
-    const char *session = field(agent_line, "sessions");
+    const char *session = gp_json_field(agent_line, "sessions");
     if (session == NULL || *session != '[') return GP_NO_DEVICE;
-    session = skip_blank(session + 1);
-    const char *more = skip_blank(skip_value(session));
+    session = gp_json_blank(session + 1);
+    const char *more = gp_json_blank(gp_json_value(session));
     if (*more == ',') gp_say("GPUs of one server only: the others of this lease are not used");
     uint8_t id[16], ticket[32];
     char path[200], host[300] = "", encryption[8] = "";
-    if (!copy_hex(field(session, "session"), id, sizeof id) ||
-        !copy_hex(field(session, "ticket"), ticket, sizeof ticket)) {
+    if (!copy_hex(gp_json_field(session, "session"), id, sizeof id) ||
+        !copy_hex(gp_json_field(session, "ticket"), ticket, sizeof ticket)) {
         gp_say("gpupool run sent a session without a ticket");
         return GP_NO_DEVICE;
     }
-    copy_string(field(session, "encryption"), encryption, sizeof encryption);
+    gp_json_string(gp_json_field(session, "encryption"), encryption, sizeof encryption);
     bool encrypt = strcmp(encryption, "off") != 0, tls = false;
-    if (copy_string(field(session, "unix"), path, sizeof path)) gp_socket = connect_unix(path);
+    if (gp_json_string(gp_json_field(session, "unix"), path, sizeof path)) gp_socket = connect_unix(path);
     if (gp_socket < 0 && encrypt && !gp_tls_possible()) {
         // gpupool run encrypts from there on.
-        if (copy_string(field(session, "relay"), path, sizeof path)) gp_socket = connect_unix(path);
+        if (gp_json_string(gp_json_field(session, "relay"), path, sizeof path)) gp_socket = connect_unix(path);
         if (gp_verbose()) gp_say("no libssl.so.3: gpupool run encrypts for this process");
     } else if (gp_socket < 0) {
-        const char *address = field(session, "address");
+        const char *address = gp_json_field(session, "address");
         if (address == NULL || *address != '[') return GP_NO_DEVICE;
-        address = skip_blank(address + 1);
-        if (!copy_string(address, host, sizeof host)) return GP_NO_DEVICE;
-        address = skip_blank(skip_value(address));
+        address = gp_json_blank(address + 1);
+        if (!gp_json_string(address, host, sizeof host)) return GP_NO_DEVICE;
+        address = gp_json_blank(gp_json_value(address));
         char port[8];
         snprintf(port, sizeof port, "%d", *address == ',' ? atoi(address + 1) : 0);
         gp_socket = connect_tcp(host, port);
@@ -315,11 +241,11 @@ static pthread_mutex_t agent_lock = PTHREAD_MUTEX_INITIALIZER;
 static const char *take_push(const char *line) {
     static char what[300];
     char op[16], text[300];
-    if (!copy_string(field(line, "op"), op, sizeof op)) return NULL;
-    if (strcmp(op, "notice") == 0 && copy_string(field(line, "text"), text, sizeof text)) {
+    if (!gp_json_string(gp_json_field(line, "op"), op, sizeof op)) return NULL;
+    if (strcmp(op, "notice") == 0 && gp_json_string(gp_json_field(line, "text"), text, sizeof text)) {
         gp_say("%s", text);
     }
-    bool lost = strcmp(op, "lost") == 0 && copy_string(field(line, "what"), what, sizeof what);
+    bool lost = strcmp(op, "lost") == 0 && gp_json_string(gp_json_field(line, "what"), what, sizeof what);
     return lost ? what : NULL;
 }
 

@@ -211,3 +211,67 @@ def test_a_program_that_waits_for_a_kernel_gets_an_error(
     assert reason in err.splitlines()[-1], err
     assert "the GPU is lost" in err
     pool.until(lambda: pool.leases() == [])
+
+
+NVML = """
+import ctypes, os
+import pynvml as n
+n.nvmlInit()
+d = n.nvmlDeviceGetHandleByIndex(0)
+memory = n.nvmlDeviceGetMemoryInfo(d)
+assert n.nvmlDeviceGetCount() == 1
+assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(d))) == 0
+assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(b"0000:1b:00.0")) == 0
+pci = n.nvmlDeviceGetPciInfo(d)
+print(n.nvmlDeviceGetName(d), n.nvmlDeviceGetUUID(d), pci.busId, pci.bus)
+print(n.nvmlSystemGetDriverVersion(), n.nvmlSystemGetCudaDriverVersion(), memory.total >> 30)
+print(n.nvmlDeviceGetCudaComputeCapability(d), n.nvmlDeviceGetComputeRunningProcesses(d))
+for refused in (n.nvmlDeviceGetUtilizationRates, n.nvmlDeviceGetSerial):
+    try:
+        refused(d)
+    except n.NVMLError_NotSupported:
+        print("refused")
+cuda = ctypes.CDLL("libcuda.so.1")
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+left, total = ctypes.c_size_t(), ctypes.c_size_t()
+assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30)) == 0
+assert cuda.cuMemGetInfo_v2(ctypes.byref(left), ctypes.byref(total)) == 0
+memory = n.nvmlDeviceGetMemoryInfo(d, version=n.nvmlMemory_v2)
+assert (memory.total, memory.free) == (total.value, left.value), memory
+assert memory.used >= 1 << 30
+(process,) = (n.nvmlDeviceGetComputeRunningProcesses_v3(d),)
+print([p.pid == os.getpid() for p in process] or "later")
+n.nvmlShutdown()
+"""
+
+
+def test_nvml_inside_of_a_lease_shows_the_partition(fake_gpu_pool: FakeGpuPool) -> None:
+    """By NVIDIA's own binding, before and after CUDA is in use; and gpupool smi the same."""
+    python = ["--", sys.executable, "-c", NVML]
+    done = fake_gpu_pool.command("run", "-m", "20G", "--door", "cuda", *python)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:5] == [
+        "NVIDIA H200 GPU-fa4e0000-0000-4000-8000-000000000000 00000000:1B:00.0 27",
+        "580.00 13000 20",
+        "(9, 0) []",
+        "refused",
+        "refused",
+    ]
+    smi = [sys.executable, "-m", "gpupool.cli.main", "smi"]
+    inside = fake_gpu_pool.command("run", "-m", "20G", "--door", "cuda", "--", *smi)
+    assert re.search(r"NVIDIA H200 +\| a +\| 0B / 20G", inside.stdout), inside.stderr
+    assert "lease" in inside.stdout
+    outside = fake_gpu_pool.command("smi")
+    assert "whole pool" in outside.stdout
+    assert re.search(r"\| 0B / 140G", outside.stdout), outside.stdout
+
+
+def test_nvml_outside_of_a_lease_finds_no_driver(fake_gpu_pool: FakeGpuPool) -> None:
+    code = "import pynvml; pynvml.nvmlInit()"
+    env = fake_gpu_pool.env | {"LD_LIBRARY_PATH": str(build.library_dir())}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert "NVMLError_DriverNotLoaded" in done.stderr

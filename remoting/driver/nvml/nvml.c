@@ -1,0 +1,515 @@
+// libnvidia-ml.so.1 inside of a lease: its devices are the partitions, as gpupool run knows them.
+//
+// Nothing here opens a session on a GPU. What a process of the lease has allocated is asked of its
+// own CUDA library, where it is loaded; everything else of gpupool run, at most five times a second.
+// Functions that are not here return NVML_ERROR_NOT_SUPPORTED (generated_refusals.c).
+#define _GNU_SOURCE
+#include "../shim/json.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define ALIAS(name) __attribute__((visibility("default"), alias(name)))
+#define LINE_SIZE (64 * 1024)
+#define DEVICES_MAX 64
+#define PROCESSES_MAX 64
+#define FRESH_MS 200
+#define ANSWER_SECONDS 5
+
+// nvmlReturn_t, by the names of NVML's reference.
+enum {
+    SUCCESS = 0,
+    UNINITIALIZED = 1,
+    INVALID_ARGUMENT = 2,
+    NOT_SUPPORTED = 3,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
+    DRIVER_NOT_LOADED = 9,
+    VERSION_MISMATCH = 25,
+    UNKNOWN = 999,
+};
+
+struct device {
+    unsigned index;
+    char name[96], uuid[96], bus_id[32], server[64];
+    unsigned domain, bus, slot;
+    int major, minor;
+    uint64_t memory, used;
+    double utilization, temperature, power;  // a fraction, Celsius, watts; negative: not known
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int references;
+static struct device devices[DEVICES_MAX];
+static unsigned device_count;
+static unsigned processes[PROCESSES_MAX];
+static unsigned process_count;
+static char driver_version[80], cuda_version[16];
+static int64_t asked_ms;
+
+// --- what gpupool run says ------------------------------------------------------------------------
+
+static int64_t now_ms(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
+
+static bool ask(char *line) {
+    const char *path = getenv("GPUPOOL_AGENT"), *question = "{\"op\":\"nvml\"}\n";
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (path == NULL || *path == '\0' || strlen(path) >= sizeof address.sun_path) return false;
+    strcpy(address.sun_path, path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct timeval limit = {.tv_sec = ANSWER_SECONDS};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    bool good = fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+                send(fd, question, strlen(question), MSG_NOSIGNAL) > 0;
+    size_t used = 0;
+    while (good && (used == 0 || line[used - 1] != '\n')) {
+        ssize_t got = recv(fd, line + used, LINE_SIZE - 1 - used, 0);
+        good = got > 0;
+        used += good ? (size_t)got : 0;
+    }
+    if (good) line[used - 1] = '\0';
+    if (fd >= 0) close(fd);
+    return good;
+}
+
+static double number(const char *object, const char *key) {
+    const char *value = gp_json_field(object, key);
+    return value == NULL || *value == 'n' ? -1 : strtod(value, NULL);
+}
+
+static bool take_device(const char *object, struct device *device, unsigned index) {
+    char capability[16] = "";
+    *device = (struct device){.index = index};
+    const char *memory = gp_json_field(object, "memory"), *used = gp_json_field(object, "used");
+    if (memory == NULL || used == NULL) return false;
+    device->memory = strtoull(memory, NULL, 10);
+    device->used = strtoull(used, NULL, 10);
+    device->utilization = number(object, "utilization");
+    device->temperature = number(object, "temperature_c");
+    device->power = number(object, "power_w");
+    gp_json_string(gp_json_field(object, "server"), device->server, sizeof device->server);
+    gp_json_string(gp_json_field(object, "capability"), capability, sizeof capability);
+    gp_json_string(gp_json_field(object, "bus_id"), device->bus_id, sizeof device->bus_id);
+    sscanf(capability, "%d.%d", &device->major, &device->minor);
+    sscanf(device->bus_id, "%x:%x:%x", &device->domain, &device->bus, &device->slot);
+    return gp_json_string(gp_json_field(object, "name"), device->name, sizeof device->name) &&
+           gp_json_string(gp_json_field(object, "uuid"), device->uuid, sizeof device->uuid);
+}
+
+// With the lock held.
+static int refresh(void) {
+    static char line[LINE_SIZE];
+    if (asked_ms != 0 && now_ms() - asked_ms < FRESH_MS) return SUCCESS;
+    if (!ask(line)) return asked_ms ? SUCCESS : DRIVER_NOT_LOADED;
+    const char *good = gp_json_field(line, "ok"), *at = gp_json_field(line, "devices");
+    if (good == NULL || *good != 't' || at == NULL || *at != '[') {
+        return asked_ms ? SUCCESS : DRIVER_NOT_LOADED;
+    }
+    gp_json_string(gp_json_field(line, "driver"), driver_version, sizeof driver_version);
+    gp_json_string(gp_json_field(line, "cuda"), cuda_version, sizeof cuda_version);
+    unsigned found = 0;
+    for (at = gp_json_blank(at + 1); *at == '{' && found < DEVICES_MAX;) {
+        const char *emulated = gp_json_field(at, "emulated");
+        if (!take_device(at, &devices[found], found)) return UNKNOWN;
+        found += emulated == NULL || *emulated != 't';  // no CUDA device, so none here
+        at = gp_json_blank(gp_json_value(at));
+        if (*at == ',') at = gp_json_blank(at + 1);
+    }
+    device_count = found;
+    process_count = 0;
+    at = gp_json_field(line, "processes");
+    for (at = at == NULL ? "" : at + 1; *at >= '0' && *at <= '9' && process_count < PROCESSES_MAX;) {
+        char *end;
+        processes[process_count++] = (unsigned)strtoul(at, &end, 10);
+        at = *end == ',' ? end + 1 : end;
+    }
+    asked_ms = now_ms();
+    return device_count ? SUCCESS : DRIVER_NOT_LOADED;
+}
+
+static int enter(void) {
+    pthread_mutex_lock(&lock);
+    int status = references > 0 ? refresh() : UNINITIALIZED;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static bool is_device(const struct device *device) {
+    return device >= devices && device < devices + device_count;
+}
+
+#define ENTER()                           \
+    do {                                  \
+        int enter_status = enter();       \
+        if (enter_status != SUCCESS)      \
+            return enter_status;          \
+    } while (0)
+#define ENTER_DEVICE(device, out)                                           \
+    do {                                                                    \
+        ENTER();                                                            \
+        if (!is_device(device) || (out) == NULL) return INVALID_ARGUMENT;   \
+    } while (0)
+
+static int copy_text(const char *text, char *target, unsigned size) {
+    if (target == NULL) return INVALID_ARGUMENT;
+    if (strlen(text) >= size) return INSUFFICIENT_SIZE;
+    strcpy(target, text);
+    return SUCCESS;
+}
+
+// --- the library ----------------------------------------------------------------------------------
+
+EXPORT int nvmlInitWithFlags(unsigned flags) {
+    (void)flags;
+    pthread_mutex_lock(&lock);
+    int status = refresh();
+    if (status == SUCCESS) references++;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+EXPORT int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+int nvmlInit(void) ALIAS("nvmlInit_v2");
+
+EXPORT int nvmlShutdown(void) {
+    pthread_mutex_lock(&lock);
+    int status = references > 0 ? SUCCESS : UNINITIALIZED;
+    if (references > 0) references--;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+EXPORT const char *nvmlErrorString(int status) {
+    switch (status) {
+        case SUCCESS: return "Success";
+        case UNINITIALIZED: return "Uninitialized";
+        case INVALID_ARGUMENT: return "Invalid Argument";
+        case NOT_SUPPORTED: return "Not Supported";
+        case NOT_FOUND: return "Not Found";
+        case INSUFFICIENT_SIZE: return "Insufficient Size";
+        case DRIVER_NOT_LOADED: return "Driver Not Loaded";
+        case VERSION_MISMATCH: return "Argument Version Mismatch";
+        default: return "Unknown Error";
+    }
+}
+
+EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned size) {
+    ENTER();
+    return copy_text(driver_version, version, size);
+}
+
+EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned size) {
+    char text[100];
+    ENTER();
+    snprintf(text, sizeof text, "%.3s.%s", cuda_version, driver_version);
+    return copy_text(text, version, size);
+}
+
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version) {
+    int major = 0, minor = 0;
+    ENTER();
+    if (version == NULL) return INVALID_ARGUMENT;
+    sscanf(cuda_version, "%d.%d", &major, &minor);
+    *version = major * 1000 + minor * 10;
+    return SUCCESS;
+}
+
+int nvmlSystemGetCudaDriverVersion(int *version) ALIAS("nvmlSystemGetCudaDriverVersion_v2");
+
+// --- devices --------------------------------------------------------------------------------------
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
+    ENTER();
+    if (count == NULL) return INVALID_ARGUMENT;
+    *count = device_count;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetCount(unsigned *count) ALIAS("nvmlDeviceGetCount_v2");
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device) {
+    ENTER();
+    if (device == NULL || index >= device_count) return INVALID_ARGUMENT;
+    *device = &devices[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetHandleByIndex(unsigned index, struct device **device)
+    ALIAS("nvmlDeviceGetHandleByIndex_v2");
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device) {
+    ENTER();
+    if (uuid == NULL || device == NULL) return INVALID_ARGUMENT;
+    for (unsigned at = 0; at < device_count; at++) {
+        if (strcasecmp(devices[at].uuid, uuid) != 0) continue;
+        *device = &devices[at];
+        return SUCCESS;
+    }
+    return NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct device **device) {
+    unsigned domain = 0, bus = 0, slot = 0;
+    ENTER();
+    if (bus_id == NULL || device == NULL) return INVALID_ARGUMENT;
+    if (sscanf(bus_id, "%x:%x:%x", &domain, &bus, &slot) != 3) {
+        domain = 0;
+        if (sscanf(bus_id, "%x:%x", &bus, &slot) != 2) return INVALID_ARGUMENT;
+    }
+    for (unsigned at = 0; at < device_count; at++) {
+        struct device *one = &devices[at];
+        if (one->domain != domain || one->bus != bus || one->slot != slot) continue;
+        *device = one;
+        return SUCCESS;
+    }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetHandleByPciBusId(const char *bus_id, struct device **device)
+    ALIAS("nvmlDeviceGetHandleByPciBusId_v2");
+
+EXPORT int nvmlDeviceGetIndex(const struct device *device, unsigned *index) {
+    ENTER_DEVICE(device, index);
+    *index = device->index;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMinorNumber(const struct device *device, unsigned *number)
+    ALIAS("nvmlDeviceGetIndex");
+
+EXPORT int nvmlDeviceGetName(const struct device *device, char *name, unsigned size) {
+    ENTER_DEVICE(device, name);
+    return copy_text(device->name, name, size);
+}
+
+EXPORT int nvmlDeviceGetUUID(const struct device *device, char *uuid, unsigned size) {
+    ENTER_DEVICE(device, uuid);
+    return copy_text(device->uuid, uuid, size);
+}
+
+// Where nvmlPciInfo_t ends differs by version; all start alike.
+struct pci_start {
+    char bus_id[16];
+    unsigned domain, bus, device, device_id;
+};
+
+struct pci {
+    struct pci_start start;
+    unsigned subsystem_id;
+    char bus_id[32];
+};
+
+EXPORT int nvmlDeviceGetPciInfo_v2(const struct device *device, struct pci_start *pci) {
+    ENTER_DEVICE(device, pci);
+    *pci = (struct pci_start){"", device->domain, device->bus, device->slot, 0};
+    snprintf(pci->bus_id, sizeof pci->bus_id, "%04X:%02X:%02X.0", device->domain & 0xffff,
+             device->bus & 0xff, device->slot & 0xff);
+    return SUCCESS;
+}
+
+int nvmlDeviceGetPciInfo(const struct device *device, struct pci_start *pci)
+    ALIAS("nvmlDeviceGetPciInfo_v2");
+
+EXPORT int nvmlDeviceGetPciInfo_v3(const struct device *device, struct pci *pci) {
+    ENTER_DEVICE(device, pci);
+    memset(pci, 0, sizeof *pci);
+    nvmlDeviceGetPciInfo_v2(device, &pci->start);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0", device->domain, device->bus,
+             device->slot);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetCudaComputeCapability(const struct device *device, int *major,
+                                              int *minor) {
+    ENTER_DEVICE(device, major);
+    if (minor == NULL) return INVALID_ARGUMENT;
+    *major = device->major;
+    *minor = device->minor;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetArchitecture(const struct device *device, unsigned *architecture) {
+    ENTER_DEVICE(device, architecture);
+    int capability = device->major * 10 + device->minor;
+    *architecture = capability >= 100  ? 10  // Blackwell
+                    : capability >= 90 ? 9   // Hopper
+                    : capability == 89 ? 8   // Ada
+                    : capability >= 80 ? 7   // Ampere
+                    : capability >= 75 ? 6   // Turing
+                    : capability >= 70 ? 5   // Volta
+                                       : 0xffffffff;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetComputeMode(const struct device *device, int *mode) {
+    ENTER_DEVICE(device, mode);
+    *mode = 0;  // any number of processes
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMigMode(const struct device *device, unsigned *mode, unsigned *pending) {
+    ENTER_DEVICE(device, mode);
+    if (pending == NULL) return INVALID_ARGUMENT;
+    *mode = *pending = 0;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMaxMigDeviceCount(const struct device *device, unsigned *count) {
+    ENTER_DEVICE(device, count);
+    *count = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceIsMigDeviceHandle(const struct device *device, unsigned *is)
+    ALIAS("nvmlDeviceGetMaxMigDeviceCount");
+
+EXPORT int nvmlDeviceGetP2PStatus(const struct device *one, const struct device *other, int what,
+                                  int *status) {
+    (void)what;
+    ENTER_DEVICE(one, status);
+    if (!is_device(other)) return INVALID_ARGUMENT;
+    *status = strcmp(one->server, other->server) == 0 ? 0 : 5;  // 5: not supported
+    return SUCCESS;
+}
+
+// --- what changes ---------------------------------------------------------------------------------
+
+// What CUDA itself says, when this process has it loaded and in use; so both always agree.
+static bool ask_cuda(const struct device *device, uint64_t *left, uint64_t *total) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (library == NULL) return false;
+    int (*memory_info)(const char *, uint64_t *, uint64_t *);
+    void *found = dlsym(library, "cuGpupoolMemGetInfo");
+    memcpy(&memory_info, &found, sizeof found);
+    bool good = found != NULL && memory_info(device->uuid, left, total) == 0;
+    dlclose(library);
+    return good;
+}
+
+static void memory_of(const struct device *device, uint64_t *left, uint64_t *total) {
+    if (ask_cuda(device, left, total)) return;
+    *total = device->memory;
+    *left = device->used < device->memory ? device->memory - device->used : 0;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo(const struct device *device, uint64_t memory[3]) {
+    ENTER_DEVICE(device, memory);
+    uint64_t left, total;
+    memory_of(device, &left, &total);
+    memory[0] = total;
+    memory[1] = left;
+    memory[2] = total - left;
+    return SUCCESS;
+}
+
+struct memory {
+    unsigned version;
+    uint64_t total, reserved, free, used;
+};
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(const struct device *device, struct memory *memory) {
+    ENTER_DEVICE(device, memory);
+    if (memory->version != (sizeof *memory | 2u << 24)) return VERSION_MISMATCH;
+    uint64_t left, total;
+    memory_of(device, &left, &total);
+    *memory = (struct memory){memory->version, total, 0, left, total - left};
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetUtilizationRates(const struct device *device, unsigned rates[2]) {
+    ENTER_DEVICE(device, rates);
+    if (device->utilization < 0) return NOT_SUPPORTED;
+    rates[0] = (unsigned)(device->utilization * 100 + 0.5);
+    rates[1] = 0;  // of the memory controller: not measured
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetTemperature(const struct device *device, int sensor,
+                                    unsigned *temperature) {
+    (void)sensor;
+    ENTER_DEVICE(device, temperature);
+    if (device->temperature < 0) return NOT_SUPPORTED;
+    *temperature = (unsigned)(device->temperature + 0.5);
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetPowerUsage(const struct device *device, unsigned *milliwatts) {
+    ENTER_DEVICE(device, milliwatts);
+    if (device->power < 0) return NOT_SUPPORTED;
+    *milliwatts = (unsigned)(device->power * 1000 + 0.5);
+    return SUCCESS;
+}
+
+// Processes of this lease, by their numbers on this machine; what each of them holds is not known.
+struct process {
+    unsigned pid;
+    uint64_t memory;
+    unsigned instance, compute_instance;
+};
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(const struct device *device, unsigned *count,
+                                                   struct process *found) {
+    ENTER_DEVICE(device, count);
+    unsigned room = *count;
+    *count = process_count;
+    if (room < process_count) return INSUFFICIENT_SIZE;
+    if (process_count > 0 && found == NULL) return INVALID_ARGUMENT;
+    for (unsigned at = 0; at < process_count; at++) {
+        found[at] = (struct process){processes[at], UINT64_MAX, UINT32_MAX, UINT32_MAX};
+    }
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(const struct device *device, unsigned *count,
+                                            struct process *found)
+    ALIAS("nvmlDeviceGetComputeRunningProcesses_v3");
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses(const struct device *device, unsigned *count,
+                                                uint64_t (*found)[2]) {
+    ENTER_DEVICE(device, count);
+    unsigned room = *count;
+    *count = process_count;
+    if (room < process_count) return INSUFFICIENT_SIZE;
+    if (process_count > 0 && found == NULL) return INVALID_ARGUMENT;
+    for (unsigned at = 0; at < process_count; at++) {
+        found[at][0] = processes[at];
+        found[at][1] = UINT64_MAX;
+    }
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(const struct device *device, unsigned *count,
+                                                    void *found) {
+    (void)found;
+    ENTER_DEVICE(device, count);
+    *count = 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGraphicsRunningProcesses_v2(const struct device *device, unsigned *count,
+                                             void *found)
+    ALIAS("nvmlDeviceGetGraphicsRunningProcesses_v3");
+int nvmlDeviceGetGraphicsRunningProcesses(const struct device *device, unsigned *count, void *found)
+    ALIAS("nvmlDeviceGetGraphicsRunningProcesses_v3");
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(const struct device *device, unsigned *count,
+                                               void *found)
+    ALIAS("nvmlDeviceGetGraphicsRunningProcesses_v3");
+int nvmlDeviceGetMPSComputeRunningProcesses(const struct device *device, unsigned *count,
+                                            void *found)
+    ALIAS("nvmlDeviceGetGraphicsRunningProcesses_v3");
