@@ -47,25 +47,25 @@ def prove(
         UnreachableError: when nothing answers.
         AuthenticationError: when either side does not accept the other.
     """
+    proven = sock
     try:
         sock.settimeout(timeout_s)
         if sock.family == socket.AF_UNIX or target.encryption == "off":
             _prove_plain(sock, target)
-            proven = sock
         else:
             proven = _prove_tls(sock, target)
         if introduction:
             proven.sendall(introduction)
             _expect_accepted(proven)
-        return TlsStream(proven) if isinstance(proven, ssl.SSLSocket) else PlainStream(proven)
     except TimeoutError as error:
-        sock.close()
+        proven.close()
         raise UnreachableError("the worker does not answer", why=str(error)) from error
     except (OSError, AuthenticationError) as error:
-        sock.close()
+        proven.close()
         if isinstance(error, AuthenticationError):
             raise
         raise AuthenticationError("the data connection was refused", why=str(error)) from error
+    return TlsStream(proven) if isinstance(proven, ssl.SSLSocket) else PlainStream(proven)
 
 
 def _connect(target: SessionAddress, timeout_s: float) -> socket.socket:
