@@ -230,9 +230,13 @@ class Worker:
             raise AuthenticationError("data connection refused", why="there is one already")
         expected = replace(self._assign, ticket=self._peers.key)
         proven = accept_client(sock, self._context, expected, plain=plain)
-        proven.sendall(handshake.ACCEPTED)
-        (index,) = INTRODUCTION.unpack(read_exactly(proven, INTRODUCTION.size))
-        self._peers.accept(index, _stream(proven))
+        try:
+            proven.sendall(handshake.ACCEPTED)
+            (index,) = INTRODUCTION.unpack(read_exactly(proven, INTRODUCTION.size))
+            self._peers.accept(index, _stream(proven))
+        except BaseException:
+            proven.close()
+            raise
 
     def _dial(self, server: str) -> socket.socket:
         """Have the host connect to another server of the lease; raise OSError if it cannot."""

@@ -11,6 +11,7 @@ best of all rounds is shown: other programs can only make a machine slower.
 
 import argparse
 import contextlib
+import importlib
 import json
 import shutil
 import sys
@@ -111,13 +112,16 @@ print(json.dumps(best))
 @contextlib.contextmanager
 def servers(encryption: str) -> Generator[Any]:
     """Run three servers with two emulated GPUs each."""
-    from conftest import LivePool  # pyright: ignore[reportMissingImports]
-
+    kit: Any = importlib.import_module("conftest")
     folder = Path(tempfile.mkdtemp(prefix="gpupool-bench-"))
-    pool: Any = LivePool(folder)
-    first, *_others = pool.servers.values()
-    start = first.start
-    first.start = lambda *arguments: start(*arguments, "--data-encryption", encryption)
+    pool: Any = kit.LivePool(folder)
+    first: Any = next(iter(pool.servers.values()))
+    start: Any = first.start
+
+    def start_first(*arguments: str) -> None:
+        start(*arguments, "--data-encryption", encryption)
+
+    first.start = start_first
     try:
         pool.start()
         yield pool
@@ -130,10 +134,11 @@ def measure(encryption: str, mib: int, rounds: int) -> dict[str, float]:
     """Return the GB/s of each way."""
     with servers(encryption) as pool:
         words = [sys.executable, "-c", PROGRAM, str(mib), str(rounds)]
-        done = pool.run("run", "-n", "4", "--across", "--", *words)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        found: dict[str, float] = json.loads(done.stdout)
+        program: Any = pool.spawn("run", "-n", "4", "--across", "--", *words)
+        output, errors = program.communicate(timeout=900)
+        if program.returncode:
+            raise SystemExit(errors)
+        found: dict[str, float] = json.loads(output)
         return found
 
 

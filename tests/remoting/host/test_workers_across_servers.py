@@ -100,7 +100,7 @@ async def introduce(sides: list[Side], encryption: str = "tls") -> None:
         assert side.kit.host.knows_session(side.info.session)
 
 
-@pytest.mark.parametrize("encryption", ["tls", "off"])
+@pytest.mark.parametrize("encryption", ["tls", pytest.param("off", marks=pytest.mark.slow)])
 async def test_two_workers_send_to_each_other(make_host: MakeHost, encryption: str) -> None:
     a, b = await two_sides(make_host, encryption)
     await introduce([a, b], encryption)

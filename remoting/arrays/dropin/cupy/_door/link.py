@@ -19,7 +19,7 @@ from typing import Any
 from cupy._door.errors import DoorError, NotConnectedError
 
 HANDSHAKE_S = 10.0
-AGENT_LINE_MAX = 1 << 16
+AGENT_LINE_MAX = 1 << 18  # a lease of 256 GPUs on as many servers
 PATIENCE_US = 20_000
 """How long the kernel may wait for room or for bytes before this side looks around."""
 _MAGIC = b"gpupool\x01"

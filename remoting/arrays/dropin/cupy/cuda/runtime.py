@@ -66,7 +66,7 @@ def deviceGetByPCIBusId(bus_id: str) -> int:
 
 
 def deviceCanAccessPeer(device: int, peer: int) -> int:
-    """Say whether two devices are of one server; copies between others pass through here."""
+    """Say whether two devices are of one server; others have no access, but can be copied from."""
     found = pool.devices()
     return int(device != peer and found[device] is found[peer])
 
