@@ -1,6 +1,8 @@
 """What is written down is what the program does."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,17 @@ def test_the_service_file_runs_a_command_that_exists() -> None:
     command = re.search(r"^ExecStart=\S*/gpupool (\w+)", text, re.M)
     assert command is not None
     assert command[1] in COMMANDS
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_finds_nothing_wrong_with_the_service_file(tmp_path: Path) -> None:
+    text = (ROOT / "packaging" / "gpupool.service").read_text(encoding="utf-8")
+    unit = tmp_path / "gpupool.service"
+    unit.write_text(text.replace("/opt/gpupool/bin/gpupool", shutil.which("true") or ""))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_examples_keep_their_lines() -> None:

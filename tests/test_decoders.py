@@ -1,0 +1,295 @@
+"""Every decoder of what comes from outside this process: any bytes give a value or its one error.
+
+Most folders fuzz their own decoders as well, in more depth. Here is the whole list, with rubbish,
+and with valid input in which something was changed; an error of another kind is a bug.
+"""
+
+import json
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.pool.pool_strategies import founding
+
+from gpupool.cli import audit, auditlog, kill, program, statedir, values
+from gpupool.cli import settings as settings_files
+from gpupool.consensus import membership, messages, snapshot
+from gpupool.consensus.disk import FileDisk
+from gpupool.consensus.journal import JOURNAL, Journal
+from gpupool.pool import backup, policy_log
+from gpupool.pool.codec import CodecError
+from gpupool.pool.commands import seal, unseal
+from gpupool.pool.errors import (
+    AuthenticationError,
+    RemoteProtocolError,
+    StorageError,
+    UsageError,
+)
+from gpupool.pool.filters import parse_filter
+from gpupool.pool.ids import ServerId, TokenId
+from gpupool.pool.policy import Policy
+from gpupool.pool.state import PoolState, TokenKind
+from gpupool.pool.transition import PoolMachine
+from gpupool.remoting import credentials, routing, wire
+from gpupool.remoting import messages as control
+from gpupool.remoting.addresses import Address, parse_address
+from gpupool.remoting.arrays import peers
+from gpupool.remoting.arrays import wire as arrays_wire
+from gpupool.remoting.host import former, handshake
+from gpupool.remoting.host import messages as host_messages
+from gpupool.remoting.identity import Authority, check_authority, cluster_id_of, create_ca
+from gpupool.remoting.tokens import TokenText, format_token, parse_token
+
+
+@dataclass(frozen=True)
+class Case:
+    """A decoder, what it may raise, and one input that it reads."""
+
+    decode: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...]
+    valid: bytes
+
+
+def text(decode: Callable[[str], object]) -> Callable[[bytes], object]:
+    """Return ``decode`` for bytes; whatever they are, it gets a text."""
+    return lambda data: decode(data.decode("utf-8", errors="replace"))
+
+
+def file(name: str, decode: Callable[[Path], object], folder: Path) -> Callable[[bytes], object]:
+    """Return ``decode`` for what stands in a file of this name."""
+
+    def decode_file(data: bytes) -> object:
+        path = folder / name
+        path.write_bytes(data)
+        path.chmod(0o600)
+        return decode(path)
+
+    return decode_file
+
+
+def read_state_dir(folder: Path) -> object:
+    opened = statedir.open_state_dir(folder)
+    opened.close()
+    return opened.identity
+
+
+def read_journal(folder: Path, data: bytes) -> object:
+    (folder / JOURNAL).write_bytes(data)
+    disk = FileDisk(folder)
+    try:
+        return Journal.open(disk)
+    finally:
+        disk.close()
+
+
+def valid_journal(folder: Path) -> bytes:
+    disk = FileDisk(folder / "valid")
+    journal = Journal.create(disk)
+    journal.set_vote(1, ServerId("a"))
+    for index in range(2, 6):
+        journal.append(b"command" * index, index, 1)
+        journal.sync()
+    disk.close()
+    return (folder / "valid" / JOURNAL).read_bytes()
+
+
+def valid_state() -> PoolMachine:
+    machine = PoolMachine(PoolState())
+    for index, command in enumerate(founding(), start=1):
+        machine.apply(index, seal(command, at_ms=1000, ttl_ms=0))
+    return machine
+
+
+def plain(decode: Callable[[Any], object]) -> Callable[[bytes], object]:
+    """Return ``decode`` for the CBOR of what it takes."""
+    return lambda data: decode(wire.load(data))
+
+
+IDENTITY = {
+    "schema": 1,
+    "server": "0" * 12,
+    "cluster_id": "c",
+    "pool": "lab",
+    "name": "a",
+    "witness": False,
+    "founder": True,
+    "members": {"0" * 12: "a:1"},
+    "complete": True,
+    "listen": "",
+}
+CREDENTIALS = {
+    "schema": 1,
+    "cluster_id": "c",
+    "pool": "lab",
+    "user": "ada",
+    "token": "0" * 12,
+    "secret": "00" * 32,
+    "ca_pem": "PEM",
+    "addresses": ["a:1"],
+}
+ACT = b'{"schema":1,"number":1,"index":1,"at":1,"kind":"k","by":"b","subject":"s","text":"t"}\n'
+TOKEN = TokenText("c", TokenKind.USER, TokenId("0" * 12), bytes(32), bytes(32), (Address("a", 1),))
+
+
+def cases(folder: Path) -> dict[str, Case]:
+    """Return the list; ``folder`` is for those that read files."""
+    machine = valid_state()
+    packed = policy_log.pack_text("[defaults]\nmax_gpus = 2\n")
+    remote, usage, storage = (RemoteProtocolError,), (UsageError,), (StorageError,)
+    snapshot_bytes = snapshot.encode_snapshot(
+        snapshot.Snapshot(9, 1, (ServerId("a"),), machine.snapshot())
+    )
+    frame = control.to_frame(3, control.RevokeToken(TokenId("0" * 12)), size_max=9999)
+    ca = create_ca("c", datetime.now(UTC))
+    header_size = arrays_wire.HEADER.size
+    return {
+        # from the network
+        "CBOR": Case(wire.load, remote, wire.dump({"a": [1, b"x", None]})),
+        "control message": Case(lambda d: control.from_body(49, d), remote, frame[5:]),
+        "command": Case(
+            plain(unseal), (*remote, CodecError), wire.dump(seal(founding()[0], at_ms=1, ttl_ms=0))
+        ),
+        "first bytes": Case(routing.route, remote, handshake.client_hello(bytes(16), bytes(16))),
+        "peer's frame": Case(
+            lambda d: messages.FrameReader().body(d), remote, messages.FrameWriter(1).frame(b"body")
+        ),
+        "peer's message": Case(
+            messages.decode_message,
+            remote,
+            messages.encode_message({"type": "response_vote", "term": 3}),
+        ),
+        "voters": Case(
+            membership.decode_voters, remote, membership.encode_voters((ServerId("a"),))
+        ),
+        "session hello": Case(
+            lambda d: handshake.parse_client_hello(d, bytes(16)),
+            remote,
+            handshake.client_hello(bytes(16), bytes(16)),
+        ),
+        "array frame": Case(
+            lambda d: arrays_wire.decode_header(d[:header_size].ljust(header_size, b"\0")),
+            remote,
+            arrays_wire.HEADER.pack(9, arrays_wire.Kind.CALLS, 0, 0, 1, 1, 0),
+        ),
+        "array body": Case(arrays_wire.decode_body, remote, wire.dump([1, "x"])),
+        "array peers": Case(
+            plain(peers.introduction), remote, wire.dump({"key": bytes(32), "others": [None]})
+        ),
+        "worker's message": Case(
+            lambda d: host_messages.decode_from_worker(wire.Frame(d[0] if d else 0, d[1:])),
+            remote,
+            host_messages.encode(host_messages.Rejected("x"))[4:],
+        ),
+        "host's message": Case(
+            lambda d: host_messages.decode_from_host(wire.Frame(d[0] if d else 0, d[1:])),
+            remote,
+            host_messages.encode(host_messages.Proceed())[4:],
+        ),
+        # from people
+        "token": Case(text(parse_token), (AuthenticationError,), format_token(TOKEN).encode()),
+        "address": Case(text(parse_address), usage, b"[fd00::4]:80"),
+        "filter": Case(text(parse_filter), (ValueError,), b"gpu.memory >= 40GiB"),
+        "count": Case(text(values.parse_count), (ValueError,), b"12"),
+        "fraction": Case(text(values.parse_fraction), (ValueError,), b"0.25"),
+        "duration": Case(text(values.parse_duration), (ValueError,), b"1h30m"),
+        "listen": Case(text(values.parse_listen), (ValueError,), b":7470"),
+        "emulation": Case(text(values.parse_emulation), (ValueError,), b"4:16G"),
+        "pair": Case(text(values.parse_pair), (ValueError,), b"a=b"),
+        "name": Case(text(values.parse_name), (ValueError,), b"gpu-1"),
+        "lease name": Case(text(kill.parse_lease), (ValueError,), b"7f3a"),
+        "time": Case(text(audit.parse_since), (ValueError,), b"2026-11-21T14:30"),
+        "program's Python": Case(
+            text(lambda t: program.parse_answer("python", t)), (), b"python:3.11\ncupy:\n"
+        ),
+        # from files
+        "settings": Case(
+            lambda d: settings_files.parse(d, Path("x")), usage, b"[run]\ncount = 2\n"
+        ),
+        "policy text": Case(policy_log.unpack_text, (policy_log.UnpackError,), packed),
+        "policy draft": Case(
+            policy_log.unpack_draft,
+            (policy_log.UnpackError,),
+            policy_log.pack_draft(policy_log.Draft(packed, Policy())),
+        ),
+        "backup": Case(
+            backup.from_file,
+            (backup.BackupError,),
+            backup.to_file(backup.make_backup(machine.state)),
+        ),
+        "credentials": Case(
+            file("credentials.json", credentials.load_credentials, folder),
+            storage,
+            json.dumps(CREDENTIALS).encode(),
+        ),
+        "identity": Case(
+            file("identity.json", lambda path: read_state_dir(path.parent), folder),
+            storage,
+            json.dumps(IDENTITY).encode(),
+        ),
+        "audit file": Case(
+            file("audit.jsonl", lambda path: auditlog.read_acts(path.parent), folder), storage, ACT
+        ),
+        "former workers": Case(
+            text(former._parse),  # pyright: ignore[reportPrivateUsage]
+            storage,
+            b'{"boot": "b", "workers": [[1, 2]], "directory": "/run/gpupool/workers"}',
+        ),
+        "snapshot": Case(snapshot.decode_snapshot, (ValueError,), snapshot_bytes),
+        "journal": Case(lambda d: read_journal(folder, d), storage, valid_journal(folder)),
+        "CA": Case(
+            lambda d: cluster_id_of(Authority(d, ca.key_pem)),
+            (AuthenticationError,),
+            ca.certificate_pem,
+        ),
+        "CA key": Case(
+            lambda d: check_authority(Authority(ca.certificate_pem, d)),
+            (AuthenticationError,),
+            ca.key_pem,
+        ),
+    }
+
+
+with tempfile.TemporaryDirectory() as somewhere:
+    NAMES = tuple(cases(Path(somewhere)))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Case]:
+    return cases(tmp_path_factory.mktemp("decoders"))
+
+
+@st.composite
+def changed(draw: st.DrawFn, valid: bytes) -> bytes:
+    """Return ``valid`` with bytes changed, cut out, put in, or its end cut off."""
+    data = bytearray(valid)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(data)))
+        length = draw(st.sampled_from([0, 0, 1, 1, 4, 1000]))
+        data[at : at + length] = draw(st.binary(max_size=4))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_anything_is_read_or_refused(
+    known: dict[str, Case], name: str, data: st.DataObject
+) -> None:
+    case = known[name]
+    given_bytes = data.draw(st.one_of(changed(case.valid), changed(case.valid), st.binary()))
+    with suppress(*case.errors):
+        case.decode(given_bytes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_valid_is_read(known: dict[str, Case], name: str) -> None:
+    known[name].decode(known[name].valid)
