@@ -66,6 +66,10 @@ async def two_sides(make_host: MakeHost, encryption: str = "tls") -> list[Side]:
     addresses: dict[ServerId, str] = {STRANGER: "127.0.0.1:9"}
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in SERVERS]
     kits: list[HostKit] = []
+
+    def policy(_lease: object) -> str:
+        return encryption
+
     for server, listener in zip(SERVERS, listeners, strict=True):
         addresses[server] = f"127.0.0.1:{listener.getsockname()[1]}"
         inventory = Inventory.discover(server, None, emulated_count=1, emulated_memory=8 * GIB)
@@ -73,7 +77,7 @@ async def two_sides(make_host: MakeHost, encryption: str = "tls") -> list[Side]:
             inventory,
             doors={"peers": "peer_door:serve"},
             address_of=addresses.get,
-            data_encryption=lambda: encryption,
+            data_encryption=policy,
         )
         kit.closers.append(listener.close)
         kit.nursery.start_soon(accept_for_ever, kit, listener)
