@@ -170,6 +170,7 @@ class Bench:
 
     def tls(self) -> None:
         """Measure the same with TLS over TCP, for information."""
+        self.pool.stop()  # a GPU is offered by one server at a time
         pool = RealPool(self.folder / "far", encryption="tls", remote=True)
         try:
             program = [str(compile_program(SPEED, self.folder, False))]

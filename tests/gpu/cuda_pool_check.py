@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from cuda_door_check import agrees, compile_program  # noqa: E402
-from leasing import Outcome, RealPool, run  # noqa: E402
+from leasing import GPUPOOL, Outcome, RealPool, run  # noqa: E402
 
 from gpupool.remoting.driver import build  # noqa: E402
 
@@ -57,6 +57,14 @@ def report(name: str, native: Outcome, remote: Outcome) -> bool:
     return good
 
 
+def command_of(program: str, folder: Path) -> list[str]:
+    """Return how to run a program natively, compiling it if need be."""
+    path = HERE / "cuda_programs" / program
+    if program.endswith(".cu"):
+        return [str(compile_program(path, folder, program == "runtime.cu"))]
+    return [sys.executable, str(path)]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
@@ -69,39 +77,34 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="gpupool-check-") as name:
         folder = Path(name)
         folder.chmod(0o711)
-        near = RealPool(folder / "near")
-        far = RealPool(folder / "far", encryption="tls", remote=True)
-        try:
-            print(near.command("gpus").stdout)
-            for program, limit, twice in PROGRAMS:
-                if wanted and program.split(".")[0] not in wanted:
-                    continue
-                if end - time.monotonic() < 30:
-                    print(f"skip {program}: no time left")
-                    continue
-                if program.endswith(".cu"):
-                    path = HERE / "cuda_programs" / program
-                    command = [str(compile_program(path, folder, program == "runtime.cu"))]
-                else:
-                    command = [sys.executable, str(HERE / "cuda_programs" / program)]
-                native = run(command, limit, folder / "native.log", dict(os.environ))
-                failures += not report(
-                    f"{program}, Unix socket",
-                    native,
-                    near.run(command, "-p", "0.5", limit=limit, name="near"),
-                )
-                if twice:
-                    failures += not report(
-                        f"{program}, TLS",
-                        native,
-                        far.run(command, "-p", "0.5", limit=limit, name="far"),
-                    )
-                sys.stdout.flush()
-            print(near.command("smi").stdout[:1500])
-        finally:
-            for pool in (near, far):
+        chosen = [each for each in PROGRAMS if not wanted or each[0].split(".")[0] in wanted]
+        natives: dict[str, Outcome] = {}
+        commands = {name: command_of(name, folder) for name, _, _ in chosen}
+        # One after the other: a GPU is offered by one server at a time.
+        for kind in ("Unix socket", "TLS"):
+            far = kind == "TLS"
+            pool = RealPool(
+                folder / kind.split()[0], encryption="tls" if far else "off", remote=far
+            )
+            try:
+                for program, limit, twice in chosen:
+                    if (far and not twice) or end - time.monotonic() < 25:
+                        print(f"skip {program}, {kind}")
+                        continue
+                    command = commands[program]
+                    if program not in natives:
+                        log = folder / "native.log"
+                        natives[program] = run(command, limit, log, dict(os.environ))
+                    remote = pool.run(command, "-p", "0.5", limit=limit, name="remote")
+                    failures += not report(f"{program}, {kind}", natives[program], remote)
+                    sys.stdout.flush()
+                if not far:
+                    print(pool.command("smi").stdout)
+                    print(pool.run([*GPUPOOL, "smi"], "-p", "0.5", limit=20, name="smi").output)
+            finally:
                 pool.stop()
-                print(pool.log.read_text()[-2500:])
+                if failures:
+                    print(pool.log.read_text()[-2500:])
     return failures
 
 

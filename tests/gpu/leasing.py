@@ -116,7 +116,7 @@ class RealPool:
         return run(self.words(program, *options), limit, self.folder / f"{name}.log", self.env)
 
     def stop(self) -> None:
-        """End the server."""
+        """End the server; harmless when it has ended."""
         self.server.send_signal(signal.SIGTERM)
         try:
             self.server.wait(30)
