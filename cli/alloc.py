@@ -9,6 +9,7 @@ from gpupool.cli.options import json_option, pool_options
 from gpupool.cli.output import invocation, print_json, say
 from gpupool.cli.requesting import Wanted, request_options
 from gpupool.cli.values import DURATION, duration_text
+from gpupool.pool.errors import UsageError
 
 
 @click.command()
@@ -32,6 +33,8 @@ def command(
     number of programs may use the lease, at once too; they share its memory. The lease ends by
     "gpupool release", after --time, or when nobody uses it for its idle timeout.
     """
+    if time_s is not None and time_s < 1:
+        raise UsageError("--time is at least 1s", hint="without it, the lease lasts until released")
     from gpupool.cli.connect import run_async
     from gpupool.cli.starting import start_holder
 

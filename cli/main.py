@@ -147,6 +147,9 @@ def run(args: list[str]) -> int:
 def _run(args: list[str], invocation: Invocation) -> int:
     try:
         result = cli.main(args, prog_name="gpupool", standalone_mode=False, obj=invocation)
+    except click.exceptions.NoArgsIsHelpError as error:
+        say(error.format_message())
+        return ExitCode.USAGE
     except click.UsageError as error:
         context = error.ctx.command_path if error.ctx is not None else "gpupool"
         message = error.format_message().rstrip(".")

@@ -67,7 +67,7 @@ class Caretaker:
         self._notify = notify
         self._under_way: set[tuple[str, object]] = set()
         self._unattached: dict[LeaseId, float] = {}
-        self._held_since: dict[LeaseId, float] = {}
+        self._used_since: dict[LeaseId, float] = {}
         self._nearly_since: dict[LeaseId, float] = {}
         self._reported_at = float("-inf")
         self.gone: dict[LeaseId, str] = {}
@@ -114,15 +114,17 @@ class Caretaker:
             if lease.held and lease.parts.get(self._self) is PartStatus.HELD
         }
         for lease in held:
-            self._held_since.setdefault(lease, now)
+            if lease in self.busy:
+                self._used_since[lease] = now  # to open a session is use, however long it takes
+            self._used_since.setdefault(lease, now)
             if lease in attached:
                 self._unattached.pop(lease, None)
             else:
                 self._unattached.setdefault(lease, now)
         for lease in [lease for lease in self._unattached if lease not in held]:
             del self._unattached[lease]
-        for lease in [lease for lease in self._held_since if lease not in held]:
-            del self._held_since[lease]
+        for lease in [lease for lease in self._used_since if lease not in held]:
+            del self._used_since[lease]
         for lease in [lease for lease in self.gone if lease not in held]:
             del self.gone[lease]
 
@@ -131,7 +133,7 @@ class Caretaker:
         measured_s = self._host.idle_s()
         idle_s = {
             lease: min(now - since, measured_s.get(lease, now - since))
-            for lease, since in self._held_since.items()
+            for lease, since in self._used_since.items()
         }
         nearly_s = {lease: now - since for lease, since in self._nearly_since.items()}
         plan = idle_plan(state, self._self, self._incarnation, idle_s, nearly_s)

@@ -43,6 +43,14 @@ def test_an_error_is_what_why_and_what_next() -> None:
         (["join", "--witness", "--emulate", "2"], "a witness offers no GPU"),
         (["join", "--listen", "host:port"], "not an address"),
         (["kill", "xyz"], "not the name of a lease"),
+        (["run", "--lease", "b", "-n", "2", "true"], "--count and --lease exclude each other"),
+        (["run", "--lease", "b", "--lazy", "true"], "--lazy and --lease exclude each other"),
+        (["run", "--idle-timeout", "1s", "true"], "an idle timeout is at least 2 s"),
+        (["alloc", "--time", "0s"], "--time is at least 1s"),
+        (["alloc", "-p", "0"], "0 is no share of a GPU"),
+        (["release"], "which lease is to be released?"),
+        (["release", "b", "--all"], "--all releases all leases"),
+        (["release", "x"], "not the name of a lease"),
         (["token", "create", "--server", "--operator"], "names no user"),
         (["drain", "a", "--reason", " "], "needs a reason"),
     ],
@@ -82,6 +90,20 @@ def test_failures_of_run_have_a_code_of_their_own(
     monkeypatch.setenv("GPUPOOL_CREDENTIALS", "/nowhere/credentials.json")
     assert run(["run", "true"]) == 125
     assert "not logged in" in capsys.readouterr().err
+
+
+def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for group in ("token", "jupyter"):
+        assert run([group]) == 2
+        assert capsys.readouterr().err.startswith(f"Usage: gpupool {group} ")
+
+
+def test_a_log_file_that_cannot_be_written(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUPOOL_LOG", "/nowhere/run.log")
+    assert run(["status"]) == 2
+    assert "/nowhere/run.log: No such file or directory" in capsys.readouterr().err
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

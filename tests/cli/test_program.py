@@ -206,6 +206,19 @@ def test_environment() -> None:
     assert without_dropin("", dropin_dir()) == ""
 
 
+def test_a_jupyter_kernel_is_told_who_its_parent_is() -> None:
+    """It ends itself when its parent is another process than Jupyter said."""
+    env = program_environment({"JPY_PARENT_PID": "1"}, door="", agent="", lease="", servers=[])
+    assert env["JPY_PARENT_PID"] == str(os.getpid())
+
+
+def test_a_run_without_a_lease_yet_names_none() -> None:
+    outer = {"GPUPOOL_LEASE": "7f3a", "GPUPOOL_SERVERS": "a"}
+    env = program_environment(outer, door="", agent="/run/x", lease="", servers=[])
+    assert "GPUPOOL_LEASE" not in env
+    assert "GPUPOOL_SERVERS" not in env
+
+
 def test_the_drop_in_imports_without_us() -> None:
     """With no site-packages of ours but NumPy's, and with an agent that is not there."""
     code = "import cupy, sys; assert 'gpupool' not in sys.modules; print(cupy.pi)"

@@ -81,6 +81,23 @@ async def test_a_lease_across_servers_lives_while_one_of_them_is_used(
         await until(lambda: not cluster.granted())
 
 
+async def test_a_session_that_takes_long_to_open_is_use(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    [node] = cluster.nodes
+    node.host.open_s = 55.0  # a cold worker on a busy server
+    async with cluster.client() as pool:
+        hold = await one_hold(pool)
+        for _ in range(2):
+            await trio.sleep(10)
+            await hold.open_session("arrays", "x.py")
+        opened_at = trio.current_time()
+        await hold.wait_lost()
+        assert 59 < trio.current_time() - opened_at < 62
+
+
 async def test_no_timeout_is_no_end(autojump_clock: Clock, nursery: trio.Nursery) -> None:
     cluster = Cluster(nursery)
     await cluster.start([1])

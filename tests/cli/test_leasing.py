@@ -1,0 +1,143 @@
+"""Leases that are taken at the first use, and held ones' clock: under virtual time."""
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+from tests.remoting.control.control_cluster import Cluster, request
+from tests.remoting.control.control_kit import until
+
+from gpupool.cli import holder, leasing
+from gpupool.cli.leasing import LazyLease
+from gpupool.pool.errors import NeverFitsError
+from gpupool.remoting import messages as m
+from gpupool.remoting.client import LeaseHold, Pool
+from gpupool.remoting.connections import gist
+
+Clock = trio.testing.MockClock
+
+
+@dataclass
+class Asked:
+    """What the lease that is taken at first use asks for, and what became of it."""
+
+    cluster: Cluster
+    count: int = 1
+    taken: list[str] = field(default_factory=list[str])
+
+    async def allocate(self, pool: Pool) -> LeaseHold:
+        wanted = replace(request(pool, self.count, idle_timeout_s=60.0))
+        return await pool.allocate(wanted, wait_s=0)
+
+    async def note(self, _pool: Pool, hold: LeaseHold) -> None:
+        await trio.lowlevel.checkpoint()
+        self.taken.append(hold.name)
+
+
+@pytest.fixture
+async def asked(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> Asked:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1])
+
+    @asynccontextmanager
+    async def connected(_credentials: str | None) -> AsyncGenerator[Pool]:
+        async with cluster.client() as pool:
+            yield pool
+
+    monkeypatch.setattr(leasing, "connected", connected)
+    return Asked(cluster)
+
+
+def lazy(asked: Asked) -> LazyLease:
+    return LazyLease(None, asked.allocate, asked.note)
+
+
+async def test_nothing_is_taken_before_it_is_used(asked: Asked, autojump_clock: Clock) -> None:
+    lease = lazy(asked)
+    async with trio.open_nursery() as running:
+        running.start_soon(lease.run)
+        await trio.sleep(1000)
+        assert (lease.name, lease.server_names(), asked.cluster.granted()) == ("", (), 0)
+        async with trio.open_nursery() as processes:
+            for _ in range(3):  # at once, and they share one lease
+                processes.start_soon(lease.open_session, "arrays", "x.py")
+        assert asked.taken == [lease.name]
+        assert len(lease.server_names()) == 1
+        assert asked.cluster.granted()
+        running.cancel_scope.cancel()
+    await until(lambda: not asked.cluster.granted())
+
+
+async def test_who_cannot_have_a_lease_may_ask_again(asked: Asked, autojump_clock: Clock) -> None:
+    lease = lazy(asked)
+    asked.count = 3
+    async with trio.open_nursery() as running:
+        running.start_soon(lease.run)
+        for _ in range(2):
+            with pytest.raises(NeverFitsError):
+                await lease.open_session("arrays", "x.py")
+        asked.count = 1
+        assert len(await lease.open_session("arrays", "x.py")) == 1
+        running.cancel_scope.cancel()
+
+
+async def test_a_lost_lease_is_followed_by_another(asked: Asked, autojump_clock: Clock) -> None:
+    lease = lazy(asked)
+    async with trio.open_nursery() as running:
+        running.start_soon(lease.run)
+        for number in range(2):
+            await lease.open_session("arrays", "x.py")
+            [*_, name] = asked.taken
+            assert len(asked.taken) == number + 1
+            why = await lease.wait_lost()  # nobody uses it
+            assert why == f"it was not used for 1 min, its idle timeout; lease {name} is void"
+        running.cancel_scope.cancel()
+    assert len(set(asked.taken)) == 2
+
+
+# --- the clock of a held lease --------------------------------------------------------------------
+
+
+@dataclass
+class Place:
+    told: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
+
+    async def notify(self, text: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self.told.append((trio.current_time(), text))
+
+
+@pytest.mark.parametrize(("time_s", "told_at", "words"), [(7200.0, 7140.0, "1m"), (0.0, 0.0, "")])
+async def test_a_held_lease_ends_after_its_time(
+    autojump_clock: Clock, time_s: float, told_at: float, words: str
+) -> None:
+    spec = holder.Spec(cast(Any, None), None, time_s, None, None)
+    held, place = holder._Holder(spec), Place()  # pyright: ignore[reportPrivateUsage]
+    start = trio.current_time()
+    await held._watch_time(cast(Any, place))  # pyright: ignore[reportPrivateUsage]
+    assert trio.current_time() - start == time_s
+    assert [(at - start, words in text) for at, text in place.told] == (
+        [(told_at, True)] if time_s else []
+    )
+    assert held._over.is_set() is bool(time_s)  # pyright: ignore[reportPrivateUsage]
+
+
+# --- what logs say --------------------------------------------------------------------------------
+
+
+def secrets_in_messages() -> Iterator[m.Message]:
+    secret = b"very secret 32 bytes of a ticket"
+    yield m.Attach(cast(Any, 7), secret)
+    yield m.Hello(1, "1", cast(Any, "t"), secret, "ada@laptop")
+    yield m.Refused("denied", "no", "because")
+
+
+def test_logs_name_messages_and_hold_no_secret() -> None:
+    texts = [gist(message) for message in secrets_in_messages()]
+    assert texts == ["Attach", "Hello", "Refused: no: because"]
