@@ -11,11 +11,17 @@ from gpupool.pool import commands as c
 from gpupool.pool.choice import rank
 from gpupool.pool.codec import decode
 from gpupool.pool.commands import seal
+from gpupool.pool.filters import first_mismatch, parse_filter
 from gpupool.pool.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.placement import NoOffer, Offer, make_offer
 from gpupool.pool.results import Result
-from gpupool.pool.state import Partition, PoolState, Request
+from gpupool.pool.state import Partition, Placement, PoolState, Request
 from gpupool.pool.transition import PoolMachine
+
+FILTERS = [
+    (parse_filter("server.labels.rack = 1"),),
+    (parse_filter("gpu.memory < 20GiB"), parse_filter("server.name != c")),
+]
 
 
 class Walker:
@@ -30,7 +36,15 @@ class Walker:
         if self.stale and draw.random() < 0.1:
             return draw.choice(self.stale)  # proposed again, or late
         makers = [self.claim] * 8 + [self.end] * 3 + [self.free] * 6 + [self.wait] * 3
-        makers += [self.cancel, self.up, self.contact, self.report, self.drain, self.rejoin]
+        makers += [
+            self.cancel,
+            self.up,
+            self.label,
+            self.contact,
+            self.report,
+            self.drain,
+            self.rejoin,
+        ]
         command = draw.choice(makers)(state)
         self.stale = [*self.stale[-20:], command]
         return command
@@ -44,6 +58,8 @@ class Walker:
             0.0 if by_memory else draw.choice([0.1, 0.5, 1.0]),
             draw.choice([GIB, 7 * GIB, 30 * GIB]) if by_memory else 0,
             across=draw.random() < 0.3,
+            filters=draw.choice([(), (), (), *FILTERS]),
+            placement=draw.choice(list(Placement)),
         )
 
     def claim(self, state: PoolState) -> c.Command:
@@ -104,6 +120,11 @@ class Walker:
         shrink = self.random.random() < 0.2
         return server_up(server, incarnation, self.random.choice([4, 4, 4, 3]), shrink)
 
+    def label(self, state: PoolState) -> c.Command:
+        labels = {} if self.random.random() < 0.5 else {"rack": self.random.choice("12")}
+        without = () if labels else ("rack",)
+        return c.LabelServer(self.server(), labels, without, "root")
+
     def contact(self, state: PoolState) -> c.Command:
         server = self.server()
         reachable = self.random.random() < 0.7
@@ -147,6 +168,11 @@ def test_walks_keep_the_books(seed: int) -> None:
         result = decode(Result, machine.apply(before.index + 1, plain))
         check(before, machine.state, command, result)
         granted += len(machine.state.leases.keys() - before.leases.keys())
+        if isinstance(command, c.Grant) and machine.state.leases.keys() - before.leases.keys():
+            for part in command.partitions:
+                server = before.servers[part.server]
+                gpu = server.gpus[part.gpu]
+                assert first_mismatch(command.request.filters, server, gpu) is None
         ended += len(before.leases.keys() - machine.state.leases.keys())
     assert granted > 30, "the walk went nowhere"
     assert ended > 20
