@@ -34,6 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "token": ("token", "Create, list and revoke tokens."),
     "login": ("login", "Store a token, so that this user can use the pool."),
     "logout": ("logout", "Forget the stored token."),
+    "policy": ("policy", "Show, check and change who may hold how much, and when."),
     "drain": ("drain", "Stop granting on a server; what runs goes on."),
     "undrain": ("undrain", "Grant on a drained server again."),
     "label": ("label", "Set or show the labels of a server."),

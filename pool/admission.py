@@ -105,7 +105,7 @@ class Admission:
                 why = f"{self._limit_text(terms, cap)} and this takes {amount(wanted, cap)}"
                 return self._later(user, why, lambda t: _fits_alone(t, need))
             if busy is None:
-                held = used(self._usage(terms, cap), cap.dimension)
+                held = used(self.usage_of(terms, cap), cap.dimension)
                 if held + wanted > cap.limit:
                     holder = {"user": f"{user} holds", "class": "its members hold"}
                     who = holder.get(cap.holder, "all users hold")
@@ -114,7 +114,7 @@ class Admission:
                     busy = refuse("busy", why)
         return busy
 
-    def _usage(self, terms: Terms, cap: Cap) -> Usage:
+    def usage_of(self, terms: Terms, cap: Cap) -> Usage:
         """Return what those hold that a cap counts together."""
         usage = self.state.usage
         if cap.holder == "user":

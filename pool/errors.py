@@ -60,6 +60,12 @@ class DeniedError(GpupoolError):
     code = "denied"
 
 
+class ConflictError(GpupoolError):
+    """Somebody else has changed the same thing meanwhile."""
+
+    code = "conflict"
+
+
 class NeverFitsError(GpupoolError):
     """Nothing in the pool could ever satisfy the request."""
 

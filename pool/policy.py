@@ -31,8 +31,8 @@ POLICY_COUNT_MAX = 32
 TEXT_SIZE_MAX = 256 * 1024
 """Bytes of a document; 500 rules need about 30 KiB."""
 
-PACKED_SIZE_MAX = 64 * 1024
-"""Bytes of a compressed document, so that the whole history stays below 2 MiB."""
+PACKED_SIZE_MAX = 48 * 1024
+"""Bytes of a compressed document: a client's message has 64 KiB, and the history stays small."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ class WaitingView:
     filters: tuple[str, ...] = ()
     across: bool = False
     servers: tuple[str, ...] = ()
+    priority: int = 0  # of the user's class; higher ones go first
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +327,7 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
             filters=tuple(filter_text(each) for each in w.request.filters),
             across=w.request.across,
             servers=w.request.servers,
+            priority=w.priority,
         )
         for w in ordered
     )

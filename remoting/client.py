@@ -56,6 +56,9 @@ CALL_TIMEOUT_S = 3.0
 BACKUP_TIMEOUT_S = 30.0
 """The largest backup is tens of megabytes."""
 
+POLICY_TIMEOUT_S = 6.0
+"""A large policy takes some commands."""
+
 ALL_SERVERS = 4096
 LOG = logging.getLogger("gpupool.client")
 
@@ -272,6 +275,37 @@ class Pool:
         answer = await self._operate(message, timeout_s=BACKUP_TIMEOUT_S)
         assert isinstance(answer, m.Done)
         return answer.note
+
+    async def policy(self, version: int = 0) -> m.PolicyIs:
+        """Return a version of the pool's policy; 0 stands for the one in force."""
+        answer = await self._operate(m.GetPolicy(version))
+        assert isinstance(answer, m.PolicyIs)
+        return answer
+
+    async def policy_history(self) -> tuple[m.PolicyIs, ...]:
+        """Return the versions of the policy that are kept, without their texts."""
+        answer = await self._operate(m.GetPolicyHistory())
+        assert isinstance(answer, m.PolicyHistory)
+        return answer.versions
+
+    async def put_policy(self, packed: bytes, base: int) -> int:
+        """Put a policy in force in the place of version ``base``, and return its version.
+
+        Raises:
+            ConflictError: when another version has been put in force meanwhile.
+            UsageError: when the document has mistakes.
+        """
+        answer = await self._operate(m.PutPolicy(packed, base), timeout_s=POLICY_TIMEOUT_S)
+        assert isinstance(answer, m.Done)
+        return int(answer.note)
+
+    async def check_policy(
+        self, user: str, request: Request | None, packed: bytes = b""
+    ) -> m.PolicyVerdict:
+        """Return what the policy in force, or a draft, says to a user's request."""
+        answer = await self._operate(m.CheckPolicy(user, request, packed))
+        assert isinstance(answer, m.PolicyVerdict)
+        return answer
 
     async def remove_server(self, server: str) -> None:
         """Take a server, by name or id, out of the pool for good."""

@@ -68,6 +68,10 @@ class Front(Protocol):
     waiters: Waiters
     proposals: Proposals
 
+    def require_majority(self) -> None:
+        """Raise ``NoQuorumError`` unless this server may act for the pool."""
+        ...
+
     def clients(self) -> list[Client]:
         """Return everybody who has been welcomed."""
         ...

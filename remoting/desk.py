@@ -13,11 +13,12 @@ from gpupool.pool.ids import Milliseconds, lease_name
 from gpupool.pool.results import Result
 from gpupool.pool.state import Server, Token, TokenKind
 from gpupool.pool.view import PoolView, Telemetry, build_view, visible
-from gpupool.remoting import backups
+from gpupool.remoting import backups, policies
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import parse_address
 from gpupool.remoting.clients import Client, Front
 from gpupool.remoting.proposals import CLOCK_OFFSET_MAX_S
+from gpupool.remoting.requests import check_request
 from gpupool.remoting.sessions import SessionHost
 
 UPDATE_EVERY_MIN_S = 0.2
@@ -71,6 +72,16 @@ class Desk:
                 steward.answer(client, call, m.Done())
             case m.GetAudit():
                 self._audit(client, call)
+            case m.GetPolicy():
+                answer = policies.policy_is(steward.state, message.version)
+                steward.answer(client, call, answer)
+            case m.GetPolicyHistory():
+                steward.answer(client, call, policies.history(steward.state))
+            case m.CheckPolicy():
+                if message.request is not None:
+                    check_request(message.request)
+                answer = policies.check_policy(steward, client, message)
+                steward.answer(client, call, answer)
             case m.JoinPool():
                 self._join(client, call, message)
             case m.EndLease():
@@ -171,6 +182,8 @@ class Desk:
             case m.RevokeToken():
                 command = commands.RevokeToken(message.token, by)
                 steward.propose_for(client, call, command, _done)
+            case m.PutPolicy():
+                policies.put_policy(steward, client, call, message)
             case m.GetBackup():
                 backups.get_backup(steward, client, call)
             case m.PutPart():

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.errors import (
     AuthenticationError,
+    ConflictError,
     DeniedError,
     GpupoolError,
     LeaseLostError,
@@ -636,6 +637,7 @@ _ERRORS: dict[str, type[GpupoolError]] = {
         UsageError,
         UnreachableError,
         AuthenticationError,
+        ConflictError,
         DeniedError,
         NeverFitsError,
         NotNowError,

@@ -29,15 +29,13 @@ from gpupool.pool.errors import (
     NoQuorumError,
     UsageError,
 )
-from gpupool.pool.filters import well_formed
-from gpupool.pool.idleness import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, lease_name
 from gpupool.pool.leases import encryption_of
 from gpupool.pool.notices import notice_text
 from gpupool.pool.placement import NoOffer, make_offer
 from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
 from gpupool.pool.results import Result
-from gpupool.pool.state import Lease, Partition, PartStatus, PoolState, Request, TokenKind
+from gpupool.pool.state import Lease, Partition, PartStatus, PoolState, TokenKind
 from gpupool.pool.transition import PoolMachine
 from gpupool.pool.view import MAJORITY_FRESH_S
 from gpupool.remoting import messages as m
@@ -45,6 +43,7 @@ from gpupool.remoting.caretaker import GONE_REASON, Caretaker, Software
 from gpupool.remoting.clients import Client, Signer
 from gpupool.remoting.desk import Desk
 from gpupool.remoting.proposals import Decision, Proposals, Propose
+from gpupool.remoting.requests import check_request
 from gpupool.remoting.sessions import SessionHost, SessionInfo
 from gpupool.remoting.tokens import hash_secret
 from gpupool.remoting.waiters import Waiters
@@ -145,8 +144,6 @@ CALL_COUNT_MAX = 64
 
 ATTACHED_COUNT_MAX = 64
 TEXT_LENGTH_MAX = 200
-SERVER_NAME_COUNT_MAX = 64
-SERVER_NAME_LENGTH_MAX = 64
 
 NO_QUORUM_HINT = "it refuses until it is; ask another server, or start the missing ones"
 
@@ -747,39 +744,3 @@ def _check_room(client: Client) -> None:
     """Refuse more leases than one connection may have, counting claims under way."""
     if len(client.attached) + client.pending_calls > ATTACHED_COUNT_MAX:
         raise DeniedError(f"more than {ATTACHED_COUNT_MAX} leases on one connection")
-
-
-def check_request(request: Request) -> None:
-    """Check what a client asks for.
-
-    Raises:
-        UsageError: when it makes no sense, or is larger than it may be.
-    """
-    if len(request.id) != 16:
-        raise UsageError("a request id has 16 bytes")
-    if not 0 < request.count <= 256:
-        raise UsageError("between 1 and 256 GPUs can be asked for")
-    by_fraction = 0.0 < request.fraction <= 1.0 and request.memory == 0
-    by_memory = request.fraction == 0.0 and 0 < request.memory <= 2**50
-    if not by_fraction and not by_memory:
-        raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
-    texts = (request.client, request.program)
-    if request.idle_timeout_s and not IDLE_TIMEOUT_MIN_S <= request.idle_timeout_s <= 2**31:
-        raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
-    if (
-        len(request.servers) > SERVER_NAME_COUNT_MAX
-        or any(len(name) > SERVER_NAME_LENGTH_MAX for name in request.servers)
-        or any(len(text) > TEXT_LENGTH_MAX for text in texts)
-    ):
-        raise UsageError("the request's texts are too long")
-    if not well_formed(request.filters):
-        raise UsageError("the request's filters are malformed")
-
-
-def trim_request(request: Request) -> Request:
-    """Return ``request`` with its texts cut to what servers accept."""
-    return replace(
-        request,
-        client=request.client[:TEXT_LENGTH_MAX],
-        program=request.program[:TEXT_LENGTH_MAX],
-    )

@@ -1,0 +1,37 @@
+"""What a client may ask for, checked before anything is done about it."""
+
+from gpupool.pool.errors import UsageError
+from gpupool.pool.filters import well_formed
+from gpupool.pool.idleness import IDLE_TIMEOUT_MIN_S
+from gpupool.pool.state import Request
+
+TEXT_LENGTH_MAX = 200
+SERVER_NAME_COUNT_MAX = 64
+SERVER_NAME_LENGTH_MAX = 64
+
+
+def check_request(request: Request) -> None:
+    """Check what a client asks for.
+
+    Raises:
+        UsageError: when it makes no sense, or is larger than it may be.
+    """
+    if len(request.id) != 16:
+        raise UsageError("a request id has 16 bytes")
+    if not 0 < request.count <= 256:
+        raise UsageError("between 1 and 256 GPUs can be asked for")
+    by_fraction = 0.0 < request.fraction <= 1.0 and request.memory == 0
+    by_memory = request.fraction == 0.0 and 0 < request.memory <= 2**50
+    if not by_fraction and not by_memory:
+        raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
+    texts = (request.client, request.program)
+    if request.idle_timeout_s and not IDLE_TIMEOUT_MIN_S <= request.idle_timeout_s <= 2**31:
+        raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
+    if (
+        len(request.servers) > SERVER_NAME_COUNT_MAX
+        or any(len(name) > SERVER_NAME_LENGTH_MAX for name in request.servers)
+        or any(len(text) > TEXT_LENGTH_MAX for text in texts)
+    ):
+        raise UsageError("the request's texts are too long")
+    if not well_formed(request.filters):
+        raise UsageError("the request's filters are malformed")

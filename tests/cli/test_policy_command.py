@@ -1,0 +1,199 @@
+"""``gpupool policy`` against one real server with two emulated GPUs, and what programs see."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The pools of these tests are made as those of the other tests, but of one server.
+from tests.cli.conftest import DEADLINE_S, LivePool
+
+from gpupool.pool.errors import ExitCode
+
+LIMITS = """\
+[defaults]
+class = "students"
+
+[class.students]
+max_gpus_per_user = 1
+max_lease_time = "1h"
+
+[user.root]
+class = "staff"
+
+[class.staff]
+priority = 5
+"""
+PASS = ["--", sys.executable, "-c", "pass"]
+HOLD = ["--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+
+
+class OnePool(LivePool):
+    """One server, its operator, and a user without special rights."""
+
+    def start(self) -> None:
+        """Start the server, and let the user log in."""
+        first = self.servers["a"]
+        first.start("--pool-name", "lab")
+        first.wait_for_log("is listening")
+        token = json.loads(self.run("token", "create", "--user", "ada", "--json").stdout)["token"]
+        done = self.run("login", token, env=self.ada)
+        assert done.returncode == 0, done.stderr
+
+    @property
+    def ada(self) -> dict[str, str]:
+        """Return the environment of the user."""
+        return {"GPUPOOL_CREDENTIALS": str(self.folder / "ada.json")}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[OnePool]:
+    folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
+    pool = OnePool(folder)
+    pool.servers = {"a": pool.servers["a"]}
+    try:
+        pool.start()
+        yield pool
+    finally:
+        pool.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def put(pool: OnePool, text: str) -> None:
+    file = pool.folder / "policy.toml"
+    file.write_text(text)
+    done = pool.run("policy", "apply", str(file))
+    assert done.returncode == 0, done.stderr
+
+
+def holder(pool: OnePool, *arguments: str) -> "subprocess.Popen[str]":
+    process = pool.spawn("run", *arguments, *HOLD, env=pool.ada)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n", process.stderr and process.stderr.read()
+    return process
+
+
+def test_a_pool_has_no_policy_at_first(pool: OnePool) -> None:
+    done = pool.run("policy", "show", env=pool.ada)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "has no policy" in done.stderr
+
+
+def test_mistakes_are_listed_with_their_lines(pool: OnePool, tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text("[defaults]\nmax_gpu = 1\n\nmax_leases = 'x'\n")
+    for command in ("check", "apply"):
+        done = pool.run("policy", command, str(file))
+        assert done.returncode == ExitCode.USAGE
+        assert f"{file} has 2 mistakes" in done.stderr
+        assert "\n  line 2: unknown key 'max_gpu' in [defaults]; did you mean" in done.stderr
+        assert "\n  line 4: max_leases: write a whole number" in done.stderr
+    assert pool.run("policy", "check", str(tmp_path / "none")).returncode == ExitCode.USAGE
+
+
+def test_only_operators_apply_and_everybody_sees(pool: OnePool) -> None:
+    put(pool, LIMITS)
+    done = pool.run("policy", "apply", str(pool.folder / "policy.toml"), env=pool.ada)
+    assert done.returncode == ExitCode.FAILED
+    assert "it takes an operator's token" in done.stderr
+    shown = pool.run("policy", "show", env=pool.ada)
+    assert shown.stdout == LIMITS
+    version = json.loads(pool.run("policy", "show", "--json").stdout)["version"]
+    lines = pool.run("policy", "history", env=pool.ada).stdout.splitlines()
+    assert lines[-1].split()[0] == str(version)
+
+
+def test_a_denied_run_names_the_rule(pool: OnePool) -> None:
+    put(pool, LIMITS)
+    done = pool.run("run", "-n", "2", *PASS, env=pool.ada)
+    assert done.returncode == ExitCode.RUN_FAILED
+    assert "the pool's rules forbid this request" in done.stderr
+    assert "ada may hold 1 GPUs (policy v" in done.stderr
+    assert "line 5: [class.students] max_gpus_per_user)" in done.stderr
+    assert pool.run("run", "-n", "2", *PASS).returncode == 0  # the operator is of another class
+
+
+def test_at_the_limit_a_run_waits_until_a_lease_of_its_own_ends(pool: OnePool) -> None:
+    put(pool, LIMITS)
+    first = holder(pool, "-p", "0.8")
+    try:
+        done = pool.run("run", "-p", "0.5", "--no-wait", *PASS, env=pool.ada)
+        assert done.returncode == ExitCode.NOT_NOW
+        assert "ada holds 0.8, this takes 0.5" in done.stderr
+        second = pool.spawn("run", "-p", "0.5", *PASS, env=pool.ada)
+        waiting = pool.wait_until(some_wait)["waiting"][0]
+        assert (waiting["user"], waiting["priority"]) == ("ada", 0)
+        assert "ada may hold 1 GPUs" in waiting["reason"]
+    finally:
+        first.terminate()
+        first.communicate(timeout=DEADLINE_S)
+    second.communicate(timeout=DEADLINE_S)
+    assert second.returncode == 0
+
+
+def some_wait(view: dict[str, Any]) -> bool:
+    return view["waiting"] != []
+
+
+@pytest.mark.slow
+def test_check_explains_the_verdict(pool: OnePool, tmp_path: Path) -> None:
+    put(pool, LIMITS)
+    done = pool.run("policy", "check", "--request", "-n 2", env=pool.ada)
+    assert done.returncode == ExitCode.FAILED
+    assert "ada is in class students" in done.stdout
+    assert "a lease lasts 1h at most (policy v" in done.stdout
+    assert "denied: ada may hold 1 GPUs" in done.stdout
+    assert pool.run("policy", "check", "--request", "-n 2", "--user", "root").returncode == 0
+    draft = tmp_path / "draft.toml"
+    draft.write_text("[user.ada]\nmax_gpus = 2\n")
+    done = pool.run("policy", "check", str(draft), "--user", "ada", "--request", "-n 2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "allowed: it would be granted now" in done.stdout
+    wrong = pool.run("policy", "check", "--request", "-n 0")
+    assert wrong.returncode == ExitCode.USAGE
+
+
+@pytest.mark.slow
+def test_edit_keeps_the_text_when_somebody_was_faster(pool: OnePool, tmp_path: Path) -> None:
+    put(pool, LIMITS)
+    editor = tmp_path / "editor"
+    apply = f"{sys.executable} -m gpupool.cli.main policy apply {pool.folder}/policy.toml"
+    editor.write_text(f'#!/bin/sh\necho "# mine" >> "$1"\n{apply} 2> /dev/null\n')
+    editor.chmod(0o755)
+    (pool.folder / "policy.toml").write_text(LIMITS + "# theirs\n")
+    done = pool.run("policy", "edit", env={"EDITOR": str(editor)})
+    assert done.returncode == ExitCode.FAILED
+    assert "gpupool: your text is kept in" in done.stderr
+    assert "it was made from version" in done.stderr
+    kept = Path(done.stderr.split("kept in ")[1].split()[0])
+    assert kept.read_text() == LIMITS + "# mine\n"
+    assert pool.run("policy", "show").stdout == LIMITS + "# theirs\n"
+    editor.write_text('#!/bin/sh\necho "# mine" >> "$1"\n')
+    done = pool.run("policy", "edit", env={"EDITOR": str(editor)})
+    assert done.returncode == 0, done.stderr
+    assert pool.run("policy", "show").stdout == LIMITS + "# theirs\n# mine\n"
+    unchanged = pool.run("policy", "edit", env={"EDITOR": "true"})
+    assert "nothing was changed" in unchanged.stderr
+
+
+@pytest.mark.slow
+def test_the_longest_time_ends_a_lease_after_a_notice(pool: OnePool) -> None:
+    put(pool, "[defaults]\nmax_lease_time = '4s'\n")
+    begin = time.monotonic()
+    process = pool.spawn(
+        "run", "-p", "0.1", "--", sys.executable, "-c",
+        "import cupy, time\nwhile True:\n    cupy.ones(8).sum().get(); time.sleep(0.1)",
+        env=pool.ada,
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == ExitCode.RUN_FAILED
+    assert "it ends in 0s: a lease of ada" in errors
+    assert "a lease of ada lasts 4s at most (policy v" in errors
+    assert time.monotonic() - begin > 4
