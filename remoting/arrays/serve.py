@@ -18,6 +18,8 @@ BACKLOG_MAX = 32 << 20
 """Bytes of calls that are read ahead while the client is asked for its garbage."""
 
 _READ = 1 << 18
+_WHOLE = wire.encode_body({"value": ["w"]})
+_DONE = wire.encode_body({"value": None})
 
 
 class Stream(Protocol):
@@ -274,7 +276,11 @@ class Session:
             return
         if self.executor.described:
             self._tell()
-        self._reply(header.request, {"value": plain})
+        if plain is None:
+            frame = wire.encode_frame(wire.Kind.REPLY, _DONE, request=header.request)
+            self.stream.send_buffers([frame])
+        else:
+            self._reply(header.request, {"value": plain})
 
     def _reply(self, request: int, value: Any) -> None:
         body = wire.encode_body(value)
@@ -285,8 +291,7 @@ class Session:
     def _send_array(self, request: int, download: Download) -> None:
         pieces = self.backend.download(download.array, download.order)
         nbytes = download.array.nbytes
-        body = wire.encode_body({"value": ["w"]})
-        head = wire.encode_frame(wire.Kind.REPLY, body, request=request, bulk=nbytes)
+        head = wire.encode_frame(wire.Kind.REPLY, _WHOLE, request=request, bulk=nbytes)
         buffers: list[bytes | memoryview] = [head]
         # The first piece is made before the header leaves, so that a failing copy can still be
         # answered with its error.

@@ -6,9 +6,8 @@ nothing of ours; a test compares the two. The formats are described there.
 
 import io
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import cbor2
 
@@ -57,8 +56,12 @@ class Kind(IntEnum):
     NOTICE = 21
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+# Enumerations are slow to ask, and every frame is asked.
+_KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}
+_HELLO, _BYE = Kind.HELLO.value, Kind.BYE.value
+
+
+class Header(NamedTuple):
     """The decoded header of one frame from the client."""
 
     kind: Kind
@@ -75,11 +78,11 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
         RemoteProtocolError: it is not one, or announces more than the limits allow.
     """
     length, kind, flags, zero, request, calls, bulk = HEADER.unpack(data)
-    if not Kind.HELLO <= kind <= Kind.BYE or flags or zero:
+    if not _HELLO <= kind <= _BYE or flags or zero:
         raise RemoteProtocolError("not a frame of the array door", why=bytes(data).hex())
     if length > MAX_BODY or bulk > MAX_BULK or (bulk and kind != Kind.PUT):
         raise RemoteProtocolError("frame too large", why=f"{length} and {bulk} bytes")
-    return Header(Kind(kind), length, request, calls, bulk)
+    return Header(_KINDS[kind], length, request, calls, bulk)
 
 
 def encode_frame(kind: Kind, body: bytes, *, request: int = 0, bulk: int = 0) -> bytes:

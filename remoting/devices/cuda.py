@@ -38,9 +38,9 @@ _STAGES = 4
 class _Stage:
     """One page-locked buffer, and the event after which it may be used again."""
 
-    def __init__(self, cupy: Any) -> None:
-        self.memory = cupy.cuda.alloc_pinned_memory(CHUNK)
-        self.view = host_bytes(np.frombuffer(self.memory, np.uint8, CHUNK))
+    def __init__(self, cupy: Any, size: int = CHUNK) -> None:
+        self.memory = cupy.cuda.alloc_pinned_memory(size)
+        self.view = host_bytes(np.frombuffer(self.memory, np.uint8, size))
         self.pointer = self.memory.ptr
         self.event = cupy.cuda.Event(disable_timing=True)
 
@@ -60,6 +60,7 @@ class CudaBackend:
         self._index_of = {spec.ordinal: at for at, spec in enumerate(devices)}
         self._sizes: dict[int, int] = {}
         self._stages: dict[int, list[_Stage]] = {}
+        self._small: _Stage | None = None  # for small downloads, one at a time
         self._shared = np.empty(0, np.uint8)
         self._locked = False
         self._filling: Any = None  # the event behind the latest copy out of shared memory
@@ -192,10 +193,12 @@ class CudaBackend:
         pointer, total = dense.data.ptr, dense.nbytes
         stream = self.cupy.cuda.get_current_stream()
         if total <= SMALL_BYTES:
-            host = np.empty(total, np.uint8)
-            self._runtime.memcpyAsync(host.ctypes.data, pointer, total, _TO_HOST, stream.ptr)
+            if self._small is None:
+                self._small = _Stage(self.cupy, SMALL_BYTES)
+            small = self._small
+            self._runtime.memcpyAsync(small.pointer, pointer, total, _TO_HOST, stream.ptr)
             stream.synchronize()
-            yield host_bytes(host)
+            yield small.view[:total]
             return
         stages = self._buffers()
         pieces = [(at, min(CHUNK, total - at)) for at in range(0, total, CHUNK)]
@@ -288,6 +291,7 @@ class CudaBackend:
     def close(self) -> None:
         """Give the pool's memory and the context's charge back."""
         self._stages.clear()
+        self._small = None
         self.reclaim()
         for at, spec in enumerate(self.devices):
             if self._overhead[at]:

@@ -19,6 +19,9 @@ COALESCE_SIZE_MAX = 64 * 1024
 SEND_SIZE_MAX = 1 << 20
 """Bytes per SSL_write: large enough to amortise the call, short enough to let reads in between."""
 
+RECORD_SIZE = 16 * 1024
+"""Bytes of a full TLS record."""
+
 SPIN_S = 0.00005
 """How long the next message is awaited awake after one was sent, where sending is mostly
 answering: a program that waits for each answer asks again within microseconds, and sleeping and
@@ -212,6 +215,8 @@ class TlsStream:
             if not received:
                 break
             count += received
+            if received < RECORD_SIZE and not self._socket.pending():
+                break  # the end of a message, mostly; asking for more costs an exception
         self.bytes_in += count
         return count
 

@@ -14,6 +14,7 @@ import socket
 import ssl
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from cupy._door.errors import DoorError, NotConnectedError
@@ -205,6 +206,10 @@ class Link:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         self._descriptors: list[int] | None = None
+        self._poller: Any = None
+        if self.tls and hasattr(select, "poll"):
+            self._poller = select.poll()
+            self._poller.register(connection, select.POLLIN)
         self._glance = socket.MSG_DONTWAIT if self._patient else 0
         self._stare = socket.MSG_WAITALL if self._patient else 0
 
@@ -230,6 +235,12 @@ class Link:
         except (ConnectionError, ssl.SSLError, TimeoutError, OSError):
             self.counts.append(0)
         return True
+
+    def readable(self) -> bool:
+        """Say whether a read may find something; with TLS, a vain one costs more than asking."""
+        if self._poller is None:
+            return True
+        return bool(self._poller.poll(0))
 
     def expect_descriptor(self) -> bool:
         """Look for a descriptor beside the bytes from now on; False where none can come."""
@@ -276,16 +287,18 @@ class Link:
         self.socket.close()
 
 
-def wait(
-    read: list[socket.socket], write: list[socket.socket], timeout_s: float | None
-) -> set[int]:
-    """Return the descriptors that are ready; an empty set after ``timeout_s``."""
+def watch(read: list[socket.socket], write: list[socket.socket]) -> Callable[[float], set[int]]:
+    """Return a function that returns the descriptors that are ready, none after so many seconds."""
     # Another thread may have lost the session meanwhile.
     read = [item for item in read if item.fileno() >= 0]
     write = [item for item in write if item.fileno() >= 0]
     if not hasattr(select, "poll"):
-        ready = select.select(read, write, [], timeout_s)
-        return {item.fileno() for group in ready[:2] for item in group}
+
+        def choose(timeout_s: float) -> set[int]:
+            ready = select.select(read, write, [], timeout_s)
+            return {item.fileno() for group in ready[:2] for item in group}
+
+        return choose
     poller = select.poll()
     for item in read:
         poller.register(item, select.POLLIN | select.POLLHUP)
@@ -294,5 +307,4 @@ def wait(
             poller.modify(item, select.POLLIN | select.POLLHUP | select.POLLOUT)
         else:
             poller.register(item, select.POLLOUT)
-    limit_ms = None if timeout_s is None else timeout_s * 1000
-    return {descriptor for descriptor, _ in poller.poll(limit_ms)}
+    return lambda timeout_s: {found for found, _ in poller.poll(timeout_s * 1000)}
