@@ -12,8 +12,9 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError, StorageError
-from gpupool.remoting.host import former, messages, spawn
+from gpupool.remoting.host import former, kernels, messages, spawn
 from gpupool.remoting.host.budget import Budget
+from gpupool.remoting.host.kernels import KernelCache
 from gpupool.remoting.host.workers import (
     LAST_WORDS_TIMEOUT_S,
     Worker,
@@ -92,6 +93,9 @@ class Fleet:
         self._isolation = spawn.Isolation(False, "not chosen yet")
         self._directory = Path()
         self._said: set[str] = set()
+        self._kernels: KernelCache | None = None
+        if settings.state_dir is not None:
+            self._kernels = KernelCache(settings.state_dir / kernels.DIRECTORY_NAME, log)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep spare workers warm until cancelled; then kill every worker and wait for it."""
@@ -134,6 +138,22 @@ class Fleet:
             worker.claimed = False  # Nobody has told it anything: it is as good as new.
             raise
         return worker
+
+    async def give_kernels(self, worker: Worker, user: str) -> None:
+        """Let a worker load what the workers of ``user`` have compiled.
+
+        It is called once the worker can serve nobody else. A worker that could write where others
+        load from, being confined by neither its uid nor Landlock, gets none and leaves none.
+        """
+        if self._kernels is None or not {"own-uid", "landlock"}.intersection(worker.confinement):
+            return
+        worker.user = user
+        cache = spawn.kernel_directory(worker.directory)
+        uid = self._own_uid(worker)
+        await trio.to_thread.run_sync(self._kernels.give, user, cache, uid)
+
+    def _own_uid(self, worker: Worker) -> int:
+        return worker.uid if "own-uid" in worker.confinement else -1
 
     async def end(self, workers: Iterable[Worker], reason: str) -> None:
         """Kill workers, and return once every one of them is gone, however long that takes."""
@@ -295,8 +315,12 @@ class Fleet:
 
     def _remove_remains(self, worker: Worker) -> None:
         """Kill what it started and remove its files; runs on a thread."""
-        if worker.uid >= 0 and not spawn.kill_processes_of(worker.uid):
+        gone = worker.uid < 0 or spawn.kill_processes_of(worker.uid)
+        if not gone:
             self._log(f"{worker.label}: processes that it started cannot be killed")
+        elif self._kernels is not None and worker.user:
+            cache = spawn.kernel_directory(worker.directory)
+            self._kernels.take(worker.user, cache, self._own_uid(worker))
         spawn.remove_directory(worker.directory, self._log)
 
     def _message(self, worker: Worker, message: messages.WorkerMessage) -> None:

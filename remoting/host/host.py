@@ -218,7 +218,7 @@ class Host:
             try:
                 others = {p.server for p in lease.partitions} - {p.server for p in partitions}
                 worker.peers = frozenset(others)
-                return await self._assign(worker, lease.id, partitions, gpus, door, program)
+                return await self._assign(worker, lease, partitions, gpus, door, program)
             except (GpupoolError, trio.Cancelled) as error:
                 if worker.lease is None:
                     worker.claimed = False  # It knows of nothing yet, and can serve another.
@@ -312,7 +312,7 @@ class Host:
     async def _assign(
         self,
         worker: Worker,
-        lease: LeaseId,
+        lease: Lease,
         partitions: Sequence[Partition],
         gpus: Sequence[Gpu],
         door: str,
@@ -321,15 +321,16 @@ class Host:
         real = tuple(gpu.id for gpu in gpus if not gpu.emulated)
         if real and worker.cuda_problem:
             raise GpupoolError("no session can be opened", why=worker.cuda_problem)
-        self._check_context_room(lease, gpus)  # Another session may have taken it meanwhile.
-        worker.lease, worker.real = lease, real
+        self._check_context_room(lease.id, gpus)  # Another session may have taken it meanwhile.
+        worker.lease, worker.real = lease.id, real
         self._use(worker)
         worker.devices = tuple(gpu.id for gpu in gpus)
         worker.session = os.urandom(16)
         worker.state = WorkerState.WAITING
-        self.budget.add_worker(worker.number, lease)
+        self.budget.add_worker(worker.number, lease.id)
         for gpu in real:
             self.budget.charge(worker.number, gpu, self._limits.context_overhead)
+        await self.fleet.give_kernels(worker, lease.user)
         ticket = os.urandom(32)
         devices = tuple(
             messages.AssignedDevice(
@@ -343,7 +344,7 @@ class Host:
             for index, (gpu, partition) in enumerate(zip(gpus, partitions, strict=True))
         )
         assign = messages.Assign(
-            lease=lease,
+            lease=lease.id,
             session=worker.session,
             ticket=ticket,
             door=door,

@@ -179,7 +179,7 @@ def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str
     """Return a worker's environment: a few inherited variables, and caches of its own.
 
     Compiled kernels are code. A cache that workers of different users share would let one run
-    code in the other.
+    code in the other; what workers of one user share, the host carries between them (`kernels`).
     """
     kept = {name: inherited[name] for name in ENVIRONMENT_PASSED if name in inherited}
     if "PYTHONPATH" in kept:  # Workers start in another directory.
@@ -189,7 +189,7 @@ def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str
     private = {
         "HOME": str(directory),
         "TMPDIR": str(directory),
-        "CUPY_CACHE_DIR": str(directory / "cupy"),
+        "CUPY_CACHE_DIR": str(kernel_directory(directory)),
         "CUDA_CACHE_PATH": str(directory / "cuda"),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "",
@@ -197,6 +197,11 @@ def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     return {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, **kept, **private}
+
+
+def kernel_directory(directory: Path) -> Path:
+    """Return where a worker with this private directory keeps the kernels that it compiles."""
+    return directory / "cupy"
 
 
 def start_process(control: socket.socket, errors: int, directory: Path) -> subprocess.Popen[bytes]:

@@ -64,6 +64,7 @@ class Worker:
     confinement: tuple[str, ...] = ()
     cuda_problem: str = ""
     lease: LeaseId | None = None
+    user: str = ""  # of that lease, once it may have the user's kernels
     session: bytes = b""
     devices: tuple[GpuId, ...] = ()
     real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated

@@ -75,6 +75,14 @@ def run(
             return try_open(body)
         case b"n":
             return name_thread(body)
+        case b"w":  # leave a file where compiled kernels are kept
+            name, _, content = body.partition(b"\0")
+            directory = Path(os.environ["CUPY_CACHE_DIR"])
+            directory.mkdir(exist_ok=True)
+            return try_write(directory / os.fsdecode(name), content)
+        case b"m":  # the kernels at hand
+            directory = Path(os.environ["CUPY_CACHE_DIR"])
+            return b"\n".join(os.fsencode(p.name) for p in sorted(directory.glob("*")))
         case b"i":
             return describe_process()
         case b"c":  # start a child that outlives this process, if it is let
@@ -109,6 +117,14 @@ def try_open(path: bytes) -> bytes:
         return Path(os.fsdecode(path)).read_bytes()[:100]
     except OSError as error:
         return type(error).__name__.encode()
+
+
+def try_write(path: Path, content: bytes) -> bytes:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        return type(error).__name__.encode()
+    return b"written"
 
 
 def name_thread(name: bytes) -> bytes:

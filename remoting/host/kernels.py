@@ -1,0 +1,150 @@
+"""Compiled kernels of each user, kept between sessions, so that only the first one compiles them.
+
+Compiled kernels are code, and whoever writes one decides what runs in the worker that loads it. So
+no worker ever writes here: the host gives each worker what its own user's workers have left, and
+takes what a worker leaves once nothing of it is alive. One user's kernels reach no other user's.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+DIRECTORY_NAME = "kernels"
+FILE_SIZE_MAX = 4 << 20
+USER_SIZE_MAX = 64 << 20
+"""Bytes of one user's kernels; CuPy's are 5 to 100 KiB each."""
+
+USER_FILE_COUNT_MAX = 2048
+USER_COUNT_MAX = 64
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_UNFINISHED = "tmp"
+"""How the names of Python's temporary files begin, which CuPy renames when they are whole."""
+
+
+class KernelCache:
+    """A directory for each user under one that only the host may enter. Thread-safe."""
+
+    def __init__(self, directory: Path, log: Callable[[str], None]) -> None:
+        self._directory = directory
+        self._log = log
+        self._lock = threading.Lock()
+
+    def give(self, user: str, target: Path, uid: int) -> None:
+        """Put the kernels of ``user`` into a worker's own cache, before it hears of any client.
+
+        Args:
+            user: whose session the worker is about to serve.
+            target: the cache directory of that worker, made if it is not there.
+            uid: the worker's own, or -1 if it has the host's. With its own uid it gets links to
+                the host's files, which it can read and not change; otherwise copies.
+        """
+        try:
+            with self._lock:
+                self._give(self._of(user), target, uid)
+        except OSError as error:
+            self._log(f"kernels that were compiled before cannot be used: {error}")
+
+    def take(self, user: str, source: Path, uid: int) -> None:
+        """Keep the kernels that a dead worker of ``user`` has left in its own cache.
+
+        Nothing in there is trusted to be what it seems: only plain files are read that nothing
+        else links to, by descriptors, and each name is taken once.
+        """
+        try:
+            with self._lock:
+                self._take(self._of(user), source, uid)
+        except OSError as error:
+            self._log(f"the kernels that a worker compiled cannot be kept: {error}")
+
+    def _of(self, user: str) -> Path:
+        return self._directory / hashlib.sha256(user.encode()).hexdigest()[:32]
+
+    def _give(self, own: Path, target: Path, uid: int) -> None:
+        if not own.is_dir():
+            return
+        os.utime(own)  # of several users, the one whose kernels were unused longest loses them
+        if not target.exists():
+            target.mkdir(mode=0o700)
+            if uid >= 0:
+                os.chown(target, uid, -1)
+        for path in own.iterdir():
+            made = target / path.name
+            if uid >= 0:
+                with contextlib.suppress(OSError):  # another file system: a copy does
+                    os.link(path, made)
+                    continue
+            shutil.copyfile(path, made)
+            made.chmod(0o644)
+
+    def _take(self, own: Path, source: Path, uid: int) -> None:
+        try:
+            directory = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        try:
+            names = sorted(os.listdir(directory))[:USER_FILE_COUNT_MAX]
+            wanted = [name for name in names if _wanted(name) and not (own / name).exists()]
+            if not wanted:
+                return
+            own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.chmod(0o700)
+            for name in wanted:
+                data = _read(directory, name, uid)
+                if data:
+                    _write(own, name, data)
+        finally:
+            os.close(directory)
+        _keep_newest(own)
+        self._forget_users()
+
+    def _forget_users(self) -> None:
+        users = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime)
+        for path in users[:-USER_COUNT_MAX]:
+            shutil.rmtree(path)
+
+
+def _wanted(name: str) -> bool:
+    return bool(_NAME.fullmatch(name)) and not name.startswith(_UNFINISHED)
+
+
+def _read(directory: int, name: str, uid: int) -> bytes:
+    """Return the bytes of one plain file; none if it is anything else."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+    except OSError:
+        return b""  # a link, or something that cannot be opened
+    try:
+        found = os.fstat(descriptor)
+        plain = stat.S_ISREG(found.st_mode) and 0 < found.st_size <= FILE_SIZE_MAX
+        # A second link would be a file of somebody else's: the worker's own have one.
+        if not plain or found.st_nlink != 1 or (uid >= 0 and found.st_uid != uid):
+            return b""
+        return os.pread(descriptor, FILE_SIZE_MAX, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _write(own: Path, name: str, data: bytes) -> None:
+    temporary = own / f".{name}"
+    temporary.unlink(missing_ok=True)
+    temporary.write_bytes(data)
+    temporary.chmod(0o444)
+    temporary.replace(own / name)
+
+
+def _keep_newest(own: Path) -> None:
+    """Remove the oldest files until the rest is within the limits."""
+    size = 0
+    newest_first = sorted(own.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for count, path in enumerate(newest_first, 1):
+        size += path.stat().st_size
+        if size > USER_SIZE_MAX or count > USER_FILE_COUNT_MAX:
+            path.unlink()
