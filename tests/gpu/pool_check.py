@@ -63,6 +63,17 @@ assert (cp.sort(a.ravel()).get() == np.sort(a.ravel().get())).all()
 print("kernels, linalg, fft, sort: right")
 """
 
+COMPILED = """
+import time, cupy as cp
+a = cp.arange(1000, dtype=cp.float32)
+cp.cuda.Device().synchronize()
+t = time.perf_counter()
+kernel = cp.ElementwiseKernel("T x", "T y", "y = x * x + 42", "squared42")
+results = [kernel(a), cp.sin(a) + cp.exp(-a), cp.hypot(a, a), a.sum(), a.cumsum(), cp.sort(-a), cp.where(a > 3, a, 0.5)]
+cp.cuda.Device().synchronize()
+print(f"{time.perf_counter() - t:.2f} s for the first use of some kernels")
+"""
+
 COUNT = """
 import cupy as cp, time, sys
 name = sys.argv[1]
@@ -188,6 +199,8 @@ def steps(pool: Pool, step: Callable[[str, Callable[[], str]], None], *, native:
             step(f"{example} native", lambda path=path: plain(path))
         step(f"{example} on half a GPU", lambda path=path: run(path, options=("-p", "0.5")))
     step("kernels", lambda: run("-c", KERNELS, options=("-p", "0.5")))
+    step("kernels compiled", lambda: run("-c", COMPILED, options=("-p", "0.5")))
+    step("the same in the user's next session", lambda: run("-c", COMPILED, options=("-p", "0.5")))
     step("out of memory", lambda: run("-c", OUT_OF_MEMORY, options=("-p", "0.25")))
 
     def quarters() -> str:
