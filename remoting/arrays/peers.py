@@ -117,6 +117,8 @@ class Exchange:
             return
         try:
             self._links.send(index, number, array.nbytes, itertools.chain(first, pieces))
+        except RemoteProtocolError:
+            raise
         except Exception as error:  # noqa: BLE001 - also a copy that failed half-way
             self._links.cut(index)
             executor.fail("a copy to another server", (), error)

@@ -316,10 +316,10 @@ def test_each_device_has_its_own_current_stream() -> None:
             wrong()
         except cp.cuda.runtime.CUDARuntimeError as error:
             assert error.status == 400
-    print(y.get())
+    print(y.get(), x.get(stream=second))
     """
     with door_kit.pool(1, 1, linked=True) as agent:
-        assert run(agent, source) == "[3. 3. 3.]\n"
+        assert run(agent, source) == "[3. 3. 3.] [2. 2. 2.]\n"
 
 
 @pytest.mark.parametrize(

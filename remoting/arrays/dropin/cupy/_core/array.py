@@ -220,7 +220,7 @@ class ndarray(Operators, Methods, Remote):
         if letter not in ("C", "F", "A"):
             raise ValueError(f"unsupported order: {order}")
         if stream is not None:
-            with stream:
+            with state.on(self._device), stream:
                 return make.download(self, letter, out)
         return make.download(self, letter, out)
 
