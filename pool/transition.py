@@ -40,7 +40,7 @@ from gpupool.pool.commands import (
     Wait,
     unseal,
 )
-from gpupool.pool.ids import GpuId, Milliseconds, Plain, lease_name
+from gpupool.pool.ids import GpuId, Milliseconds, Plain, ServerId, lease_name
 from gpupool.pool.labels import label_server, labels_at_start
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import (
@@ -206,10 +206,26 @@ def server_contact(state: PoolState, command: ServerContact) -> Step:
     if server.status is not before:
         return state, Result(ok=True)
     server = replace(server, status=after, changed_at=state.now)
-    state = replace(state, servers=state.servers | {server.id: server})
-    kind = "reachable" if command.reachable else "unreachable"
-    text = "in contact again" if command.reachable else "no contact; its leases stay charged"
-    return leases.note(state, kind, server.name, text), Result(ok=True)
+    servers = state.servers | {server.id: server}
+    if command.reachable:
+        state = replace(state, servers=servers)
+        return leases.note(state, "reachable", server.name, "in contact again"), Result(ok=True)
+    text = "no contact; its leases stay charged"
+    heir = _heir(servers) if server.voter else None
+    if heir is not None and heir.status is ServerStatus.UP:
+        # Whoever is away counts for the majority, and cannot answer. It comes back as a follower.
+        servers[server.id] = replace(server, voter=False)
+        servers[heir.id] = replace(heir, voter=True)
+        text += f"; {heir.name} votes in its place"
+    state = replace(state, servers=servers)
+    return leases.note(state, "unreachable", server.name, text), Result(ok=True)
+
+
+def _heir(servers: dict[ServerId, Server]) -> Server | None:
+    """Return the server that gets the next vote: the first follower, one that is up if any is."""
+    followers = [server for server in servers.values() if not server.voter]
+    up = [server for server in followers if server.status is ServerStatus.UP]
+    return next(iter(up or followers), None)
 
 
 def remove_server(state: PoolState, command: RemoveServer) -> Step:
@@ -222,9 +238,9 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
     state = leases.free_all_of(state, server.id, f"server {server.name} left the pool")
     servers = {key: each for key, each in state.servers.items() if key != server.id}
     if server.voter:
-        successor = next((s for s in servers.values() if not s.voter), None)
-        if successor is not None:
-            servers[successor.id] = replace(successor, voter=True)
+        heir = _heir(servers)
+        if heir is not None:
+            servers[heir.id] = replace(heir, voter=True)
     state = replace(state, servers=servers, removed=state.removed | {server.id: state.now})
     state = settle_clashes(state)
     by = f" (by {command.by})" if command.by else ""

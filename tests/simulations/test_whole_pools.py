@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 from gpupool.cli.simulate import SCENARIOS as NAMES
+from gpupool.pool import transition
+from gpupool.pool.ids import ServerId
+from gpupool.pool.state import Server
 from gpupool.simulations import checkers
 from gpupool.simulations.mutations import MUTATIONS, Mutation
 from gpupool.simulations.options import Options, swarm
@@ -54,6 +57,25 @@ def test_scenario_holds(name: str) -> None:
     passed(report)
     assert report.granted > 5
     assert any(line.subject == "nemesis" for line in report.lines)
+
+
+def test_votes_move_to_followers_that_are_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine servers, seven votes: voters that are away for more than 10 s lose theirs."""
+    heirs: list[str] = []
+    choose = getattr(transition, "_heir")  # noqa: B009
+
+    def heir(servers: dict[ServerId, Server]) -> Server | None:
+        found: Server | None = choose(servers)
+        if found is not None:
+            heirs.append(found.name)
+        return found
+
+    monkeypatch.setattr(transition, "_heir", heir)
+    options = replace(swarm(0, servers=9, clients=3), faults=(("pause", 1.0), ("deaf", 3.0)))
+    report = run(replace(options, fault_s=15.0, heal_s=8.0))
+    passed(report)
+    assert heirs
+    assert report.granted > 5
 
 
 def test_command_line_knows_every_scenario() -> None:

@@ -1,0 +1,121 @@
+"""Who votes: at most seven, given to those that are there, and what people are told of it."""
+
+import pytest
+
+from gpupool.pool import commands as c
+from gpupool.pool.codec import decode
+from gpupool.pool.ids import Incarnation, Milliseconds, ServerId, TokenId
+from gpupool.pool.ports import LedgerHealth, Role
+from gpupool.pool.results import Result
+from gpupool.pool.state import PoolState, ServerStatus, TokenKind
+from gpupool.pool.transition import PoolMachine
+from gpupool.pool.view import build_view
+
+ONE = Incarnation(1)
+
+
+class Pool:
+    """A pool of servers without GPUs, that joined one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self.machine = PoolMachine(PoolState())
+        self.apply(c.CreatePool("cluster", "lab", "tls"))
+        for number in range(count):
+            self.join(f"s{number}", first=number == 0)
+
+    @property
+    def state(self) -> PoolState:
+        return self.machine.state
+
+    @property
+    def voters(self) -> str:
+        return " ".join(self.state.voters())
+
+    def apply(self, command: c.Command) -> None:
+        plain = c.seal(command, at_ms=1000, ttl_ms=0)
+        result = decode(Result, self.machine.apply(self.state.index + 1, plain))
+        assert result.ok, result
+
+    def join(self, name: str, *, first: bool = False) -> None:
+        token = None if first else TokenId(f"token-of-{name}")
+        if token is not None:
+            forever = Milliseconds(2**50)
+            self.apply(c.CreateToken(token, TokenKind.SERVER, "ada", bytes(32), forever, "ada"))
+        server = ServerId(name)
+        self.apply(c.JoinServer(server, name, f"{name}:7470", False, token))
+        self.apply(c.ServerUp(server, ONE, f"{name}:7470", "1", "", "", ()))
+
+    def contact(self, name: str, *, reachable: bool) -> None:
+        self.apply(c.ServerContact(ServerId(name), ONE, reachable))
+
+    def remove(self, name: str) -> None:
+        self.apply(c.RemoveServer(ServerId(name), "ada"))
+
+
+def test_seven_vote_and_further_servers_follow() -> None:
+    pool = Pool(9)
+    assert pool.voters == "s0 s1 s2 s3 s4 s5 s6"
+    pool.remove("s2")
+    assert pool.voters == "s0 s1 s3 s4 s5 s6 s7"
+    pool.remove("s8")
+    pool.remove("s4")
+    assert pool.voters == "s0 s1 s3 s5 s6 s7"
+    pool.join("s9")
+    assert pool.voters == "s0 s1 s3 s5 s6 s7 s9"
+
+
+def test_a_follower_votes_in_the_place_of_a_voter_that_is_away() -> None:
+    pool = Pool(9)
+    pool.contact("s3", reachable=False)
+    assert pool.voters == "s0 s1 s2 s4 s5 s6 s7"
+    assert "s7 votes in its place" in pool.state.events[-1].text
+    pool.contact("s3", reachable=True)
+    assert pool.voters == "s0 s1 s2 s4 s5 s6 s7", "it comes back as a follower"
+    assert pool.state.servers[ServerId("s3")].status is ServerStatus.UP
+    pool.contact("s0", reachable=False)
+    assert pool.voters == "s1 s2 s3 s4 s5 s6 s7"
+    pool.contact("s8", reachable=False)
+    pool.contact("s1", reachable=False)
+    assert pool.voters == "s1 s2 s3 s4 s5 s6 s7", "nobody who is there is left"
+
+
+def test_votes_stay_while_there_are_no_followers() -> None:
+    pool = Pool(3)
+    pool.contact("s1", reachable=False)
+    assert pool.voters == "s0 s1 s2"
+
+
+def test_the_place_of_a_removed_voter_goes_to_one_that_is_there() -> None:
+    pool = Pool(9)
+    pool.contact("s7", reachable=False)
+    pool.remove("s1")
+    assert pool.voters == "s0 s2 s3 s4 s5 s6 s8"
+
+
+@pytest.mark.parametrize(("count", "warned"), [(1, False), (2, True), (3, False)])
+def test_two_servers_are_told_of_a_witness(count: int, warned: bool) -> None:
+    pool = Pool(count)
+    view = build_view(pool.state, health(pool.state), answered_by=ServerId("s0"), wall_ms=1000)
+    assert any("gpupool join --witness" in text for text in view.warnings) == warned
+
+
+def test_a_removed_server_shows_it() -> None:
+    pool = Pool(2)
+    gone = health(pool.state, role=Role.REMOVED)
+    view = build_view(pool.state, gone, answered_by=ServerId("s1"), wall_ms=1000)
+    assert "this server was removed from the pool" in view.warnings
+
+
+def health(state: PoolState, role: Role = Role.LEADER) -> LedgerHealth:
+    return LedgerHealth(
+        role=role,
+        leader=ServerId("s0"),
+        term=1,
+        commit_index=state.index,
+        applied_index=state.index,
+        voters=state.voters(),
+        connected=(),
+        majority_age_s=0.0,
+        contact_age_s={},
+        elections=1,
+    )
