@@ -72,6 +72,9 @@ class LazyLease:
         self._hold: LeaseHold | None = None
         self._failure: GpupoolError | None = None
         self._why_lost = ""
+        self._closing = False
+        self._connecting = trio.CancelScope()
+        self._holding: trio.CancelScope | None = None
 
     @property
     def hold(self) -> LeaseHold | None:
@@ -88,18 +91,31 @@ class LazyLease:
         return self._hold.server_names() if self._hold is not None else ()
 
     async def run(self) -> None:
-        """Take a lease whenever one is wanted; cancelled, give it back."""
-        while True:
+        """Take a lease whenever one is wanted, until ``close``."""
+        while not self._closing:
             await self._wanted.wait()
+            if self._closing:
+                return
             try:
-                async with connected(self._credentials) as pool:
-                    await self._hold_one(pool)
+                with trio.CancelScope() as self._connecting:
+                    async with connected(self._credentials) as pool:
+                        with trio.CancelScope() as self._holding:
+                            await self._hold_one(pool)
             except Exception as group:
                 error = first_error(group)
                 if not isinstance(error, GpupoolError):
                     raise
                 self._failure = error
                 self._settle()
+            finally:
+                self._holding = None
+
+    def close(self) -> None:
+        """Give the lease back, or the place in the line; ``run`` returns once that is done."""
+        self._closing = True
+        self._wanted.set()
+        # Once there are connections they are needed to take back what the pool knows of us.
+        (self._holding or self._connecting).cancel()
 
     def _settle(self) -> None:
         """Answer whoever asked; whoever asks next starts anew."""

@@ -156,7 +156,7 @@ class _Run:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lease.run)
             ending = await self._with_lease(lease, str)
-            nursery.cancel_scope.cancel()
+            lease.close()
         return ending
 
     async def _taken(self, pool: Pool, hold: LeaseHold) -> None:

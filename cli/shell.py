@@ -34,7 +34,8 @@ autoload -Uz add-zsh-hook && add-zsh-hook precmd _gpupool_mark
 """
 
 FISH = (
-    "functions -c fish_prompt _gpupool_prompt; "
+    "if functions -q fish_prompt; functions -c fish_prompt _gpupool_prompt; "
+    "else; function _gpupool_prompt; echo -n '> '; end; end; "
     'function fish_prompt; echo -n "(gpu $GPUPOOL_LEASE) "; _gpupool_prompt; end'
 )
 

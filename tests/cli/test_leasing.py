@@ -27,11 +27,12 @@ class Asked:
 
     cluster: Cluster
     count: int = 1
+    wait_s: float | None = 0.0
     taken: list[str] = field(default_factory=list[str])
 
     async def allocate(self, pool: Pool) -> LeaseHold:
         wanted = replace(request(pool, self.count, idle_timeout_s=60.0))
-        return await pool.allocate(wanted, wait_s=0)
+        return await pool.allocate(wanted, wait_s=self.wait_s)
 
     async def note(self, _pool: Pool, hold: LeaseHold) -> None:
         await trio.lowlevel.checkpoint()
@@ -70,7 +71,7 @@ async def test_nothing_is_taken_before_it_is_used(asked: Asked, autojump_clock: 
         assert asked.taken == [lease.name]
         assert len(lease.server_names()) == 1
         assert asked.cluster.granted()
-        running.cancel_scope.cancel()
+        lease.close()
     await until(lambda: not asked.cluster.granted())
 
 
@@ -84,7 +85,22 @@ async def test_who_cannot_have_a_lease_may_ask_again(asked: Asked, autojump_cloc
                 await lease.open_session("arrays", "x.py")
         asked.count = 1
         assert len(await lease.open_session("arrays", "x.py")) == 1
-        running.cancel_scope.cancel()
+        lease.close()
+
+
+async def test_who_ends_while_it_waits_leaves_the_line(asked: Asked, autojump_clock: Clock) -> None:
+    lease = lazy(asked)
+    asked.wait_s = None
+    async with asked.cluster.client() as other:
+        for _ in range(2):
+            await other.allocate(request(other), wait_s=0)
+        async with trio.open_nursery() as program:
+            program.start_soon(lease.run)
+            program.start_soon(lease.open_session, "arrays", "x.py")
+            await until(lambda: asked.cluster.state.waiting)
+            lease.close()
+            await until(lambda: not asked.cluster.state.waiting)
+            program.cancel_scope.cancel()
 
 
 async def test_a_lost_lease_is_followed_by_another(asked: Asked, autojump_clock: Clock) -> None:
@@ -97,7 +113,7 @@ async def test_a_lost_lease_is_followed_by_another(asked: Asked, autojump_clock:
             assert len(asked.taken) == number + 1
             why = await lease.wait_lost()  # nobody uses it
             assert why == f"it was not used for 1 min, its idle timeout; lease {name} is void"
-        running.cancel_scope.cancel()
+        lease.close()
     assert len(set(asked.taken)) == 2
 
 
