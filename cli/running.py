@@ -225,7 +225,9 @@ class _Run:
             agent=str(agent.path),
             lease=lease.name,
             servers=lease.server_names(),
-            extra=(("GPUPOOL_VERBOSE", "1"),) if self._options.verbose else (),
+            extra=(("GPUPOOL_VERBOSE", str(self._options.verbose)),)
+            if self._options.verbose
+            else (),
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(agent.serve)

@@ -45,6 +45,9 @@ OBJECTS_MAX = 1 << 20
 
 SMALL_SIZE = 512
 LARGE_SIZE = 1 << 20
+PIECE_SIZE = 8 << 20
+"""Of a large download: one is sent while the next is copied."""
+
 LARGE_UNIT = 2 << 20
 SIGNED = 1 << 63
 
@@ -598,14 +601,14 @@ class Executor:
     ) -> None:
         """Wait for ``event``, then copy in pieces: one is sent while the next is copied."""
         api, waiter = self.api, self.waiter
-        buffers = [waiter.take(device, 4 << 20) for _ in range(2)]
+        buffers = [waiter.take(device, PIECE_SIZE) for _ in range(2)]
         stream = api.runtime.streamCreateWithFlags(1)  # non-blocking
-        starts = range(0, size, 4 << 20)
+        starts = range(0, size, PIECE_SIZE)
         status = 0
 
         def begin(at: int) -> None:
             buffer = buffers[at % 2]
-            length = min(4 << 20, size - starts[at])
+            length = min(PIECE_SIZE, size - starts[at])
             api.copy(buffer.address, source + starts[at], length, DEVICE_TO_HOST, stream)
             api.record(buffer.event, stream)
 
@@ -615,7 +618,7 @@ class Executor:
                 if at + 1 < len(starts):
                     begin(at + 1)
                 api.runtime.eventSynchronize(buffers[at % 2].event)
-                yield buffers[at % 2].view[: min(4 << 20, size - start)]
+                yield buffers[at % 2].view[: min(PIECE_SIZE, size - start)]
 
         try:
             api.runtime.eventSynchronize(event)

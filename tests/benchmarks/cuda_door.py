@@ -119,8 +119,10 @@ class Bench:
     def models(self) -> None:
         """Measure PyTorch, natively and through the pool."""
         native = self.native([*MODELS, *WORKLOADS])
-        remote = self.pool.run([*MODELS, *WORKLOADS], limit=LIMIT_S, name="models")
+        remote = self.pool.run([*MODELS, *WORKLOADS], "-v", limit=LIMIT_S, name="models")
         self.native_models = native
+        waits = [line for line in remote.output.splitlines() if "waited for the server" in line]
+        print("\n".join(waits))
         if native.code or remote.code:
             return self.report.failed("models", remote if remote.code else native)
         self._compare_models("", native, remote, BUDGETS)
@@ -198,18 +200,28 @@ class Bench:
         return None
 
     def quarters(self) -> None:
-        """Measure four quarter partitions beside one whole GPU."""
+        """Measure four quarter partitions beside one whole GPU, and what CUDA does natively."""
         whole = self._streams(1, "1")
         four = self._streams(4, "0.25")
+        native = self._streams(1, "")
+        natives = self._streams(4, "")
+        name = "ResNet-50 bf16 b32, four "
         if whole and four:
-            name = "ResNet-50 bf16 b32, four quarters"
-            self.report.row(name, whole, four, "img/s", four / whole, QUARTERS)
+            self.report.row(f"{name}quarters beside one whole", whole, four, "img/s", four / whole,
+                            QUARTERS)  # fmt: skip
+        if native and natives:
+            ratio = natives / native
+            self.report.row(f"{name}processes beside one, native", native, natives, "img/s", ratio,
+                            0.0)  # fmt: skip
 
     def _streams(self, count: int, fraction: str) -> float:
-        meeting = self.folder / f"meeting{count}"
+        """Return images per second of so many processes together; natively without a fraction."""
+        meeting = self.folder / f"meeting{count}{fraction}"
         meeting.mkdir()
-        command = self.pool.words([*MODELS, f"resnet_stream:{meeting}:{count}"], "-p", fraction)
-        logs = [self.folder / f"stream{count}-{at}.log" for at in range(count)]
+        command = [*MODELS, f"resnet_stream:{meeting}:{count}"]
+        if fraction:
+            command = self.pool.words(command, "-p", fraction)
+        logs = [self.folder / f"stream{count}-{fraction}-{at}.log" for at in range(count)]
         processes = [
             subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT,
                              env=self.pool.env)

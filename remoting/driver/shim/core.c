@@ -20,15 +20,17 @@ static pthread_mutex_t handle_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct gp_handle *free_handles;
 static uint64_t next_id = 64;  // below are streams with a meaning of their own
 
-bool gp_verbose(void) {
+static int said_verbosity(void) {
     int known = __atomic_load_n(&verbosity, __ATOMIC_RELAXED);
     if (known < 0) {
         const char *text = getenv("GPUPOOL_VERBOSE");
-        known = text != NULL && *text != '\0' && *text != '0';
+        known = text == NULL ? 0 : atoi(text);
         __atomic_store_n(&verbosity, known, __ATOMIC_RELAXED);
     }
-    return known != 0;
+    return known;
 }
+
+bool gp_verbose(void) { return said_verbosity() != 0; }
 
 bool gp_launches_block(void) {
     static int known = -1;
@@ -151,5 +153,9 @@ __attribute__((destructor)) static void report(void) {
     for (int at = 0; at < gp_missing_count; at++) {
         unsigned long calls = __atomic_load_n(&gp_missing_calls[at], __ATOMIC_RELAXED);
         if (calls) gp_say("not supported: %s, called %lu times", gp_missing_names[at], calls);
+    }
+    for (int op = 0; op < GP_WAITS && said_verbosity() > 1; op++) {
+        unsigned long times = __atomic_load_n(&gp_waits[op], __ATOMIC_RELAXED);
+        if (times) gp_say("waited for the server %lu times: record %d of table.py", times, op);
     }
 }

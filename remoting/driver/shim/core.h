@@ -171,6 +171,8 @@ int gp_connect(void);
 
 // wire.c
 int gp_wire_start(void);
+#define GP_WAITS 1024
+extern unsigned long gp_waits[GP_WAITS];  // round trips, by record
 void gp_wire_forked(void);
 bool gp_is_lost(void);
 void gp_flush(void);

@@ -80,6 +80,7 @@ static unsigned download_count;
 static unsigned char read_buffer[READ_SIZE];
 static size_t read_start, read_end;
 static int lost;
+unsigned long gp_waits[GP_WAITS];
 
 bool gp_is_lost(void) { return __atomic_load_n(&lost, __ATOMIC_RELAXED) != 0; }
 
@@ -448,6 +449,7 @@ int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, si
 int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
                 const void *text, size_t text_size, const void *bulk, size_t bulk_size) {
     static uint64_t next_request = 1;
+    if (op < GP_WAITS) __atomic_fetch_add(&gp_waits[op], 1, __ATOMIC_RELAXED);
     request->id = __atomic_fetch_add(&next_request, 1, __ATOMIC_RELAXED);
     request->done = false;
     request->length = 0;
