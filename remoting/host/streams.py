@@ -100,6 +100,9 @@ class PlainStream:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
+        if sock.family != socket.AF_UNIX:
+            # Or the end of a message waits for an acknowledgement, which the client delays.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport = "unix" if sock.family == socket.AF_UNIX else "tcp"
         self.calls = 0
         self.bytes_in = 0
@@ -177,6 +180,8 @@ class TlsStream:
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.transport = "tls"
         self.calls = 0
         self.bytes_in = 0
