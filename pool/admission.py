@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from gpupool.pool.policy import UNIT, Usage, Zone
 from gpupool.pool.policy_time import DAY_MS, UTC, offset_ms
 from gpupool.pool.results import Result, refuse
-from gpupool.pool.rulebook import NOTHING, Cap, Moment, Source, Terms, plus, rulebook, used
+from gpupool.pool.rulebook import NOTHING, USED, Cap, Moment, Source, Terms, rulebook, used
 from gpupool.pool.state import Gpu, PoolState, Request, Server
 
 May = Callable[[Server, Gpu], bool]
@@ -26,8 +26,7 @@ class Admission:
         self.state = state
         self.book = rulebook(state.policy)
         self.moment = self.book.moment(state.now)
-        self._groups: dict[str, Usage] | None = None
-        self._all: Usage | None = None
+        self._members: dict[str, list[Usage]] = {}
 
     def terms(self, user: str) -> Terms:
         """Return what applies to ``user`` now."""
@@ -105,7 +104,7 @@ class Admission:
                 why = f"{self._limit_text(terms, cap)} and this takes {amount(wanted, cap)}"
                 return self._later(user, why, lambda t: _fits_alone(t, need))
             if busy is None:
-                held = used(self.usage_of(terms, cap), cap.dimension)
+                held = self.usage_of(terms, cap)
                 if held + wanted > cap.limit:
                     holder = {"user": f"{user} holds", "class": "its members hold"}
                     who = holder.get(cap.holder, "all users hold")
@@ -114,22 +113,19 @@ class Admission:
                     busy = refuse("busy", why)
         return busy
 
-    def usage_of(self, terms: Terms, cap: Cap) -> Usage:
+    def usage_of(self, terms: Terms, cap: Cap) -> int:
         """Return what those hold that a cap counts together."""
         usage = self.state.usage
         if cap.holder == "user":
-            return usage.get(terms.user, NOTHING)
-        if self._groups is None or self._all is None:
-            groups: dict[str, Usage] = {}
-            total = NOTHING
-            group_of = self.book.group_of
-            for user, each in usage.items():
-                group = group_of(user)
-                known = groups.get(group, NOTHING)
-                groups[group] = plus(known, each)
-                total = plus(total, each)
-            self._groups, self._all = groups, total
-        return self._all if cap.holder == "pool" else self._groups.get(terms.group, NOTHING)
+            return used(usage.get(terms.user, NOTHING), cap.dimension)
+        if cap.holder == "pool":
+            return sum(map(USED[cap.dimension], usage.values()))
+        members = self._members.get(terms.group)
+        if members is None:
+            group, group_of = terms.group, self.book.group_of
+            members = [each for user, each in usage.items() if group_of(user) == group]
+            self._members[group] = members
+        return sum(map(USED[cap.dimension], members))
 
     def _limit_text(self, terms: Terms, cap: Cap) -> str:
         who = {"user": terms.user, "class": f"class {terms.group}"}.get(cap.holder, "all users")
@@ -141,7 +137,7 @@ class Admission:
 
     def _later(self, user: str, why: str, fits: Callable[[Terms], bool]) -> Result:
         """Return "busy" with the time from which it is allowed, or "denied" when that is never."""
-        for moment in self.book.later(self.state.now, user):
+        for moment in self.moment.later(user):
             if fits(moment.terms(user)):
                 return refuse("busy", f"{why}; allowed from {self._when(moment)} on")
         return refuse("denied", why)
@@ -149,8 +145,13 @@ class Admission:
     def _when(self, moment: Moment) -> str:
         """Return when a moment begins, on the clock of the window that makes it begin."""
         policy = self.state.policy
-        windows = [policy.windows[number] for number in self.moment.active ^ moment.active]
-        name = min(((w.line, w.span.zone) for w in windows), default=(0, "UTC"))[1]
+        # The window that opens or closes just then.
+        names = {
+            window.span.zone: number
+            for number, window in reversed(list(enumerate(policy.windows)))
+            if self.book.phase(number, moment.start).since == moment.start
+        }
+        name = min(names, key=lambda each: names[each], default="UTC")
         return time_text(policy.zones.get(name, UTC), moment.start)
 
     def _name(self, source: Source) -> str:

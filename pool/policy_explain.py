@@ -3,7 +3,7 @@
 from gpupool.pool.admission import NOUNS, Admission, amount, duration_text, time_text
 from gpupool.pool.placement import NoOffer, make_offer
 from gpupool.pool.policy import UNIT
-from gpupool.pool.rulebook import NOTHING, used
+from gpupool.pool.rulebook import NOTHING
 from gpupool.pool.state import PoolState, Request
 
 
@@ -37,7 +37,7 @@ def _terms_lines(state: PoolState, user: str) -> list[str]:
     lines = [f"{user} is in class {terms.group}" if terms.group else f"{user} is in no class"]
     for cap in terms.caps:
         who = {"user": user, "class": f"class {terms.group}"}.get(cap.holder, "all users")
-        held = amount(used(admission.usage_of(terms, cap), cap.dimension), cap)
+        held = amount(admission.usage_of(terms, cap), cap)
         limit = f"{held} of {amount(cap.limit, cap)} {NOUNS[cap.dimension]}"
         lines.append(f"{who}: {limit} held ({cap.source.text(policy)})")
     usage = state.usage.get(user, NOTHING)

@@ -10,9 +10,10 @@ Which rule counts: the most specific one, so a user's own before the class's, an
 ``..._per_user`` and ``[defaults]`` for each user alone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from operator import attrgetter
 
 from gpupool.pool.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.policy import MILLI, NO_LIMIT, UNIT, Policy, Reservation, Rule, Usage, Window
@@ -29,6 +30,7 @@ AHEAD_MAX = 64
 DIMENSIONS = ("max_gpus", "max_memory", "max_leases")
 
 Place = tuple[ServerId, GpuId]
+Key = tuple[str, str, str]
 NOTHING = Usage()
 
 
@@ -95,11 +97,17 @@ class Moment:
         self.end = end
         self._book = book
         self._terms: dict[str, Terms] = {}
-        self._rules: dict[tuple[str, str, str], Source] = dict(book.base)
+        self._later: dict[str, list[Moment]] = {}
+        self._open: dict[Key, Source] = {}
+        """What open windows put in the place of other rules."""
         for number in sorted(active):
             window = book.policy.windows[number]
             for rule in window.rules:
-                self._rules[(rule.target, rule.name, rule.key)] = Source(rule, window)
+                self._open[(rule.target, rule.name, rule.key)] = Source(rule, window)
+
+    def _rule(self, target: str, name: str, key: str) -> Source | None:
+        place = (target, name, key)
+        return self._open.get(place) or self._book.base.get(place)
 
     def terms(self, user: str) -> Terms:
         """Return what applies to ``user``."""
@@ -117,8 +125,8 @@ class Moment:
             scale = MILLI if dimension == "max_gpus" else 1
             for holder, found in (
                 ("user", self._own(user, group, dimension, f"{dimension}_per_user")),
-                ("class", self._rules.get(("class", group, dimension)) if group else None),
-                ("pool", self._rules.get(("pool", "", dimension))),
+                ("class", self._rule("class", group, dimension) if group else None),
+                ("pool", self._rule("pool", "", dimension)),
             ):
                 if found is not None and found.rule.number != NO_LIMIT:
                     caps.append(Cap(holder, dimension, found.rule.number * scale, found))
@@ -140,12 +148,24 @@ class Moment:
 
     def _own(self, user: str, group: str, key: str, group_key: str) -> Source | None:
         """Return the most specific rule for one user."""
-        rules = self._rules
         return (
-            (rules.get(("user", user, key)) if user else None)
-            or (rules.get(("class", group, group_key)) if group else None)
-            or rules.get(("defaults", "", key))
+            (self._rule("user", user, key) if user else None)
+            or (self._rule("class", group, group_key) if group else None)
+            or self._rule("defaults", "", key)
         )
+
+    def later(self, user: str) -> "list[Moment]":
+        """Return the next moments with other rules for ``user``, the soonest first.
+
+        They hold only the windows that concern this user. Rules that were seen before, as those of
+        the same hour on the next day, are left out.
+        """
+        known = self._later.get(user)
+        if known is None:
+            if len(self._later) >= USER_COUNT_MAX:
+                self._later.clear()
+            known = self._later[user] = list(self._book.moments_after(self, user))
+        return known
 
 
 class Rulebook:
@@ -165,21 +185,20 @@ class Rulebook:
             member.user: member.group for member in policy.members if not _is_glob(member.user)
         }
         self._globs = tuple(member for member in policy.members if _is_glob(member.user))
-        self._groups: dict[str, str] = {}
+        self._groups = dict(self._exact)
         self._phases: list[Phase] = [Phase(False, 0, 0)] * len(policy.windows)
         self._moment = Moment(self, frozenset(), 0, FOREVER if not policy.windows else 0)
         self._reserved: tuple[object, object, object, dict[Place, Reservation]] | None = None
+        self._held: tuple[Reservation, ...] = ()
+        self._held_from = self._held_until = 0
         self._over: tuple[object, dict[frozenset[int], frozenset[LeaseId]]] = (None, {})
 
     def group_of(self, user: str) -> str:
         """Return the class of ``user``, or an empty string."""
-        known = self._exact.get(user)
-        if known is not None or not self._globs:
-            return known or ""
         known = self._groups.get(user)
         if known is None:
             if len(self._groups) >= USER_COUNT_MAX:
-                self._groups.clear()
+                self._groups = dict(self._exact)
             found = (m.group for m in self._globs if fnmatchcase(user, m.user))
             known = self._groups[user] = next(found, "")
         return known
@@ -212,8 +231,8 @@ class Rulebook:
         """Return ``moment`` as it would be if one window were open instead of closed, or closed."""
         return Moment(self, moment.active ^ {number}, moment.start, moment.end)
 
-    def later(self, now: int, user: str) -> Iterable[Moment]:
-        """Return the next moments whose rules are others for ``user``, the soonest first."""
+    def moments_after(self, moment: Moment, user: str) -> Iterator[Moment]:
+        """Return what ``Moment.later`` remembers."""
         group = self.group_of(user)
         concerned = {("user", user), ("class", group), ("defaults", ""), ("pool", "")}
         numbers = [
@@ -221,18 +240,19 @@ class Rulebook:
             for number, window in enumerate(self.policy.windows)
             if any((rule.target, rule.name) in concerned for rule in window.rules)
         ]
-        active = set(self.moment(now).active)
+        phases = {number: self.phase(number, moment.start) for number in numbers}
+        seen = {frozenset(number for number in numbers if phases[number].holds)}
         for _ in range(AHEAD_MAX):
-            ends = {number: self.phase(number, now).until for number in numbers}
-            now = min(ends.values(), default=FOREVER)
+            now = min((each.until for each in phases.values()), default=FOREVER)
             if now >= FOREVER:
                 return
-            opened = {number for number in numbers if self.phase(number, now).holds}
-            after = active - set(numbers) | opened
-            if after == active:
-                continue
-            active = after
-            yield Moment(self, frozenset(active), now, now + 1)
+            for number, known in phases.items():
+                if known.until <= now:
+                    phases[number] = self.phase(number, now)
+            active = frozenset(number for number in numbers if phases[number].holds)
+            if active not in seen:
+                seen.add(active)
+                yield Moment(self, active, now, now + 1)
 
     # --- leases that are allowed no more ---------------------------------------------------------
 
@@ -282,48 +302,89 @@ class Rulebook:
         """
         if not self.policy.reservations:
             return {}
+        holding = self._holding(state.now)
         known = self._reserved
-        if known is not None and known[0] is state.servers and known[1] is state.leases:
-            holding = tuple(r for r in self.policy.reservations if self._holds(r, state.now))
-            if known[2] == holding:
-                return known[3]
-        holding = tuple(r for r in self.policy.reservations if self._holds(r, state.now))
+        if (
+            known is not None
+            and known[0] is holding
+            and known[1] is state.servers
+            and known[2] is state.leases
+        ):
+            return known[3]
         found = self._choose_reserved(state, holding) if holding else {}
-        self._reserved = (state.servers, state.leases, holding, found)
+        self._reserved = (holding, state.servers, state.leases, found)
         return found
 
-    def _holds(self, reservation: Reservation, now: int) -> bool:
-        zone = self.policy.zones[reservation.span.zone]
-        return phase(reservation.span, zone, now).holds
+    def _holding(self, now: int) -> tuple[Reservation, ...]:
+        """Return the reservations that hold now; the same object as long as they are the same."""
+        if not self._held_from <= now < self._held_until:
+            policy = self.policy
+            phases = [
+                phase(each.span, policy.zones[each.span.zone], now) for each in policy.reservations
+            ]
+            pairs = zip(policy.reservations, phases, strict=True)
+            self._held = tuple(each for each, when in pairs if when.holds)
+            self._held_from = max(when.since for when in phases)
+            self._held_until = min(when.until for when in phases)
+        return self._held
 
     def _choose_reserved(
         self, state: PoolState, holding: tuple[Reservation, ...]
     ) -> dict[Place, Reservation]:
-        groups = {reservation.group for reservation in holding}
-        held: dict[tuple[str, ServerId, GpuId], int] = {}
-        for lease in state.leases.values():
-            group = self.group_of(lease.user)
-            if group in groups:
-                for part in lease.partitions:
-                    key = (group, part.server, part.gpu)
-                    held[key] = held.get(key, 0) + part.memory
+        held = self._held_places(state, {reservation.group for reservation in holding})
+        ranked = [
+            (gpu.memory_granted, server.id, gpu.index, gpu, server)
+            for server in state.servers.values()
+            if server.grantable
+            for gpu in server.gpus.values()
+            if not gpu.unfit
+        ]
+        ranked.sort(key=_rank)
         found: dict[Place, Reservation] = {}
         for reservation in holding:
-            ranked: list[tuple[bool, int, ServerId, int, GpuId]] = []
-            for server in state.servers.values():
-                if not server.grantable or not has_label(server, reservation.servers):
-                    continue
-                for gpu in server.gpus.values():
-                    if gpu.unfit or (server.id, gpu.id) in found:
-                        continue
-                    if matches_any(gpu.name, reservation.gpus):
-                        own = held.get((reservation.group, server.id, gpu.id), 0)
-                        others = gpu.memory_granted - own
-                        ranked.append((own == 0, others, server.id, gpu.index, gpu.id))
-            ranked.sort()
-            for _, _, server_id, _, gpu_id in ranked[: reservation.gpu_count]:
-                found[(server_id, gpu_id)] = reservation
+            own = held[reservation.group]
+            # Where the class is already, what others have is less than what is granted.
+            at_home = [
+                (gpu.memory_granted - memory, sid, gpu.index, gpu, server)
+                for (sid, gpu_id), memory in own.items()
+                if (server := state.servers.get(sid)) is not None and server.grantable
+                if (gpu := server.gpus.get(gpu_id)) is not None and not gpu.unfit
+            ]
+            at_home.sort(key=_rank)
+            missing = reservation.gpu_count
+            for _, server_id, _, gpu, server in (*at_home, *ranked):
+                if not missing:
+                    break
+                place = (server_id, gpu.id)
+                if (
+                    place not in found
+                    and matches_any(gpu.name, reservation.gpus)
+                    and has_label(server, reservation.servers)
+                ):
+                    found[place] = reservation
+                    missing -= 1
         return found
+
+    def _held_places(self, state: PoolState, groups: set[str]) -> dict[str, dict[Place, int]]:
+        """Return the bytes that classes hold on each GPU."""
+        held: dict[str, dict[Place, int]] = {group: {} for group in groups}
+        # There are far more leases than users with leases.
+        users = {
+            user: places
+            for user in state.usage
+            if (places := held.get(self.group_of(user))) is not None
+        }
+        for lease in state.leases.values():
+            places = users.get(lease.user)
+            if places is not None:
+                for part in lease.partitions:
+                    place = (part.server, part.gpu)
+                    places[place] = places.get(place, 0) + part.memory
+        return held
+
+
+def _rank(found: tuple[int, ServerId, int, Gpu, Server]) -> tuple[int, ServerId, int]:
+    return found[:3]
 
 
 EMPTY = Rulebook(Policy())
@@ -371,11 +432,17 @@ def plus(one: Usage, other: Usage, sign: int = 1) -> Usage:
     )
 
 
+USED: dict[str, Callable[[Usage], int]] = {
+    "max_gpus": attrgetter("units"),
+    "max_memory": attrgetter("memory"),
+    "max_leases": attrgetter("leases"),
+}
+"""What a cap of each dimension is compared with."""
+
+
 def used(usage: Usage, dimension: str) -> int:
     """Return what a cap of this dimension is compared with."""
-    if dimension == "max_gpus":
-        return usage.units
-    return usage.memory if dimension == "max_memory" else usage.leases
+    return USED[dimension](usage)
 
 
 def matches_any(name: str, globs: tuple[str, ...]) -> bool:
