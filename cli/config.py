@@ -129,6 +129,10 @@ def value_text(name: str, value: Any) -> str:
     durations = ("timeout", "wait", "expires", "time")
     if isinstance(value, float) and re.split(r"[.-]", name)[-1] in durations:
         return duration_text(value)
+    if isinstance(value, Filter):
+        return filter_text(value)
+    if isinstance(value, tuple) and value and isinstance(value[0], Filter):
+        return "; ".join(value_text(name, each) for each in value)  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, tuple):
         return " ".join(str(each) for each in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return str(value)

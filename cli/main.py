@@ -74,7 +74,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"gpupool.cli.{COMMANDS[cmd_name][0]}")
-        return _with_examples(cast(click.Command, module.command))
+        return _finished(cast(click.Command, module.command), f"GPUPOOL_{cmd_name}")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands from the table above, so that none has to be imported."""
@@ -95,15 +95,20 @@ class Commands(click.Group):
         return found
 
 
-def _with_examples(command: click.Command) -> click.Command:
-    """Return ``command`` with the marks of its examples as click wants them.
+def _finished(command: click.Command, prefix: str) -> click.Command:
+    """Return ``command`` with what its module leaves to us: marks in its help, and variables.
 
-    A docstring with a backslash is a raw one, in which the mark is two characters.
+    A docstring with a backslash is a raw one, in which click's mark of examples is two characters.
+    click makes the variable of an option from its parameter, which may be called otherwise.
     """
     command.help = (command.help or "").replace("\\b\n", "\b\n")
+    for option in command.params:
+        if isinstance(option, click.Option) and option.envvar is None:
+            name = max(option.opts, key=len).lstrip("-")
+            option.envvar = f"{prefix}_{name}".upper().replace("-", "_")
     if isinstance(command, click.Group):
-        for each in command.commands.values():
-            _with_examples(each)
+        for name, each in command.commands.items():
+            _finished(each, f"{prefix}_{name}")
     return command
 
 

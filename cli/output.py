@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ def to_plain(value: Any) -> Any:
         return [to_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no infinity
     return value
 
 

@@ -144,7 +144,7 @@ def _wanted(
         count=count,
         fraction=0.0 if memory else fraction or 1.0,
         memory=memory or 0,
-        servers=server,
+        servers=tuple(name for names in server for name in names.split(",") if name),
         filters=tuple(dict.fromkeys(filters)),
         across=across,
         placement=Placement(placement),

@@ -252,7 +252,11 @@ def _mismatch_reason(servers: list[Server], filters: tuple[Filter, ...], where: 
         if not passed:
             also = " that passes the filters before it" if at else ""
             known = sorted({fact for s, g in left for fact in facts_text(wanted.key, s, g)})
-            there = f"there is {', '.join(known[:8])}" if known else "no server says that of itself"
+            there = (
+                f"known values: {', '.join(known[:8])}"
+                if known
+                else "no server says that of itself"
+            )
             more = ", ..." if len(known) > 8 else ""
             return f"no GPU of {where}{also} has {filter_text(wanted)}; {there}{more}"
         left = passed

@@ -19,6 +19,10 @@ MAJORITY_FRESH_S = 2.0
 """A server that heard from a majority so recently may act for the pool."""
 
 
+LONG_AGO_S = 1e8
+"""Since an election in which nobody has led yet, contact with a majority is infinitely long ago."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpuView:
     """One GPU with its books."""
@@ -336,9 +340,11 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
 def _warnings(state: PoolState, health: LedgerHealth) -> tuple[str, ...]:
     warnings: list[str] = []
     if not has_quorum(health):
+        age_s = health.majority_age_s
+        contact = f" (last contact {age_s:.0f} s ago)" if age_s < LONG_AGO_S else ""
         warnings.append(
             "this server is not in touch with a majority of the voters: nothing is granted here, "
-            f"and what it shows may be old (last contact {health.majority_age_s:.0f} s ago)"
+            f"and what it shows may be old{contact}"
         )
     if len(state.voters()) == 2:
         warnings.append(

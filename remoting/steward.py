@@ -37,7 +37,7 @@ from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
 from gpupool.pool.results import Result
 from gpupool.pool.state import Lease, Partition, PartStatus, PoolState, TokenKind
 from gpupool.pool.transition import PoolMachine
-from gpupool.pool.view import MAJORITY_FRESH_S
+from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.remoting import messages as m
 from gpupool.remoting.caretaker import GONE_REASON, Caretaker, Software
 from gpupool.remoting.clients import Client, Signer
@@ -336,7 +336,8 @@ class Steward:
         """
         age_s = self.health().majority_age_s
         if age_s >= MAJORITY_FRESH_S:
-            raise self.no_quorum(f"last contact {age_s:.0f} s ago")
+            since = f"last contact {age_s:.0f} s ago" if age_s < LONG_AGO_S else ""
+            raise self.no_quorum(since)
 
     def no_quorum(self, why: str) -> NoQuorumError:
         """Return the error of a server that cannot act."""
@@ -452,7 +453,8 @@ class Steward:
         if server is None:
             answer = NoOffer(self.self_id, self.self_id, "busy", "is not a member any more")
         elif age_s >= MAJORITY_FRESH_S:
-            why = f"not in touch with a majority of the servers for {age_s:.0f} s"
+            since = f" for {age_s:.0f} s" if age_s < LONG_AGO_S else ""
+            why = f"not in touch with a majority of the servers{since}"
             answer = NoOffer(server.id, server.name, "no-quorum", why)
         elif server.incarnation != self._incarnation:
             answer = NoOffer(server.id, server.name, "busy", "is starting")

@@ -168,6 +168,7 @@ def test_groups_of_errors_become_the_one_that_matters() -> None:
 def test_plain_values() -> None:
     value = {1: (TokenKind.USER, b"\x01", None)}
     assert to_plain(value) == {"1": ["user", "01", None]}
+    assert to_plain([1.5, float("inf"), float("nan")]) == [1.5, None, None]  # JSON has neither
 
 
 def record(text: str, *arguments: object) -> logging.LogRecord:

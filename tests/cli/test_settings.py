@@ -71,6 +71,18 @@ def settings(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[object, str]
     return {each["name"]: (each["value"], each["origin"]) for each in body["settings"]}
 
 
+def test_variables_are_called_as_the_options_are(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUPOOL_RUN_FILTER", "gpu.name = H200; gpu.memory >= 40GiB")
+    monkeypatch.setenv("GPUPOOL_JOIN_LABEL", "rack=r3 room=north")
+    found = settings(capsys)
+    assert found["run.filter"][1] == "$GPUPOOL_RUN_FILTER"
+    assert "42949672960" in str(found["run.filter"][0])
+    assert found["join.label"][1] == "$GPUPOOL_JOIN_LABEL"
+    assert found["token.create.user"][1] == "default"
+
+
 def test_flag_environment_files_default(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

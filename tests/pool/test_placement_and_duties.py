@@ -178,7 +178,7 @@ def test_malformed_filters_are_refused() -> None:
         ),
         (
             wanted(1, 1, 0.5, filters=filtered("gpu.name = H200")),
-            "no GPU of the pool has gpu.name = H200; there is Large, MIG, Small",
+            "no GPU of the pool has gpu.name = H200; known values: Large, MIG, Small",
         ),
         (
             wanted(1, 1, 0.5, filters=filtered("gpu.memory > 8G", "server.labels.rack = 3")),
