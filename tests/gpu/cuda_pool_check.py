@@ -8,7 +8,10 @@ status is the number of programs that failed.
 """
 
 import argparse
+import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -65,6 +68,41 @@ def command_of(program: str, folder: Path) -> list[str]:
     return [sys.executable, str(path)]
 
 
+def failures_of(pool: RealPool, folder: Path) -> int:
+    """End sessions under a program that waits for a kernel of a minute; return what went wrong."""
+    program, driver = folder / "leased", HERE.parent / "remoting" / "driver"
+    command = ["gcc", "-std=c11", "-o", str(program), str(driver / "programs" / "leased.c")]
+    subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
+    image = driver / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
+    failed = 0
+    for how in ("worker killed", "lease ended"):
+        process = subprocess.Popen(
+            pool.words([str(program), str(image), "wait"], "-p", "0.5"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=pool.env,
+        )
+        assert process.stdout is not None
+        while process.stdout.readline() not in ("waiting\n", ""):
+            pass
+        started = time.monotonic()
+        if how == "worker killed":
+            for path in Path(f"/proc/{pool.server.pid}/task").glob("*/children"):
+                for pid in path.read_text().split():
+                    os.kill(int(pid), signal.SIGKILL)
+        else:
+            leases = json.loads(pool.command("leases", "--json").stdout)["leases"]
+            pool.command("kill", leases[0]["name"], "--reason", "for a check")
+        text = process.communicate(timeout=60)[0]
+        seconds = time.monotonic() - started
+        good = process.returncode == 125 and "error 46" in text and seconds < 5
+        failed += not good
+        print(f"{'pass' if good else 'FAIL'} {how}: exit {process.returncode} in {seconds:.2f} s")
+        print("    " + "\n    ".join(text.splitlines()))
+    return failed
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
@@ -99,6 +137,7 @@ def main() -> int:
                     failures += not report(f"{program}, {kind}", natives[program], remote)
                     sys.stdout.flush()
                 if not far:
+                    failures += failures_of(pool, folder)
                     print(pool.command("smi").stdout)
                     print(pool.run([*GPUPOOL, "smi"], "-p", "0.5", limit=20, name="smi").output)
             finally:
