@@ -163,13 +163,13 @@ def check_authority(authority: Authority) -> None:
         AuthenticationError: when it does not, or either is malformed.
     """
     try:
-        certificate = x509.load_pem_x509_certificate(authority.certificate_pem)
+        public_key = x509.load_pem_x509_certificate(authority.certificate_pem).public_key()
         key = serialization.load_pem_private_key(authority.key_pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise AuthenticationError("the CA's certificate or key is malformed") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise AuthenticationError("the CA's key is of the wrong kind")
-    if certificate.public_key() != key.public_key():
+    if public_key != key.public_key():
         raise AuthenticationError("the CA's key does not belong to its certificate")
 
 
@@ -180,8 +180,11 @@ def cluster_id_of(authority: Authority) -> str:
         AuthenticationError: when it is not the CA of a pool, or its key is another one's.
     """
     check_authority(authority)
-    certificate = x509.load_pem_x509_certificate(authority.certificate_pem)
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    try:
+        subject = x509.load_pem_x509_certificate(authority.certificate_pem).subject
+    except ValueError as error:
+        raise AuthenticationError("the CA's certificate is malformed") from error
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     words = str(names[0].value).split(" ") if names else []
     if len(words) != 2 or words[0] != "gpupool" or not words[1]:
         raise AuthenticationError("this is not the CA of a pool")

@@ -5,6 +5,7 @@ and with valid input in which something was changed; an error of another kind is
 """
 
 import json
+import ssl
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,7 +45,15 @@ from gpupool.remoting.arrays import peers
 from gpupool.remoting.arrays import wire as arrays_wire
 from gpupool.remoting.host import former, handshake
 from gpupool.remoting.host import messages as host_messages
-from gpupool.remoting.identity import Authority, check_authority, cluster_id_of, create_ca
+from gpupool.remoting.identity import (
+    Authority,
+    check_authority,
+    cluster_id_of,
+    create_ca,
+    create_key_and_csr,
+    fingerprint,
+    sign_server,
+)
 from gpupool.remoting.tokens import TokenText, format_token, parse_token
 
 
@@ -253,6 +262,12 @@ def cases(folder: Path) -> dict[str, Case]:
             (AuthenticationError,),
             ca.key_pem,
         ),
+        "fingerprint": Case(fingerprint, (AuthenticationError,), ca.certificate_pem),
+        "certificate request": Case(
+            lambda d: sign_server(ca, d, ServerId("0" * 12), datetime.now(UTC)),
+            (AuthenticationError,),
+            create_key_and_csr(ServerId("0" * 12))[1],
+        ),
     }
 
 
@@ -293,3 +308,14 @@ def test_anything_is_read_or_refused(
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_valid_is_read(known: dict[str, Case], name: str) -> None:
     known[name].decode(known[name].valid)
+
+
+def test_a_ca_whose_key_is_of_an_unknown_kind_is_refused() -> None:
+    """Found by the list above: such a certificate loads, and its key does not."""
+    ca = create_ca("c", datetime.now(UTC))
+    der = ssl.PEM_cert_to_DER_cert(ca.certificate_pem.decode())
+    p256 = bytes.fromhex("06082a8648ce3d030107")
+    assert p256 in der
+    strange = ssl.DER_cert_to_PEM_cert(der.replace(p256, p256[:-1] + b"\x7f")).encode()
+    with pytest.raises(AuthenticationError, match="malformed"):
+        check_authority(Authority(strange, ca.key_pem))
