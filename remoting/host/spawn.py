@@ -67,6 +67,12 @@ def choose_isolation(*, cuda: bool) -> Isolation:
     """
     if sys.platform != "linux" or os.geteuid() != 0:
         return Isolation(False, "the server does not run as root, so workers run as its own user")
+    if not all(covers(Path(f"/proc/self/{kind}_map").read_text()) for kind in ("uid", "gid")):
+        return Isolation(
+            False,
+            f"workers run as root because this container has no users {UID_BASE} to "
+            f"{UID_BASE + UID_COUNT - 1}; give it more subordinate ids",
+        )
     try:
         expose = out_of_reach(installation_paths(), installation_files())
     except PermissionError as error:
@@ -76,6 +82,15 @@ def choose_isolation(*, cuda: bool) -> Isolation:
             "install gpupool where all may read it",
         )
     return Isolation(True, "", device_groups() if cuda else (), expose)
+
+
+def covers(id_map: str, first: int = UID_BASE, count: int = UID_COUNT) -> bool:
+    """Return whether a user namespace has these ids, by its map (user_namespaces(7)).
+
+    A rootless container often has its own root and nobody else.
+    """
+    rows = [[int(word) for word in line.split()] for line in id_map.splitlines()]
+    return any(start <= first and first + count <= start + size for start, _, size in rows)
 
 
 def out_of_reach(directories: Iterable[Path], files: Iterable[Path]) -> tuple[Path, ...]:

@@ -201,6 +201,20 @@ def test_isolation_says_what_keeps_workers_from_their_own_uid(
     assert spawn.choose_isolation(cuda=True).own_uid
 
 
+@pytest.mark.parametrize(
+    ("id_map", "has_them"),
+    [
+        ("         0          0 4294967295\n", True),  # no container
+        ("0 1000 1\n1 100000 65536\n", True),  # rootless, with subordinate ids
+        ("0 1000 1\n", False),  # rootless, without
+        ("0 100000 54000\n", False),
+        ("", False),
+    ],
+)
+def test_a_container_without_the_workers_users_is_recognised(id_map: str, has_them: bool) -> None:
+    assert spawn.covers(id_map) is has_them
+
+
 def test_directories_out_of_reach_are_found_and_not_more(tmp_path: Path) -> None:
     base = tmp_path / "open"
     inner = base / "home" / "venv"
