@@ -128,6 +128,33 @@ def test_workers_that_send_to_each_other_at_once_do_not_wait_for_ever() -> None:
     assert [budget.used for budget in budgets]
 
 
+def test_a_destructor_in_the_middle_of_a_copy_is_refused_and_the_copy_arrives() -> None:
+    source = """
+    a = cp.arange(5)
+    with cp.cuda.Device(1):
+        cp.asarray(a)
+    class Last:
+        def __del__(self):
+            try:
+                with cp.cuda.Device(1):
+                    cp.asarray(a)
+            except RuntimeError as error:
+                print(error)
+    keep = [Last()]
+    inner = cp._door.session.Session.take
+    def taking(self, *args, **kwargs):
+        keep.clear()
+        return inner(self, *args, **kwargs)
+    cp._door.session.Session.take = taking
+    with cp.cuda.Device(1):
+        print(cp.asarray(a).get())
+    """
+    with door_kit.pool(1, 1, linked=True) as agent:
+        lines = run(agent, source).splitlines()
+    said = "a destructor cannot copy between GPU servers at this moment"
+    assert lines == [said, "[0 1 2 3 4]"]
+
+
 def test_what_failed_on_one_server_is_no_array_on_the_other() -> None:
     source = """
     good = cp.ones(3)

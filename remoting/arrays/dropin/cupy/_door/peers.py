@@ -8,12 +8,20 @@ import threading
 from typing import Any
 
 from cupy._door import state, wire
+from cupy._door.errors import DoorError
 from cupy._door.meta import Meta
 from cupy._door.session import Session
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 """Held while both ends of a transfer are told, so that all workers hear of all transfers in one
 order: two of them would wait for each other for ever if each had heard of another one first."""
+_telling = False
+
+
+def after_fork() -> None:
+    """Make a lock that no thread of the parent holds."""
+    global _lock, _telling
+    _lock, _telling = threading.RLock(), False
 
 
 def introductions(offers: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
@@ -83,17 +91,26 @@ def move(source: Any, target: Session, handle: int, meta: Meta, *, existing: boo
     if numbers is None:
         return None
     told = False
+    global _telling
     try:
         with _lock:
+            if _telling:
+                # Only a destructor or a signal's handler in the middle of a copy gets here.
+                raise DoorError("a destructor cannot copy between GPU servers at this moment")
             for session in (origin, target):
                 if session.failure is not None:
                     raise session.failure
             number = next(numbers)
-            with state.on(source._device):
-                told = True
-                origin.post(wire.SEND_RECORD.pack(wire.SEND, target.index, number, source._handle))
-            device = target.take(origin.index, number, handle, meta, existing=existing)
-            told = False
+            record = wire.SEND_RECORD.pack(wire.SEND, target.index, number, source._handle)
+            try:
+                _telling = True
+                with state.on(source._device):
+                    told = True
+                    origin.post(record)
+                device = target.take(origin.index, number, handle, meta, existing=existing)
+                told = False
+            finally:
+                _telling = False
     except BaseException:
         if told and origin.failure is None and target.failure is None:
             # An interrupt between the two: one worker would wait for the other for ever. Where a

@@ -95,6 +95,7 @@ def _after_fork() -> None:
     # one. Locks may have been held by threads that do not exist here.
     global _lock
     _lock = threading.RLock()
+    peers.after_fork()
     for session in _sessions:
         if session.agent is not None:
             session.agent.close()
