@@ -8,7 +8,7 @@ import click
 from gpupool.cli.options import json_option, pool_options
 from gpupool.cli.output import invocation, print_json, say
 from gpupool.cli.requesting import Wanted, request_options
-from gpupool.cli.values import DURATION, duration_text
+from gpupool.cli.values import DURATION
 from gpupool.pool.errors import UsageError
 
 
@@ -36,6 +36,7 @@ def command(
     if time_s is not None and time_s < 1:
         raise UsageError("--time is at least 1s", hint="without it, the lease lasts until released")
     from gpupool.cli.connect import run_async
+    from gpupool.cli.running import ends_text
     from gpupool.cli.starting import start_holder
 
     # The holder lives in another folder.
@@ -59,16 +60,15 @@ def command(
             servers=record.servers,
             idle_timeout_s=record.idle_timeout_s,
             time_s=record.time_s,
+            time_left_s=record.time_left_s,
             pid=record.pid,
         )
         return
     click.echo(record.lease)
     if quiet:
         return
-    ends = [f"after {duration_text(record.time_s)}"] if record.time_s else []
-    if record.idle_timeout_s:
-        ends.append(f"when unused for {duration_text(record.idle_timeout_s)}")
-    say(f"gpupool: {record.text}" + (f"; it ends {' or '.join(ends)}" if ends else ""))
+    ends = ends_text(record.idle_timeout_s, record.time_left_s, record.time_s)
+    say(f"gpupool: {record.text}{ends}")
     say(f"  use it:       gpupool run --lease {record.lease} -- PROGRAM")
     say(f"  give it back: gpupool release {record.lease}")
 

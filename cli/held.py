@@ -46,7 +46,8 @@ class HeldRecord:
     text: str  # what was granted, for people
     servers: tuple[str, ...] = ()
     idle_timeout_s: float = 0.0
-    time_s: float = 0.0  # given back after so long; 0: never
+    time_s: float = 0.0  # given back so long after the grant; 0: never
+    time_left_s: float = 0.0  # ended by the pool so long after the grant; 0: never
     ended: str = ""  # why it has ended; empty while it is held
     format: int = field(default=FORMAT, kw_only=True)
 
@@ -217,7 +218,8 @@ def parse_record(text: str) -> HeldRecord:
     if not isinstance(servers, list):
         raise ValueError("servers are a list")
     fields["servers"] = tuple(str(each) for each in cast("list[object]", servers))
-    numbers = {"pid": int, "format": int, "idle_timeout_s": (int, float), "time_s": (int, float)}
+    durations = dict.fromkeys(("idle_timeout_s", "time_s", "time_left_s"), (int, float))
+    numbers = {"pid": int, "format": int, **durations}
     for name, value in fields.items():
         if name != "servers" and not isinstance(value, numbers.get(name, str)):
             raise ValueError(f"{name} has the wrong type")

@@ -197,6 +197,7 @@ class _Holder:
             servers=hold.server_names(),
             idle_timeout_s=hold.idle_timeout_s,
             time_s=self._spec.time_s,
+            time_left_s=hold.time_left_s,
         )
         async with trio.open_nursery() as nursery:
             place = _Place(record, hold, self._over)

@@ -25,6 +25,7 @@ from gpupool.cli.values import duration_text, size_text
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.errors import ExitCode
 from gpupool.pool.filters import short_model
+from gpupool.pool.idleness import effective_timeout_s
 from gpupool.pool.ids import GpuId, ServerId
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client import LeaseHold, Pool
@@ -261,8 +262,7 @@ class _Run:
         view: PoolView | None = None
         with trio.move_on_after(ANNOUNCE_S):
             view = await pool.view()
-        idle_s = hold.idle_timeout_s
-        ends = f", ends when unused for {duration_text(idle_s)}" if idle_s else ""
+        ends = ends_text(hold.idle_timeout_s, hold.time_left_s)
         say(f"gpupool: {lease_text(hold, view)}{ends}")
         if with_door:
             self._say_door()
@@ -301,3 +301,17 @@ def lease_text(hold: LeaseHold, view: PoolView | None) -> str:
         for (model, memory, server), count in groups.items()
     ]
     return f"{', '.join(parts)}, lease {hold.name}"
+
+
+def ends_text(idle_timeout_s: float, time_left_s: float, time_s: float = 0.0) -> str:
+    """Return when a lease ends by itself, such as ``, ends when unused for 30m``.
+
+    Args:
+        idle_timeout_s: its idle timeout; 0 for none.
+        time_left_s: from now, by the pool's policy; 0 for no limit.
+        time_s: from now, because that was asked for; 0 for no limit.
+    """
+    limit_s = effective_timeout_s(time_left_s, time_s)
+    ends = [f"when unused for {duration_text(idle_timeout_s)}"] if idle_timeout_s else []
+    ends += [f"in {duration_text(round(limit_s))} at the latest"] if limit_s else []
+    return f", ends {', and '.join(ends)}" if ends else ""

@@ -75,6 +75,7 @@ class Granted:
     request: Request
     choice: Choice
     idle_timeout_s: float = 0.0  # the lease ends when unused for so long; 0: never
+    time_left_s: float = 0.0  # and after so long at the latest; 0: without limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,8 +408,8 @@ class Allocation:
         assert self._choice is not None
         if isinstance(answer, m.Claimed) and answer.outcome == "granted" and answer.lease:
             self.phase = Phase.DONE
-            idle_s = answer.idle_timeout_s
-            self._actions.append(Granted(answer.lease, self.request, self._choice, idle_s))
+            ends = (answer.idle_timeout_s, answer.time_left_s)
+            self._actions.append(Granted(answer.lease, self.request, self._choice, *ends))
         elif isinstance(answer, m.Claimed) and answer.outcome == "refused":
             self._take_refusal(answer)
         elif isinstance(answer, NoQuorumError | UsageError | DeniedError):

@@ -49,6 +49,7 @@ class LeaseHold:
         request: Request,
         partitions: tuple[Partition, ...],
         idle_timeout_s: float = 0.0,
+        time_left_s: float = 0.0,
     ) -> None:
         self.lease = lease
         self.name = lease_name(lease)
@@ -57,6 +58,8 @@ class LeaseHold:
         self.servers: tuple[ServerId, ...] = tuple(dict.fromkeys(p.server for p in partitions))
         self.idle_timeout_s = idle_timeout_s
         """The pool ends the lease when it was not used for so long; 0: never."""
+        self.time_left_s = time_left_s
+        """The pool ends the lease so long after the grant at the latest; 0: without limit."""
         self.lost = ""
         """Why the lease ended before it was released; empty while it is held."""
         self.on_notice: Callable[[str], None] = lambda _text: None
@@ -321,6 +324,7 @@ class Allocator:
                 final.request,
                 partitions,
                 final.idle_timeout_s,
+                final.time_left_s,
             )
             try:
                 unusable = await self._attach_all(hold, final.choice.server)

@@ -13,6 +13,7 @@ from tests.remoting.control.control_kit import until
 
 from gpupool.cli import holder, leasing
 from gpupool.cli.leasing import LazyLease
+from gpupool.cli.running import ends_text
 from gpupool.pool.errors import NeverFitsError
 from gpupool.remoting import messages as m
 from gpupool.remoting.client import LeaseHold, Pool
@@ -142,6 +143,13 @@ async def test_a_held_lease_ends_after_its_time(
         [(told_at, True)] if time_s else []
     )
     assert held._over.is_set() is bool(time_s)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_when_a_lease_ends_by_itself() -> None:
+    assert ends_text(0, 0) == ""
+    assert ends_text(1800, 0) == ", ends when unused for 30m"
+    assert ends_text(0, 7200) == ", ends in 2h00m at the latest"
+    assert ends_text(60, 7200, 3600) == (", ends when unused for 1m00s, and in 1h00m at the latest")
 
 
 # --- what logs say --------------------------------------------------------------------------------
