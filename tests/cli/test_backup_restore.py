@@ -65,6 +65,10 @@ def test_a_lost_pool_comes_back(folder: Path) -> None:
     file = folder / "pool.backup"
     try:
         old.start("--label", "rack=4")
+        policy = folder / "policy.toml"
+        policy.write_text("[defaults]\nmax_gpus = 0.5\n")
+        done = old.run("policy", "apply", str(policy))
+        assert done.returncode == 0, done.stderr
         token = json.loads(old.run("token", "create", "--user", "ada", "--json").stdout)["token"]
         ada = str(folder / "ada.json")
         assert old.run("login", token, GPUPOOL_CREDENTIALS=ada).returncode == 0
@@ -109,6 +113,10 @@ def test_a_lost_pool_comes_back(folder: Path) -> None:
         assert "restored this backup before" in again.stderr
         work = new.run(*("run", "-n", "1", "-p", "0.5", "--", "true"), GPUPOOL_CREDENTIALS=ada)
         assert work.returncode == 0, work.stderr
+        assert "max_gpus = 0.5" in new.run("policy", "show").stdout
+        more = new.run("run", "-n", "1", "--", "true", GPUPOOL_CREDENTIALS=ada)
+        assert more.returncode == 125
+        assert "max_gpus" in more.stderr
     finally:
         old.stop()
         new.stop()
