@@ -31,7 +31,7 @@ from gpupool.remoting.zones import zone_of
 GIB = 1 << 30
 ONE = Incarnation(1)
 A, B = ServerId("a" * 12), ServerId("b" * 12)
-USERS = ("ada", "bob", "cy", "dee", "boss")
+USERS: tuple[str, ...] = ("ada", "bob", "cy", "dee", "boss")
 MODELS = {A: "NVIDIA H200", B: "NVIDIA A100-SXM4-80GB"}
 LABELS = {A: {"rack": "1"}, B: {"rack": "2"}}
 MONDAY_MS = timegm((2026, 11, 23, 0, 0, 0)) * 1000
