@@ -43,8 +43,6 @@ CALLS: dict[str, str] = {
     "cuDeviceSetMemPool": "sync d p",
     "cuMemPoolTrimTo": "async p v",
     # Contexts.
-    "cuCtxGetLimit": "sync > =CUlimit",
-    "cuCtxSetLimit": "sync =CUlimit v",
     "cuCtxGetCacheConfig": "sync >",
     "cuCtxSetCacheConfig": "sync =CUfunc_cache",
     "cuCtxEnablePeerAccess": "sync d z",
@@ -106,6 +104,8 @@ RECORDS: tuple[str, ...] = (
     "MAP_HOST",
     "MAP_WRITE",
     "MAP_FREE",
+    "GET_LIMIT",
+    "SET_LIMIT",
 )
 
 HAND: tuple[str, ...] = (
@@ -125,7 +125,7 @@ HAND: tuple[str, ...] = (
     *("cuCtxSetCurrent", "cuCtxGetCurrent", "cuCtxGetDevice", "cuCtxGetDevice_v2"),
     *("cuCtxGetFlags", "cuCtxGetId", "cuCtxGetApiVersion", "cuCtxSynchronize"),
     *("cuCtxSynchronize_v2", "cuCtxGetStreamPriorityRange", "cuCtxGetSharedMemConfig"),
-    *("cuCtxSetSharedMemConfig",),
+    *("cuCtxSetSharedMemConfig", "cuCtxGetLimit", "cuCtxSetLimit"),
     *("cuMemAlloc_v2", "cuMemAllocPitch_v2", "cuMemAllocManaged", "cuMemFree_v2"),
     *("cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync", "cuMemGetInfo_v2"),
     *("cuMemGetAddressRange_v2", "cuMemHostAlloc", "cuMemAllocHost_v2", "cuMemFreeHost"),

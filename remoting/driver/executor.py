@@ -265,6 +265,8 @@ class Executor:
             table.TENSOR_MAP: (0, self._tensor_map),
             table.MAP_HOST: (2, self._map_host),
             table.MAP_FREE: (1, self._map_free),
+            table.GET_LIMIT: (1, self._get_limit),
+            table.SET_LIMIT: (2, self._set_limit),
         }
         handlers: dict[int, Callable[[int], None]] = {
             op: self._posted(count, method) for op, (count, method) in asynchronous.items()
@@ -391,6 +393,14 @@ class Executor:
     def _set_device(self, device: int) -> None:
         self.device = self._index(device)
         self.api.runtime.setDevice(self.ordinals[device])
+
+    def _get_limit(self, limit: int) -> bytes:
+        name = self.api.enumerated("CUlimit", limit)
+        return WORDS[1].pack(int(self.api.call("cuCtxGetLimit", name)))
+
+    def _set_limit(self, limit: int, value: int) -> bytes:
+        self.api.call("cuCtxSetLimit", self.api.enumerated("CUlimit", limit), value)
+        return b""
 
     def _reset_device(self, device: int) -> None:
         self._index(device)

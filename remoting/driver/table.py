@@ -47,6 +47,8 @@ TENSOR_MAP = 44
 MAP_HOST = 45
 MAP_WRITE = 46
 MAP_FREE = 47
+GET_LIMIT = 48
+SET_LIMIT = 49
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     64: ("cuStreamCreate", "+s v", False),
@@ -73,16 +75,14 @@ CALLS: dict[int, tuple[str, str, bool]] = {
     85: ("cuDeviceGetMemPool", "+p d", True),
     86: ("cuDeviceSetMemPool", "d p", True),
     87: ("cuMemPoolTrimTo", "p v", False),
-    88: ("cuCtxGetLimit", "=CUlimit", True),
-    89: ("cuCtxSetLimit", "=CUlimit v", True),
-    90: ("cuCtxGetCacheConfig", "", True),
-    91: ("cuCtxSetCacheConfig", "=CUfunc_cache", True),
-    92: ("cuCtxEnablePeerAccess", "d", True),
-    93: ("cuFuncSetCacheConfig", "f =CUfunc_cache", False),
-    94: ("cuGraphDestroy", "!g", False),
-    95: ("cuGraphExecDestroy", "!x", False),
-    96: ("cuGraphInstantiate", "+x g v", True),
-    97: ("cuGraphLaunch", "x s", False),
-    98: ("cuGraphUpload", "x s", False),
+    88: ("cuCtxGetCacheConfig", "", True),
+    89: ("cuCtxSetCacheConfig", "=CUfunc_cache", True),
+    90: ("cuCtxEnablePeerAccess", "d", True),
+    91: ("cuFuncSetCacheConfig", "f =CUfunc_cache", False),
+    92: ("cuGraphDestroy", "!g", False),
+    93: ("cuGraphExecDestroy", "!x", False),
+    94: ("cuGraphInstantiate", "+x g v", True),
+    95: ("cuGraphLaunch", "x s", False),
+    96: ("cuGraphUpload", "x s", False),
 }
 """Function, parameters as annotated, whether the client waits for a reply."""

@@ -608,6 +608,44 @@ GP_EXPORT int cuProfilerStart(void) { return gp_ready(); }
 
 GP_EXPORT int cuProfilerStop(void) { return gp_ready(); }
 
+// --- limits, which cuBLASLt asks for before every product ------------------------------------------
+
+#define LIMITS 16
+static struct {
+    bool known;
+    uint64_t value;
+} limits[GP_DEVICES_MAX][LIMITS];
+static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
+
+GP_EXPORT int cuCtxGetLimit(size_t *value, unsigned limit) {
+    GP_ENTER();
+    if (value == NULL || limit >= LIMITS) return GP_INVALID_VALUE;
+    int device = gp_current_device();
+    pthread_mutex_lock(&limit_lock);
+    int status = GP_SUCCESS;
+    if (!limits[device][limit].known) {
+        uint64_t values[1] = {limit}, reply[1] = {0};
+        status = gp_call(GP_GET_LIMIT, values, 1, reply, sizeof reply);
+        limits[device][limit].known = status == GP_SUCCESS;
+        limits[device][limit].value = reply[0];
+    }
+    if (status == GP_SUCCESS) *value = limits[device][limit].value;
+    pthread_mutex_unlock(&limit_lock);
+    return status;
+}
+
+GP_EXPORT int cuCtxSetLimit(unsigned limit, size_t value) {
+    GP_ENTER();
+    if (limit >= LIMITS) return GP_INVALID_VALUE;
+    uint64_t values[2] = {limit, value};
+    pthread_mutex_lock(&limit_lock);
+    int status = gp_call(GP_SET_LIMIT, values, 2, NULL, 0);
+    // CUDA rounds what it is given, and one limit may change another.
+    memset(limits[gp_current_device()], 0, sizeof *limits);
+    pthread_mutex_unlock(&limit_lock);
+    return status;
+}
+
 // --- for libnvidia-ml.so.1, which is a library of its own -----------------------------------------
 
 // What cuMemGetInfo gives on the device of this UUID; only where this process has it in use.

@@ -234,32 +234,12 @@ GP_EXPORT int cuMemPoolTrimTo(void *a0, size_t a1) {
     return status;
 }
 
-GP_EXPORT int cuCtxGetLimit(size_t *a0, int a1) {
-    GP_ENTER();
-    if (a0 == NULL) return GP_INVALID_VALUE;
-    uint64_t values[1] = {(uint64_t)a1};
-    uint64_t reply[1] = {0};
-    int status = gp_call(88, values, 1, reply, sizeof reply);
-    if (status != 0) return status;
-    memcpy(a0, reply, sizeof *a0);
-    return status;
-}
-
-GP_EXPORT int cuCtxSetLimit(int a0, size_t a1) {
-    GP_ENTER();
-    uint64_t values[2] = {(uint64_t)a0, (uint64_t)a1};
-    uint64_t reply[1] = {0};
-    int status = gp_call(89, values, 2, reply, sizeof reply);
-    if (status != 0) return status;
-    return status;
-}
-
 GP_EXPORT int cuCtxGetCacheConfig(int *a0) {
     GP_ENTER();
     if (a0 == NULL) return GP_INVALID_VALUE;
     uint64_t values[1] = {0};
     uint64_t reply[1] = {0};
-    int status = gp_call(90, values, 0, reply, sizeof reply);
+    int status = gp_call(88, values, 0, reply, sizeof reply);
     if (status != 0) return status;
     memcpy(a0, reply, sizeof *a0);
     return status;
@@ -269,7 +249,7 @@ GP_EXPORT int cuCtxSetCacheConfig(int a0) {
     GP_ENTER();
     uint64_t values[1] = {(uint64_t)a0};
     uint64_t reply[1] = {0};
-    int status = gp_call(91, values, 1, reply, sizeof reply);
+    int status = gp_call(89, values, 1, reply, sizeof reply);
     if (status != 0) return status;
     return status;
 }
@@ -281,7 +261,7 @@ GP_EXPORT int cuCtxEnablePeerAccess(void *a0, unsigned int a1) {
     if (a1 != 0) return GP_INVALID_VALUE;
     uint64_t values[1] = {gp_server_device(v0)};
     uint64_t reply[1] = {0};
-    int status = gp_call(92, values, 1, reply, sizeof reply);
+    int status = gp_call(90, values, 1, reply, sizeof reply);
     if (status != 0) return status;
     return status;
 }
@@ -290,7 +270,7 @@ GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_FUNCTION));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
-    int status = gp_post(93, values, 2);
+    int status = gp_post(91, values, 2);
     return status;
 }
 
@@ -298,7 +278,7 @@ GP_EXPORT int cuGraphDestroy(void *a0) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_GRAPH));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(94, values, 1);
+    int status = gp_post(92, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;
 }
@@ -307,7 +287,7 @@ GP_EXPORT int cuGraphExecDestroy(void *a0) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_GRAPH_EXEC));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(95, values, 1);
+    int status = gp_post(93, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;
 }
@@ -320,7 +300,7 @@ GP_EXPORT int cuGraphInstantiateWithFlags(void **a0, void *a1, unsigned long lon
     GP_CHECK(gp_check(a1, GP_GRAPH));
     uint64_t values[3] = {made->id, ((struct gp_handle *)a1)->id, (uint64_t)a2};
     uint64_t reply[1] = {0};
-    int status = gp_call(96, values, 3, reply, sizeof reply);
+    int status = gp_call(94, values, 3, reply, sizeof reply);
     if (status != 0) gp_end(made);
     if (status != 0) return status;
     *a0 = made;
@@ -333,7 +313,7 @@ GP_EXPORT int cuGraphLaunch(void *a0, void *a1) {
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(97, values, 2);
+    int status = gp_post(95, values, 2);
     return status;
 }
 
@@ -343,7 +323,7 @@ GP_EXPORT int cuGraphUpload(void *a0, void *a1) {
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(98, values, 2);
+    int status = gp_post(96, values, 2);
     return status;
 }
 

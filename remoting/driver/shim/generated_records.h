@@ -49,6 +49,8 @@
 #define GP_MAP_HOST 45
 #define GP_MAP_WRITE 46
 #define GP_MAP_FREE 47
+#define GP_GET_LIMIT 48
+#define GP_SET_LIMIT 49
 #define GP_CUDA_HEADER_VERSION 13000
 
 #endif

@@ -8,6 +8,7 @@
 
 int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int);
 int cuDeviceTotalMem_v2(size_t *, int), cuDeviceGetName(char *, int, int);
+int cuCtxGetLimit(size_t *, int), cuCtxSetLimit(int, size_t);
 int cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxRelease_v2(int);
 int cuCtxSetCurrent(void *), cuCtxSynchronize(void);
 int cuMemAlloc_v2(uint64_t *, size_t), cuMemFree_v2(uint64_t), cuMemGetInfo_v2(size_t *, size_t *);
@@ -71,6 +72,11 @@ static void devices(void) {
     CHECK(cuCtxSetCurrent(context));
     CHECK(cuDeviceTotalMem_v2(&total, 0));
     CHECK(cuMemGetInfo_v2(&left, &whole));
+    size_t limit, again;
+    CHECK(cuCtxGetLimit(&limit, 2));  // CU_LIMIT_MALLOC_HEAP_SIZE
+    CHECK(cuCtxSetLimit(2, limit * 2));
+    CHECK(cuCtxGetLimit(&again, 2));
+    NEED(again == limit * 2);
     NEED(total == 64 << 20 && whole == total && left == total);
 }
 
