@@ -98,7 +98,7 @@ def parse_size(text: str) -> int:
     """Return bytes from ``8G``, ``8GiB`` (powers of 1024), ``8GB`` (of 1000), ``512M``."""
     size = sizes.parse_size(text)
     if size < MIB:
-        raise ValueError(f"{text} is not a usable size: the smallest is 1M")
+        raise ValueError(f"{text} is not a usable size: the smallest is 1MiB")
     return size
 
 

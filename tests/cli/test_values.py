@@ -9,9 +9,11 @@ from gpupool.cli.values import (
     parse_duration,
     parse_emulation,
     parse_fraction,
+    parse_label,
     parse_listen,
     parse_name,
     parse_pair,
+    parse_partition,
     parse_size,
     size_text,
 )
@@ -115,3 +117,21 @@ def test_size_text(size: int, text: str) -> None:
 )
 def test_duration_text(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"), [("8GiB", 8192), ("8G", 8192), ("8GB", 7630), ("1.5MiB", 2), ("2MB", 2)]
+)
+def test_a_partition_is_whole_mib_and_no_less_than_asked(text: str, mib: int) -> None:
+    assert parse_partition(text) == mib << 20
+
+
+def test_a_megabyte_is_less_than_the_smallest_partition() -> None:
+    with pytest.raises(ValueError, match="the smallest is 1MiB"):
+        parse_partition("1MB")
+
+
+@pytest.mark.parametrize("text", ["rack", "=x", "a b=c", "name=tab\t", f"{'x' * 70}=1"])
+def test_labels_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"label|NAME=VALUE"):
+        parse_label(text)

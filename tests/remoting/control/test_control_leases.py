@@ -17,9 +17,10 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.filters import parse_filter
 from gpupool.pool.ids import RequestId
-from gpupool.pool.state import TokenKind
+from gpupool.pool.state import Placement, TokenKind
 from gpupool.remoting import messages as m
 from gpupool.remoting.connections import ServerConnection
+from gpupool.remoting.holding import LeaseHold
 
 Clock = trio.testing.MockClock
 
@@ -284,6 +285,31 @@ async def test_a_minority_refuses_within_two_seconds(
         cluster.unreachable.clear()
         cluster.heal(cluster.nodes[0])
         await pool.allocate(request(pool), wait_s=10)
+
+
+async def test_one_client_holds_several_leases_at_once(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([2, 2])
+    async with cluster.client() as pool:
+        holds: list[LeaseHold] = []
+
+        async def take(fraction: float, placement: Placement) -> None:
+            wanted = request(pool, 1, fraction, placement=placement)
+            holds.append(await pool.allocate(wanted, wait_s=10))
+
+        async with trio.open_nursery() as inner:
+            for _ in range(4):
+                inner.start_soon(take, 0.5, Placement.PACK)
+                inner.start_soon(take, 0.25, Placement.SPREAD)
+                inner.start_soon(take, 0.25, Placement.NEAR)
+        assert len({hold.lease for hold in holds}) == 12
+        assert cluster.granted() == 4 * 80 * GIB
+        for hold in holds:
+            await hold.release()
+        await trio.sleep(0.5)
+        assert cluster.granted() == 0
 
 
 async def test_across_servers(autojump_clock: Clock, nursery: trio.Nursery) -> None:
