@@ -12,9 +12,8 @@ import os
 import secrets
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import trio
@@ -204,7 +203,7 @@ class _Holder:
             await nursery.start(place.keep)
             nursery.start_soon(self._watch_lease, hold)
             nursery.start_soon(self._watch_time, place)
-            _say(granted=vars_of(place.file.record))
+            _say(granted=asdict(place.file.record))
             await self._over.wait()
             LOG.info("lease %s ends: %s", hold.name, self._why_over or place.why_released)
             why = self._why_over or place.why_released
@@ -247,7 +246,7 @@ class _Place:
 
     def _make(self, record: HeldRecord) -> RecordFile:
         folder = holder_dir()
-        held = Held(lambda: vars_of(self.file.record), self._release)
+        held = Held(lambda: asdict(self.file.record), self._release)
         agent = Agent(
             folder,
             lease=record.lease,
@@ -305,21 +304,6 @@ class _Place:
         LOG.info("lease %s: %s", self._hold.name, text)
         if self._nursery is not None:
             self._nursery.start_soon(self.notify, text)
-
-
-def vars_of(record: HeldRecord) -> dict[str, object]:
-    """Return a record as JSON has it."""
-    return {name: getattr(record, name) for name in HeldRecord.__dataclass_fields__}
-
-
-def holder_argv() -> list[str]:
-    """Return how a holder is started."""
-    return [sys.executable, "-m", "gpupool.cli.holder"]
-
-
-def holder_folder() -> Path:
-    """Return where a holder runs: a folder that nobody wants to unmount."""
-    return Path("/")
 
 
 if __name__ == "__main__":

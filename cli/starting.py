@@ -2,13 +2,13 @@
 
 import json
 import subprocess
+import sys
 from typing import cast
 
 import trio
 
 from gpupool.cli.child import Supervisor, caught_signals
 from gpupool.cli.held import HeldRecord, parse_record
-from gpupool.cli.holder import holder_argv, holder_folder
 from gpupool.cli.requesting import Wanted
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.codec import encode
@@ -39,11 +39,11 @@ async def start_holder(
         "log_file": log_file,
     }
     process = await trio.lowlevel.open_process(
-        holder_argv(),
+        [sys.executable, "-m", "gpupool.cli.holder"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd=holder_folder(),
+        cwd="/",  # nobody wants to unmount it
         start_new_session=True,
     )
     assert process.stdin is not None and process.stdout is not None
