@@ -106,6 +106,13 @@ RECORDS: tuple[str, ...] = (
     "MAP_FREE",
     "GET_LIMIT",
     "SET_LIMIT",
+    "VIRTUAL_CREATE",
+    "VIRTUAL_RELEASE",
+    "VIRTUAL_RESERVE",
+    "VIRTUAL_RETURN",
+    "VIRTUAL_MAP",
+    "VIRTUAL_UNMAP",
+    "VIRTUAL_ACCESS",
 )
 
 HAND: tuple[str, ...] = (
@@ -135,6 +142,9 @@ HAND: tuple[str, ...] = (
     *("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyPeer", "cuMemcpyPeerAsync"),
     *("cuPointerGetAttribute", "cuPointerGetAttributes", "cuPointerSetAttribute"),
     *("cuMemPoolGetAttribute", "cuMemPoolSetAttribute", "cuMemGetAllocationGranularity"),
+    *("cuMemCreate", "cuMemRelease", "cuMemRetainAllocationHandle", "cuMemMap", "cuMemUnmap"),
+    *("cuMemAddressReserve", "cuMemAddressFree", "cuMemSetAccess", "cuMemGetAccess"),
+    "cuMemGetAllocationPropertiesFromHandle",
     *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary"),
     *("cuModuleUnload", "cuModuleGetFunction", "cuModuleGetGlobal_v2"),
     *("cuModuleGetFunctionCount", "cuModuleEnumerateFunctions"),

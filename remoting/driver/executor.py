@@ -24,6 +24,7 @@ from gpupool.remoting.driver.api import (
 )
 from gpupool.remoting.driver.launcher import Launcher
 from gpupool.remoting.driver.snapshot import encode_snapshot
+from gpupool.remoting.driver.virtual import VirtualMemory
 from gpupool.remoting.driver.waiting import Download, Mirror, Waiter
 
 RECORD = struct.Struct("<HHI")
@@ -112,6 +113,7 @@ class Executor:
         self.objects: dict[str, dict[int, int]] = {kind: {} for kind in "egxp"}
         self.objects["s"] = self.streams
         self.allocations: dict[int, tuple[int, int]] = {}
+        self.virtual = VirtualMemory(api, budget)
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of
         self.bulk = 0
         self.request = 0
@@ -234,6 +236,9 @@ class Executor:
             table.COPY_3D: (10, self._copy_3d),
             table.RESET_DEVICE: (1, self._reset_device),
             table.MAP_WRITE: (3, self._map_write),
+            table.VIRTUAL_RELEASE: (1, self.virtual.release),
+            table.VIRTUAL_RETURN: (2, self.virtual.give_back),
+            table.VIRTUAL_UNMAP: (2, self.virtual.unmap),
         }
         waiting: dict[int, tuple[int, Callable[..., bytes | None]]] = {
             table.HELLO: (2, self._hello),
@@ -267,6 +272,10 @@ class Executor:
             table.MAP_FREE: (1, self._map_free),
             table.GET_LIMIT: (1, self._get_limit),
             table.SET_LIMIT: (2, self._set_limit),
+            table.VIRTUAL_CREATE: (3, self._virtual_create),
+            table.VIRTUAL_RESERVE: (3, self._virtual_reserve),
+            table.VIRTUAL_MAP: (3, self._virtual_map),
+            table.VIRTUAL_ACCESS: (4, self._virtual_access),
         }
         handlers: dict[int, Callable[[int], None]] = {
             op: self._posted(count, method) for op, (count, method) in asynchronous.items()
@@ -417,14 +426,17 @@ class Executor:
         return cost
 
     def _allocate(self, size: int) -> bytes | None:
+        device = self.device
+        return self._once_freed(lambda: self._allocate_now(device, size))
+
+    def _once_freed(self, work: Callable[[], bytes]) -> bytes | None:
+        """Return what ``work`` gives; if memory is short, answer once frees before it are over."""
         try:
-            return self._allocate_now(self.device, size)
+            return work()
         except self.api.errors as error:
             if self.api.status_of(error) != OUT_OF_MEMORY or not self.waiter.freeing.pending:
                 raise
-        # What was freed before this call may be what it needs.
-        device = self.device
-        self._after_frees(lambda: self._allocate_now(device, size))
+        self._after_frees(work)
         return None
 
     def _allocate_now(self, device: int, size: int) -> bytes:
@@ -694,6 +706,28 @@ class Executor:
             self.api.runtime.freeHost(mirror.address)
 
         self.waiter.start(self.device, self.waiter.guarded(self.request, job))
+
+    # --- virtual memory management ----------------------------------------------------------------
+
+    def _virtual_create(self, number: int, size: int, device: int) -> bytes | None:
+        ordinal, cost = self.ordinals[self._index(device)], charged(size)
+
+        def work() -> bytes:
+            self.virtual.create(number, size, device, ordinal, cost)
+            return b""
+
+        return self._once_freed(work)
+
+    def _virtual_reserve(self, size: int, alignment: int, wish: int) -> bytes:
+        return WORDS[1].pack(self.virtual.reserve(size, alignment, wish))
+
+    def _virtual_map(self, address: int, size: int, number: int) -> bytes:
+        self.virtual.map(address, size, number)
+        return b""
+
+    def _virtual_access(self, address: int, size: int, device: int, flags: int) -> bytes:
+        self.virtual.set_access(address, size, self.ordinals[self._index(device)], flags)
+        return b""
 
     # --- modules ----------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ enum gp_kind {
     GP_FUNCTION,  // a CUfunction or a CUkernel: callers pass either as the other
     GP_MODULE,    // a CUmodule or a CUlibrary
     GP_CONTEXT,
+    GP_PHYSICAL,  // a CUmemGenericAllocationHandle
 };
 
 #define GP_MAGIC 0x67706f6fU
@@ -210,7 +211,13 @@ struct gp_range {
 extern int gp_mapped_count;
 void gp_push_mapped(void);  // what the program wrote to memory that kernels see
 unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written);
-enum { GP_DEVICE_MEMORY = 1, GP_HOST_MEMORY, GP_MANAGED_MEMORY, GP_GLOBAL_MEMORY };
+enum {
+    GP_DEVICE_MEMORY = 1,
+    GP_HOST_MEMORY,
+    GP_MANAGED_MEMORY,
+    GP_GLOBAL_MEMORY,
+    GP_VIRTUAL_MEMORY,  // mapped by cuMemMap
+};
 bool gp_find_range(uint64_t address, struct gp_range *found);
 int gp_add_range(struct gp_range range);
 int gp_remove_range(uint64_t start, struct gp_range *removed);

@@ -105,7 +105,7 @@ static int add_device_range(uint64_t address, uint64_t size, int kind) {
 static int remove_device_range(uint64_t address) {
     struct gp_range range;
     GP_CHECK(gp_remove_range(address, &range));
-    if (range.kind == GP_HOST_MEMORY) {
+    if (range.kind == GP_HOST_MEMORY || range.kind == GP_VIRTUAL_MEMORY) {
         gp_add_range(range);
         return GP_INVALID_VALUE;
     }

@@ -101,6 +101,16 @@ def test_a_thread_that_waits_delays_no_other(library: Path, tmp_path: Path) -> N
         assert control.calls()["cuEventQuery"] < 500
 
 
+def test_virtual_memory_management(library: Path, tmp_path: Path) -> None:
+    """Physical memory is charged once, wherever it is mapped; addresses cost nothing."""
+    program = compiled("virtual", tmp_path, library)
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(program)])
+        assert done.stdout == "results right\n", done.stderr
+        assert done.stderr == ""
+        assert control.calls()["cuMemCreate"] == 2
+
+
 def test_launches_that_block(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,12 +148,12 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), cuda.cuDeviceGetCount(ctypes.byre
 
 
 def test_what_is_missing_is_named_under_verbose_only(library: Path, tmp_path: Path) -> None:
-    code = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); print(c.cuMemCreate())"
+    code = "import ctypes; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0); print(c.cuArrayDestroy())"
     with Control(tmp_path) as control:
         done = run(library, control, [sys.executable, "-c", code])
         assert (done.stdout, done.stderr) == ("801\n", "")
         done = run(library, control, [sys.executable, "-c", code], "--verbose")
-        assert "gpupool: not supported: cuMemCreate, called 1 times" in done.stderr
+        assert "gpupool: not supported: cuArrayDestroy, called 1 times" in done.stderr
 
 
 # ---- what the generator wrote ----

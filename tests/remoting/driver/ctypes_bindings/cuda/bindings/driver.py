@@ -24,6 +24,8 @@ FIRST: dict[str, tuple[Any, ...]] = {
     "cuEventElapsedTime": (F,),
     "cuGraphInstantiate": (U,),
     "cuMemAllocFromPoolAsync": (U,),
+    "cuMemAddressReserve": (U,),
+    "cuMemCreate": (U,),
     "cuMemHostGetDevicePointer": (U,),
     "cuLibraryLoadData": (U,),
     "cuLibraryGetModule": (U,),
@@ -68,12 +70,18 @@ class CUmemAllocationProp(ctypes.Structure):
     ]
 
 
+class CUmemAccessDesc(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = [("location", Location), ("flags", ctypes.c_int)]
+
+
 CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
 CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
 CUdevice_attribute = range(1, 192)
 CUresult = range(1000)
 CUmemAllocationGranularity_flags = CUfunction_attribute = CUfunc_cache = CUlimit = int
-CUmemPool_attribute = CUkernel = CUfunction = CUdeviceptr = int
+CUmemAccess_flags = CUmemPool_attribute = CUkernel = CUfunction = CUdeviceptr = int
 
 
 def cuuint64_t(value: int) -> Any:
@@ -93,6 +101,11 @@ def cuDeviceGetUuid(ordinal: int) -> tuple[int, Any]:
 
 def cuMemGetAllocationGranularity(properties: Any, option: int) -> tuple[int, int]:
     return 0, get("cuMemGetAllocationGranularity", properties, option)
+
+
+def cuMemSetAccess(address: int, size: int, access: list[Any], count: int) -> tuple[int]:
+    (one,) = access
+    return (status_of("cuMemSetAccess", address, size, one, count),)
 
 
 def cuGraphGetNodes(graph: int, _count: int) -> tuple[int, list[int], int]:

@@ -1,0 +1,307 @@
+// Virtual memory management: physical memory, reserved addresses, and what is mapped where.
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#define ON_DEVICE 1        // CU_MEM_LOCATION_TYPE_DEVICE
+#define PINNED 1           // CU_MEM_ALLOCATION_TYPE_PINNED
+#define FILE_DESCRIPTOR 1  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+#define READ_WRITE 3       // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+
+struct location {
+    int type, id;
+};
+
+// CUmemAllocationProp.
+struct properties {
+    int type, handles;
+    struct location location;
+    void *windows;
+    unsigned char flags[8];
+};
+
+// CUmemAccessDesc.
+struct access {
+    struct location location;
+    int flags;
+};
+
+// Physical memory. The program's references and the mappings keep it, as with CUDA.
+struct physical {
+    struct properties properties;
+    unsigned long references, mappings;
+};
+
+struct reservation {
+    struct reservation *next;
+    uint64_t start, size;
+    unsigned long mappings;
+    bool held;  // the same addresses are reserved in this process
+};
+
+// The detail of a range of GP_VIRTUAL_MEMORY.
+struct mapping {
+    struct gp_handle *handle;
+    unsigned char access[GP_DEVICES_MAX];
+};
+
+static pthread_mutex_t virtual_lock = PTHREAD_MUTEX_INITIALIZER;  // all of the above
+static struct reservation *reservations;
+
+static struct gp_handle *physical_of(uint64_t handle) {
+    void *known = (void *)(uintptr_t)handle;
+    return gp_check(known, GP_PHYSICAL) == GP_SUCCESS ? known : NULL;
+}
+
+static struct reservation *reservation_of(uint64_t address, uint64_t size) {
+    for (struct reservation *at = reservations; at != NULL; at = at->next) {
+        if (address < at->start || size > at->size) continue;
+        if (address - at->start <= at->size - size) return at;
+    }
+    return NULL;
+}
+
+static int device_at(const struct location *location) {
+    return location->type == ON_DEVICE ? gp_check_device(location->id) : GP_NOT_SUPPORTED;
+}
+
+GP_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct properties *properties,
+                          unsigned long long flags) {
+    GP_CHECK(gp_ready());
+    if (handle == NULL || properties == NULL || size == 0 || flags != 0) return GP_INVALID_VALUE;
+    if (properties->type != PINNED) return GP_INVALID_VALUE;
+    GP_CHECK(device_at(&properties->location));
+    // Memory that could be exported is granted, because programs ask for it on the chance that
+    // they need it; the export itself is not there.
+    if (properties->handles & ~FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
+    struct gp_handle *made = gp_make(GP_PHYSICAL);
+    struct physical *physical = calloc(1, sizeof *physical);
+    if (made == NULL || physical == NULL) {
+        if (made != NULL) gp_end(made);
+        free(physical);
+        return GP_OUT_OF_MEMORY;
+    }
+    physical->properties = *properties;
+    physical->references = 1;
+    made->device = properties->location.id;
+    made->detail = physical;
+    uint64_t values[3] = {made->id, size, (uint64_t)gp_server_device(made->device)};
+    int status = gp_call(GP_VIRTUAL_CREATE, values, 3, NULL, 0);
+    if (status != GP_SUCCESS) {
+        gp_end(made);
+        free(physical);
+        return status;
+    }
+    *handle = (uint64_t)(uintptr_t)made;
+    return GP_SUCCESS;
+}
+
+// With virtual_lock held.
+static void end_unused(struct gp_handle *handle) {
+    struct physical *physical = handle->detail;
+    if (physical->references != 0 || physical->mappings != 0) return;
+    uint64_t values[1] = {handle->id};
+    gp_post(GP_VIRTUAL_RELEASE, values, 1);
+    free(physical);
+    gp_end(handle);
+}
+
+GP_EXPORT int cuMemRelease(uint64_t handle) {
+    GP_CHECK(gp_ready());
+    pthread_mutex_lock(&virtual_lock);
+    struct gp_handle *known = physical_of(handle);
+    struct physical *physical = known == NULL ? NULL : known->detail;
+    bool held = physical != NULL && physical->references > 0;
+    if (held) {
+        physical->references--;
+        end_unused(known);
+    }
+    pthread_mutex_unlock(&virtual_lock);
+    return held ? GP_SUCCESS : GP_INVALID_VALUE;
+}
+
+GP_EXPORT int cuMemGetAllocationPropertiesFromHandle(struct properties *properties,
+                                                     uint64_t handle) {
+    GP_CHECK(gp_ready());
+    if (properties == NULL) return GP_INVALID_VALUE;
+    pthread_mutex_lock(&virtual_lock);
+    struct gp_handle *known = physical_of(handle);
+    if (known != NULL) *properties = ((struct physical *)known->detail)->properties;
+    pthread_mutex_unlock(&virtual_lock);
+    return known != NULL ? GP_SUCCESS : GP_INVALID_VALUE;
+}
+
+// --- addresses ------------------------------------------------------------------------------------
+
+GP_EXPORT int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignment, uint64_t wish,
+                                  unsigned long long flags) {
+    GP_CHECK(gp_ready());
+    if (address == NULL || size == 0 || flags != 0) return GP_INVALID_VALUE;
+    struct reservation *made = calloc(1, sizeof *made);
+    if (made == NULL) return GP_OUT_OF_MEMORY;
+    uint64_t values[3] = {size, alignment, wish}, reply[1] = {0};
+    int status = gp_call(GP_VIRTUAL_RESERVE, values, 3, reply, sizeof reply);
+    if (status != GP_SUCCESS) {
+        free(made);
+        return status;
+    }
+    // As with other device addresses: memory of this process must not come to lie there.
+    void *wanted = (void *)(uintptr_t)reply[0];
+    void *got = mmap(wanted, size, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != wanted && got != MAP_FAILED) munmap(got, size);
+    *made = (struct reservation){NULL, reply[0], size, 0, got == wanted};
+    pthread_mutex_lock(&virtual_lock);
+    made->next = reservations;
+    reservations = made;
+    pthread_mutex_unlock(&virtual_lock);
+    *address = reply[0];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemAddressFree(uint64_t address, size_t size) {
+    GP_CHECK(gp_ready());
+    pthread_mutex_lock(&virtual_lock);
+    struct reservation **at = &reservations;
+    while (*at != NULL && (*at)->start != address) at = &(*at)->next;
+    struct reservation *found = *at;
+    bool fits = found != NULL && found->size == size && found->mappings == 0;
+    if (fits) *at = found->next;
+    pthread_mutex_unlock(&virtual_lock);
+    if (!fits) return GP_INVALID_VALUE;
+    if (found->held) munmap((void *)(uintptr_t)address, size);
+    free(found);
+    uint64_t values[2] = {address, size};
+    return gp_post(GP_VIRTUAL_RETURN, values, 2);
+}
+
+// --- mappings -------------------------------------------------------------------------------------
+
+// With virtual_lock held, whose order with the line is the order of the calls.
+static int map_physical(uint64_t address, size_t size, struct gp_handle *handle) {
+    struct reservation *reservation = reservation_of(address, size);
+    if (reservation == NULL) return GP_INVALID_VALUE;
+    struct mapping *mapping = calloc(1, sizeof *mapping);
+    if (mapping == NULL) return GP_OUT_OF_MEMORY;
+    mapping->handle = handle;
+    uint64_t values[3] = {address, size, handle->id};
+    int status = gp_call(GP_VIRTUAL_MAP, values, 3, NULL, 0);
+    if (status == GP_SUCCESS) {
+        struct gp_range range = {address, size, GP_VIRTUAL_MEMORY, handle->device, 0, 0, mapping};
+        status = gp_add_range(range);
+    }
+    if (status != GP_SUCCESS) {
+        free(mapping);
+        return status;
+    }
+    reservation->mappings++;
+    ((struct physical *)handle->detail)->mappings++;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle,
+                       unsigned long long flags) {
+    GP_CHECK(gp_ready());
+    if (size == 0 || offset != 0 || flags != 0) return GP_INVALID_VALUE;
+    pthread_mutex_lock(&virtual_lock);
+    struct gp_handle *known = physical_of(handle);
+    int status = known == NULL ? GP_INVALID_VALUE : map_physical(address, size, known);
+    pthread_mutex_unlock(&virtual_lock);
+    return status;
+}
+
+// Whether whole mappings fill these addresses without a gap.
+static bool is_mapped(uint64_t address, size_t size) {
+    struct gp_range range;
+    if (size == 0 || size > UINT64_MAX - address) return false;
+    uint64_t at = address, end = address + size;
+    for (; at < end; at += range.size) {
+        if (!gp_find_range(at, &range) || range.kind != GP_VIRTUAL_MEMORY) return false;
+        if (range.start != at || range.size > end - at) return false;
+    }
+    return true;
+}
+
+GP_EXPORT int cuMemUnmap(uint64_t address, size_t size) {
+    GP_CHECK(gp_ready());
+    pthread_mutex_lock(&virtual_lock);
+    bool fits = is_mapped(address, size);
+    if (fits) {
+        uint64_t values[2] = {address, size};
+        gp_post(GP_VIRTUAL_UNMAP, values, 2);
+    }
+    for (uint64_t at = address; fits && at < address + size;) {
+        struct gp_range range;
+        gp_remove_range(at, &range);
+        struct mapping *mapping = range.detail;
+        reservation_of(at, range.size)->mappings--;
+        ((struct physical *)mapping->handle->detail)->mappings--;
+        end_unused(mapping->handle);
+        free(mapping);
+        at += range.size;
+    }
+    pthread_mutex_unlock(&virtual_lock);
+    return fits ? GP_SUCCESS : GP_INVALID_VALUE;
+}
+
+static int set_access(uint64_t address, size_t size, const struct access *access) {
+    GP_CHECK(device_at(&access->location));
+    if (access->flags < 0 || access->flags > READ_WRITE) return GP_INVALID_VALUE;
+    int device = access->location.id;
+    uint64_t server = (uint64_t)gp_server_device(device);
+    uint64_t values[4] = {address, size, server, (uint64_t)access->flags};
+    GP_CHECK(gp_call(GP_VIRTUAL_ACCESS, values, 4, NULL, 0));
+    struct gp_range range;
+    for (uint64_t at = address; at < address + size; at += range.size) {
+        gp_find_range(at, &range);
+        ((struct mapping *)range.detail)->access[device] = (unsigned char)access->flags;
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemSetAccess(uint64_t address, size_t size, const struct access *access,
+                             size_t count) {
+    GP_CHECK(gp_ready());
+    if (access == NULL || count == 0) return GP_INVALID_VALUE;
+    pthread_mutex_lock(&virtual_lock);
+    int status = is_mapped(address, size) ? GP_SUCCESS : GP_INVALID_VALUE;
+    for (size_t at = 0; at < count && status == GP_SUCCESS; at++) {
+        status = set_access(address, size, access + at);
+    }
+    pthread_mutex_unlock(&virtual_lock);
+    return status;
+}
+
+// Find the mapping at an address; virtual_lock is held.
+static struct mapping *mapping_at(uint64_t address) {
+    struct gp_range range;
+    bool found = gp_find_range(address, &range) && range.kind == GP_VIRTUAL_MEMORY;
+    return found ? range.detail : NULL;
+}
+
+GP_EXPORT int cuMemGetAccess(unsigned long long *flags, const struct location *location,
+                             uint64_t address) {
+    GP_CHECK(gp_ready());
+    if (flags == NULL || location == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(device_at(location));
+    pthread_mutex_lock(&virtual_lock);
+    struct mapping *mapping = mapping_at(address);
+    if (mapping != NULL) *flags = mapping->access[location->id];
+    pthread_mutex_unlock(&virtual_lock);
+    return mapping != NULL ? GP_SUCCESS : GP_INVALID_VALUE;
+}
+
+GP_EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
+    GP_CHECK(gp_ready());
+    if (handle == NULL) return GP_INVALID_VALUE;
+    pthread_mutex_lock(&virtual_lock);
+    struct mapping *mapping = mapping_at((uint64_t)(uintptr_t)address);
+    if (mapping != NULL) {
+        ((struct physical *)mapping->handle->detail)->references++;
+        *handle = (uint64_t)(uintptr_t)mapping->handle;
+    }
+    pthread_mutex_unlock(&virtual_lock);
+    return mapping != NULL ? GP_SUCCESS : GP_INVALID_VALUE;
+}

@@ -1,0 +1,102 @@
+"""Virtual memory management: physical memory, charged once, and what is mapped where."""
+
+from dataclasses import dataclass
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.devices.base import Budget
+from gpupool.remoting.driver.api import INVALID_HANDLE, OUT_OF_MEMORY, Api, CudaError
+
+OBJECTS_MAX = 1 << 20
+"""Pieces of physical memory, and mappings, that one client may have at a time."""
+
+
+@dataclass(slots=True)
+class Physical:
+    """Memory of cuMemCreate; CUDA keeps it until it is released and mapped nowhere."""
+
+    handle: int
+    device: int
+    cost: int
+    mappings: int = 0
+    released: bool = False
+
+
+class VirtualMemory:
+    """The physical memory and the mappings of one client process. Numbers are the client's."""
+
+    def __init__(self, api: Api, budget: Budget) -> None:
+        self._api = api
+        self._budget = budget
+        self._physical: dict[int, Physical] = {}
+        self._mapped: dict[int, tuple[int, Physical]] = {}  # size and memory, by address
+
+    def create(self, number: int, size: int, device: int, ordinal: int, cost: int) -> None:
+        """Make physical memory of a device and charge ``cost`` for it.
+
+        Raises:
+            CudaError: when the partition or the GPU is full.
+        """
+        if number in self._physical or len(self._physical) >= OBJECTS_MAX:
+            raise CudaError(INVALID_HANDLE, "cuMemCreate")
+        if not self._budget.reserve(device, cost):
+            raise CudaError(OUT_OF_MEMORY, "cuMemCreate")
+        cu = self._api.cu
+        properties = cu.CUmemAllocationProp()
+        properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = ordinal
+        try:
+            handle = int(self._api.call("cuMemCreate", size, properties, 0))
+        except CudaError:
+            self._budget.release(device, cost)
+            raise
+        self._physical[number] = Physical(handle, device, cost)
+
+    def release(self, number: int) -> None:
+        """Give up physical memory; it is free once nothing is mapped to it any more."""
+        physical = self._physical.pop(number)
+        self._api.call("cuMemRelease", physical.handle)
+        physical.released = True
+        self._settle(physical)
+
+    def reserve(self, size: int, alignment: int, wish: int) -> int:
+        """Reserve addresses and return the first; ``wish`` is where they would best lie, or 0."""
+        return int(self._api.call("cuMemAddressReserve", size, alignment, wish, 0))
+
+    def give_back(self, address: int, size: int) -> None:
+        """Give reserved addresses back."""
+        self._api.call("cuMemAddressFree", address, size)
+
+    def map(self, address: int, size: int, number: int) -> None:
+        """Map physical memory to reserved addresses."""
+        physical = self._physical[number]
+        if len(self._mapped) >= OBJECTS_MAX:
+            raise RemoteProtocolError("too many mappings")
+        self._api.call("cuMemMap", address, size, 0, physical.handle, 0)
+        physical.mappings += 1
+        self._mapped[address] = (size, physical)
+
+    def unmap(self, address: int, size: int) -> None:
+        """Unmap all that is mapped within these addresses."""
+        self._api.call("cuMemUnmap", address, size)
+        if address in self._mapped and self._mapped[address][0] == size:
+            gone = [address]
+        else:
+            gone = [one for one in self._mapped if address <= one < address + size]
+        for one in gone:
+            physical = self._mapped.pop(one)[1]
+            physical.mappings -= 1
+            self._settle(physical)
+
+    def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
+        """Say how a device may use what is mapped there; ``flags`` is a CUmemAccess_flags."""
+        cu = self._api.cu
+        access = cu.CUmemAccessDesc()
+        access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = ordinal
+        access.flags = self._api.enumerated("CUmemAccess_flags", flags)
+        self._api.call("cuMemSetAccess", address, size, [access], 1)
+
+    def _settle(self, physical: Physical) -> None:
+        if physical.released and not physical.mappings:
+            self._budget.release(physical.device, physical.cost)

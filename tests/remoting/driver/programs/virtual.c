@@ -1,0 +1,134 @@
+// Virtual memory management behind the door; the partition is 64 MiB.
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct location {
+    int type, id;
+};
+struct properties {
+    int type, handles;
+    struct location location;
+    void *windows;
+    unsigned char flags[8];
+};
+struct access {
+    struct location location;
+    int flags;
+};
+
+int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
+int cuDeviceGetAttribute(int *, int, int), cuCtxSynchronize(void);
+int cuMemGetInfo_v2(size_t *, size_t *), cuMemAlloc_v2(uint64_t *, size_t), cuMemFree_v2(uint64_t);
+int cuMemsetD8_v2(uint64_t, unsigned char, size_t);
+int cuMemcpyDtoH_v2(void *, uint64_t, size_t), cuMemcpyHtoD_v2(uint64_t, const void *, size_t);
+int cuMemcpy(uint64_t, uint64_t, size_t);
+int cuMemGetAllocationGranularity(size_t *, const struct properties *, int);
+int cuMemCreate(uint64_t *, size_t, const struct properties *, unsigned long long);
+int cuMemRelease(uint64_t), cuMemRetainAllocationHandle(uint64_t *, void *);
+int cuMemGetAllocationPropertiesFromHandle(struct properties *, uint64_t);
+int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+int cuMemAddressFree(uint64_t, size_t);
+int cuMemMap(uint64_t, size_t, size_t, uint64_t, unsigned long long), cuMemUnmap(uint64_t, size_t);
+int cuMemSetAccess(uint64_t, size_t, const struct access *, size_t);
+int cuMemGetAccess(unsigned long long *, const struct location *, uint64_t);
+int cuMemExportToShareableHandle(void *, uint64_t, int, unsigned long long);
+
+#define NEED(condition)                                                                            \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
+#define CHECK(call) NEED((call) == 0)
+
+static size_t left(void) {
+    size_t free, total;
+    CHECK(cuMemGetInfo_v2(&free, &total));
+    return free;
+}
+
+int main(void) {
+    struct properties properties = {1, 1, {1, 0}, NULL, {0}}, seen;
+    struct access both = {{1, 0}, 3};
+    struct location nowhere = {1, 7}, host = {2, 0};
+    uint64_t one, two, same, base, block;
+    unsigned long long flags = 9;
+    size_t unit, all;
+    int there = 0, descriptor;
+    void *context;
+    CHECK(cuInit(0));
+    CHECK(cuDeviceGetAttribute(&there, 102, 0));
+    NEED(there == 1);
+    CHECK(cuDevicePrimaryCtxRetain(&context, 0));
+    CHECK(cuCtxSetCurrent(context));
+    CHECK(cuMemGetAllocationGranularity(&unit, &properties, 0));
+    all = left();
+    NEED(all == 64 << 20);
+
+    // More addresses than the partition has memory: addresses cost nothing.
+    size_t room = 256 * unit;
+    CHECK(cuMemAddressReserve(&base, room, 0, 0, 0));
+    NEED(left() == all);
+    CHECK(cuMemCreate(&one, 2 * unit, &properties, 0));
+    CHECK(cuMemCreate(&two, unit, &properties, 0));
+    NEED(left() == all - 3 * unit);
+    NEED(cuMemCreate(&same, 64 << 20, &properties, 0) == 2);  // CUDA_ERROR_OUT_OF_MEMORY
+    NEED(cuMemAlloc_v2(&block, all - 2 * unit) == 2);
+    CHECK(cuMemMap(base, 2 * unit, 0, one, 0));
+    CHECK(cuMemMap(base + 2 * unit, unit, 0, two, 0));
+    NEED(cuMemMap(base, 2 * unit, 0, one, 0) != 0);
+    NEED(cuMemMap(base + room, unit, 0, two, 0) == 1);
+    NEED(cuMemSetAccess(base, 4 * unit, &both, 1) == 1);  // a part of it is not mapped
+    CHECK(cuMemSetAccess(base, 3 * unit, &both, 1));
+    CHECK(cuMemGetAccess(&flags, &both.location, base + unit));
+    NEED(flags == 3);
+    NEED(cuMemGetAccess(&flags, &nowhere, base) == 101);
+
+    // Both pieces are one block of memory.
+    unsigned char *bytes = malloc(3 * unit), *back = malloc(3 * unit);
+    for (size_t at = 0; at < 3 * unit; at++) bytes[at] = (unsigned char)(at * 31 >> 3);
+    CHECK(cuMemcpyHtoD_v2(base, bytes, 3 * unit));
+    CHECK(cuMemsetD8_v2(base + 2 * unit - 8, 0x5a, 16));
+    memset(bytes + 2 * unit - 8, 0x5a, 16);
+    CHECK(cuMemcpy((uint64_t)(uintptr_t)back, base, 3 * unit));
+    NEED(memcmp(bytes, back, 3 * unit) == 0);
+    NEED(cuMemFree_v2(base) == 1);
+    NEED(cuMemAddressFree(base, room) == 1);  // it is in use
+    NEED(cuMemUnmap(base, unit) == 1);        // half of a mapping
+
+    // Memory lives until it is released and mapped nowhere.
+    CHECK(cuMemRetainAllocationHandle(&same, (void *)(uintptr_t)(base + 5)));
+    NEED(same == one);
+    CHECK(cuMemGetAllocationPropertiesFromHandle(&seen, one));
+    NEED(memcmp(&seen, &properties, sizeof seen) == 0);
+    CHECK(cuMemRelease(one));
+    CHECK(cuMemRelease(one));
+    NEED(cuMemRelease(one) == 1);
+    NEED(left() == all - 3 * unit);
+    CHECK(cuMemUnmap(base, 3 * unit));
+    NEED(left() == all - unit);
+
+    // What was unmapped keeps its bytes, and can lie elsewhere.
+    CHECK(cuMemMap(base + 8 * unit, unit, 0, two, 0));
+    CHECK(cuMemSetAccess(base + 8 * unit, unit, &both, 1));
+    CHECK(cuMemcpyDtoH_v2(back, base + 8 * unit, unit));
+    NEED(memcmp(bytes + 2 * unit, back, unit) == 0);
+    CHECK(cuMemUnmap(base + 8 * unit, unit));
+    NEED(cuMemExportToShareableHandle(&descriptor, two, 1, 0) == 801);
+    CHECK(cuMemRelease(two));
+    CHECK(cuMemAddressFree(base, room));
+    NEED(cuMemAddressFree(base, room) == 1);
+    CHECK(cuCtxSynchronize());
+    NEED(left() == all);
+
+    properties.location = host;
+    NEED(cuMemCreate(&one, unit, &properties, 0) == 801);
+    properties.location = nowhere;
+    NEED(cuMemCreate(&one, unit, &properties, 0) == 101);
+    puts("results right");
+    return 0;
+}
