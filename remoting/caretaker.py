@@ -70,6 +70,7 @@ class Caretaker:
         self._used_since: dict[LeaseId, float] = {}
         self._nearly_since: dict[LeaseId, float] = {}
         self._reported_at = float("-inf")
+        self._agreed: tuple[object, ...] | None = None  # on what the table and the host agreed last
         self.gone: dict[LeaseId, str] = {}
         """Leases held here whose client has disappeared, with the reason."""
         self.busy: dict[LeaseId, int] = {}
@@ -145,8 +146,12 @@ class Caretaker:
 
     def _report(self, server: Server) -> None:
         """Propose the inventory when the table has another one, else readings that moved."""
-        readings = self._host.readings()
-        gpus = tuple(_with_reading(gpu, readings.get(gpu.id)) for gpu in self._host.gpus())
+        readings, devices = self._host.readings(), self._host.gpus()
+        agreed = self._agreed
+        if agreed is not None and agreed[0] is server and agreed[1:] == (readings, devices):
+            return  # as most of the time: the table has changed elsewhere
+        self._agreed = None
+        gpus = tuple(_with_reading(gpu, readings.get(gpu.id)) for gpu in devices)
         if self._inventory_differs(server, gpus):
             software = self._software
             self._once(
@@ -170,7 +175,9 @@ class Caretaker:
             for gpu_id, reading in readings.items()
             if (known := server.gpus.get(gpu_id)) is not None and _has_moved(known, reading)
         }
-        if moved and now - self._reported_at >= REPORT_EVERY_S:
+        if not moved:
+            self._agreed = (server, readings, devices)
+        elif now - self._reported_at >= REPORT_EVERY_S:
             self._reported_at = now
             self._once(ReportGpus(self._self, self._incarnation, moved))
 

@@ -68,11 +68,7 @@ class Machine:
         self._trace = trace
         self._random = random
         self._workers_changed = workers_changed
-        self._gpu_count = gpu_count
-
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Return the devices of this machine."""
-        return tuple(
+        self._gpus = tuple(
             Gpu(
                 id=self.gpu_id(index),
                 index=index,
@@ -80,8 +76,12 @@ class Machine:
                 memory_total=GPU_MEMORY,
                 emulated=True,
             )
-            for index in range(self._gpu_count)
+            for index in range(gpu_count)
         )
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices of this machine."""
+        return self._gpus
 
     def gpu_id(self, index: int) -> GpuId:
         """Return the name of one device."""

@@ -245,7 +245,9 @@ class ServerProcess(Process):
     def _clock_offset_s(self) -> float:
         """Return how far the leader's wall clock is ahead, as the links last heard."""
         assert self.ledger is not None
-        leader = self.ledger.health().leader
+        leader = self.ledger.node.core.leader
+        if leader == self.server:
+            return 0.0
         machine = (
             self._environment.machines.get(self._environment.locate(leader) or "")
             if (leader is not None)
@@ -254,7 +256,7 @@ class ServerProcess(Process):
         if machine is not None and self.links is not None and leader in self.links.connected():
             ahead_ms = machine.clock.wall_ms() - self._host_machine.clock.wall_ms()
             self._offset_s = ahead_ms / 1000
-        return 0.0 if leader == self.server else self._offset_s
+        return self._offset_s
 
     # --- the steward ------------------------------------------------------------------------------
 

@@ -9,12 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gpupool.cli.simulate import SCENARIOS as NAMES
+from gpupool.cli.simulate import command
 from gpupool.pool import transition
+from gpupool.pool.errors import ExitCode
 from gpupool.pool.ids import ServerId
 from gpupool.pool.state import Server
 from gpupool.simulations import checkers
@@ -111,6 +115,20 @@ def test_same_seed_does_the_same_in_every_process() -> None:
     assert run(replace(swarm(6), fault_s=6.0, heal_s=3.0)).digest not in digests
 
 
+def test_recorded_traces_are_what_every_machine_and_python_does() -> None:
+    """Any change of what servers or clients do changes them: GPUPOOL_REWRITE=1 records anew."""
+    path = TESTDATA / "sim-traces.txt"
+    comments = [line for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
+    found = {
+        seed: run(replace(swarm(int(seed)), fault_s=6.0, heal_s=3.0)).digest
+        for seed in table(path.name)
+    }
+    if os.environ.get("GPUPOOL_REWRITE"):
+        rows = [f"{seed:<4} {digest}" for seed, digest in found.items()]
+        path.write_text("\n".join([*comments, *rows]) + "\n", encoding="utf-8")
+    assert {seed: [digest] for seed, digest in found.items()} == table(path.name)
+
+
 def test_search_on_several_processes_finds_what_one_finds() -> None:
     runs = [replace(swarm(seed), fault_s=2.0, heal_s=1.0) for seed in range(3)]
     sums: list[Totals] = []
@@ -188,6 +206,39 @@ def test_failure_is_made_smaller_and_can_be_repeated() -> None:
     assert smaller.options.clients <= report.options.clients
     assert broken_run(smaller.options).digest == smaller.digest
     assert f"--seed {report.options.seed}" in reproduce(smaller.options)
+
+
+def test_command_line_prints_a_failure_and_how_to_repeat_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mutation = next(m for m in MUTATIONS if m.name == "space-unchecked")
+    short = partial(shrink, runs_max=3)
+    monkeypatch.setattr("gpupool.simulations.shrink.shrink", short)
+    runner, transcript = CliRunner(), tmp_path / "transcript"
+
+    def simulate(*arguments: str) -> str:
+        with mutation.broken():
+            done = runner.invoke(command, arguments, standalone_mode=False)
+        assert done.return_value == ExitCode.FAILED, done.output
+        return done.output
+
+    output = simulate("--seed", "1", "--seeds", "9", "--transcript", str(transcript))
+    assert "gpupool: seed 1 failed: " in output
+    again = output.strip().splitlines()[-1].removeprefix("  hint: gpupool simulate ")
+    assert again.startswith("--scenario swarm --seed 1 --servers ")
+    lines = transcript.read_text(encoding="utf-8").splitlines()
+    events = lines[lines.index("") + 1 :]
+    # When, who, what: columns of fixed width; the last event is the failure.
+    assert all(re.match(r"[ \d]{3}\d\.\d{6}  \S{1,8} *  \S{1,12} *  ", line) for line in events)
+    assert len({line.index(line.split()[1]) for line in events}) == 1
+    assert "FAILED" in events[-1]
+    trace = next(line for line in output.splitlines() if line.startswith("  trace "))
+    assert trace in simulate(*again.split())
+    found = simulate("--seed", "1", "--seeds", "2", "--keep-going", "--json", "--duration", "3s")
+    summary = json.loads(found[found.index("{") :])
+    assert summary["ok"] is False
+    assert 1 in summary["failed"]
+    assert summary["seeds"] == 2 == sum(each["seeds"] for each in summary["processes"])
 
 
 # --- long ones ------------------------------------------------------------------------------------
