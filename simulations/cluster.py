@@ -516,6 +516,7 @@ class Cluster:
             machine.disk.power_fails_after = None
             machine.clock.set_rate(1.0)
             machine.kill_s = self.options.kill_s
+            machine.hurry()
         for process in [*self.servers.values(), *self.clients.values()]:
             if process.paused:
                 process.resume()

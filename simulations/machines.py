@@ -5,7 +5,7 @@ its lease from its start until it is really gone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -34,6 +34,7 @@ class Worker:
     server: ServerId  # the identity under which it was started
     incarnation: Incarnation  # of the server process that started it
     dying: bool = False
+    ends: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
 
 class Machine:
@@ -105,19 +106,27 @@ class Machine:
         """Kill a worker; ``gone`` is called once it is really gone, which takes a while."""
         delay_s = self._random.expovariate(1.0) * self.kill_s if not worker.dying else self.kill_s
         worker.dying = True
-        self._world.after(delay_s, partial(self._remove, worker, gone))
+        end = partial(self._remove, worker, [gone] if gone is not None else [])
+        worker.ends.append(end)
+        self._world.after(delay_s, end)
+
+    def hurry(self) -> None:
+        """Let workers that are dying be gone as soon as those that are killed from now on."""
+        for worker in self.workers:
+            for end in worker.ends:
+                self._world.after(self.kill_s, end)
 
     def lose_workers(self) -> None:
         """Let every worker be gone at once, as when the power fails."""
         self.workers.clear()
 
-    def _remove(self, worker: Worker, gone: Callable[[], None] | None) -> None:
+    def _remove(self, worker: Worker, gone: list[Callable[[], None]]) -> None:
         if worker in self.workers:
             self.workers.remove(worker)
             self._trace.note(self.name, "worker", f"of lease {worker.lease} is gone")
             self._workers_changed(self)
-        if gone is not None:
-            gone()
+        while gone:
+            gone.pop()()
 
 
 class SimulatedHost:

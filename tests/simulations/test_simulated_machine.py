@@ -8,9 +8,12 @@ import pytest
 
 from gpupool.consensus.storage import Storage
 from gpupool.pool.errors import StorageError
+from gpupool.pool.ids import Incarnation, LeaseId, ServerId
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.disk import PowerLostError, SimulatedDisk
+from gpupool.simulations.machines import Machine, Worker
 from gpupool.simulations.process import Process
+from gpupool.simulations.trace import Trace
 from gpupool.simulations.world import World
 
 
@@ -277,3 +280,29 @@ def test_storage_trusts_no_seal_whose_own_sync_failed(seed: int) -> None:
         storage.journal.sync()
     disk.lose_power()
     assert Storage(disk, create=False).journal.last_index == 4
+
+
+def test_slow_deaths_of_workers_end_with_the_fault() -> None:
+    """Swarm seed 30412: a worker took so long to die that its server was not up in time."""
+    world = World(1)
+    machine = Machine(
+        "s1",
+        ServerId("one"),
+        world=world,
+        trace=Trace(world),
+        random=Random(1),
+        clock=DriftingClock(world, origin_s=0.0, rate=1.0, wall_error_ms=0),
+        gpu_count=1,
+        kill_s=1000.0,
+        workers_changed=lambda _machine: None,
+    )
+    gone: list[float] = []
+    worker = Worker(LeaseId(7), (), machine.server, Incarnation(1))
+    machine.workers.append(worker)
+    machine.kill(worker, lambda: gone.append(world.now))
+    world.run_until(1.0)
+    machine.kill_s = 0.05
+    machine.hurry()
+    world.run_until(9999.0)
+    assert gone == [1.05]
+    assert not machine.workers
