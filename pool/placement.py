@@ -12,6 +12,7 @@ from gpupool.pool.filters import admitted, facts_text, filter_text, matches, nam
 from gpupool.pool.ids import GpuId, Incarnation, ServerId
 from gpupool.pool.leases import kept_for_others, partition_size
 from gpupool.pool.results import Result, refuse
+from gpupool.pool.sizes import exact_size_text
 from gpupool.pool.state import Filter, Gpu, PoolState, Request, Server
 
 WHOLE_SLACK = 0.95
@@ -251,7 +252,9 @@ def _mismatch_reason(servers: list[Server], filters: tuple[Filter, ...], where: 
         passed = [(s, g) for s, g in left if matches(wanted, s, g)]
         if not passed:
             also = " that passes the filters before it" if at else ""
-            known = sorted({fact for s, g in left for fact in facts_text(wanted.key, s, g)})
+            facts = sorted({fact for s, g in left for fact in facts_text(wanted.key, s, g)})
+            is_size = wanted.key == "gpu.memory"
+            known = [exact_size_text(int(fact)) if is_size else fact for fact in facts]
             there = (
                 f"known values: {', '.join(known[:8])}"
                 if known

@@ -181,6 +181,11 @@ def test_malformed_filters_are_refused() -> None:
             "no GPU of the pool has gpu.name = H200; known values: Large, MIG, Small",
         ),
         (
+            wanted(1, 1, 0.5, filters=filtered("gpu.name = Large", "gpu.memory > 200G")),
+            "no GPU of the pool that passes the filters before it has gpu.memory > 200GiB; "
+            "known values: 80GiB",
+        ),
+        (
             wanted(1, 1, 0.5, filters=filtered("gpu.memory > 8G", "server.labels.rack = 3")),
             "no GPU of the pool that passes the filters before it has server.labels.rack = 3; "
             "no server says that of itself",
