@@ -22,7 +22,7 @@
 #define LINE_MAX_SIZE (64 * 1024)
 #define HANDSHAKE_SECONDS 30
 #define SOCKET_BUFFER (4 << 20)
-#define SILENCE_MS 4500  // after which a machine that acknowledges nothing is taken for dead
+#define SILENCE_MS 3500  // after which a machine that acknowledges nothing is taken for dead
 
 int gp_socket = -1;
 int gp_agent_socket = -1;

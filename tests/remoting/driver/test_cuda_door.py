@@ -122,6 +122,22 @@ def test_launches_that_block(
         assert done.stdout == "launched: 700, then 700\n", done.stderr
 
 
+@pytest.mark.slow
+def test_a_cut_network_ends_a_wait(library: Path, tmp_path: Path) -> None:
+    """Nothing says that the server is gone: no packet of it arrives any more."""
+    alone = ["unshare", "-rn"]
+    try:
+        subprocess.run([*alone, "ip", "link", "set", "lo", "up"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no network namespace can be made here")
+    program = compiled("leased", tmp_path, library)
+    command = [*alone, sys.executable, str(HERE / "cut_network.py"), str(library)]
+    command += [str(build_driver().parent), str(program)]
+    command += [str(KERNELS / "test_kernels.sm_90.cubin"), "wait"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "error 46, then 46\n", done.stderr
+
+
 def test_without_an_agent_there_is_no_device(library: Path) -> None:
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     environment = {name: value for name, value in os.environ.items() if name != "GPUPOOL_AGENT"}
