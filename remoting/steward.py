@@ -675,8 +675,13 @@ class Steward:
         if members == self._members:
             members = self._members  # the same tuple, so that comparing it costs nothing
         self._members = members
+        tokens, here = self.state.tokens, self.self_id in self.state.servers
         for client in self.clients():
-            self._follow_client(client, members)
+            token = tokens.get(client.token)
+            # Most clients have no lease, and nothing that concerns them has changed.
+            unmoved = client.members is members and not client.attached and here
+            if not unmoved or token is None or token.revoked_at:
+                self._follow_client(client, members)
         self._look()
         self._hint(self.clock.monotonic())
 
@@ -733,7 +738,7 @@ class Steward:
             self._actions += [AskKey(voter) for voter in state.voters() if voter != self.self_id]
 
     def _hint(self, now: float) -> None:
-        for connection, request in self.waiters.due(self._state_now(), self.self_id, now):
+        for connection, request in self.waiters.due(self.state, self.self_id, now, self._state_now):
             self.send(connection, 0, m.TryNow((request,)))
 
     def _take(self) -> list[Action]:

@@ -7,6 +7,7 @@ has just come does not overtake. None of this is a promise: ``apply`` decides, t
 for whom no hint reaches, and whoever does not follow a hint loses the turn to the next.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gpupool.pool.choice import choose
@@ -85,8 +86,13 @@ class Waiters:
         """Return when ``due`` should be called again, if nothing else happens."""
         return self._again_at if self._waiters else float("inf")
 
-    def due(self, state: PoolState, self_id: ServerId, now: float) -> list[tuple[int, RequestId]]:
-        """Return whom to hint now, as pairs of connection and request."""
+    def due(
+        self, state: PoolState, self_id: ServerId, now: float, state_now: Callable[[], PoolState]
+    ) -> list[tuple[int, RequestId]]:
+        """Return whom to hint now, as pairs of connection and request.
+
+        ``state_now`` returns the table as of now, and is called only when somebody may get a hint.
+        """
         self._forget_served(state, now)
         server = state.servers.get(self_id)
         # Most changes of the table concern other servers, and there are many of both.
@@ -96,6 +102,7 @@ class Waiters:
         self._seen, self._seen_usage, self._again_at = server, state.usage, float("inf")
         if not self._waiters or not server.grantable:
             return []
+        state = state_now()
         hints: list[tuple[int, RequestId]] = []
         for waiter in sorted(self._waiters.values(), key=lambda w: _turn(state, w, now)):
             if len(hints) >= EXAMINED_MAX or not any(g.memory_free for g in server.gpus.values()):
