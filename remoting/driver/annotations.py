@@ -113,6 +113,10 @@ RECORDS: tuple[str, ...] = (
     "VIRTUAL_MAP",
     "VIRTUAL_UNMAP",
     "VIRTUAL_ACCESS",
+    "LINK_CREATE",
+    "LINK_ADD",
+    "LINK_COMPLETE",
+    "LINK_DESTROY",
 )
 
 HAND: tuple[str, ...] = (
@@ -145,6 +149,8 @@ HAND: tuple[str, ...] = (
     *("cuMemCreate", "cuMemRelease", "cuMemRetainAllocationHandle", "cuMemMap", "cuMemUnmap"),
     *("cuMemAddressReserve", "cuMemAddressFree", "cuMemSetAccess", "cuMemGetAccess"),
     "cuMemGetAllocationPropertiesFromHandle",
+    *("cuLinkCreate", "cuLinkCreate_v2", "cuLinkAddData", "cuLinkAddData_v2", "cuLinkAddFile"),
+    *("cuLinkAddFile_v2", "cuLinkComplete", "cuLinkDestroy"),
     *("cuModuleLoad", "cuModuleLoadData", "cuModuleLoadDataEx", "cuModuleLoadFatBinary"),
     *("cuModuleUnload", "cuModuleGetFunction", "cuModuleGetGlobal_v2"),
     *("cuModuleGetFunctionCount", "cuModuleEnumerateFunctions"),

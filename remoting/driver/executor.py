@@ -23,6 +23,7 @@ from gpupool.remoting.driver.api import (
     CudaError,
 )
 from gpupool.remoting.driver.launcher import Launcher
+from gpupool.remoting.driver.linker import Linker
 from gpupool.remoting.driver.snapshot import encode_snapshot
 from gpupool.remoting.driver.virtual import VirtualMemory
 from gpupool.remoting.driver.waiting import Download, Mirror, Waiter
@@ -114,6 +115,7 @@ class Executor:
         self.objects["s"] = self.streams
         self.allocations: dict[int, tuple[int, int]] = {}
         self.virtual = VirtualMemory(api, budget)
+        self.linker = Linker(api)
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of
         self.bulk = 0
         self.request = 0
@@ -239,6 +241,7 @@ class Executor:
             table.VIRTUAL_RELEASE: (1, self.virtual.release),
             table.VIRTUAL_RETURN: (2, self.virtual.give_back),
             table.VIRTUAL_UNMAP: (2, self.virtual.unmap),
+            table.LINK_DESTROY: (1, self.linker.destroy),
         }
         waiting: dict[int, tuple[int, Callable[..., bytes | None]]] = {
             table.HELLO: (2, self._hello),
@@ -276,6 +279,9 @@ class Executor:
             table.VIRTUAL_RESERVE: (3, self._virtual_reserve),
             table.VIRTUAL_MAP: (3, self._virtual_map),
             table.VIRTUAL_ACCESS: (4, self._virtual_access),
+            table.LINK_CREATE: (5, self._link_create),
+            table.LINK_ADD: (3, self._link_add),
+            table.LINK_COMPLETE: (1, self.linker.complete),
         }
         handlers: dict[int, Callable[[int], None]] = {
             op: self._posted(count, method) for op, (count, method) in asynchronous.items()
@@ -750,6 +756,14 @@ class Executor:
         image = self._image(size)
         address = ctypes.addressof(ctypes.c_char.from_buffer(image))
         self._keep_module(number, int(self.api.call("cuModuleLoadData", address)), library=False)
+        return b""
+
+    def _link_create(self, number: int, *given: int) -> bytes:
+        self.linker.create(number, *given)
+        return b""
+
+    def _link_add(self, number: int, kind: int, size: int) -> bytes:
+        self.linker.add(number, kind, self._image(size), size, self._text(3))
         return b""
 
     def _keep_module(self, number: int, handle: int, *, library: bool) -> None:

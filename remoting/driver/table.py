@@ -56,6 +56,10 @@ VIRTUAL_RETURN = 53
 VIRTUAL_MAP = 54
 VIRTUAL_UNMAP = 55
 VIRTUAL_ACCESS = 56
+LINK_CREATE = 57
+LINK_ADD = 58
+LINK_COMPLETE = 59
+LINK_DESTROY = 60
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     64: ("cuStreamCreate", "+s v", False),

@@ -50,6 +50,7 @@ enum gp_kind {
     GP_MODULE,    // a CUmodule or a CUlibrary
     GP_CONTEXT,
     GP_PHYSICAL,  // a CUmemGenericAllocationHandle
+    GP_LINK,      // a CUlinkState
 };
 
 #define GP_MAGIC 0x67706f6fU

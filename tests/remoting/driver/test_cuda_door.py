@@ -111,6 +111,15 @@ def test_virtual_memory_management(library: Path, tmp_path: Path) -> None:
         assert control.calls()["cuMemCreate"] == 2
 
 
+def test_the_linker(library: Path, tmp_path: Path) -> None:
+    """The server links what lies on the client, and the client loads the image."""
+    program = compiled("linker", tmp_path, library)
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(program), str(KERNELS / "test_kernels.ptx")])
+        assert done.stdout == "results right\n", done.stderr
+        assert control.calls()["cuLinkAddData_v2"] == 2
+
+
 def test_launches_that_block(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

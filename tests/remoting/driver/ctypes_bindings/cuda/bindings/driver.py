@@ -47,6 +47,7 @@ LAST: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (ctypes.c_char_p,),
     "cuGetErrorString": (ctypes.c_char_p,),
     "cuMemPoolGetAttribute": (U,),
+    "cuLinkComplete": (U, U),
     "cuKernelGetParamInfo": (U, U),
     "cuFuncGetParamInfo": (U, U),
 }
@@ -81,7 +82,9 @@ CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
 CUdevice_attribute = range(1, 192)
 CUresult = range(1000)
 CUmemAllocationGranularity_flags = CUfunction_attribute = CUfunc_cache = CUlimit = int
-CUmemAccess_flags = CUmemPool_attribute = CUkernel = CUfunction = CUdeviceptr = int
+CUjit_option = CUjitInputType = CUmemAccess_flags = CUmemPool_attribute = CUkernel = CUfunction = (
+    CUdeviceptr
+) = int
 
 
 def cuuint64_t(value: int) -> Any:
@@ -106,6 +109,14 @@ def cuMemGetAllocationGranularity(properties: Any, option: int) -> tuple[int, in
 def cuMemSetAccess(address: int, size: int, access: list[Any], count: int) -> tuple[int]:
     (one,) = access
     return (status_of("cuMemSetAccess", address, size, one, count),)
+
+
+def cuLinkCreate(count: int, options: list[int], values: list[int]) -> tuple[int, int]:
+    numbers = (ctypes.c_int * count)(*options)
+    words = (ctypes.c_void_p * count)(*values)
+    state = ctypes.c_uint64()
+    status = status_of("cuLinkCreate", count, numbers, words, ctypes.byref(state))
+    return status, state.value
 
 
 def cuGraphGetNodes(graph: int, _count: int) -> tuple[int, list[int], int]:
