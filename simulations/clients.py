@@ -162,6 +162,11 @@ class ClientProcess(Process):
         return found
 
     @property
+    def user(self) -> str:
+        """Return whose client this is."""
+        return self._credentials().user
+
+    @property
     def waits_for(self) -> Request | None:
         """Return the request that is waiting for GPUs."""
         if not self.alive or self.paused or self._allocation is None or self.lease is not None:

@@ -32,6 +32,9 @@ USER_COUNT = 3
 WITHOUT_VOTE_S = 0.1
 """How often an operator looks whether a removed server has no vote any more."""
 
+POLICY_S = 10.0
+"""Mean time until operators put another policy in force."""
+
 RESPAWN_S = 2.0
 """Mean time until another client comes for one that is gone."""
 
@@ -135,8 +138,21 @@ class Cluster:
 
     def start_clients(self) -> None:
         """Let the clients come."""
+        if self.options.max_gpus:
+            self._put_policy()
         for _ in range(self.options.clients):
             self._spawn_client()
+
+    def _put_policy(self) -> None:
+        """Put a policy in force, and after a while another one: limits, and one user goes first."""
+        state = self.environment.checkers.logs.state
+        draw = self.world.random(f"policy/{state.policy.version}")
+        max_gpus = draw.choice((self.options.max_gpus, 1.0, 2 * self.options.max_gpus))
+        text = f"[defaults]\nmax_gpus = {max_gpus}\n"
+        if draw.random() < 0.5:
+            text += '[class.first]\nusers = ["user1"]\npriority = 5\n'
+        self.operator.put_policy(text, state.policy.version)
+        self.world.after(POLICY_S * draw.expovariate(1.0), self._put_policy)
 
     def _add_machine(self, name: str) -> None:
         options, random = self.options, self.world.random(f"machine/{name}")

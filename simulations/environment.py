@@ -9,9 +9,11 @@ from gpupool.simulations.checkers import (
     AnswersInTime,
     DeadClientsLeave,
     GrantedIsWanted,
+    LimitsHold,
     Linearizable,
     LogsAgree,
     MemoryTruth,
+    NobodyStarves,
     OneLeader,
     RevokedMeansRevoked,
     TableSound,
@@ -38,6 +40,8 @@ class Checkers:
         self.wanted = GrantedIsWanted(judge)
         self.policy = RevokedMeansRevoked(judge)
         self.answers = AnswersInTime(judge)
+        self.limits = LimitsHold(judge)
+        self.fairness = NobodyStarves(judge)
         self.linearizable = Linearizable(judge)
 
 
@@ -65,7 +69,9 @@ class Environment:
         checkers.memory.applied(index, state, self.machines.values())
         self.history.pool_holds(state.leases.values(), self.world.now)
         lease = state.leases.get(LeaseId(index))
+        checkers.fairness.applied(lease, state)
         if lease is not None:
+            checkers.limits.granted(lease, state)
             wanted = lease.request not in self.turned_from
             checkers.wanted.granted(lease.id, lease.client, wanted=wanted)
 

@@ -13,11 +13,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpupool.pool import leases, transition
+from gpupool.pool import leases, placement, transition
+from gpupool.pool.admission import Admission
 from gpupool.pool.commands import Grant, ServerContact
 from gpupool.pool.duties import HostPlan, host_plan, leader_plan
 from gpupool.pool.errors import LeaseLostError
 from gpupool.pool.ids import Incarnation, LeaseId, Plain, RequestId, ServerId
+from gpupool.pool.policy import Usage
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.results import Result
 from gpupool.pool.state import Lease, PoolState, Server, ServerStatus, Token
@@ -62,6 +64,30 @@ def _space_unchecked() -> AbstractContextManager[None]:
         return None
 
     return patched(leases, "_space_refusal", space_refusal)
+
+
+def _limits_unchecked() -> AbstractContextManager[None]:
+    def limit_refusal(self: Admission, user: str, need: Usage) -> Result | None:
+        del self, user, need
+        return None
+
+    return patched(Admission, "limit_refusal", limit_refusal)
+
+
+def _nothing_kept(*_: object) -> None:
+    return None
+
+
+def _overtakes() -> AbstractContextManager[None]:
+    @contextmanager
+    def broken() -> Generator[None]:
+        with (
+            patched(leases, "kept_for_others", _nothing_kept),
+            patched(placement, "kept_for_others", _nothing_kept),
+        ):
+            yield
+
+    return broken()
 
 
 def _apply_differs() -> AbstractContextManager[None]:
@@ -440,6 +466,20 @@ MUTATIONS = (
         "memory-truth",
         "the same, seen by the workers",
         _space_unchecked,
+    ),
+    Mutation(
+        "limits-unchecked",
+        "limits-hold",
+        "the policy's limits are not checked when a grant is applied",
+        _limits_unchecked,
+        tune=lambda options: replace(options, max_gpus=1.5, think_s=0.3),
+    ),
+    Mutation(
+        "overtakes",
+        "nobody-starves",
+        "small requests take what one that has waited for long needs",
+        _overtakes,
+        tune=lambda options: replace(options, starved_s=1.0, think_s=0.3, gpus=2, servers=3),
     ),
     Mutation(
         "apply-differs",

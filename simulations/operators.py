@@ -6,6 +6,7 @@ from hashlib import sha256
 from random import Random
 
 from gpupool.pool.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.policy_log import pack_text
 from gpupool.pool.state import TokenKind
 from gpupool.remoting import messages as m
 from gpupool.simulations.calls import Caller
@@ -79,6 +80,10 @@ class Operator:
         order = m.DrainServer(server, None)
         undrained = partial(self._draining.discard, server)
         self._order(order, lambda _at: undrained(), undrained)
+
+    def put_policy(self, text: str, base: int) -> None:
+        """Put a policy in force."""
+        self._order(m.PutPolicy(pack_text(text), base), lambda _at: None)
 
     def end_lease(self, lease: LeaseId) -> None:
         """End a lease by order."""
@@ -155,6 +160,8 @@ def describe(order: m.Call) -> str:
             return f"revoke {order.token}"
         case m.DrainServer():
             return f"{'drain' if order.reason else 'undrain'} {order.server}"
+        case m.PutPolicy():
+            return f"policy after version {order.base}"
         case m.EndLease():
             return f"end lease {order.lease}"
         case m.RemoveServer():

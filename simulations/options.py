@@ -64,6 +64,8 @@ class Options:
     think_s: float = 1.0  # mean time between two leases of a client
     across: float = 0.1  # share of requests that several servers may satisfy together
     snapshot_entries: int = 10_000
+    max_gpus: float = 0.0  # that the policy lets each user hold; 0 for no policy
+    starved_s: float = 60.0  # after so long a wait, others may not overtake
     faults: tuple[tuple[str, float], ...] = ()  # kind, mean seconds between two of them
     keep: tuple[int, ...] | None = None  # numbers of the faults that happen; None for all
 

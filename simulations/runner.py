@@ -1,11 +1,12 @@
 """One run: make a pool, let faults happen for a while, heal, and see whether all came right."""
 
 import gc
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
+from gpupool.pool import leases
 from gpupool.pool.placement import Offer, make_offer
 from gpupool.simulations.cluster import Cluster
 from gpupool.simulations.faults import Fault, happen, schedule
@@ -68,10 +69,21 @@ def run(
     gc.collect()
     gc.disable()
     try:
-        with broken():
+        with _starved_after(options.starved_s), broken():
             return _Run(options, only).run()
     finally:
         gc.enable()
+
+
+@contextmanager
+def _starved_after(seconds: float) -> Generator[None]:
+    """Let requests go first sooner than runs last."""
+    usual = leases.STARVED_AFTER_MS
+    leases.STARVED_AFTER_MS = int(seconds * 1000)
+    try:
+        yield
+    finally:
+        leases.STARVED_AFTER_MS = usual
 
 
 class _Run:
@@ -199,7 +211,8 @@ class _Run:
             request = client.waits_for
             if request is None:
                 continue
-            answers = (make_offer(state, server, request) for server in state.servers.values())
+            servers = state.servers.values()
+            answers = (make_offer(state, server, request, client.user) for server in servers)
             if not request.across and any(isinstance(answer, Offer) for answer in answers):
                 seen.add(request.id)
                 since = self._grantable_since.setdefault(request.id, now)
