@@ -216,6 +216,9 @@ async def execute(ledger: RaftLedger, machine: StateMachine, request: dict[str, 
             return await grant(ledger, machine.state, request["in_flight"], request["seconds"])
         case "applied":
             return ledger.health().applied_index
+        case "count":
+            assert isinstance(machine, Counter)
+            return machine.count if await ledger.barrier(timeout_s=10) else None
         case "journal":
             return ledger.node.storage.journal.bytes_since_rewrite
         case "first_write":

@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 View = dict[str, Any]
+DEADLINE_S = 20.0
 RUN = ["run", "--no-wait", "-p", "0.5", "--", "true"]
 
 
@@ -72,6 +74,10 @@ def test_survivor_of_a_lost_majority_goes_on_alone(lost_pool: Any) -> None:
     survivor.log.unlink()
     survivor.start()
     survivor.wait_for_log("is listening")
+    # It refuses everybody until it has read its own log, which the first election brings.
+    end = time.monotonic() + DEADLINE_S
+    while pool.run("status").returncode == 1:
+        assert time.monotonic() < end, pool.logs()
     pool.wait_until(alone)
     assert pool.run(*RUN).returncode == 0
     # A former member that returns is told, and stops; a new one gets a vote.

@@ -14,6 +14,7 @@ from raft_world import MemoryDisk, Register
 from trio.testing import MockClock
 
 from gpupool.consensus.bridge import RaftLedger
+from gpupool.consensus.settings import COMMAND_BYTES_MAX
 from gpupool.consensus.storage import Storage, bootstrap
 from gpupool.pool.errors import StorageError
 from gpupool.pool.ids import ServerId
@@ -342,7 +343,9 @@ async def test_a_slow_disk_does_not_stop_the_event_loop() -> None:
         nursery.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("command", [{"x": b"y" * 17_000}, {"x": (1, 2)}, {1: "x"}, 1 << 70])
+@pytest.mark.parametrize(
+    "command", [{"x": b"y" * (COMMAND_BYTES_MAX + 1)}, {"x": (1, 2)}, {1: "x"}, 1 << 70]
+)
 async def test_commands_that_cannot_be_stored_are_refused(command: object) -> None:
     async with trio.open_nursery() as nursery:
         pool = Pool(nursery)
