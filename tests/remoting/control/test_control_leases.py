@@ -299,9 +299,12 @@ async def test_one_client_holds_several_leases_at_once(
             wanted = request(pool, 1, fraction, placement=placement)
             holds.append(await pool.allocate(wanted, wait_s=10))
 
+        # Halves first: claimed beside them, quarters may leave two GPUs with a quarter each.
         async with trio.open_nursery() as inner:
             for _ in range(4):
                 inner.start_soon(take, 0.5, Placement.PACK)
+        async with trio.open_nursery() as inner:
+            for _ in range(4):
                 inner.start_soon(take, 0.25, Placement.SPREAD)
                 inner.start_soon(take, 0.25, Placement.NEAR)
         assert len({hold.lease for hold in holds}) == 12
