@@ -60,7 +60,10 @@ OPTIONS = (
         "-p", "--fraction", type=FRACTION, help="Share of each GPU's memory, such as 0.25."
     ),
     click.option(
-        "-m", "--memory", type=PARTITION, help="Memory on each GPU instead, such as 20GiB or 20GB."
+        "-m",
+        "--memory",
+        type=PARTITION,
+        help="Memory on each GPU instead, such as 20GiB, or 20GB, which is decimal and less.",
     ),
     click.option("--wait", type=DURATION, help="Longest wait for free GPUs (default: no limit)."),
     click.option("--no-wait", is_flag=True, help="Exit with 75 when no GPU is free now."),

@@ -24,6 +24,7 @@ from gpupool.pool.policy import (
     Zone,
 )
 from gpupool.pool.policy_lines import Path, key_lines
+from gpupool.pool.sizes import parse_size
 
 RULE_COUNT_MAX = 4096
 WINDOW_COUNT_MAX = 512
@@ -38,9 +39,7 @@ LIFETIME_MS_MIN = 2000
 DAY_MS = 86_400_000
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604_800}
-SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 DURATION = re.compile(r"(?:\d+[smhdw])+")
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?B)?", re.IGNORECASE)
 TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 
 HELD = ("max_gpus", "max_memory", "max_leases")
@@ -458,13 +457,12 @@ def _thousandths(value: object) -> int:
 
 
 def _size(value: object) -> int:
-    found = SIZE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        raise _WrongError('write a size such as "80G" or "512M", or "none"')
-    size = int(Decimal(found[1]) * SIZES[found[2].upper()])
-    if size >= 1 << 60:
-        raise _WrongError("that is more memory than there is")
-    return size
+    if not isinstance(value, str):
+        raise _WrongError('write a size such as "80GiB", "80GB" or "512M", or "none"')
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise _WrongError(f'{error}; or "none"') from error
 
 
 def _duration_ms(value: object) -> int:

@@ -1,4 +1,8 @@
-"""Sizes as people write them: ``8GiB`` and ``8G`` are powers of 1024, ``8GB`` is one of 1000."""
+"""Sizes as people write them, with one meaning everywhere: requests, filters, policies, emulation.
+
+``KB``, ``MB``, ``GB``, ``TB`` are powers of 1000; ``KiB``, ``MiB``, ``GiB``, ``TiB`` and the bare
+letters ``K``, ``M``, ``G``, ``T`` are powers of 1024. What gpupool prints is in powers of 1024.
+"""
 
 import re
 

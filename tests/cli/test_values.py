@@ -8,6 +8,7 @@ from gpupool.cli.values import (
     parse_count,
     parse_duration,
     parse_emulation,
+    parse_filter,
     parse_fraction,
     parse_label,
     parse_listen,
@@ -17,6 +18,8 @@ from gpupool.cli.values import (
     parse_size,
     size_text,
 )
+from gpupool.pool.policy import Zone
+from gpupool.pool.policy_text import parse_policy
 from gpupool.remoting.addresses import Address
 
 
@@ -48,6 +51,23 @@ def test_fractions_refused(text: str) -> None:
 )
 def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *(("3" + unit + "B", 3 * 1000**power) for power, unit in enumerate("KMGT", 1)),
+        *(("3" + unit + "iB", 3 * 1024**power) for power, unit in enumerate("KMGT", 1)),
+        *(("3" + unit, 3 * 1024**power) for power, unit in enumerate("KMGT", 1)),
+    ],
+)
+def test_a_unit_means_the_same_everywhere(text: str, size: int) -> None:
+    assert parse_filter(f"gpu.memory >= {text}").values == (str(size),)
+    policy = parse_policy(f"[pool]\nmax_memory = '{text}'", lambda name: Zone(name, (), (0,)))
+    assert policy.rules[0].number == size
+    if size >= 1 << 20:
+        assert parse_size(text) == size
+        assert parse_emulation(f"1:{text}") == Emulation(1, size)
 
 
 @pytest.mark.parametrize("text", ["8", "0G", "-1G", "G", "8X", "", "1e3G", "0.1K", "99999999999T"])
