@@ -62,6 +62,7 @@ class Panel:
 def panels(seen: Seen, ui: UiState, look: Look) -> tuple[Panel, Panel, Panel]:
     """Return the three lists in the order of their keys."""
     servers = _panel(0, server_rows(seen), SERVER_COLUMNS, ui, look)
+    classes = any(lease.user_class for lease in (*seen.view.leases, *seen.view.waiting))
     chosen = _chosen_server(servers, ui)
     everywhere = ui.all_servers or chosen is None
     gpus = gpu_rows(seen, None if everywhere or chosen is None else chosen.server.id)
@@ -70,7 +71,14 @@ def panels(seen: Seen, ui: UiState, look: Look) -> tuple[Panel, Panel, Panel]:
     return (
         servers,
         _panel(1, gpus, GPU_COLUMNS, ui, look, where),
-        _panel(2, leases, LEASE_COLUMNS, ui, look, f", {len(seen.view.waiting)} waiting"),
+        _panel(
+            2,
+            leases,
+            [c for c in LEASE_COLUMNS if classes or not c.classes],
+            ui,
+            look,
+            f", {len(seen.view.waiting)} waiting",
+        ),
     )
 
 
@@ -252,6 +260,7 @@ def _memory_line(seen: Seen, look: Look) -> Text:
         (bar(ratio, 20, look), load_style(ratio, MEMORY_THRESHOLDS)),
         f" {size_text(granted)} of {size_text(capacity)} granted"
         f"   leases {len(view.leases)}   waiting {len(view.waiting)}   data {view.data_encryption}",
+        f"   policy v{view.policy_version}" if view.policy_version else "",
     )
     if view.warnings:
         line.append(f"   ! {view.warnings[0]}", "yellow")

@@ -68,6 +68,7 @@ def _print_summary(seen: Seen) -> None:
         (f"pool {view.name}", "bold"),
         f", leader {view.raft.leader or 'none'}, term {view.raft.term}, ",
         (f"quorum {reached}/{voters}", "" if view.raft.quorum else "bold red"),
+        f", policy v{view.policy_version}" if view.policy_version else "",
         f", as seen by {answered}",
     )
     console.print(first)

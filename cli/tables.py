@@ -89,6 +89,7 @@ class Column(Generic[R]):
     right: bool = False
     wide: bool = False  # shown only when asked for
     live: bool = False  # only where measurements of the servers are at hand
+    classes: bool = False  # only where the pool's policy puts somebody in a class
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,8 @@ class LeaseRow:
     age_s: float
     rate: Rate | None
     source: LeaseView | WaitingView
+    user_class: str = ""
+    priority: int | None = None  # of a request that waits, where the pool has a policy
 
     @property
     def wrong(self) -> bool:
@@ -207,7 +210,7 @@ def lease_rows(seen: Seen) -> list[LeaseRow]:
 
 def waiting_rows(seen: Seen) -> list[LeaseRow]:
     """Return requests that wait, the next to be served first."""
-    return [_waiting_row(each) for each in seen.view.waiting]
+    return [_waiting_row(each, seen.view) for each in seen.view.waiting]
 
 
 def _lease_row(lease: LeaseView, seen: Seen) -> LeaseRow:
@@ -230,10 +233,11 @@ def _lease_row(lease: LeaseView, seen: Seen) -> LeaseRow:
         age_s=lease.age_s + seen.view_age_s,
         rate=seen.rates.get(lease.id),
         source=lease,
+        user_class=lease.user_class,
     )
 
 
-def _waiting_row(waiting: WaitingView) -> LeaseRow:
+def _waiting_row(waiting: WaitingView, view: PoolView) -> LeaseRow:
     size = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:g}"
     return LeaseRow(
         id=waiting.request[:4] + "?",
@@ -247,6 +251,8 @@ def _waiting_row(waiting: WaitingView) -> LeaseRow:
         age_s=waiting.waited_s,
         rate=None,
         source=waiting,
+        user_class=waiting.user_class,
+        priority=waiting.priority if view.policy_version else None,
     )
 
 
@@ -508,6 +514,14 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
     Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.state),
     Column("LEASE", lambda r, _: Cell(r.id, "bold"), lambda r: r.id),
     Column("USER", lambda r, _: Cell(r.user), lambda r: r.user),
+    Column("CLASS", lambda r, _: Cell(r.user_class), lambda r: r.user_class, classes=True),
+    Column(
+        "PRIORITY",
+        lambda r, _: Cell("" if r.priority is None else str(r.priority)),
+        lambda r: -(r.priority or 0),
+        right=True,
+        classes=True,
+    ),
     Column("GPUS", lambda r, _: Cell(r.gpus), lambda r: r.gpus),
     Column(
         "MEMORY",

@@ -10,6 +10,7 @@ from gpupool.pool.duties import UNREACHABLE_AFTER_S
 from gpupool.pool.filters import filter_text
 from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.ports import LedgerHealth, Role
+from gpupool.pool.rulebook import rulebook
 from gpupool.pool.state import Event, Partition, PoolState, Server, ServerStatus
 
 SCHEMA = 1
@@ -81,6 +82,7 @@ class LeaseView:
     partitions: tuple[Partition, ...]
     granted_at: Milliseconds
     age_s: float
+    user_class: str = ""  # by the policy now in force
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class WaitingView:
     across: bool = False
     servers: tuple[str, ...] = ()
     priority: int = 0  # of the user's class; higher ones go first
+    user_class: str = ""  # by the policy now in force
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ class PoolView:
     waiting: tuple[WaitingView, ...]
     events: tuple[Event, ...]
     warnings: tuple[str, ...] = ()
+    policy_version: int = 0  # in force; 0: the pool has no policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +226,7 @@ def build_view(
         waiting=_waiting_views(state, wall_ms),
         events=tuple(_visible_event(event) for event in state.events),
         warnings=_warnings(state, health),
+        policy_version=state.policy.version,
     )
 
 
@@ -294,6 +299,7 @@ def _visible_event(event: Event) -> Event:
 
 def _lease_views(state: PoolState, wall_ms: int) -> tuple[LeaseView, ...]:
     views: list[LeaseView] = []
+    book = rulebook(state.policy)
     for lease in state.leases.values():
         servers = [state.servers.get(each) for each in lease.parts]
         lost = any(s is None or s.status is ServerStatus.UNREACHABLE for s in servers)
@@ -310,6 +316,7 @@ def _lease_views(state: PoolState, wall_ms: int) -> tuple[LeaseView, ...]:
                 partitions=lease.partitions,
                 granted_at=lease.granted_at,
                 age_s=max(0.0, (wall_ms - lease.granted_at) / 1000),
+                user_class=book.group_of(lease.user),
             )
         )
     return tuple(views)
@@ -317,6 +324,7 @@ def _lease_views(state: PoolState, wall_ms: int) -> tuple[LeaseView, ...]:
 
 def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
     ordered = sorted(state.waiting.values(), key=lambda w: (-w.priority, w.since))
+    book = rulebook(state.policy)
     return tuple(
         WaitingView(
             request=w.request.id.hex(),
@@ -332,6 +340,7 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
             across=w.request.across,
             servers=w.request.servers,
             priority=w.priority,
+            user_class=book.group_of(w.user),
         )
         for w in ordered
     )

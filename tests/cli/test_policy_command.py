@@ -128,9 +128,16 @@ def test_at_the_limit_a_run_waits_until_a_lease_of_its_own_ends(pool: OnePool) -
         assert done.returncode == ExitCode.NOT_NOW
         assert "ada holds 0.8, this takes 0.5" in done.stderr
         second = pool.spawn("run", "-p", "0.5", *PASS, env=pool.ada)
-        waiting = pool.wait_until(some_wait)["waiting"][0]
+        view = pool.wait_until(some_wait)
+        waiting = view["waiting"][0]
         assert (waiting["user"], waiting["priority"]) == ("ada", 0)
         assert "ada may hold 1 GPUs" in waiting["reason"]
+        header, row = pool.run("leases", "--waiting").stdout.splitlines()
+        assert header.split()[2:5] == ["USER", "CLASS", "PRIORITY"]
+        assert row.split()[2:5] == ["ada", "students", "0"]
+        status = pool.run("status").stdout
+        assert f", policy v{view['policy_version']}, as seen by a" in status
+        assert "ada   students" in status
     finally:
         first.terminate()
         first.communicate(timeout=DEADLINE_S)

@@ -1,6 +1,7 @@
 """The live view is a function of what is known: right words, right size, nothing old as new."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,23 @@ def test_servers_with_state_reason_and_mini_cells(seen: Seen) -> None:
     assert "witness" in text
     assert "700W" in text
     assert "61C" in text
+
+
+def test_the_policy_and_its_classes_are_shown_where_there_are_some(seen: Seen) -> None:
+    plain = "\n".join(lines(seen, UiState(), 200))
+    assert "policy v" not in plain
+    assert "CLASS" not in plain
+    view = replace(
+        seen.view,
+        policy_version=7,
+        leases=tuple(replace(each, user_class="staff") for each in seen.view.leases),
+        waiting=tuple(replace(each, priority=-3) for each in seen.view.waiting),
+    )
+    text = "\n".join(lines(replace(seen, view=view), UiState(), 200))
+    assert "data tls   policy v7" in text
+    assert re.search(r"USER  CLASS  PRIORITY +GPUS", text)
+    assert re.search(r"ada   staff +2 x H200", text)
+    assert re.search(r"bob +-3  8 x 1", text)
 
 
 def test_leases_and_who_waits_for_what(seen: Seen) -> None:
