@@ -15,6 +15,7 @@
 #define GP_ATTRIBUTES_MAX 192  // device attributes in the snapshot
 #define GP_STACK_MAX 64        // contexts pushed by one thread
 #define GP_STREAM_THREAD_MAX GP_DEVICES_MAX
+#define GP_LEGACY_STREAM 1  // its identifier; the worker knows it by this number
 
 // CUresult, by the names of cuda.h.
 enum {
@@ -196,9 +197,12 @@ int gp_stream_id(void *stream, uint64_t *id);
 struct gp_handle *gp_stream_handle(void *stream);
 void *gp_thread_stream(void *stream);
 void gp_per_thread(int on);
-uint64_t gp_capture_of(void *stream);
 int gp_synchronize(int op, uint64_t id);
 void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its end is never kept
+
+// capture.c
+uint64_t gp_capture_of(void *stream);
+uint64_t gp_capture_of_handle(const struct gp_handle *handle);  // of a stream or an event
 
 // memory.c
 struct gp_range {

@@ -8,7 +8,7 @@ GP_EXPORT int cuStreamCreate(void **a0, unsigned int a1) {
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->flags = a1;
     uint64_t values[2] = {made->id, (uint64_t)a1};
-    int status = gp_post(64, values, 2);
+    int status = gp_post(256, values, 2);
     *a0 = made;
     return status;
 }
@@ -21,7 +21,7 @@ GP_EXPORT int cuStreamCreateWithPriority(void **a0, unsigned int a1, int a2) {
     made->flags = a1;
     made->priority = a2;
     uint64_t values[3] = {made->id, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(65, values, 3);
+    int status = gp_post(257, values, 3);
     *a0 = made;
     return status;
 }
@@ -31,7 +31,7 @@ GP_EXPORT int cuStreamDestroy_v2(void *a0) {
     uint64_t v0;
     GP_CHECK(gp_stream_id(a0, &v0));
     uint64_t values[1] = {v0};
-    int status = gp_post(66, values, 1);
+    int status = gp_post(258, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;
 }
@@ -43,7 +43,7 @@ GP_EXPORT int cuEventCreate(void **a0, unsigned int a1) {
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->flags = a1;
     uint64_t values[2] = {made->id, (uint64_t)a1};
-    int status = gp_post(67, values, 2);
+    int status = gp_post(259, values, 2);
     *a0 = made;
     return status;
 }
@@ -52,7 +52,7 @@ GP_EXPORT int cuEventDestroy_v2(void *a0) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_EVENT));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(68, values, 1);
+    int status = gp_post(260, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;
 }
@@ -64,7 +64,7 @@ GP_EXPORT int cuEventElapsedTime_v2(float *a0, void *a1, void *a2) {
     GP_CHECK(gp_check(a2, GP_EVENT));
     uint64_t values[2] = {((struct gp_handle *)a1)->id, ((struct gp_handle *)a2)->id};
     uint64_t reply[1] = {0};
-    int status = gp_call(69, values, 2, reply, sizeof reply);
+    int status = gp_call(261, values, 2, reply, sizeof reply);
     if (status != 0) return status;
     memcpy(a0, reply, sizeof *a0);
     return status;
@@ -73,7 +73,7 @@ GP_EXPORT int cuEventElapsedTime_v2(float *a0, void *a1, void *a2) {
 GP_EXPORT int cuMemcpyDtoD_v2(uint64_t a0, uint64_t a1, size_t a2) {
     GP_ENTER();
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(70, values, 3);
+    int status = gp_post(262, values, 3);
     return status;
 }
 
@@ -82,49 +82,49 @@ GP_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t a0, uint64_t a1, size_t a2, void *a3
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
-    int status = gp_post(71, values, 4);
+    int status = gp_post(263, values, 4);
     return status;
 }
 
 GP_EXPORT int cuMemsetD8_v2(uint64_t a0, unsigned char a1, size_t a2) {
     GP_ENTER();
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(72, values, 3);
+    int status = gp_post(264, values, 3);
     return status;
 }
 
 GP_EXPORT int cuMemsetD16_v2(uint64_t a0, unsigned short a1, size_t a2) {
     GP_ENTER();
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(73, values, 3);
+    int status = gp_post(265, values, 3);
     return status;
 }
 
 GP_EXPORT int cuMemsetD32_v2(uint64_t a0, unsigned int a1, size_t a2) {
     GP_ENTER();
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(74, values, 3);
+    int status = gp_post(266, values, 3);
     return status;
 }
 
 GP_EXPORT int cuMemsetD2D8_v2(uint64_t a0, size_t a1, unsigned char a2, size_t a3, size_t a4) {
     GP_ENTER();
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
-    int status = gp_post(75, values, 5);
+    int status = gp_post(267, values, 5);
     return status;
 }
 
 GP_EXPORT int cuMemsetD2D16_v2(uint64_t a0, size_t a1, unsigned short a2, size_t a3, size_t a4) {
     GP_ENTER();
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
-    int status = gp_post(76, values, 5);
+    int status = gp_post(268, values, 5);
     return status;
 }
 
 GP_EXPORT int cuMemsetD2D32_v2(uint64_t a0, size_t a1, unsigned int a2, size_t a3, size_t a4) {
     GP_ENTER();
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
-    int status = gp_post(77, values, 5);
+    int status = gp_post(269, values, 5);
     return status;
 }
 
@@ -133,7 +133,7 @@ GP_EXPORT int cuMemsetD8Async(uint64_t a0, unsigned char a1, size_t a2, void *a3
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
-    int status = gp_post(78, values, 4);
+    int status = gp_post(270, values, 4);
     return status;
 }
 
@@ -142,7 +142,7 @@ GP_EXPORT int cuMemsetD16Async(uint64_t a0, unsigned short a1, size_t a2, void *
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
-    int status = gp_post(79, values, 4);
+    int status = gp_post(271, values, 4);
     return status;
 }
 
@@ -151,7 +151,7 @@ GP_EXPORT int cuMemsetD32Async(uint64_t a0, unsigned int a1, size_t a2, void *a3
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
-    int status = gp_post(80, values, 4);
+    int status = gp_post(272, values, 4);
     return status;
 }
 
@@ -160,7 +160,7 @@ GP_EXPORT int cuMemsetD2D8Async(uint64_t a0, size_t a1, unsigned char a2, size_t
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
-    int status = gp_post(81, values, 6);
+    int status = gp_post(273, values, 6);
     return status;
 }
 
@@ -169,7 +169,7 @@ GP_EXPORT int cuMemsetD2D16Async(uint64_t a0, size_t a1, unsigned short a2, size
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
-    int status = gp_post(82, values, 6);
+    int status = gp_post(274, values, 6);
     return status;
 }
 
@@ -178,7 +178,7 @@ GP_EXPORT int cuMemsetD2D32Async(uint64_t a0, size_t a1, unsigned int a2, size_t
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
-    int status = gp_post(83, values, 6);
+    int status = gp_post(275, values, 6);
     return status;
 }
 
@@ -191,7 +191,7 @@ GP_EXPORT int cuDeviceGetDefaultMemPool(void **a0, int a1) {
     GP_CHECK(gp_check_device(v1));
     uint64_t values[2] = {made->id, gp_server_device(v1)};
     uint64_t reply[1] = {0};
-    int status = gp_call(84, values, 2, reply, sizeof reply);
+    int status = gp_call(276, values, 2, reply, sizeof reply);
     if (status != 0) gp_end(made);
     if (status != 0) return status;
     *a0 = made;
@@ -207,7 +207,7 @@ GP_EXPORT int cuDeviceGetMemPool(void **a0, int a1) {
     GP_CHECK(gp_check_device(v1));
     uint64_t values[2] = {made->id, gp_server_device(v1)};
     uint64_t reply[1] = {0};
-    int status = gp_call(85, values, 2, reply, sizeof reply);
+    int status = gp_call(277, values, 2, reply, sizeof reply);
     if (status != 0) gp_end(made);
     if (status != 0) return status;
     *a0 = made;
@@ -221,7 +221,7 @@ GP_EXPORT int cuDeviceSetMemPool(int a0, void *a1) {
     GP_CHECK(gp_check(a1, GP_POOL));
     uint64_t values[2] = {gp_server_device(v0), ((struct gp_handle *)a1)->id};
     uint64_t reply[1] = {0};
-    int status = gp_call(86, values, 2, reply, sizeof reply);
+    int status = gp_call(278, values, 2, reply, sizeof reply);
     if (status != 0) return status;
     return status;
 }
@@ -230,7 +230,7 @@ GP_EXPORT int cuMemPoolTrimTo(void *a0, size_t a1) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_POOL));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
-    int status = gp_post(87, values, 2);
+    int status = gp_post(279, values, 2);
     return status;
 }
 
@@ -239,7 +239,7 @@ GP_EXPORT int cuCtxGetCacheConfig(int *a0) {
     if (a0 == NULL) return GP_INVALID_VALUE;
     uint64_t values[1] = {0};
     uint64_t reply[1] = {0};
-    int status = gp_call(88, values, 0, reply, sizeof reply);
+    int status = gp_call(280, values, 0, reply, sizeof reply);
     if (status != 0) return status;
     memcpy(a0, reply, sizeof *a0);
     return status;
@@ -249,7 +249,7 @@ GP_EXPORT int cuCtxSetCacheConfig(int a0) {
     GP_ENTER();
     uint64_t values[1] = {(uint64_t)a0};
     uint64_t reply[1] = {0};
-    int status = gp_call(89, values, 1, reply, sizeof reply);
+    int status = gp_call(281, values, 1, reply, sizeof reply);
     if (status != 0) return status;
     return status;
 }
@@ -261,7 +261,7 @@ GP_EXPORT int cuCtxEnablePeerAccess(void *a0, unsigned int a1) {
     if (a1 != 0) return GP_INVALID_VALUE;
     uint64_t values[1] = {gp_server_device(v0)};
     uint64_t reply[1] = {0};
-    int status = gp_call(90, values, 1, reply, sizeof reply);
+    int status = gp_call(282, values, 1, reply, sizeof reply);
     if (status != 0) return status;
     return status;
 }
@@ -270,7 +270,7 @@ GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_FUNCTION));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
-    int status = gp_post(91, values, 2);
+    int status = gp_post(283, values, 2);
     return status;
 }
 
@@ -278,7 +278,7 @@ GP_EXPORT int cuGraphDestroy(void *a0) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_GRAPH));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(92, values, 1);
+    int status = gp_post(284, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;
 }
@@ -287,7 +287,7 @@ GP_EXPORT int cuGraphExecDestroy(void *a0) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_GRAPH_EXEC));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(93, values, 1);
+    int status = gp_post(285, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;
 }
@@ -300,7 +300,7 @@ GP_EXPORT int cuGraphInstantiateWithFlags(void **a0, void *a1, unsigned long lon
     GP_CHECK(gp_check(a1, GP_GRAPH));
     uint64_t values[3] = {made->id, ((struct gp_handle *)a1)->id, (uint64_t)a2};
     uint64_t reply[1] = {0};
-    int status = gp_call(94, values, 3, reply, sizeof reply);
+    int status = gp_call(286, values, 3, reply, sizeof reply);
     if (status != 0) gp_end(made);
     if (status != 0) return status;
     *a0 = made;
@@ -313,7 +313,7 @@ GP_EXPORT int cuGraphLaunch(void *a0, void *a1) {
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(95, values, 2);
+    int status = gp_post(287, values, 2);
     return status;
 }
 
@@ -323,7 +323,7 @@ GP_EXPORT int cuGraphUpload(void *a0, void *a1) {
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(96, values, 2);
+    int status = gp_post(288, values, 2);
     return status;
 }
 

@@ -1,20 +1,12 @@
-// Streams, events, capture and what waits for them.
+// Streams, events and what waits for them.
 #include "core.h"
 
 #include <stdlib.h>
-
-// Identifiers of streams that are not made: the worker knows them by these numbers.
-#define LEGACY_STREAM 1
 
 int cuStreamCreate(void **stream, unsigned flags);
 
 static __thread struct gp_handle *thread_streams[GP_DEVICES_MAX];
 static __thread int per_thread;
-static __thread int capture_mode;
-static uint64_t next_capture = 1;
-static unsigned captures;  // that are going on, in all threads
-#define CAPTURES_MAX 64
-static uint64_t active[CAPTURES_MAX];
 static struct gp_handle legacy_streams[GP_DEVICES_MAX];
 
 void *gp_thread_stream(void *stream) { return stream == NULL ? (void *)2 : stream; }
@@ -35,7 +27,7 @@ struct gp_handle *gp_stream_handle(void *stream) {
     }
     if (value <= 1) {
         struct gp_handle *legacy = &legacy_streams[device];
-        legacy->id = LEGACY_STREAM;
+        legacy->id = GP_LEGACY_STREAM;
         legacy->device = device;
         return legacy;
     }
@@ -47,21 +39,6 @@ int gp_stream_id(void *stream, uint64_t *id) {
     if (handle == NULL) return GP_INVALID_HANDLE;
     *id = handle->id;
     return GP_SUCCESS;
-}
-
-// Streams and events keep the number of a capture after its end, so the number is looked up.
-static uint64_t capture_of(const struct gp_handle *handle) {
-    if (handle == NULL || __atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return 0;
-    uint64_t capture = __atomic_load_n(&handle->capture, __ATOMIC_RELAXED);
-    for (int at = 0; capture != 0 && at < CAPTURES_MAX; at++) {
-        if (__atomic_load_n(&active[at], __ATOMIC_RELAXED) == capture) return capture;
-    }
-    return 0;
-}
-
-uint64_t gp_capture_of(void *stream) {
-    if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return 0;
-    return capture_of(gp_stream_handle(stream));
 }
 
 int gp_synchronize(int op, uint64_t id) {
@@ -100,7 +77,7 @@ GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     struct gp_handle *to = gp_stream_handle(stream), *from = event;
     if (to == NULL) return GP_INVALID_HANDLE;
     // A stream that waits for an event of a capture joins the capture.
-    uint64_t capture = capture_of(from);
+    uint64_t capture = gp_capture_of_handle(from);
     if (capture) __atomic_store_n(&to->capture, capture, __ATOMIC_RELAXED);
     uint64_t values[3] = {to->id, from->id, flags};
     return gp_post(GP_WAIT_EVENT, values, 3);
@@ -246,146 +223,4 @@ GP_EXPORT int cuStreamSetAttribute(void *stream, int attribute, const void *valu
     if (value == NULL) return GP_INVALID_VALUE;
     // Hints for the cache and for how the CPU waits: without effect on any result.
     return attribute == 1 || attribute == 3 ? GP_SUCCESS : GP_NOT_SUPPORTED;
-}
-
-// --- capture --------------------------------------------------------------------------------------
-
-GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) {
-    GP_ENTER();
-    struct gp_handle *handle = gp_stream_handle(stream);
-    if (handle == NULL) return GP_INVALID_HANDLE;
-    if (handle->id == LEGACY_STREAM) return GP_CAPTURE_UNSUPPORTED;
-    if (capture_of(handle)) return GP_ILLEGAL_STATE;
-    uint64_t capture = __atomic_fetch_add(&next_capture, 1, __ATOMIC_RELAXED);
-    int slot = 0;
-    for (uint64_t none = 0; slot < CAPTURES_MAX; slot++, none = 0) {
-        if (__atomic_compare_exchange_n(&active[slot], &none, capture, false, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED)) {
-            break;
-        }
-    }
-    if (slot == CAPTURES_MAX) return GP_OUT_OF_MEMORY;
-    __atomic_fetch_add(&captures, 1, __ATOMIC_RELAXED);
-    __atomic_store_n(&handle->capture, capture, __ATOMIC_RELAXED);
-    uint64_t values[2] = {handle->id, (uint64_t)mode};
-    return gp_post(GP_BEGIN_CAPTURE, values, 2);
-}
-
-GP_EXPORT int cuStreamBeginCapture(void *stream) { return cuStreamBeginCapture_v2(stream, 0); }
-
-static void end_capture(uint64_t capture) {
-    for (int at = 0; at < CAPTURES_MAX; at++) {
-        uint64_t wanted = capture;
-        if (__atomic_compare_exchange_n(&active[at], &wanted, 0, false, __ATOMIC_RELAXED,
-                                        __ATOMIC_RELAXED)) {
-            __atomic_fetch_sub(&captures, 1, __ATOMIC_RELAXED);
-        }
-    }
-}
-
-GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
-    GP_ENTER();
-    struct gp_handle *handle = gp_stream_handle(stream);
-    if (handle == NULL) return GP_INVALID_HANDLE;
-    if (graph == NULL) return GP_INVALID_VALUE;
-    *graph = NULL;
-    uint64_t capture = capture_of(handle);
-    if (!capture) return GP_ILLEGAL_STATE;
-    struct gp_handle *made = gp_make(GP_GRAPH);
-    if (made == NULL) return GP_OUT_OF_MEMORY;
-    uint64_t values[2] = {handle->id, made->id};
-    int status = gp_call(GP_END_CAPTURE, values, 2, NULL, 0);
-    end_capture(capture);
-    if (status != GP_SUCCESS) {
-        gp_end(made);
-        return status;
-    }
-    *graph = made;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
-    GP_ENTER();
-    if (status == NULL) return GP_INVALID_VALUE;
-    struct gp_handle *handle = gp_stream_handle(stream);
-    if (handle == NULL) return GP_INVALID_HANDLE;
-    *status = capture_of(handle) ? 1 : 0;
-    return GP_SUCCESS;
-}
-
-static int capture_info(void *stream, int *status, uint64_t *id, void **graph, size_t *count) {
-    GP_ENTER();
-    struct gp_handle *handle = gp_stream_handle(stream);
-    if (handle == NULL) return GP_INVALID_HANDLE;
-    if (status == NULL) return GP_INVALID_VALUE;
-    uint64_t capture = capture_of(handle);
-    *status = capture ? 1 : 0;
-    if (id != NULL) *id = capture;
-    if (count != NULL) *count = 0;
-    if (graph != NULL) *graph = NULL;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuStreamGetCaptureInfo(void *stream, int *status, uint64_t *id) {
-    return capture_info(stream, status, id, NULL, NULL);
-}
-
-GP_EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
-                                        void **dependencies, size_t *count) {
-    if (dependencies != NULL) *dependencies = NULL;
-    return capture_info(stream, status, id, graph, count);
-}
-
-GP_EXPORT int cuStreamGetCaptureInfo_v3(void *stream, int *status, uint64_t *id, void **graph,
-                                        void **dependencies, void **edges, size_t *count) {
-    if (dependencies != NULL) *dependencies = NULL;
-    if (edges != NULL) *edges = NULL;
-    return capture_info(stream, status, id, graph, count);
-}
-
-GP_EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
-    GP_CHECK(gp_ready());
-    if (mode == NULL) return GP_INVALID_VALUE;
-    int before = capture_mode;
-    capture_mode = *mode;
-    *mode = before;
-    return GP_SUCCESS;
-}
-
-// --- graphs ---------------------------------------------------------------------------------------
-
-int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags);
-
-GP_EXPORT int cuGraphInstantiate(void **made, void *graph, void *node, char *log, size_t size) {
-    if (node != NULL) *(void **)node = NULL;
-    if (log != NULL && size > 0) *log = '\0';
-    return cuGraphInstantiateWithFlags(made, graph, 0);
-}
-
-GP_EXPORT int cuGraphInstantiate_v2(void **made, void *graph, void *node, char *log, size_t size) {
-    return cuGraphInstantiate(made, graph, node, log, size);
-}
-
-GP_EXPORT int cuGraphInstantiateWithParams(void **made, void *graph, void *parameters) {
-    struct {
-        uint64_t flags;
-        void *upload, *node;
-        int result;
-    } *found = parameters;
-    if (found == NULL) return GP_INVALID_VALUE;
-    found->node = NULL;
-    int status = cuGraphInstantiateWithFlags(made, graph, found->flags & ~2ULL);
-    found->result = status == GP_SUCCESS ? 0 : 1;
-    return status;
-}
-
-GP_EXPORT int cuGraphGetNodes(void *graph, void **nodes, size_t *count) {
-    GP_ENTER();
-    GP_CHECK(gp_check(graph, GP_GRAPH));
-    if (count == NULL) return GP_INVALID_VALUE;
-    if (nodes != NULL) return GP_NOT_SUPPORTED;  // their number is all that is remoted yet
-    uint64_t values[1] = {((struct gp_handle *)graph)->id}, reply[1] = {0};
-    GP_CHECK(gp_call(GP_GRAPH_NODES, values, 1, reply, sizeof reply));
-    *count = reply[0];
-    return GP_SUCCESS;
 }
