@@ -56,7 +56,7 @@ CALLS: dict[str, str] = {
 }
 
 RECORDS: tuple[str, ...] = (
-    # Records that both ends write by hand: their layouts are in records.h and executor.py.
+    # Records that both ends write by hand: their layouts are where shim and worker use them.
     "HELLO",
     "SET_DEVICE",
     "LAUNCH",

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget
+from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import INVALID_HANDLE, OUT_OF_MEMORY, Api, CudaError
+from gpupool.remoting.driver.client import WORDS, Area, Client
+from gpupool.remoting.driver.memory import Memory, charged
 
 OBJECTS_MAX = 1 << 20
 """Pieces of physical memory, and mappings, that one client may have at a time."""
@@ -100,3 +103,45 @@ class VirtualMemory:
     def _settle(self, physical: Physical) -> None:
         if physical.released and not physical.mappings:
             self._budget.release(physical.device, physical.cost)
+
+
+class Virtual(Area):
+    """The records of virtual memory management."""
+
+    def __init__(self, client: Client, memory: Memory) -> None:
+        super().__init__(client)
+        self.memory = memory
+        self.virtual = VirtualMemory(client.api, client.budget)
+        self.posted = {
+            table.VIRTUAL_RELEASE: (1, self.virtual.release),
+            table.VIRTUAL_RETURN: (2, self.virtual.give_back),
+            table.VIRTUAL_UNMAP: (2, self.virtual.unmap),
+        }
+        self.asked = {
+            table.VIRTUAL_CREATE: (3, self._virtual_create),
+            table.VIRTUAL_RESERVE: (3, self._virtual_reserve),
+            table.VIRTUAL_MAP: (3, self._virtual_map),
+            table.VIRTUAL_ACCESS: (4, self._virtual_access),
+        }
+
+    def _virtual_create(self, number: int, size: int, device: int) -> bytes | None:
+        ordinal, cost = self.client.ordinals[self.client.index(device)], charged(size)
+
+        def work() -> bytes:
+            self.virtual.create(number, size, device, ordinal, cost)
+            return b""
+
+        return self.memory.once_freed(work)
+
+    def _virtual_reserve(self, size: int, alignment: int, wish: int) -> bytes:
+        return WORDS[1].pack(self.virtual.reserve(size, alignment, wish))
+
+    def _virtual_map(self, address: int, size: int, number: int) -> bytes:
+        self.virtual.map(address, size, number)
+        return b""
+
+    def _virtual_access(self, address: int, size: int, device: int, flags: int) -> bytes:
+        self.virtual.set_access(
+            address, size, self.client.ordinals[self.client.index(device)], flags
+        )
+        return b""

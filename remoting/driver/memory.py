@@ -1,0 +1,159 @@
+"""Device memory: allocated and freed against the partition, and pools of it."""
+
+from collections.abc import Callable
+
+from gpupool.remoting.driver import table
+from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver.client import WORDS, Area, Client
+
+SMALL_SIZE = 512
+LARGE_SIZE = 1 << 20
+LARGE_UNIT = 2 << 20
+
+
+def charged(size: int) -> int:
+    """Return what an allocation costs: small ones share pages of CUDA, large ones fill theirs."""
+    unit = LARGE_UNIT if size >= LARGE_SIZE else SMALL_SIZE
+    return (size + unit - 1) // unit * unit
+
+
+class Memory(Area):
+    """Allocations of a client process."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self.posted = {
+            table.FREE: (1, self.free),
+            table.FREE_ASYNC: (2, self._free_async),
+            table.RESET_DEVICE: (1, self._reset_device),
+        }
+        self.asked = {
+            table.ALLOCATE: (1, self._allocate),
+            table.ALLOCATE_ASYNC: (3, self._allocate_async),
+            table.MEMORY_INFO: (0, self._memory_info),
+            table.POOL_GET: (2, self._pool_get),
+            table.POOL_SET: (3, self._pool_set),
+        }
+
+    def _reserve(self, size: int) -> int:
+        cost = charged(size)
+        if not self.client.budget.reserve(self.client.device, cost):
+            raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
+        return cost
+
+    def _allocate(self, size: int) -> bytes | None:
+        device = self.client.device
+        return self.once_freed(lambda: self._allocate_now(device, size))
+
+    def once_freed(self, work: Callable[[], bytes]) -> bytes | None:
+        """Return what ``work`` gives; if memory is short, answer once frees before it are over."""
+        try:
+            return work()
+        except self.api.errors as error:
+            if self.api.status_of(error) != OUT_OF_MEMORY or not self.waiter.freeing.pending:
+                raise
+        self._after_frees(work)
+        return None
+
+    def _allocate_now(self, device: int, size: int) -> bytes:
+        cost = charged(size)
+        if not self.client.budget.reserve(device, cost):
+            raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
+        try:
+            address = self.api.runtime.malloc(size)
+        except self.api.errors:
+            self.client.budget.release(device, cost)
+            raise
+        self.client.allocations[address] = (device, cost)
+        return WORDS[1].pack(address)
+
+    def _after_frees(self, work: Callable[[], bytes]) -> None:
+        """Answer the request with what ``work`` gives once nothing is being freed any more."""
+        request, waiter = self.client.request, self.waiter
+
+        def run() -> None:
+            waiter.freeing.wait()
+            try:
+                body = work()
+            except self.api.errors as error:
+                self.session.reply(request, self.api.status_of(error))
+            else:
+                self.session.reply(request, 0, body)
+
+        waiter.start(self.client.device, run)
+
+    def _allocate_async(self, size: int, pool: int, stream: int) -> bytes:
+        cost = self._reserve(size)
+        try:
+            if pool:
+                address = int(
+                    self.api.call(
+                        "cuMemAllocFromPoolAsync",
+                        size,
+                        self.objects["p"][pool],
+                        self.streams[stream],
+                    )
+                )
+            else:
+                address = self.api.runtime.mallocAsync(size, self.streams[stream])
+        except (*self.api.errors, KeyError):
+            self.client.budget.release(self.client.device, cost)
+            raise
+        if size:
+            self.client.allocations[address] = (self.client.device, cost)
+        return WORDS[1].pack(address)
+
+    def free(self, address: int) -> None:
+        """Free memory on a thread of its own: CUDA waits for the GPU before it does."""
+        device, cost = self.client.allocations.pop(address)
+        freeing = self.waiter.freeing
+        freeing.begin()
+
+        def run() -> None:
+            try:
+                self.api.runtime.free(address)
+            except self.api.errors as error:
+                self.client.fail(table.FREE, self.api.status_of(error))
+            finally:
+                # In this order: whoever waits must find the memory in the books.
+                self.client.budget.release(device, cost)
+                freeing.end()
+
+        self.waiter.start(device, run)
+
+    def _free_async(self, address: int, stream: int) -> None:
+        handle = self.streams[stream]
+        device, cost = self.client.allocations.pop(address)
+        self.api.runtime.freeAsync(address, handle)
+        self.client.budget.release(device, cost)
+
+    def _reset_device(self, device: int) -> None:
+        self.client.index(device)
+        for address, (owner, _) in list(self.client.allocations.items()):
+            if owner == device:
+                self.free(address)
+
+    def _memory_info(self) -> bytes | None:
+        device = self.client.device
+        if self.waiter.freeing.pending:
+            self._after_frees(lambda: self._memory_info_now(device))
+            return None
+        return self._memory_info_now(device)
+
+    def _memory_info_now(self, device: int) -> bytes:
+        total = self.client.devices[device].memory
+        left = max(0, total - self.client.budget.usage(device))
+        free, _ = self.api.runtime.memGetInfo()
+        return WORDS[2].pack(min(left, free), total)
+
+    def _pool_get(self, pool: int, attribute: int) -> bytes:
+        name = self.api.enumerated("CUmemPool_attribute", attribute)
+        return WORDS[1].pack(
+            int(self.api.call("cuMemPoolGetAttribute", self.objects["p"][pool], name))
+        )
+
+    def _pool_set(self, pool: int, attribute: int, value: int) -> bytes:
+        name = self.api.enumerated("CUmemPool_attribute", attribute)
+        wrap = self.api.cu.cuuint64_t if attribute > 3 else int
+        self.api.call("cuMemPoolSetAttribute", self.objects["p"][pool], name, wrap(value))
+        return b""

@@ -1,0 +1,112 @@
+"""Libraries and modules: loaded, linked, and what they hold."""
+
+import ctypes
+import struct
+from typing import Any
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver import table
+from gpupool.remoting.driver.client import OBJECTS_MAX, WORDS, Area, Client
+from gpupool.remoting.driver.kernels import Kernels
+from gpupool.remoting.driver.linker import Linker
+
+IMAGE_SIZE_MAX = 1 << 30
+
+
+class Modules(Area):
+    """The libraries and modules of a client process, and its links."""
+
+    def __init__(self, client: Client, kernels: Kernels) -> None:
+        super().__init__(client)
+        self.kernels = kernels
+        self.linker = Linker(client.api)
+        self.modules: dict[int, tuple[int, bool]] = {}
+        self.posted = {
+            table.UNLOAD_LIBRARY: (1, self._unload),
+            table.UNLOAD_MODULE: (1, self._unload),
+            table.LINK_DESTROY: (1, self.linker.destroy),
+        }
+        self.asked = {
+            table.LOAD_LIBRARY: (2, self._load_library),
+            table.LOAD_MODULE: (2, self._load_module),
+            table.LIBRARY_MODULE: (2, self._library_module),
+            table.FIND_KERNEL: (2, self._find_kernel),
+            table.FIND_FUNCTION: (2, self._find_function),
+            table.FIND_GLOBAL: (1, self._find_global),
+            table.ENUMERATE: (1, self._enumerate),
+            table.LINK_CREATE: (5, self._link_create),
+            table.LINK_ADD: (3, self._link_add),
+            table.LINK_COMPLETE: (1, self.linker.complete),
+        }
+
+    def _image(self, size: int) -> bytearray:
+        if size != self.client.bulk or size > IMAGE_SIZE_MAX:
+            raise RemoteProtocolError("malformed image")
+        image = bytearray(size + 1)  # PTX needs a zero behind it
+        self.session.reader.into(memoryview(image)[:size])
+        self.client.bulk = 0
+        return image
+
+    def _load_library(self, number: int, size: int) -> bytes:
+        image = self._image(size)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(image))
+        library = self.api.call("cuLibraryLoadData", address, [], [], 0, [], [], 0)
+        self._keep_module(number, int(library), library=True)
+        return b""
+
+    def _load_module(self, number: int, size: int) -> bytes:
+        image = self._image(size)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(image))
+        self._keep_module(number, int(self.api.call("cuModuleLoadData", address)), library=False)
+        return b""
+
+    def _link_create(self, number: int, *given: int) -> bytes:
+        self.linker.create(number, *given)
+        return b""
+
+    def _link_add(self, number: int, kind: int, size: int) -> bytes:
+        self.linker.add(number, kind, self._image(size), size, self.client.text(3))
+        return b""
+
+    def _keep_module(self, number: int, handle: int, *, library: bool) -> None:
+        if number in self.modules or len(self.modules) >= OBJECTS_MAX:
+            raise RemoteProtocolError("a module that cannot be made")
+        self.modules[number] = (handle, library)
+
+    def _unload(self, number: int) -> None:
+        handle, library = self.modules.pop(number)
+        self.api.call("cuLibraryUnload" if library else "cuModuleUnload", handle)
+
+    def _library_module(self, library: int, number: int) -> bytes:
+        module = self.api.call("cuLibraryGetModule", self.modules[library][0])
+        self._keep_module(number, int(module), library=False)
+        return b""
+
+    def _find_kernel(self, library: int, number: int) -> bytes:
+        handle = int(
+            self.api.call("cuLibraryGetKernel", self.modules[library][0], self.client.text(2))
+        )
+        return self.kernels.keep(number, handle, kernel=True)
+
+    def _find_function(self, module: int, number: int) -> bytes:
+        handle = int(
+            self.api.call("cuModuleGetFunction", self.modules[module][0], self.client.text(2))
+        )
+        return self.kernels.keep(number, handle, kernel=False)
+
+    def _find_global(self, number: int) -> bytes:
+        handle, library = self.modules[number]
+        name = "cuLibraryGetGlobal" if library else "cuModuleGetGlobal"
+        address, size = self.api.call(name, handle, self.client.text(1))
+        return WORDS[2].pack(int(address), int(size))
+
+    def _enumerate(self, number: int) -> bytes:
+        handle, library = self.modules[number]
+        kind, ask = ("Library", "Kernel") if library else ("Module", "Func")
+        what = "Kernel" if library else "Function"
+        count = int(self.api.call(f"cu{kind}Get{what}Count", handle))
+        found: list[Any] = (
+            self.api.call(f"cu{kind}Enumerate{what}s", count, handle) if count else []
+        )
+        names = [self.api.call(f"cu{ask}GetName", one) for one in found]
+        return struct.pack("<II", len(names), 0) + b"".join(name + b"\0" for name in names)
