@@ -6,8 +6,8 @@ exported all the same; it returns CUDA_ERROR_NOT_SUPPORTED and is counted.
 An entry of ``CALLS`` is ``async`` or ``sync``, then one token per parameter of the C function:
 
 - ``v`` an integer or device address; ``z`` one that must be zero, and is not sent;
-- ``s`` stream, ``e`` event, ``g`` graph, ``x`` executable graph, ``p`` memory pool, ``d`` device,
-  ``f`` function or kernel: a handle that the client made;
+- ``s`` stream, ``e`` event, ``g`` graph, ``x`` executable graph, ``d`` device, ``f`` function or
+  kernel: a handle that the client made;
 - ``+s`` and so on: an output, a new handle made by the client; ``!s``: a handle that ends here;
 - ``>`` an output that the worker's reply carries; ``=NAME`` an enumeration of the headers.
 
@@ -37,11 +37,6 @@ CALLS: dict[str, str] = {
     "cuMemsetD2D8Async": "async v v v v v s",
     "cuMemsetD2D16Async": "async v v v v v s",
     "cuMemsetD2D32Async": "async v v v v v s",
-    # Memory pools.
-    "cuDeviceGetDefaultMemPool": "sync +p d",
-    "cuDeviceGetMemPool": "sync +p d",
-    "cuDeviceSetMemPool": "sync d p",
-    "cuMemPoolTrimTo": "async p v",
     # Contexts.
     "cuCtxGetCacheConfig": "sync >",
     "cuCtxSetCacheConfig": "sync =CUfunc_cache",
@@ -73,6 +68,13 @@ RECORDS: tuple[str, ...] = (
     "MEMORY_INFO",
     "POOL_GET",
     "POOL_SET",
+    "POOL_DEFAULT",
+    "POOL_CREATE",
+    "POOL_DESTROY",
+    "POOL_USE",
+    "POOL_TRIM",
+    "POOL_SET_ACCESS",
+    "POOL_GET_ACCESS",
     "LOAD_LIBRARY",
     "LOAD_MODULE",
     "UNLOAD_LIBRARY",
@@ -146,6 +148,9 @@ HAND: tuple[str, ...] = (
     *("cuMemcpyDtoH_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyPeer", "cuMemcpyPeerAsync"),
     *("cuPointerGetAttribute", "cuPointerGetAttributes", "cuPointerSetAttribute"),
     *("cuMemPoolGetAttribute", "cuMemPoolSetAttribute", "cuMemGetAllocationGranularity"),
+    *("cuDeviceGetDefaultMemPool", "cuDeviceGetMemPool", "cuDeviceSetMemPool"),
+    *("cuMemPoolCreate", "cuMemPoolDestroy", "cuMemPoolTrimTo", "cuMemPoolSetAccess"),
+    *("cuMemPoolGetAccess", "cuMemGetDefaultMemPool", "cuMemGetMemPool", "cuMemSetMemPool"),
     *("cuMemCreate", "cuMemRelease", "cuMemRetainAllocationHandle", "cuMemMap", "cuMemUnmap"),
     *("cuMemAddressReserve", "cuMemAddressFree", "cuMemSetAccess", "cuMemGetAccess"),
     "cuMemGetAllocationPropertiesFromHandle",

@@ -67,7 +67,7 @@ class Client:
         self.waiter = Waiter(api, session, self.ordinals)
         self.streams: dict[int, int] = {LEGACY_STREAM: 0}
         self.functions: dict[int, Function] = {}
-        self.objects: dict[str, dict[int, int]] = {kind: {} for kind in "egxp"}
+        self.objects: dict[str, dict[int, int]] = {kind: {} for kind in "egx"}
         self.objects["s"] = self.streams
         self.allocations: dict[int, tuple[int, int]] = {}  # device and cost, by address
         self.failed = (0, 0)  # status and record of the first failure nobody has heard of

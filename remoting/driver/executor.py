@@ -11,12 +11,14 @@ from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import INVALID_HANDLE, INVALID_VALUE, Api
 from gpupool.remoting.driver.client import HEADER, Area, Client, Raw
 from gpupool.remoting.driver.contexts import Contexts
+from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.generic import Generic
 from gpupool.remoting.driver.graphs import Graphs
 from gpupool.remoting.driver.kernels import LAUNCH, Kernels
 from gpupool.remoting.driver.mapped import Mapped
 from gpupool.remoting.driver.memory import Memory
 from gpupool.remoting.driver.modules import Modules
+from gpupool.remoting.driver.pools import Pools
 from gpupool.remoting.driver.streams import Streams
 from gpupool.remoting.driver.tensors import Tensors
 from gpupool.remoting.driver.transfers import Transfers
@@ -27,10 +29,12 @@ RECORD = struct.Struct("<HHI")
 
 def areas_of(client: Client) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
-    memory, kernels, transfers = Memory(client), Kernels(client), Transfers(client)
+    pools = Pools(client, Direct())
+    memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
     return [
         Contexts(client),
         memory,
+        pools,
         Virtual(client, memory),
         transfers,
         Mapped(client),

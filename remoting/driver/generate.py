@@ -44,7 +44,6 @@ KINDS = {
     "e": "EVENT",
     "g": "GRAPH",
     "x": "GRAPH_EXEC",
-    "p": "POOL",
     "f": "FUNCTION",
 }
 

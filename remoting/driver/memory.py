@@ -1,10 +1,11 @@
-"""Device memory: allocated and freed against the partition, and pools of it."""
+"""Device memory: allocated and freed against the partition."""
 
 from collections.abc import Callable
 
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
+from gpupool.remoting.driver.pools import Pools
 
 SMALL_SIZE = 512
 LARGE_SIZE = 1 << 20
@@ -20,8 +21,9 @@ def charged(size: int) -> int:
 class Memory(Area):
     """Allocations of a client process."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, pools: Pools) -> None:
         super().__init__(client)
+        self.pools = pools
         self.posted = {
             table.FREE: (1, self.free),
             table.FREE_ASYNC: (2, self._free_async),
@@ -31,15 +33,7 @@ class Memory(Area):
             table.ALLOCATE: (1, self._allocate),
             table.ALLOCATE_ASYNC: (3, self._allocate_async),
             table.MEMORY_INFO: (0, self._memory_info),
-            table.POOL_GET: (2, self._pool_get),
-            table.POOL_SET: (3, self._pool_set),
         }
-
-    def _reserve(self, size: int) -> int:
-        cost = charged(size)
-        if not self.client.budget.reserve(self.client.device, cost):
-            raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
-        return cost
 
     def _allocate(self, size: int) -> bytes | None:
         device = self.client.device
@@ -57,8 +51,7 @@ class Memory(Area):
 
     def _allocate_now(self, device: int, size: int) -> bytes:
         cost = charged(size)
-        if not self.client.budget.reserve(device, cost):
-            raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
+        self.reserve(device, cost)
         try:
             address = self.api.runtime.malloc(size)
         except self.api.errors:
@@ -66,6 +59,19 @@ class Memory(Area):
             raise
         self.client.allocations[address] = (device, cost)
         return WORDS[1].pack(address)
+
+    def reserve(self, device: int, cost: int) -> None:
+        """Take ``cost`` bytes from the partition, and what pools have free if it must be.
+
+        Raises:
+            CudaError: when it has not so much left.
+        """
+        budget = self.client.budget
+        if budget.reserve(device, cost):
+            return
+        # As CUDA does: memory that lies idle in a pool is for whoever needs it.
+        if not (self.pools.squeeze(device) and budget.reserve(device, cost)):
+            raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
 
     def _after_frees(self, work: Callable[[], bytes]) -> None:
         """Answer the request with what ``work`` gives once nothing is being freed any more."""
@@ -82,30 +88,36 @@ class Memory(Area):
 
         waiter.start(self.client.device, run)
 
-    def _allocate_async(self, size: int, pool: int, stream: int) -> bytes:
-        cost = self._reserve(size)
+    def _allocate_async(self, size: int, pool: int, stream: int) -> bytes | None:
+        device, handle = self.client.device, self.streams[stream]
+
+        def work() -> bytes:
+            address = self.pools.allocate(device, size, pool, handle)
+            if size:
+                self.client.allocations[address] = (device, 0)
+            return WORDS[1].pack(address)
+
         try:
-            if pool:
-                address = int(
-                    self.api.call(
-                        "cuMemAllocFromPoolAsync",
-                        size,
-                        self.objects["p"][pool],
-                        self.streams[stream],
-                    )
-                )
-            else:
-                address = self.api.runtime.mallocAsync(size, self.streams[stream])
-        except (*self.api.errors, KeyError):
-            self.client.budget.release(self.client.device, cost)
-            raise
-        if size:
-            self.client.allocations[address] = (self.client.device, cost)
-        return WORDS[1].pack(address)
+            return work()
+        except self.api.errors as error:
+            pending = self.waiter.freeing.pending or self.pools.pending
+            if self.api.status_of(error) != OUT_OF_MEMORY or not pending:
+                raise
+
+        def work_when_idle() -> bytes:
+            # CUDA, too, waits for frees that are under way before it refuses.
+            self.api.runtime.deviceSynchronize()
+            self.pools.settle()
+            return work()
+
+        self._after_frees(work_when_idle)
+        return None
 
     def free(self, address: int) -> None:
         """Free memory on a thread of its own: CUDA waits for the GPU before it does."""
         device, cost = self.client.allocations.pop(address)
+        if self.pools.owns(address):
+            self.pools.freed(address)
         freeing = self.waiter.freeing
         freeing.begin()
 
@@ -115,6 +127,8 @@ class Memory(Area):
             except self.api.errors as error:
                 self.client.fail(table.FREE, self.api.status_of(error))
             finally:
+                if self.pools.pending:
+                    self.pools.settle()
                 # In this order: whoever waits must find the memory in the books.
                 self.client.budget.release(device, cost)
                 freeing.end()
@@ -124,6 +138,8 @@ class Memory(Area):
     def _free_async(self, address: int, stream: int) -> None:
         handle = self.streams[stream]
         device, cost = self.client.allocations.pop(address)
+        if self.pools.owns(address):
+            self.pools.freed(address)
         self.api.runtime.freeAsync(address, handle)
         self.client.budget.release(device, cost)
 
@@ -141,19 +157,9 @@ class Memory(Area):
         return self._memory_info_now(device)
 
     def _memory_info_now(self, device: int) -> bytes:
+        if self.pools.pending:
+            self.pools.settle()
         total = self.client.devices[device].memory
         left = max(0, total - self.client.budget.usage(device))
         free, _ = self.api.runtime.memGetInfo()
         return WORDS[2].pack(min(left, free), total)
-
-    def _pool_get(self, pool: int, attribute: int) -> bytes:
-        name = self.api.enumerated("CUmemPool_attribute", attribute)
-        return WORDS[1].pack(
-            int(self.api.call("cuMemPoolGetAttribute", self.objects["p"][pool], name))
-        )
-
-    def _pool_set(self, pool: int, attribute: int, value: int) -> bytes:
-        name = self.api.enumerated("CUmemPool_attribute", attribute)
-        wrap = self.api.cu.cuuint64_t if attribute > 3 else int
-        self.api.call("cuMemPoolSetAttribute", self.objects["p"][pool], name, wrap(value))
-        return b""

@@ -16,50 +16,57 @@ FREE_ASYNC = 13
 MEMORY_INFO = 14
 POOL_GET = 15
 POOL_SET = 16
-LOAD_LIBRARY = 17
-LOAD_MODULE = 18
-UNLOAD_LIBRARY = 19
-UNLOAD_MODULE = 20
-LIBRARY_MODULE = 21
-FIND_KERNEL = 22
-FIND_FUNCTION = 23
-FIND_GLOBAL = 24
-ENUMERATE = 25
-FUNCTION_ATTRIBUTES = 26
-SET_FUNCTION_ATTRIBUTE = 27
-OCCUPANCY = 28
-OCCUPANCY_SHARED = 29
-OCCUPANCY_CLUSTERS = 30
-SYNC_STREAM = 31
-SYNC_EVENT = 32
-SYNC_DEVICE = 33
-QUERY_STREAM = 34
-QUERY_EVENT = 35
-RECORD_EVENT = 36
-WAIT_EVENT = 37
-BEGIN_CAPTURE = 38
-END_CAPTURE = 39
-GRAPH_NODES = 40
-COPY_2D = 41
-COPY_3D = 42
-RESET_DEVICE = 43
-TENSOR_MAP = 44
-MAP_HOST = 45
-MAP_WRITE = 46
-MAP_FREE = 47
-GET_LIMIT = 48
-SET_LIMIT = 49
-VIRTUAL_CREATE = 50
-VIRTUAL_RELEASE = 51
-VIRTUAL_RESERVE = 52
-VIRTUAL_RETURN = 53
-VIRTUAL_MAP = 54
-VIRTUAL_UNMAP = 55
-VIRTUAL_ACCESS = 56
-LINK_CREATE = 57
-LINK_ADD = 58
-LINK_COMPLETE = 59
-LINK_DESTROY = 60
+POOL_DEFAULT = 17
+POOL_CREATE = 18
+POOL_DESTROY = 19
+POOL_USE = 20
+POOL_TRIM = 21
+POOL_SET_ACCESS = 22
+POOL_GET_ACCESS = 23
+LOAD_LIBRARY = 24
+LOAD_MODULE = 25
+UNLOAD_LIBRARY = 26
+UNLOAD_MODULE = 27
+LIBRARY_MODULE = 28
+FIND_KERNEL = 29
+FIND_FUNCTION = 30
+FIND_GLOBAL = 31
+ENUMERATE = 32
+FUNCTION_ATTRIBUTES = 33
+SET_FUNCTION_ATTRIBUTE = 34
+OCCUPANCY = 35
+OCCUPANCY_SHARED = 36
+OCCUPANCY_CLUSTERS = 37
+SYNC_STREAM = 38
+SYNC_EVENT = 39
+SYNC_DEVICE = 40
+QUERY_STREAM = 41
+QUERY_EVENT = 42
+RECORD_EVENT = 43
+WAIT_EVENT = 44
+BEGIN_CAPTURE = 45
+END_CAPTURE = 46
+GRAPH_NODES = 47
+COPY_2D = 48
+COPY_3D = 49
+RESET_DEVICE = 50
+TENSOR_MAP = 51
+MAP_HOST = 52
+MAP_WRITE = 53
+MAP_FREE = 54
+GET_LIMIT = 55
+SET_LIMIT = 56
+VIRTUAL_CREATE = 57
+VIRTUAL_RELEASE = 58
+VIRTUAL_RESERVE = 59
+VIRTUAL_RETURN = 60
+VIRTUAL_MAP = 61
+VIRTUAL_UNMAP = 62
+VIRTUAL_ACCESS = 63
+LINK_CREATE = 64
+LINK_ADD = 65
+LINK_COMPLETE = 66
+LINK_DESTROY = 67
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),
@@ -82,18 +89,14 @@ CALLS: dict[int, tuple[str, str, bool]] = {
     273: ("cuMemsetD2D8Async", "v v v v v s", False),
     274: ("cuMemsetD2D16Async", "v v v v v s", False),
     275: ("cuMemsetD2D32Async", "v v v v v s", False),
-    276: ("cuDeviceGetDefaultMemPool", "+p d", True),
-    277: ("cuDeviceGetMemPool", "+p d", True),
-    278: ("cuDeviceSetMemPool", "d p", True),
-    279: ("cuMemPoolTrimTo", "p v", False),
-    280: ("cuCtxGetCacheConfig", "", True),
-    281: ("cuCtxSetCacheConfig", "=CUfunc_cache", True),
-    282: ("cuCtxEnablePeerAccess", "d", True),
-    283: ("cuFuncSetCacheConfig", "f =CUfunc_cache", False),
-    284: ("cuGraphDestroy", "!g", False),
-    285: ("cuGraphExecDestroy", "!x", False),
-    286: ("cuGraphInstantiate", "+x g v", True),
-    287: ("cuGraphLaunch", "x s", False),
-    288: ("cuGraphUpload", "x s", False),
+    276: ("cuCtxGetCacheConfig", "", True),
+    277: ("cuCtxSetCacheConfig", "=CUfunc_cache", True),
+    278: ("cuCtxEnablePeerAccess", "d", True),
+    279: ("cuFuncSetCacheConfig", "f =CUfunc_cache", False),
+    280: ("cuGraphDestroy", "!g", False),
+    281: ("cuGraphExecDestroy", "!x", False),
+    282: ("cuGraphInstantiate", "+x g v", True),
+    283: ("cuGraphLaunch", "x s", False),
+    284: ("cuGraphUpload", "x s", False),
 }
 """Function, parameters as annotated, whether the client waits for a reply."""

@@ -95,6 +95,8 @@ class Waiter:
         self.staging = Staging(api)
         self._events: dict[int, list[int]] = {}
         self.freeing = Freeing()
+        self.after: list[Callable[[], None]] = []
+        """What looks for changes after whatever has waited for the GPU, before the reply."""
 
     def event(self, device: int) -> int:
         """Lend an event of a device."""
@@ -160,6 +162,8 @@ class Waiter:
         Whatever a synchronisation covers was completed before it, so that calling this between
         the synchronisation and its reply puts every byte in place in time.
         """
+        for look in self.after:
+            look()
         if self.mirrors:
             self._push_mirrors()
         if not self._downloads:

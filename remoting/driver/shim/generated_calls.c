@@ -182,64 +182,12 @@ GP_EXPORT int cuMemsetD2D32Async(uint64_t a0, size_t a1, unsigned int a2, size_t
     return status;
 }
 
-GP_EXPORT int cuDeviceGetDefaultMemPool(void **a0, int a1) {
-    GP_ENTER_DEVICE();
-    if (a0 == NULL) return GP_INVALID_VALUE;
-    struct gp_handle *made = gp_make(GP_POOL);
-    if (made == NULL) return GP_OUT_OF_MEMORY;
-    int v1 = a1;
-    GP_CHECK(gp_check_device(v1));
-    uint64_t values[2] = {made->id, gp_server_device(v1)};
-    uint64_t reply[1] = {0};
-    int status = gp_call(276, values, 2, reply, sizeof reply);
-    if (status != 0) gp_end(made);
-    if (status != 0) return status;
-    *a0 = made;
-    return status;
-}
-
-GP_EXPORT int cuDeviceGetMemPool(void **a0, int a1) {
-    GP_ENTER_DEVICE();
-    if (a0 == NULL) return GP_INVALID_VALUE;
-    struct gp_handle *made = gp_make(GP_POOL);
-    if (made == NULL) return GP_OUT_OF_MEMORY;
-    int v1 = a1;
-    GP_CHECK(gp_check_device(v1));
-    uint64_t values[2] = {made->id, gp_server_device(v1)};
-    uint64_t reply[1] = {0};
-    int status = gp_call(277, values, 2, reply, sizeof reply);
-    if (status != 0) gp_end(made);
-    if (status != 0) return status;
-    *a0 = made;
-    return status;
-}
-
-GP_EXPORT int cuDeviceSetMemPool(int a0, void *a1) {
-    GP_ENTER_DEVICE();
-    int v0 = a0;
-    GP_CHECK(gp_check_device(v0));
-    GP_CHECK(gp_check(a1, GP_POOL));
-    uint64_t values[2] = {gp_server_device(v0), ((struct gp_handle *)a1)->id};
-    uint64_t reply[1] = {0};
-    int status = gp_call(278, values, 2, reply, sizeof reply);
-    if (status != 0) return status;
-    return status;
-}
-
-GP_EXPORT int cuMemPoolTrimTo(void *a0, size_t a1) {
-    GP_ENTER();
-    GP_CHECK(gp_check(a0, GP_POOL));
-    uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
-    int status = gp_post(279, values, 2);
-    return status;
-}
-
 GP_EXPORT int cuCtxGetCacheConfig(int *a0) {
     GP_ENTER();
     if (a0 == NULL) return GP_INVALID_VALUE;
     uint64_t values[1] = {0};
     uint64_t reply[1] = {0};
-    int status = gp_call(280, values, 0, reply, sizeof reply);
+    int status = gp_call(276, values, 0, reply, sizeof reply);
     if (status != 0) return status;
     memcpy(a0, reply, sizeof *a0);
     return status;
@@ -249,7 +197,7 @@ GP_EXPORT int cuCtxSetCacheConfig(int a0) {
     GP_ENTER();
     uint64_t values[1] = {(uint64_t)a0};
     uint64_t reply[1] = {0};
-    int status = gp_call(281, values, 1, reply, sizeof reply);
+    int status = gp_call(277, values, 1, reply, sizeof reply);
     if (status != 0) return status;
     return status;
 }
@@ -261,7 +209,7 @@ GP_EXPORT int cuCtxEnablePeerAccess(void *a0, unsigned int a1) {
     if (a1 != 0) return GP_INVALID_VALUE;
     uint64_t values[1] = {gp_server_device(v0)};
     uint64_t reply[1] = {0};
-    int status = gp_call(282, values, 1, reply, sizeof reply);
+    int status = gp_call(278, values, 1, reply, sizeof reply);
     if (status != 0) return status;
     return status;
 }
@@ -270,7 +218,7 @@ GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_FUNCTION));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
-    int status = gp_post(283, values, 2);
+    int status = gp_post(279, values, 2);
     return status;
 }
 
@@ -278,7 +226,7 @@ GP_EXPORT int cuGraphDestroy(void *a0) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_GRAPH));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(284, values, 1);
+    int status = gp_post(280, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;
 }
@@ -287,7 +235,7 @@ GP_EXPORT int cuGraphExecDestroy(void *a0) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_GRAPH_EXEC));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(285, values, 1);
+    int status = gp_post(281, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;
 }
@@ -300,7 +248,7 @@ GP_EXPORT int cuGraphInstantiateWithFlags(void **a0, void *a1, unsigned long lon
     GP_CHECK(gp_check(a1, GP_GRAPH));
     uint64_t values[3] = {made->id, ((struct gp_handle *)a1)->id, (uint64_t)a2};
     uint64_t reply[1] = {0};
-    int status = gp_call(286, values, 3, reply, sizeof reply);
+    int status = gp_call(282, values, 3, reply, sizeof reply);
     if (status != 0) gp_end(made);
     if (status != 0) return status;
     *a0 = made;
@@ -313,7 +261,7 @@ GP_EXPORT int cuGraphLaunch(void *a0, void *a1) {
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(287, values, 2);
+    int status = gp_post(283, values, 2);
     return status;
 }
 
@@ -323,7 +271,7 @@ GP_EXPORT int cuGraphUpload(void *a0, void *a1) {
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(288, values, 2);
+    int status = gp_post(284, values, 2);
     return status;
 }
 

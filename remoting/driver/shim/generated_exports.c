@@ -182,185 +182,178 @@ GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(177); }
 GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(178); }
 GP_EXPORT int cuMemFree(void) { return gp_missing(179); }
 GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(180); }
-GP_EXPORT int cuMemGetDefaultMemPool(void) { return gp_missing(181); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(182); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(183); }
-GP_EXPORT int cuMemGetMemPool(void) { return gp_missing(184); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(185); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(186); }
-GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(187); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(188); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(189); }
-GP_EXPORT int cuMemPoolCreate(void) { return gp_missing(190); }
-GP_EXPORT int cuMemPoolDestroy(void) { return gp_missing(191); }
-GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(192); }
-GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(193); }
-GP_EXPORT int cuMemPoolGetAccess(void) { return gp_missing(194); }
-GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(195); }
-GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(196); }
-GP_EXPORT int cuMemPoolSetAccess(void) { return gp_missing(197); }
-GP_EXPORT int cuMemPrefetchAsync(void) { return gp_missing(198); }
-GP_EXPORT int cuMemPrefetchAsync_ptsz(void) { return gp_missing(199); }
-GP_EXPORT int cuMemPrefetchAsync_v2(void) { return gp_missing(200); }
-GP_EXPORT int cuMemPrefetchAsync_v2_ptsz(void) { return gp_missing(201); }
-GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(202); }
-GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(203); }
-GP_EXPORT int cuMemRangeGetAttribute(void) { return gp_missing(204); }
-GP_EXPORT int cuMemRangeGetAttributes(void) { return gp_missing(205); }
-GP_EXPORT int cuMemSetMemPool(void) { return gp_missing(206); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(207); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(208); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(209); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(210); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(211); }
-GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(212); }
-GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(213); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(214); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(215); }
-GP_EXPORT int cuMemcpy3DPeer(void) { return gp_missing(216); }
-GP_EXPORT int cuMemcpy3DPeerAsync(void) { return gp_missing(217); }
-GP_EXPORT int cuMemcpy3DPeerAsync_ptsz(void) { return gp_missing(218); }
-GP_EXPORT int cuMemcpy3DPeer_ptds(void) { return gp_missing(219); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(220); }
-GP_EXPORT int cuMemcpyAtoA_v2(void) { return gp_missing(221); }
-GP_EXPORT int cuMemcpyAtoA_v2_ptds(void) { return gp_missing(222); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(223); }
-GP_EXPORT int cuMemcpyAtoD_v2(void) { return gp_missing(224); }
-GP_EXPORT int cuMemcpyAtoD_v2_ptds(void) { return gp_missing(225); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(226); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(227); }
-GP_EXPORT int cuMemcpyAtoHAsync_v2(void) { return gp_missing(228); }
-GP_EXPORT int cuMemcpyAtoHAsync_v2_ptsz(void) { return gp_missing(229); }
-GP_EXPORT int cuMemcpyAtoH_v2(void) { return gp_missing(230); }
-GP_EXPORT int cuMemcpyAtoH_v2_ptds(void) { return gp_missing(231); }
-GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(232); }
-GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(233); }
-GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(234); }
-GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(235); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(236); }
-GP_EXPORT int cuMemcpyDtoA_v2(void) { return gp_missing(237); }
-GP_EXPORT int cuMemcpyDtoA_v2_ptds(void) { return gp_missing(238); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(239); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(240); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(241); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(242); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(243); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(244); }
-GP_EXPORT int cuMemcpyHtoAAsync_v2(void) { return gp_missing(245); }
-GP_EXPORT int cuMemcpyHtoAAsync_v2_ptsz(void) { return gp_missing(246); }
-GP_EXPORT int cuMemcpyHtoA_v2(void) { return gp_missing(247); }
-GP_EXPORT int cuMemcpyHtoA_v2_ptds(void) { return gp_missing(248); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(249); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(250); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(251); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(252); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(253); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(254); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(255); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(256); }
-GP_EXPORT int cuMipmappedArrayCreate(void) { return gp_missing(257); }
-GP_EXPORT int cuMipmappedArrayDestroy(void) { return gp_missing(258); }
-GP_EXPORT int cuMipmappedArrayGetLevel(void) { return gp_missing(259); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(260); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(261); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(262); }
-GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(263); }
-GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(264); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(265); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(266); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(267); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(268); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(269); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(270); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(271); }
-GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(272); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(273); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(274); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(275); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(276); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(277); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(278); }
-GP_EXPORT int cuStreamAddCallback(void) { return gp_missing(279); }
-GP_EXPORT int cuStreamAddCallback_ptsz(void) { return gp_missing(280); }
-GP_EXPORT int cuStreamAttachMemAsync(void) { return gp_missing(281); }
-GP_EXPORT int cuStreamAttachMemAsync_ptsz(void) { return gp_missing(282); }
-GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(283); }
-GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(284); }
-GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(285); }
-GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(286); }
-GP_EXPORT int cuStreamBeginCaptureToGraph(void) { return gp_missing(287); }
-GP_EXPORT int cuStreamBeginCaptureToGraph_ptsz(void) { return gp_missing(288); }
-GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(289); }
-GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(290); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies(void) { return gp_missing(291); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_ptsz(void) { return gp_missing(292); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void) { return gp_missing(293); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_v2_ptsz(void) { return gp_missing(294); }
-GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(295); }
-GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(296); }
-GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(297); }
-GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(298); }
-GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(299); }
-GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(300); }
-GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(301); }
-GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(302); }
-GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(303); }
-GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(304); }
-GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(305); }
-GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(306); }
-GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(307); }
-GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(308); }
-GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(309); }
-GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(310); }
-GP_EXPORT int cuSurfObjectCreate(void) { return gp_missing(311); }
-GP_EXPORT int cuSurfObjectDestroy(void) { return gp_missing(312); }
-GP_EXPORT int cuSurfObjectGetResourceDesc(void) { return gp_missing(313); }
-GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(314); }
-GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(315); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(316); }
-GP_EXPORT int cuTexObjectCreate(void) { return gp_missing(317); }
-GP_EXPORT int cuTexObjectDestroy(void) { return gp_missing(318); }
-GP_EXPORT int cuTexObjectGetResourceDesc(void) { return gp_missing(319); }
-GP_EXPORT int cuTexObjectGetResourceViewDesc(void) { return gp_missing(320); }
-GP_EXPORT int cuTexObjectGetTextureDesc(void) { return gp_missing(321); }
-GP_EXPORT int cuTexRefCreate(void) { return gp_missing(322); }
-GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(323); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(324); }
-GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(325); }
-GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(326); }
-GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(327); }
-GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(328); }
-GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(329); }
-GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(330); }
-GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(331); }
-GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(332); }
-GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(333); }
-GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(334); }
-GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(335); }
-GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(336); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(337); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(338); }
-GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(339); }
-GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(340); }
-GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(341); }
-GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(342); }
-GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(343); }
-GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(344); }
-GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(345); }
-GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(346); }
-GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(347); }
-GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(348); }
-GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(349); }
-GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(350); }
-GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(351); }
-GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(352); }
-GP_EXPORT int cuUserObjectCreate(void) { return gp_missing(353); }
-GP_EXPORT int cuUserObjectRelease(void) { return gp_missing(354); }
-GP_EXPORT int cuUserObjectRetain(void) { return gp_missing(355); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(356); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(357); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(181); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(182); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(183); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(184); }
+GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(185); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(186); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(187); }
+GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(188); }
+GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(189); }
+GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(190); }
+GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(191); }
+GP_EXPORT int cuMemPrefetchAsync(void) { return gp_missing(192); }
+GP_EXPORT int cuMemPrefetchAsync_ptsz(void) { return gp_missing(193); }
+GP_EXPORT int cuMemPrefetchAsync_v2(void) { return gp_missing(194); }
+GP_EXPORT int cuMemPrefetchAsync_v2_ptsz(void) { return gp_missing(195); }
+GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(196); }
+GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(197); }
+GP_EXPORT int cuMemRangeGetAttribute(void) { return gp_missing(198); }
+GP_EXPORT int cuMemRangeGetAttributes(void) { return gp_missing(199); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(200); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(201); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(202); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(203); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(204); }
+GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(205); }
+GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(206); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(207); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(208); }
+GP_EXPORT int cuMemcpy3DPeer(void) { return gp_missing(209); }
+GP_EXPORT int cuMemcpy3DPeerAsync(void) { return gp_missing(210); }
+GP_EXPORT int cuMemcpy3DPeerAsync_ptsz(void) { return gp_missing(211); }
+GP_EXPORT int cuMemcpy3DPeer_ptds(void) { return gp_missing(212); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(213); }
+GP_EXPORT int cuMemcpyAtoA_v2(void) { return gp_missing(214); }
+GP_EXPORT int cuMemcpyAtoA_v2_ptds(void) { return gp_missing(215); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(216); }
+GP_EXPORT int cuMemcpyAtoD_v2(void) { return gp_missing(217); }
+GP_EXPORT int cuMemcpyAtoD_v2_ptds(void) { return gp_missing(218); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(219); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(220); }
+GP_EXPORT int cuMemcpyAtoHAsync_v2(void) { return gp_missing(221); }
+GP_EXPORT int cuMemcpyAtoHAsync_v2_ptsz(void) { return gp_missing(222); }
+GP_EXPORT int cuMemcpyAtoH_v2(void) { return gp_missing(223); }
+GP_EXPORT int cuMemcpyAtoH_v2_ptds(void) { return gp_missing(224); }
+GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(225); }
+GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(226); }
+GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(227); }
+GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(228); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(229); }
+GP_EXPORT int cuMemcpyDtoA_v2(void) { return gp_missing(230); }
+GP_EXPORT int cuMemcpyDtoA_v2_ptds(void) { return gp_missing(231); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(232); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(233); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(234); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(235); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(236); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(237); }
+GP_EXPORT int cuMemcpyHtoAAsync_v2(void) { return gp_missing(238); }
+GP_EXPORT int cuMemcpyHtoAAsync_v2_ptsz(void) { return gp_missing(239); }
+GP_EXPORT int cuMemcpyHtoA_v2(void) { return gp_missing(240); }
+GP_EXPORT int cuMemcpyHtoA_v2_ptds(void) { return gp_missing(241); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(242); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(243); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(244); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(245); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(246); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(247); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(248); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(249); }
+GP_EXPORT int cuMipmappedArrayCreate(void) { return gp_missing(250); }
+GP_EXPORT int cuMipmappedArrayDestroy(void) { return gp_missing(251); }
+GP_EXPORT int cuMipmappedArrayGetLevel(void) { return gp_missing(252); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(253); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(254); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(255); }
+GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(256); }
+GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(257); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(258); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(259); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(260); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(261); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(262); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(263); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(264); }
+GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(265); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(266); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(267); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(268); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(269); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(270); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(271); }
+GP_EXPORT int cuStreamAddCallback(void) { return gp_missing(272); }
+GP_EXPORT int cuStreamAddCallback_ptsz(void) { return gp_missing(273); }
+GP_EXPORT int cuStreamAttachMemAsync(void) { return gp_missing(274); }
+GP_EXPORT int cuStreamAttachMemAsync_ptsz(void) { return gp_missing(275); }
+GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(276); }
+GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(277); }
+GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(278); }
+GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(279); }
+GP_EXPORT int cuStreamBeginCaptureToGraph(void) { return gp_missing(280); }
+GP_EXPORT int cuStreamBeginCaptureToGraph_ptsz(void) { return gp_missing(281); }
+GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(282); }
+GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(283); }
+GP_EXPORT int cuStreamUpdateCaptureDependencies(void) { return gp_missing(284); }
+GP_EXPORT int cuStreamUpdateCaptureDependencies_ptsz(void) { return gp_missing(285); }
+GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void) { return gp_missing(286); }
+GP_EXPORT int cuStreamUpdateCaptureDependencies_v2_ptsz(void) { return gp_missing(287); }
+GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(288); }
+GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(289); }
+GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(290); }
+GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(291); }
+GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(292); }
+GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(293); }
+GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(294); }
+GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(295); }
+GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(296); }
+GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(297); }
+GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(298); }
+GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(299); }
+GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(300); }
+GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(301); }
+GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(302); }
+GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(303); }
+GP_EXPORT int cuSurfObjectCreate(void) { return gp_missing(304); }
+GP_EXPORT int cuSurfObjectDestroy(void) { return gp_missing(305); }
+GP_EXPORT int cuSurfObjectGetResourceDesc(void) { return gp_missing(306); }
+GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(307); }
+GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(308); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(309); }
+GP_EXPORT int cuTexObjectCreate(void) { return gp_missing(310); }
+GP_EXPORT int cuTexObjectDestroy(void) { return gp_missing(311); }
+GP_EXPORT int cuTexObjectGetResourceDesc(void) { return gp_missing(312); }
+GP_EXPORT int cuTexObjectGetResourceViewDesc(void) { return gp_missing(313); }
+GP_EXPORT int cuTexObjectGetTextureDesc(void) { return gp_missing(314); }
+GP_EXPORT int cuTexRefCreate(void) { return gp_missing(315); }
+GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(316); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(317); }
+GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(318); }
+GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(319); }
+GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(320); }
+GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(321); }
+GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(322); }
+GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(323); }
+GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(324); }
+GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(325); }
+GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(326); }
+GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(327); }
+GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(328); }
+GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(329); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(330); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(331); }
+GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(332); }
+GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(333); }
+GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(334); }
+GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(335); }
+GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(336); }
+GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(337); }
+GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(338); }
+GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(339); }
+GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(340); }
+GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(341); }
+GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(342); }
+GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(343); }
+GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(344); }
+GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(345); }
+GP_EXPORT int cuUserObjectCreate(void) { return gp_missing(346); }
+GP_EXPORT int cuUserObjectRelease(void) { return gp_missing(347); }
+GP_EXPORT int cuUserObjectRetain(void) { return gp_missing(348); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(349); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(350); }
 
-const int gp_missing_count = 358;
+const int gp_missing_count = 351;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DCreate_v2",
@@ -543,23 +536,17 @@ const char *const gp_missing_names[] = {
     "cuMemExportToShareableHandle",
     "cuMemFree",
     "cuMemGetAddressRange",
-    "cuMemGetDefaultMemPool",
     "cuMemGetHandleForAddressRange",
     "cuMemGetInfo",
-    "cuMemGetMemPool",
     "cuMemHostGetDevicePointer",
     "cuMemHostRegister",
     "cuMemImportFromShareableHandle",
     "cuMemMapArrayAsync",
     "cuMemMapArrayAsync_ptsz",
-    "cuMemPoolCreate",
-    "cuMemPoolDestroy",
     "cuMemPoolExportPointer",
     "cuMemPoolExportToShareableHandle",
-    "cuMemPoolGetAccess",
     "cuMemPoolImportFromShareableHandle",
     "cuMemPoolImportPointer",
-    "cuMemPoolSetAccess",
     "cuMemPrefetchAsync",
     "cuMemPrefetchAsync_ptsz",
     "cuMemPrefetchAsync_v2",
@@ -568,7 +555,6 @@ const char *const gp_missing_names[] = {
     "cuMemPrefetchBatchAsync_ptsz",
     "cuMemRangeGetAttribute",
     "cuMemRangeGetAttributes",
-    "cuMemSetMemPool",
     "cuMemcpy2D",
     "cuMemcpy2DAsync",
     "cuMemcpy2DUnaligned",
@@ -722,7 +708,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[358];
+unsigned long gp_missing_calls[351];
 
 int cuCtxCreate_v2();
 int cuCtxCreate_v3();
@@ -868,19 +854,26 @@ int cuMemGetAccess();
 int cuMemGetAddressRange_v2();
 int cuMemGetAllocationGranularity();
 int cuMemGetAllocationPropertiesFromHandle();
+int cuMemGetDefaultMemPool();
 int cuMemGetInfo_v2();
+int cuMemGetMemPool();
 int cuMemHostAlloc();
 int cuMemHostGetDevicePointer_v2();
 int cuMemHostGetFlags();
 int cuMemHostRegister_v2();
 int cuMemHostUnregister();
 int cuMemMap();
+int cuMemPoolCreate();
+int cuMemPoolDestroy();
+int cuMemPoolGetAccess();
 int cuMemPoolGetAttribute();
+int cuMemPoolSetAccess();
 int cuMemPoolSetAttribute();
 int cuMemPoolTrimTo();
 int cuMemRelease();
 int cuMemRetainAllocationHandle();
 int cuMemSetAccess();
+int cuMemSetMemPool();
 int cuMemUnmap();
 int cuMemcpy();
 int cuMemcpy2DAsync_v2();
@@ -1330,11 +1323,11 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemGetAddressRange", 3020, 0, 1, (void (*)(void))cuMemGetAddressRange_v2},
     {"cuMemGetAllocationGranularity", 10020, 0, 1, (void (*)(void))cuMemGetAllocationGranularity},
     {"cuMemGetAllocationPropertiesFromHandle", 10020, 0, 1, (void (*)(void))cuMemGetAllocationPropertiesFromHandle},
-    {"cuMemGetDefaultMemPool", 13000, 0, 0, (void (*)(void))cuMemGetDefaultMemPool},
+    {"cuMemGetDefaultMemPool", 13000, 0, 1, (void (*)(void))cuMemGetDefaultMemPool},
     {"cuMemGetHandleForAddressRange", 11070, 0, 0, (void (*)(void))cuMemGetHandleForAddressRange},
     {"cuMemGetInfo", 2000, 0, 0, (void (*)(void))cuMemGetInfo},
     {"cuMemGetInfo", 3020, 0, 1, (void (*)(void))cuMemGetInfo_v2},
-    {"cuMemGetMemPool", 13000, 0, 0, (void (*)(void))cuMemGetMemPool},
+    {"cuMemGetMemPool", 13000, 0, 1, (void (*)(void))cuMemGetMemPool},
     {"cuMemHostAlloc", 2020, 0, 1, (void (*)(void))cuMemHostAlloc},
     {"cuMemHostGetDevicePointer", 2020, 0, 0, (void (*)(void))cuMemHostGetDevicePointer},
     {"cuMemHostGetDevicePointer", 3020, 0, 1, (void (*)(void))cuMemHostGetDevicePointer_v2},
@@ -1346,15 +1339,15 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemMap", 10020, 0, 1, (void (*)(void))cuMemMap},
     {"cuMemMapArrayAsync", 11010, 0, 0, (void (*)(void))cuMemMapArrayAsync},
     {"cuMemMapArrayAsync", 11010, 1, 0, (void (*)(void))cuMemMapArrayAsync_ptsz},
-    {"cuMemPoolCreate", 11020, 0, 0, (void (*)(void))cuMemPoolCreate},
-    {"cuMemPoolDestroy", 11020, 0, 0, (void (*)(void))cuMemPoolDestroy},
+    {"cuMemPoolCreate", 11020, 0, 1, (void (*)(void))cuMemPoolCreate},
+    {"cuMemPoolDestroy", 11020, 0, 1, (void (*)(void))cuMemPoolDestroy},
     {"cuMemPoolExportPointer", 11020, 0, 0, (void (*)(void))cuMemPoolExportPointer},
     {"cuMemPoolExportToShareableHandle", 11020, 0, 0, (void (*)(void))cuMemPoolExportToShareableHandle},
-    {"cuMemPoolGetAccess", 11020, 0, 0, (void (*)(void))cuMemPoolGetAccess},
+    {"cuMemPoolGetAccess", 11020, 0, 1, (void (*)(void))cuMemPoolGetAccess},
     {"cuMemPoolGetAttribute", 11020, 0, 1, (void (*)(void))cuMemPoolGetAttribute},
     {"cuMemPoolImportFromShareableHandle", 11020, 0, 0, (void (*)(void))cuMemPoolImportFromShareableHandle},
     {"cuMemPoolImportPointer", 11020, 0, 0, (void (*)(void))cuMemPoolImportPointer},
-    {"cuMemPoolSetAccess", 11020, 0, 0, (void (*)(void))cuMemPoolSetAccess},
+    {"cuMemPoolSetAccess", 11020, 0, 1, (void (*)(void))cuMemPoolSetAccess},
     {"cuMemPoolSetAttribute", 11020, 0, 1, (void (*)(void))cuMemPoolSetAttribute},
     {"cuMemPoolTrimTo", 11020, 0, 1, (void (*)(void))cuMemPoolTrimTo},
     {"cuMemPrefetchAsync", 8000, 0, 0, (void (*)(void))cuMemPrefetchAsync},
@@ -1368,7 +1361,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemRelease", 10020, 0, 1, (void (*)(void))cuMemRelease},
     {"cuMemRetainAllocationHandle", 11000, 0, 1, (void (*)(void))cuMemRetainAllocationHandle},
     {"cuMemSetAccess", 10020, 0, 1, (void (*)(void))cuMemSetAccess},
-    {"cuMemSetMemPool", 13000, 0, 0, (void (*)(void))cuMemSetMemPool},
+    {"cuMemSetMemPool", 13000, 0, 1, (void (*)(void))cuMemSetMemPool},
     {"cuMemUnmap", 10020, 0, 1, (void (*)(void))cuMemUnmap},
     {"cuMemcpy", 4000, 0, 1, (void (*)(void))cuMemcpy},
     {"cuMemcpy", 7000, 1, 1, (void (*)(void))cuMemcpy_ptds},

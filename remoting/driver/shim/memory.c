@@ -150,30 +150,6 @@ GP_EXPORT int cuMemFree_v2(uint64_t address) {
     return gp_post(GP_FREE, values, 1);
 }
 
-static int allocate_async(uint64_t *address, size_t size, uint64_t pool, void *stream) {
-    GP_ENTER();
-    if (address == NULL) return GP_INVALID_VALUE;
-    uint64_t id;
-    GP_CHECK(gp_stream_id(stream, &id));
-    if (gp_capture_of(stream)) return GP_NOT_SUPPORTED;  // graph memory nodes
-    uint64_t values[3] = {size, pool, id}, reply[1] = {0};
-    GP_CHECK(gp_call(GP_ALLOCATE_ASYNC, values, 3, reply, sizeof reply));
-    *address = reply[0];
-    if (size == 0) return GP_SUCCESS;
-    // No reservation: the pool returns the same addresses again and again.
-    struct gp_range range = {reply[0], size, GP_DEVICE_MEMORY, gp_current_device(), 2, 0, NULL};
-    return gp_add_range(range);
-}
-
-GP_EXPORT int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {
-    return allocate_async(address, size, 0, stream);
-}
-
-GP_EXPORT int cuMemAllocFromPoolAsync(uint64_t *address, size_t size, void *pool, void *stream) {
-    GP_CHECK(gp_check(pool, GP_POOL));
-    return allocate_async(address, size, ((struct gp_handle *)pool)->id, stream);
-}
-
 GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
     GP_ENTER();
     if (address == 0) return GP_SUCCESS;
@@ -210,29 +186,6 @@ GP_EXPORT int cuMemGetAllocationGranularity(size_t *size, const void *properties
     int device = gp_current_device();
     *size = gp.devices[device < 0 ? 0 : device].granularity[option == 1];
     return GP_SUCCESS;
-}
-
-// --- pools ----------------------------------------------------------------------------------------
-
-#define POOL_VALUE_SIZE(attribute) ((attribute) <= 3 ? 4 : 8)
-
-GP_EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, void *value) {
-    GP_CHECK(gp_ready());
-    GP_CHECK(gp_check(pool, GP_POOL));
-    if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
-    uint64_t values[2] = {((struct gp_handle *)pool)->id, (uint64_t)attribute}, reply[1] = {0};
-    GP_CHECK(gp_call(GP_POOL_GET, values, 2, reply, sizeof reply));
-    memcpy(value, reply, POOL_VALUE_SIZE(attribute));
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuMemPoolSetAttribute(void *pool, int attribute, const void *value) {
-    GP_CHECK(gp_ready());
-    GP_CHECK(gp_check(pool, GP_POOL));
-    if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
-    uint64_t values[3] = {((struct gp_handle *)pool)->id, (uint64_t)attribute, 0};
-    memcpy(&values[2], value, POOL_VALUE_SIZE(attribute));
-    return gp_call(GP_POOL_SET, values, 3, NULL, 0);
 }
 
 // --- the host's own memory ------------------------------------------------------------------------

@@ -48,15 +48,15 @@ def everything(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
 
 
 def run(
-    library: Path, control: Control, program: list[str], *options: str
+    library: Path, control: Control, program: list[str], *options: str, devices: int = 1
 ) -> subprocess.CompletedProcess[str]:
     """Run a program behind the door; the worker has the fake driver."""
     driver = build_driver()
-    values = control.environment(driver)
+    values = control.environment(driver, devices=devices)
     del values["LD_LIBRARY_PATH"]
     command = [sys.executable, str(HERE / "loopback.py"), "--library", str(library)]
     command += ["--driver", str(driver.parent), "--bindings", str(HERE / "ctypes_bindings")]
-    command += ["--memory", str(MEMORY), *options, "--", *program]
+    command += ["--memory", str(MEMORY), "--devices", str(devices), *options, "--", *program]
     return subprocess.run(
         command,
         env=process_environment(values),

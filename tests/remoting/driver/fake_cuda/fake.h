@@ -224,6 +224,8 @@ struct CUmemPoolHandle_st {
     int dev;
     uint64_t attributes[16];
     size_t cached; /* bytes freed into the pool and still charged to the device */
+    size_t size_max; /* 0: no limit but the device's */
+    CUmemAccess_flags access[DEVICES_MAX];
 };
 
 void memory_open(void);

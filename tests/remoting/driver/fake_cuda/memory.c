@@ -227,7 +227,9 @@ static CUresult charge(int dev, CUmemoryPool pool, size_t bytes) {
         return device_charge(dev, bytes);
     pthread_mutex_lock(&lock);
     size_t reused = pool->cached < bytes ? pool->cached : bytes;
-    CUresult result = device_charge(dev, bytes - reused);
+    size_t grown = pool->attributes[CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT] + bytes - reused;
+    bool fits = pool->size_max == 0 || grown <= pool->size_max;
+    CUresult result = fits ? device_charge(dev, bytes - reused) : CUDA_ERROR_OUT_OF_MEMORY;
     if (result == CUDA_SUCCESS) {
         pool->cached -= reused;
         pool_take(pool, bytes);
@@ -472,6 +474,7 @@ CUmemoryPool pool_new(int dev) {
     pool->dev = dev;
     for (unsigned i = 1; i <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES; i++)
         pool->attributes[i] = 1;
+    pool->access[dev] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     return pool;
 }
 
@@ -483,6 +486,7 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps
         return CUDA_ERROR_NOT_SUPPORTED;
     REQUIRE(poolProps->location.id >= 0 && poolProps->location.id < device_count);
     *pool = pool_new(poolProps->location.id);
+    (*pool)->size_max = poolProps->maxSize;
     return CUDA_SUCCESS;
 }
 
@@ -549,6 +553,14 @@ API CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, 
 API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, size_t count) {
     ENTER();
     REQUIRE(IS(pool, MAGIC_POOL) && map != NULL && count > 0);
+    for (size_t i = 0; i < count; i++) {
+        int dev = map[i].location.id;
+        REQUIRE(map[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE);
+        REQUIRE(dev >= 0 && dev < device_count);
+        /* A device keeps the access to its own pool (cuda.h). */
+        REQUIRE(dev != pool->dev || map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        pool->access[dev] = map[i].flags;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -556,7 +568,9 @@ API CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool memPool,
                                 CUmemLocation *location) {
     ENTER();
     REQUIRE(flags != NULL && IS(memPool, MAGIC_POOL) && location != NULL);
-    *flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    REQUIRE(location->type == CU_MEM_LOCATION_TYPE_DEVICE);
+    REQUIRE(location->id >= 0 && location->id < device_count);
+    *flags = memPool->access[location->id];
     return CUDA_SUCCESS;
 }
 

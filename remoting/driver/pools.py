@@ -1,0 +1,255 @@
+"""Memory pools: what each holds of the partition, and memory taken from them.
+
+A pool keeps memory that was freed into it, so not allocations are counted but what CUDA says that
+the pool has reserved. That shrinks when a stream or a device is synchronised, a pool is trimmed, or
+memory is short.
+"""
+
+import ctypes
+import struct
+import threading
+from dataclasses import dataclass
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver import table
+from gpupool.remoting.driver.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver.client import WORDS, Area, Client
+from gpupool.remoting.driver.direct import Direct
+
+POOLS_MAX = 4096
+RESERVED_NOW = 5
+"""Of CUmemPool_attribute: bytes that the pool has of the device."""
+
+NARROW_MAX = 3
+"""Attributes up to this one are 4 bytes, later ones 8."""
+
+LOOKS = 16
+"""A free is over after the synchronisation of its stream, and each may be of another stream."""
+
+ON_DEVICE, PINNED = 1, 1
+PROPERTIES = struct.Struct("<iiiiQQ56s")
+ACCESS = struct.Struct("<iii")
+
+
+@dataclass(slots=True)
+class Pool:
+    """One pool; ``held`` is what it has of the partition."""
+
+    handle: int
+    device: int
+    held: int = 0
+    used: int = 0  # by allocations that the client has not freed
+    count: int = 0  # of such allocations
+    ended: bool = False  # destroyed, while some of its memory is in use
+
+
+class Pools(Area):
+    """The pools of a client process, and what is allocated from them in the order of streams."""
+
+    def __init__(self, client: Client, direct: Direct) -> None:
+        super().__init__(client)
+        self._direct = direct
+        self._pools: dict[int, Pool] = {}
+        self._default: dict[int, Pool] = {}  # by device
+        self._current: dict[int, Pool] = {}
+        self._owner: dict[int, tuple[Pool, int]] = {}  # and the size, by address
+        self._lock = threading.RLock()  # threads that have waited for the GPU settle as well
+        self._looks = 0  # synchronisations that look for what the last frees have given back
+        self.waiter.after.append(self._look)
+        self.posted = {
+            table.POOL_DESTROY: (1, self._destroy),
+            table.POOL_TRIM: (2, self._trim),
+        }
+        self.asked = {
+            table.POOL_DEFAULT: (2, self._find_default),
+            table.POOL_CREATE: (3, self._create),
+            table.POOL_USE: (2, self._use),
+            table.POOL_GET: (2, self._get),
+            table.POOL_SET: (3, self._set),
+            table.POOL_SET_ACCESS: (3, self._set_access),
+            table.POOL_GET_ACCESS: (2, self._get_access),
+        }
+
+    # --- which pools there are --------------------------------------------------------------------
+
+    def _keep(self, number: int, pool: Pool) -> None:
+        if number in self._pools or len(self._pools) >= POOLS_MAX:
+            raise RemoteProtocolError("a pool that cannot be made")
+        self._pools[number] = pool
+
+    def _default_of(self, device: int) -> Pool:
+        if device not in self._default:
+            ordinal = self.client.ordinals[device]
+            handle = self._direct.get("cuDeviceGetDefaultMemPool", ordinal)
+            self._default[device] = Pool(handle, device)
+        return self._default[device]
+
+    def _find_default(self, number: int, device: int) -> bytes:
+        self._keep(number, self._default_of(self.client.index(device)))
+        return b""
+
+    def _create(self, number: int, device: int, size_max: int) -> bytes:
+        ordinal = self.client.ordinals[self.client.index(device)]
+        properties = PROPERTIES.pack(PINNED, 0, ON_DEVICE, ordinal, 0, size_max, b"")
+        self._keep(number, Pool(self._direct.get("cuMemPoolCreate", properties), device))
+        return b""
+
+    def _destroy(self, number: int) -> None:
+        pool = self._pools[number]
+        if pool is self._default.get(pool.device):
+            raise CudaError(INVALID_VALUE, "cuMemPoolDestroy")
+        del self._pools[number]
+        if self._current.get(pool.device) is pool:
+            del self._current[pool.device]
+        self._direct.call("cuMemPoolDestroy", pool.handle)
+        with self._lock:
+            pool.ended = True
+            self._settle(pool)
+
+    def _use(self, device: int, number: int) -> bytes:
+        pool = self._pools[number]
+        if pool.device != self.client.index(device):
+            raise CudaError(INVALID_VALUE, "cuDeviceSetMemPool")
+        self._direct.call("cuDeviceSetMemPool", self.client.ordinals[device], pool.handle)
+        self._current[device] = pool
+        return b""
+
+    # --- what they are like -----------------------------------------------------------------------
+
+    def _get(self, number: int, attribute: int) -> bytes:
+        return WORDS[1].pack(self._attribute(self._pools[number], attribute))
+
+    def _attribute(self, pool: Pool, attribute: int) -> int:
+        value = ctypes.c_uint64(0)
+        self._direct.call("cuMemPoolGetAttribute", pool.handle, attribute, value)
+        return value.value
+
+    def _set(self, number: int, attribute: int, value: int) -> bytes:
+        kind = ctypes.c_int if attribute <= NARROW_MAX else ctypes.c_uint64
+        handle = self._pools[number].handle
+        self._direct.call("cuMemPoolSetAttribute", handle, attribute, kind(value))
+        return b""
+
+    def _set_access(self, number: int, device: int, flags: int) -> bytes:
+        ordinal = self.client.ordinals[self.client.index(device)]
+        access = ACCESS.pack(ON_DEVICE, ordinal, flags)
+        self._direct.call("cuMemPoolSetAccess", self._pools[number].handle, access, 1)
+        return b""
+
+    def _get_access(self, number: int, device: int) -> bytes:
+        ordinal = self.client.ordinals[self.client.index(device)]
+        location = struct.pack("<ii", ON_DEVICE, ordinal)
+        handle = self._pools[number].handle
+        return WORDS[1].pack(self._direct.get("cuMemPoolGetAccess", handle, location))
+
+    def _trim(self, number: int, size: int) -> None:
+        pool = self._pools[number]
+        self._direct.call("cuMemPoolTrimTo", pool.handle, size)
+        with self._lock:
+            self._settle(pool)
+
+    # --- memory from them -------------------------------------------------------------------------
+
+    def allocate(self, device: int, size: int, number: int, stream: int) -> int:
+        """Return the address of ``size`` bytes of a pool, 0 for the device's current one.
+
+        ``stream`` is CUDA's handle.
+
+        Raises:
+            CudaError: when the partition, the pool or the GPU is full.
+        """
+        if number:
+            pool = self._pools[number]
+        else:
+            pool = self._current.get(device) or self._default_of(device)
+        with self._lock:
+            self._make_room(pool, size)
+            try:
+                address = self._direct.get("cuMemAllocFromPoolAsync", size, pool.handle, stream)
+            except CudaError:
+                self._settle(pool)
+                raise
+            if not self._settle(pool):
+                # It grew by more than it seemed to need: by whole blocks, or as frees are pending.
+                self._direct.call("cuMemFreeAsync", address, stream)
+                self._looks = LOOKS
+                raise CudaError(OUT_OF_MEMORY, "cuMemAllocFromPoolAsync")
+            if size:
+                pool.used += size
+                pool.count += 1
+                self._owner[address] = (pool, size)
+        return address
+
+    def _make_room(self, pool: Pool, size: int) -> None:
+        """Reserve what the pool will take more of the partition, at least."""
+        reserved, budget = self._attribute(pool, RESERVED_NOW), self.client.budget
+        missing = reserved + max(0, size - max(0, reserved - pool.used)) - pool.held
+        if missing <= 0:
+            return
+        granted = budget.reserve(pool.device, missing)
+        if not granted and self.squeeze(pool.device):
+            granted = budget.reserve(pool.device, missing)
+        if not granted:
+            raise CudaError(OUT_OF_MEMORY, "cuMemAllocFromPoolAsync")
+        pool.held += missing
+
+    def owns(self, address: int) -> bool:
+        """Say whether memory is a pool's."""
+        return address in self._owner
+
+    def freed(self, address: int) -> None:
+        """Note that memory of a pool was freed, or will be when its stream comes to it."""
+        with self._lock:
+            pool, size = self._owner.pop(address)
+            pool.used -= size
+            pool.count -= 1
+            self._looks = LOOKS
+            if pool.ended:
+                self._settle(pool)
+
+    def squeeze(self, device: int) -> bool:
+        """Have the pools of a device give back what is free in them; say whether that was any."""
+        with self._lock:
+            before = sum(pool.held for pool in self._all())
+            for pool in self._all():
+                if pool.device == device and not pool.ended:
+                    self._direct.call("cuMemPoolTrimTo", pool.handle, 0)
+                    self._settle(pool)
+            return sum(pool.held for pool in self._all()) < before
+
+    @property
+    def pending(self) -> bool:
+        """Whether frees may be on their way that return memory to the partition."""
+        return self._looks > 0
+
+    def settle(self) -> None:
+        """Bring the books in line with what the pools hold now."""
+        with self._lock:
+            for pool in self._all():
+                self._settle(pool)
+
+    # --- the books --------------------------------------------------------------------------------
+
+    def _all(self) -> list[Pool]:
+        found = {id(pool): pool for pool in (*self._pools.values(), *self._default.values())}
+        return list(found.values())
+
+    def _look(self) -> None:
+        """Settle after a synchronisation, as long as the last frees may not be over."""
+        if self._looks:
+            self._looks -= 1
+            self.settle()
+
+    def _settle(self, pool: Pool) -> bool:
+        """Reserve or release the difference to what the pool has; say whether it may have it."""
+        if pool.ended:
+            # Nobody may ask CUDA about it any more; it goes with the last of its memory.
+            now = pool.held if pool.count else 0
+        else:
+            now = self._attribute(pool, RESERVED_NOW)
+        if now > pool.held and not self.client.budget.reserve(pool.device, now - pool.held):
+            return False
+        if now < pool.held:
+            self.client.budget.release(pool.device, pool.held - now)
+        pool.held = now
+        return True

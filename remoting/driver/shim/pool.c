@@ -1,0 +1,230 @@
+// Memory pools, and allocation in the order of a stream.
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <stdlib.h>
+
+#define ON_DEVICE 1        // CU_MEM_LOCATION_TYPE_DEVICE
+#define PINNED 1           // CU_MEM_ALLOCATION_TYPE_PINNED
+#define FILE_DESCRIPTOR 1  // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+struct location {
+    int type, id;
+};
+
+// CUmemPoolProps.
+struct pool_properties {
+    int type, handles;
+    struct location location;
+    void *security;
+    size_t size_max;
+    unsigned char rest[56];
+};
+
+// CUmemAccessDesc.
+struct access {
+    struct location location;
+    int flags;
+};
+
+// The handles that programs get for a device's default pool, and for the one in use there (NULL:
+// the default one). Programs compare them, so that each pool has one handle.
+static struct gp_handle *default_pools[GP_DEVICES_MAX], *current_pools[GP_DEVICES_MAX];
+static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t id_of(const void *pool) { return ((const struct gp_handle *)pool)->id; }
+
+// --- which pools there are ------------------------------------------------------------------------
+
+static int default_pool(int device, struct gp_handle **pool) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    int status = GP_SUCCESS;
+    pthread_mutex_lock(&pool_lock);
+    if (default_pools[device] == NULL) {
+        struct gp_handle *made = gp_make(GP_POOL);
+        status = made == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
+        if (made != NULL) {
+            made->device = device;
+            uint64_t values[2] = {made->id, (uint64_t)gp_server_device(device)};
+            status = gp_call(GP_POOL_DEFAULT, values, 2, NULL, 0);
+            if (status == GP_SUCCESS) default_pools[device] = made;
+            if (status != GP_SUCCESS) gp_end(made);
+        }
+    }
+    *pool = default_pools[device];
+    pthread_mutex_unlock(&pool_lock);
+    return status;
+}
+
+GP_EXPORT int cuDeviceGetDefaultMemPool(void **pool, int device) {
+    struct gp_handle *found;
+    if (pool == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(default_pool(device, &found));
+    *pool = found;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceGetMemPool(void **pool, int device) {
+    GP_CHECK(cuDeviceGetDefaultMemPool(pool, device));
+    pthread_mutex_lock(&pool_lock);
+    if (current_pools[device] != NULL) *pool = current_pools[device];
+    pthread_mutex_unlock(&pool_lock);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDeviceSetMemPool(int device, void *pool) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (((struct gp_handle *)pool)->device != device) return GP_INVALID_DEVICE;
+    uint64_t values[2] = {(uint64_t)gp_server_device(device), id_of(pool)};
+    GP_CHECK(gp_call(GP_POOL_USE, values, 2, NULL, 0));
+    pthread_mutex_lock(&pool_lock);
+    current_pools[device] = pool;
+    pthread_mutex_unlock(&pool_lock);
+    return GP_SUCCESS;
+}
+
+// Pools by location, since CUDA 13: only those of devices, for memory as cuMemAlloc gives it.
+
+static int check_location(const struct location *location, int type) {
+    if (location == NULL) return GP_INVALID_VALUE;
+    return location->type == ON_DEVICE && type == PINNED ? GP_SUCCESS : GP_NOT_SUPPORTED;
+}
+
+GP_EXPORT int cuMemGetDefaultMemPool(void **pool, const struct location *location, int type) {
+    GP_CHECK(check_location(location, type));
+    return cuDeviceGetDefaultMemPool(pool, location->id);
+}
+
+GP_EXPORT int cuMemGetMemPool(void **pool, const struct location *location, int type) {
+    GP_CHECK(check_location(location, type));
+    return cuDeviceGetMemPool(pool, location->id);
+}
+
+GP_EXPORT int cuMemSetMemPool(const struct location *location, int type, void *pool) {
+    GP_CHECK(check_location(location, type));
+    return cuDeviceSetMemPool(location->id, pool);
+}
+
+GP_EXPORT int cuMemPoolCreate(void **pool, const struct pool_properties *properties) {
+    GP_CHECK(gp_ready());
+    if (pool == NULL || properties == NULL) return GP_INVALID_VALUE;
+    if (properties->type != PINNED || properties->location.type != ON_DEVICE) {
+        return GP_NOT_SUPPORTED;
+    }
+    GP_CHECK(gp_check_device(properties->location.id));
+    // As with cuMemCreate: that memory could be exported is granted, the export itself is not.
+    if (properties->handles & ~FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
+    struct gp_handle *made = gp_make(GP_POOL);
+    if (made == NULL) return GP_OUT_OF_MEMORY;
+    made->device = properties->location.id;
+    uint64_t device = (uint64_t)gp_server_device(made->device);
+    uint64_t values[3] = {made->id, device, properties->size_max};
+    int status = gp_call(GP_POOL_CREATE, values, 3, NULL, 0);
+    if (status != GP_SUCCESS) {
+        gp_end(made);
+        return status;
+    }
+    *pool = made;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemPoolDestroy(void *pool) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    struct gp_handle *known = pool;
+    pthread_mutex_lock(&pool_lock);
+    bool made = known != default_pools[known->device];
+    if (made && current_pools[known->device] == known) current_pools[known->device] = NULL;
+    pthread_mutex_unlock(&pool_lock);
+    if (!made) return GP_INVALID_VALUE;
+    uint64_t values[1] = {known->id};
+    int status = gp_post(GP_POOL_DESTROY, values, 1);
+    gp_end(known);
+    return status;
+}
+
+// --- what they are like ---------------------------------------------------------------------------
+
+#define POOL_VALUE_SIZE(attribute) ((attribute) <= 3 ? 4 : 8)
+
+GP_EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, void *value) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
+    uint64_t values[2] = {id_of(pool), (uint64_t)attribute}, reply[1] = {0};
+    GP_CHECK(gp_call(GP_POOL_GET, values, 2, reply, sizeof reply));
+    memcpy(value, reply, POOL_VALUE_SIZE(attribute));
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemPoolSetAttribute(void *pool, int attribute, const void *value) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
+    uint64_t values[3] = {id_of(pool), (uint64_t)attribute, 0};
+    memcpy(&values[2], value, POOL_VALUE_SIZE(attribute));
+    return gp_call(GP_POOL_SET, values, 3, NULL, 0);
+}
+
+GP_EXPORT int cuMemPoolTrimTo(void *pool, size_t size) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    uint64_t values[2] = {id_of(pool), size};
+    return gp_post(GP_POOL_TRIM, values, 2);
+}
+
+GP_EXPORT int cuMemPoolSetAccess(void *pool, const struct access *access, size_t count) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (access == NULL || count == 0) return GP_INVALID_VALUE;
+    for (size_t at = 0; at < count; at++) {
+        if (access[at].location.type != ON_DEVICE) return GP_INVALID_VALUE;
+        GP_CHECK(gp_check_device(access[at].location.id));
+    }
+    for (size_t at = 0; at < count; at++) {
+        uint64_t device = (uint64_t)gp_server_device(access[at].location.id);
+        uint64_t values[3] = {id_of(pool), device, (uint64_t)access[at].flags};
+        GP_CHECK(gp_call(GP_POOL_SET_ACCESS, values, 3, NULL, 0));
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemPoolGetAccess(int *flags, void *pool, const struct location *location) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (flags == NULL || location == NULL || location->type != ON_DEVICE) return GP_INVALID_VALUE;
+    GP_CHECK(gp_check_device(location->id));
+    uint64_t values[2] = {id_of(pool), (uint64_t)gp_server_device(location->id)}, reply[1] = {0};
+    GP_CHECK(gp_call(GP_POOL_GET_ACCESS, values, 2, reply, sizeof reply));
+    *flags = (int)reply[0];
+    return GP_SUCCESS;
+}
+
+// --- allocation -----------------------------------------------------------------------------------
+
+static int allocate_async(uint64_t *address, size_t size, uint64_t pool, void *stream) {
+    GP_ENTER();
+    if (address == NULL) return GP_INVALID_VALUE;
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    if (gp_capture_of(stream)) return GP_NOT_SUPPORTED;  // graph memory nodes
+    uint64_t values[3] = {size, pool, id}, reply[1] = {0};
+    GP_CHECK(gp_call(GP_ALLOCATE_ASYNC, values, 3, reply, sizeof reply));
+    *address = reply[0];
+    if (size == 0) return GP_SUCCESS;
+    // No reservation: the pool returns the same addresses again and again.
+    struct gp_range range = {reply[0], size, GP_DEVICE_MEMORY, gp_current_device(), 2, 0, NULL};
+    return gp_add_range(range);
+}
+
+GP_EXPORT int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {
+    return allocate_async(address, size, 0, stream);
+}
+
+GP_EXPORT int cuMemAllocFromPoolAsync(uint64_t *address, size_t size, void *pool, void *stream) {
+    GP_CHECK(gp_check(pool, GP_POOL));
+    return allocate_async(address, size, id_of(pool), stream);
+}
