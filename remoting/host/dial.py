@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.errors import AuthenticationError, UnreachableError
 from gpupool.remoting.host import handshake
-from gpupool.remoting.host.streams import PlainStream, SessionStream, TlsStream
+from gpupool.remoting.host.streams import PlainStream, TlsStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SessionAddress:
     encryption: str = "tls"  # or "off"; a Unix socket is never encrypted
 
 
-def dial(target: SessionAddress, *, timeout_s: float = 10.0) -> SessionStream:
+def dial(target: SessionAddress, *, timeout_s: float = 10.0) -> PlainStream | TlsStream:
     """Connect and prove both sides; a Unix socket that can be reached comes first.
 
     Raises:
@@ -34,7 +34,7 @@ def dial(target: SessionAddress, *, timeout_s: float = 10.0) -> SessionStream:
 
 def prove(
     sock: socket.socket, target: SessionAddress, timeout_s: float, *, introduction: bytes = b""
-) -> SessionStream:
+) -> PlainStream | TlsStream:
     """Prove both sides on a connection, which is closed when that fails.
 
     Args:

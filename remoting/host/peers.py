@@ -26,6 +26,9 @@ COUNT_MAX = 256
 
 KEY_SIZE = 32
 CONNECT_TIMEOUT_S = 5.0
+SILENT_MAX_S = 10.0
+"""A sender gives up a connection on which nothing is acknowledged for so long."""
+
 TEXT_SIZE_MAX = 1000
 
 INTRODUCTION = struct.Struct("<I")
@@ -149,6 +152,7 @@ class Peers:
             stream = prove(sock, target, CONNECT_TIMEOUT_S, introduction=introduction)
         except (OSError, GpupoolError) as error:
             return str(error) or type(error).__name__
+        stream.lost_after_s = SILENT_MAX_S
         self._outgoing[index] = stream
         return ""
 
@@ -176,7 +180,7 @@ class Peers:
             if buffers:
                 stream.send_buffers(buffers)
         except OSError as error:
-            raise self._lose(index, str(error)) from error
+            raise self._lose(index, error.strerror or str(error)) from error
 
     def send_failure(self, index: int, number: int, text: str) -> None:
         """Say in place of a transfer why there is none."""
@@ -185,7 +189,7 @@ class Peers:
             stream = self._stream(self._outgoing, index)
             stream.send_buffers([HEADER.pack(number, 0, len(data)), data])
         except OSError as error:
-            raise self._lose(index, str(error)) from error
+            raise self._lose(index, error.strerror or str(error)) from error
 
     def begin(self, index: int, number: int, size: int) -> None:
         """Wait for one transfer."""
@@ -202,7 +206,10 @@ class Peers:
         stream = self._stream(self._incoming, index)
         done = 0
         while done < target.nbytes:
-            got = stream.recv_into(target[done:])
+            try:
+                got = stream.recv_into(target[done:])
+            except OSError as error:  # such as a timeout of the kernel's keep-alive
+                raise self._lose(index, error.strerror or str(error)) from error
             if not got:
                 raise self._lose(index, "its worker ended")
             done += got

@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from gpupool.remoting.host.silence import wait_for_room
+
 IOV_COUNT_MAX = 512
 """Buffers handed to one ``sendmsg``; Linux accepts 1024 (IOV_MAX)."""
 
@@ -109,6 +111,7 @@ class PlainStream:
         self.bytes_out = 0
         self.receiving = False
         self.sending = False
+        self.lost_after_s = 0.0  # without an answer to what was sent; 0: the kernel decides
         self._socket = sock
         self._send_lock = threading.Lock()
         self._spinner = Spinner()
@@ -146,7 +149,7 @@ class PlainStream:
             first = 0
             self.sending = True
             while first < len(views):
-                sent = self._socket.sendmsg(views[first : first + IOV_COUNT_MAX])
+                sent = self._send_some(views[first : first + IOV_COUNT_MAX])
                 self.bytes_out += sent
                 while first < len(views) and sent >= len(views[first]):
                     sent -= len(views[first])
@@ -154,6 +157,15 @@ class PlainStream:
                 if sent:
                     views[first] = views[first][sent:]
             self.sending = False
+
+    def _send_some(self, views: list[memoryview]) -> int:
+        if not self.lost_after_s:
+            return self._socket.sendmsg(views)
+        while True:
+            try:
+                return self._socket.sendmsg(views, [], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                wait_for_room(self._socket, self.lost_after_s)
 
     def send_descriptor(self, data: bytes, descriptor: int) -> bool:
         """Send ``data`` with a descriptor, over a Unix socket only."""
@@ -188,6 +200,7 @@ class TlsStream:
         self.bytes_out = 0
         self.receiving = False
         self.sending = False
+        self.lost_after_s = 0.0  # without an answer to what was sent; 0: the kernel decides
         self._socket = sock
         self._ssl_lock = threading.Lock()
         # Held for a whole message: an SSL_write that had to wait must be repeated with the same
@@ -265,7 +278,10 @@ class TlsStream:
                     count = self._socket.send(view[sent : sent + SEND_SIZE_MAX])
             except ssl.SSLWantWriteError:
                 self.sending = True
-                self._wait(select.POLLOUT)
+                if self.lost_after_s:
+                    wait_for_room(self._socket, self.lost_after_s)
+                else:
+                    self._wait(select.POLLOUT)
                 self.sending = False
                 continue
             except ssl.SSLWantReadError:

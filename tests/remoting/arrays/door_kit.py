@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from gpupool.remoting.arrays.serve import serve
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.host.peers import Peers
 from gpupool.remoting.host.streams import PlainStream, SessionStream, TlsStream
+from gpupool.remoting.host.worker import set_options
 
 DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "arrays" / "dropin"
 MIB = 1 << 20
@@ -147,6 +148,7 @@ class Server:
             except OSError:
                 return
             self.connections.append(connection)
+            set_options(connection)
             assert self.links is not None
             with contextlib.suppress(GpupoolError, OSError):
                 accept_proof(connection, self.session, self.links.key)
@@ -289,10 +291,11 @@ def pool(
     transport: str = "unix",
     devices: list[DeviceSpec] | None = None,
     linked: bool = False,
+    listen: Callable[[int], socket.socket] | None = None,
 ) -> Generator[Agent]:
     """Run an agent with one server per count of emulated devices, or with the given devices.
 
-    The workers of ``linked`` servers can connect to one another.
+    The workers of ``linked`` servers can connect to one another, where ``listen`` says.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -309,7 +312,7 @@ def pool(
             own = devices or emulated(count, memory)
             servers.append(Server(f"server{at}", listener, own, tls=tls))
         if linked:
-            link(servers)
+            link(servers, listen or (lambda _: socket.create_server(("127.0.0.1", 0))))
         agent = Agent(folder, servers)
         try:
             yield agent
@@ -317,17 +320,19 @@ def pool(
             agent.close()
 
 
-def link(servers: list[Server]) -> None:
+def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
     """Let the workers of these servers connect to one another."""
     by_name = {server.name: server for server in servers}
 
     def dial(name: str) -> socket.socket:
         listener = by_name[name].peer_listener
         assert listener is not None
-        return socket.create_connection(listener.getsockname())
+        connection = socket.create_connection(listener.getsockname())
+        set_options(connection)
+        return connection
 
-    for server in servers:
-        server.peer_listener = socket.create_server(("127.0.0.1", 0))
+    for at, server in enumerate(servers):
+        server.peer_listener = listen(at)
         server.links = Peers(dial, lambda: None)
 
 

@@ -1,7 +1,11 @@
 """Arrays of several servers in one program: where they compute, and how they get to one another."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import door_kit
 import pytest
@@ -221,10 +225,6 @@ def test_a_worker_that_dies_fails_the_copies_with_it_and_nothing_else() -> None:
         print(error.status, error)
     print(float((a + c).sum()))
     """
-    import os
-    import subprocess
-    import sys
-
     with door_kit.pool(1, 1, linked=True) as agent:
         process = subprocess.Popen(
             [sys.executable, "-c", COUNT_BYTES + textwrap.dedent(source)],
@@ -249,6 +249,51 @@ def test_a_worker_that_dies_fails_the_copies_with_it_and_nothing_else() -> None:
     assert lines[-1] == "2000.0"
 
 
+@pytest.mark.slow
+def test_a_route_that_fails_in_the_middle_of_a_copy_is_an_error_on_both_servers() -> None:
+    """Nothing says so: no packet of the other server arrives any more."""
+    source = """
+    import cupy as cp
+    a = cp.zeros(32 << 20, 'u1')
+    with cp.cuda.Device(1):
+        b = cp.zeros(32 << 20, 'u1')
+        cp.copyto(b, a)
+        b[:1].get()
+    print('copying', flush=True)
+    def copy():
+        while True:
+            with cp.cuda.Device(1):
+                cp.copyto(b, a)
+            cp.cuda.Device(0).synchronize()
+    def say(call):
+        try:
+            call()
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            print(error.status, str(error).partition(': ')[2], flush=True)
+    say(copy)
+    with cp.cuda.Device(1):
+        say(cp.cuda.Device(1).synchronize)
+        print(float(b.sum()))
+    print(float(a.sum()))
+    """
+    alone = ["unshare", "-rn"]
+    try:
+        probe = [*alone, "ip", "link", "add", "first", "type", "veth"]
+        subprocess.run(probe, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no network namespace can be made here")
+    script = str(Path(__file__).with_name("cut_route.py"))
+    argv = [*alone, sys.executable, script, textwrap.dedent(source)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    failed = "46 a copy between servers failed: lost"
+    assert done.stdout.splitlines() == [
+        f"{failed} server1: no answer for 10 s",
+        f"{failed} server0: Connection timed out",
+        "0.0",
+        "0.0",
+    ], done.stderr
+
+
 def test_the_loss_of_the_lease_ends_the_sessions_with_all_servers() -> None:
     source = """
     a = cp.ones(10)
@@ -264,10 +309,6 @@ def test_the_loss_of_the_lease_ends_the_sessions_with_all_servers() -> None:
             except cp.cuda.runtime.CUDARuntimeError as error:
                 print(error)
     """
-    import os
-    import subprocess
-    import sys
-
     with door_kit.pool(1, 1, linked=True) as agent:
         process = subprocess.Popen(
             [sys.executable, "-c", COUNT_BYTES + textwrap.dedent(source)],

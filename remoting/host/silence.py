@@ -1,0 +1,77 @@
+"""Whether the other end of a TCP connection is silently gone while there is something to send.
+
+A worker may have to wait for long before another one takes what it sends: that one computes first.
+The kernel would wait 15 minutes for a machine that is gone, and ``TCP_USER_TIMEOUT`` also ends a
+connection whose other end is alive and just does not read (since Linux 5.11). But a living kernel
+acknowledges whatever reaches it, the probes of a full connection too, whatever its programs do. So
+what stays without an acknowledgement is lost.
+"""
+
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+LOOK_EVERY_S = 0.5
+PROBE_COUNT_MIN = 2
+"""A single probe without an answer says nothing: it may be lost, and answers are rationed."""
+
+_INFO = struct.Struct("=3x B 4x 4x 4x 4x 4x I 4x 4x 4x 4x 4x 4x 4x I")
+"""The beginning of ``struct tcp_info``, which Linux only ever appends to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of what a connection has sent."""
+
+    unanswered: bool  # data is, or several probes are
+    heard_ago_s: float  # since the last acknowledgement, of whatever
+
+
+class Silence:
+    """Judges one wait."""
+
+    def __init__(self, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s
+        self._since: float | None = None
+
+    def is_lost(self, sent: Sent, now: float) -> bool:
+        """Return whether nothing has been answered for too long; ask at least once a second."""
+        if not sent.unanswered:
+            self._since = None
+            return False
+        # The connection may have been at rest for hours before this wait began.
+        since = now if self._since is None else self._since
+        self._since = max(since, now - sent.heard_ago_s)
+        return now - self._since >= self._lost_after_s
+
+
+def wait_for_room(sock: socket.socket, lost_after_s: float) -> None:
+    """Wait until more can be sent.
+
+    A full connection is probed less and less often, every two minutes in the end, so that the loss
+    of one that has been full for a time T is noticed after 3 T more at most.
+
+    Raises:
+        TimeoutError: when the other end is silent for ``lost_after_s``.
+    """
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLOUT)
+    silence = Silence(lost_after_s)
+    while not poll.poll(LOOK_EVERY_S * 1000):
+        sent = _sent(sock)
+        if sent is not None and silence.is_lost(sent, time.monotonic()):
+            raise TimeoutError(f"no answer for {lost_after_s:.0f} s")
+
+
+def _sent(sock: socket.socket) -> Sent | None:
+    """Ask the kernel; None where it does not say."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None or sock.family == socket.AF_UNIX:
+        return None
+    data = sock.getsockopt(socket.IPPROTO_TCP, option, _INFO.size)
+    if len(data) < _INFO.size:
+        return None
+    probes, unacknowledged, heard_ago_ms = _INFO.unpack(data)
+    return Sent(unacknowledged > 0 or probes >= PROBE_COUNT_MIN, heard_ago_ms / 1000)
