@@ -99,21 +99,27 @@ class ReportGpus:
 
 @dataclass(frozen=True, slots=True)
 class DrainServer:
-    """Stop (or with None, resume) granting on a server."""
+    """Stop (or with None, resume) granting on a server.
+
+    ``order`` is 16 random bytes of whoever orders it. What undoes another order must not be applied
+    twice: its repetition may arrive after a later order. Empty means that it is never repeated.
+    """
 
     server: ServerId
     reason: str | None
     by: str
+    order: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelServer:
-    """Set some labels of a server, and take some away."""
+    """Set some labels of a server, and take some away; ``order`` as in ``DrainServer``."""
 
     server: ServerId
     labels: dict[str, str]
     without: tuple[str, ...]
     by: str
+    order: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from gpupool.pool import orders
 from gpupool.pool.audit import record
 from gpupool.pool.commands import LabelServer
 from gpupool.pool.filters import LABEL_COUNT_MAX, label_refusal
@@ -30,16 +31,24 @@ def label_server(state: PoolState, command: LabelServer) -> tuple[PoolState, Res
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse("never", "no such server")
+    if (settled := orders.judge(server, command.order)) is not None:
+        return state, settled
     if why := label_refusal(command.labels):
         return state, refuse("invalid", why)
     labels = {k: v for k, v in server.labels.items() if k not in command.without}
     labels |= command.labels
     if len(labels) > LABEL_COUNT_MAX:
         return state, refuse("denied", f"a server has at most {LABEL_COUNT_MAX} labels")
-    if labels == server.labels:
-        return state, Result(ok=True)
-    server = replace(server, labels=labels, changed_at=state.now)
+    changed = labels != server.labels
+    server = replace(
+        server,
+        labels=labels,
+        changed_at=state.now if changed else server.changed_at,
+        orders=orders.remembered(server, command.order),
+    )
     state = replace(state, servers=state.servers | {server.id: server})
+    if not changed:
+        return state, Result(ok=True)
     changes = [f"{k}={v}" for k, v in command.labels.items()] + [f"{k}-" for k in command.without]
     state = record(state, "labelled", by=command.by, subject=server.name, text=" ".join(changes))
     text = f"{' '.join(changes)} (by {command.by})"

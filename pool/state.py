@@ -114,6 +114,8 @@ class Server:
     gpus: dict[GpuId, Gpu] = field(default_factory=dict[GpuId, Gpu])
     joined_at: Milliseconds = Milliseconds(0)
     changed_at: Milliseconds = Milliseconds(0)
+    orders: tuple[bytes, ...] = ()
+    """The latest orders of operators that were carried out, so that none is when it comes again."""
 
     @property
     def grantable(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpupool.pool import leases, notices, policy_log, staging
+from gpupool.pool import leases, notices, orders, policy_log, staging
 from gpupool.pool.audit import acts_since, record
 from gpupool.pool.backup import restore_backup
 from gpupool.pool.clashes import UNSETTLED, settle_clashes
@@ -274,11 +274,18 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse("never", "no such server")
+    if (settled := orders.judge(server, command.order)) is not None:
+        return state, settled
     if server.drain_reason != command.reason:
         kind = "undrained" if command.reason is None else "drained"
         text = command.reason or ""
         state = record(state, kind, by=command.by, subject=server.name, text=text)
-    server = replace(server, drain_reason=command.reason, changed_at=state.now)
+    server = replace(
+        server,
+        drain_reason=command.reason,
+        changed_at=state.now,
+        orders=orders.remembered(server, command.order),
+    )
     state = replace(state, servers=state.servers | {server.id: server})
     if command.reason is None:
         return leases.note(state, "undrained", server.name, f"by {command.by}"), Result(ok=True)

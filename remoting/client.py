@@ -313,17 +313,17 @@ class Pool:
 
     async def drain(self, server: str, reason: str) -> None:
         """Stop granting on a server; running leases go on."""
-        await self._operate(m.DrainServer(server, reason))
+        await self._operate(m.DrainServer(server, reason, os.urandom(16)))
 
     async def undrain(self, server: str) -> None:
         """Grant on a server again."""
-        await self._operate(m.DrainServer(server, None))
+        await self._operate(m.DrainServer(server, None, os.urandom(16)))
 
     async def label(
         self, server: str, labels: dict[str, str], without: tuple[str, ...] = ()
     ) -> None:
         """Set some labels of a server, and take some away."""
-        await self._operate(m.LabelServer(server, labels, without))
+        await self._operate(m.LabelServer(server, labels, without, os.urandom(16)))
 
     async def end_lease(self, lease: LeaseId, reason: str) -> None:
         """End a lease by order."""
@@ -346,7 +346,7 @@ class Pool:
     async def _operate(self, message: m.Call, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
         """Make one call, with another server when one has no majority or is lost meanwhile.
 
-        All these calls do the same thing when done twice.
+        All these calls do the same thing when done twice, or carry the number of their order.
         """
         failures: list[GpupoolError] = []
         for connection in self._some(8):

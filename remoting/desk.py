@@ -199,11 +199,13 @@ class Desk:
                 if len(reason) > REASON_LENGTH_MAX or not reason.isprintable():
                     what = f"a reason is one line of at most {REASON_LENGTH_MAX} characters"
                     raise UsageError(what)
-                command = commands.DrainServer(server.id, message.reason, by)
+                command = commands.DrainServer(server.id, message.reason, by, message.order)
                 steward.propose_for(client, call, command, _done)
             case m.LabelServer():
                 server = self._server(message.server)
-                command = commands.LabelServer(server.id, message.labels, message.without, by)
+                command = commands.LabelServer(
+                    server.id, message.labels, message.without, by, message.order
+                )
                 steward.propose_for(client, call, command, _done)
             case _:
                 raise UsageError(f"{type(message).__name__} is not for this server")

@@ -345,10 +345,14 @@ class RemoveServer:
 
 @dataclass(frozen=True, slots=True)
 class DrainServer:
-    """Stop granting on a server, by name or id; without a reason, resume."""
+    """Stop granting on a server, by name or id; without a reason, resume.
+
+    ``order`` is 16 random bytes, the same whenever the same order is repeated.
+    """
 
     server: str
     reason: str | None
+    order: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,11 +411,12 @@ class PolicyVerdict:
 
 @dataclass(frozen=True, slots=True)
 class LabelServer:
-    """Set some labels of a server, by name or id, and take some away."""
+    """Set some labels of a server, by name or id, and take some away; as ``DrainServer``."""
 
     server: str
     labels: dict[str, str]
     without: tuple[str, ...]
+    order: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

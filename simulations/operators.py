@@ -73,11 +73,12 @@ class Operator:
             self.process.after(for_s, partial(self._undrain, server))
 
         refused = partial(self._draining.discard, server)
-        self._order(m.DrainServer(server, "maintenance"), drained, refused)
+        order = m.DrainServer(server, "maintenance", self._random.randbytes(16))
+        self._order(order, drained, refused)
 
     def _undrain(self, server: ServerId) -> None:
         self._environment.checkers.policy.drained(server, None)
-        order = m.DrainServer(server, None)
+        order = m.DrainServer(server, None, self._random.randbytes(16))
         undrained = partial(self._draining.discard, server)
         self._order(order, lambda _at: undrained(), undrained)
 

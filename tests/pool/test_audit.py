@@ -154,3 +154,36 @@ def test_whoever_listens_is_told_each_act_once_and_in_order() -> None:
     assert [act.number for act in told] == list(range(1, machine.state.act_count + 1))
     assert acts_since(machine.state, 0) == machine.state.acts
     assert acts_since(machine.state, machine.state.act_count) == ()
+
+
+def test_the_repetition_of_an_order_does_not_undo_a_later_one() -> None:
+    machine = founded()
+    first, second = bytes(16), bytes([1]) * 16
+    server = SERVERS[0]
+    assert do(machine, c.DrainServer(server, "new fans", "root")).ok
+    assert do(machine, c.DrainServer(server, None, "root", first)).ok
+    assert do(machine, c.DrainServer(server, "new disk", "root", second)).ok
+    before = machine.state
+    assert do(machine, c.DrainServer(server, None, "root", first)).ok
+    assert machine.state.servers == before.servers
+    assert machine.state.acts == before.acts
+    assert do(machine, c.LabelServer(server, {"rack": "4"}, (), "root", first)).ok
+    assert not machine.state.servers[server].labels  # one number is one order, whatever it says
+
+    third, fourth = bytes([2]) * 16, bytes([3]) * 16
+    assert do(machine, c.LabelServer(server, {"rack": "4"}, (), "root", third)).ok
+    assert do(machine, c.LabelServer(server, {"rack": "5"}, (), "root", fourth)).ok
+    assert do(machine, c.LabelServer(server, {"rack": "4"}, (), "root", third)).ok
+    assert machine.state.servers[server].labels == {"rack": "5"}
+
+
+def test_what_a_server_remembers_of_orders_is_bounded() -> None:
+    machine = founded()
+    for number in range(100):
+        order = number.to_bytes(16, "big")
+        assert do(machine, c.DrainServer(SERVERS[0], "new fans", "root", order)).ok
+    assert machine.state.servers[SERVERS[0]].orders[-1] == (99).to_bytes(16, "big")
+    assert len(machine.state.servers[SERVERS[0]].orders) == 16
+    refused = do(machine, c.DrainServer(SERVERS[0], None, "root", b"short"))
+    assert refused.kind == "invalid"
+    assert machine.state.servers[SERVERS[0]].drain_reason == "new fans"
