@@ -7,7 +7,13 @@ from typing import Protocol
 
 import trio
 
-from gpupool.pool.errors import AuthenticationError, GpupoolError, UnreachableError, UsageError
+from gpupool.pool.errors import (
+    AuthenticationError,
+    GpupoolError,
+    NoQuorumError,
+    UnreachableError,
+    UsageError,
+)
 from gpupool.pool.ids import ServerId
 from gpupool.pool.ports import Randomness
 from gpupool.remoting import messages as m
@@ -25,6 +31,9 @@ WIDTH_FIRST = 32
 BACKOFF_BASE_S = 0.05
 BACKOFF_MAX_S = 5.0
 REFUSED_BACKOFF_S = 2.0
+START_TRIES = 5
+"""Tries, over about 1.2 s, until a server that has just started counts as one that refuses."""
+
 """After a refusal of the token: it may be too new for that server's table, or dead for good."""
 
 SETTLE_S = 0.15
@@ -299,7 +308,9 @@ class Connections:
                 except GpupoolError as error:
                     failures += 1
                     refused = isinstance(error, AuthenticationError)
-                    self._note(target, error)
+                    # A server that has just started knows more in a moment.
+                    starting = isinstance(error, NoQuorumError) and failures < START_TRIES
+                    self._note(target, error, tried=not starting)
                 else:
                     failures = 0
                     await self._use(target, stream, welcome)
@@ -308,11 +319,11 @@ class Connections:
                     limit_s = max(limit_s, REFUSED_BACKOFF_S)
                 await trio.sleep(limit_s * (0.5 + 0.5 * self._chance.random()))
 
-    def _note(self, target: _Target, error: GpupoolError) -> None:
+    def _note(self, target: _Target, error: GpupoolError, *, tried: bool) -> None:
         if str(target.failure) != str(error):
             self._log.debug("%s: %s", target.address, error)
         target.failure = error
-        target.tried = True
+        target.tried = target.tried or tried
         self._tell_change()
 
     async def _use(self, target: _Target, stream: MessageStream, welcome: m.Welcome) -> None:

@@ -387,11 +387,21 @@ class Steward:
             )
         state = self.state
         server = state.servers.get(self.self_id)
-        if server is None:
-            raise AuthenticationError("this server is not a member of its pool (any more)")
+        if self.self_id in state.removed:
+            raise AuthenticationError("this server is not a member of its pool any more")
         token = state.tokens.get(hello.token)
+        known = token is not None and hmac.compare_digest(
+            token.secret_hash, hash_secret(hello.secret)
+        )
+        if server is None or (not known and server.incarnation != self._incarnation):
+            # What it knows of the table may be old: whom it does not know may be there by now.
+            raise NoQuorumError(
+                "this server has just started and does not know the pool's table yet",
+                why="it has not been in touch with a majority since",
+                hint=NO_QUORUM_HINT,
+            )
         # Whether the id or the secret is wrong is nobody's business.
-        if token is None or not hmac.compare_digest(token.secret_hash, hash_secret(hello.secret)):
+        if token is None or not known:
             raise AuthenticationError(
                 "the pool does not know this token", hint="log in again with a new token"
             )

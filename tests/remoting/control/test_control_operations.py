@@ -10,7 +10,13 @@ from tests.remoting.control.control_cluster import GIB, Cluster, request, server
 from tests.remoting.control.control_kit import until
 
 from gpupool.pool import commands
-from gpupool.pool.errors import AuthenticationError, DeniedError, NotNowError, UsageError
+from gpupool.pool.errors import (
+    AuthenticationError,
+    DeniedError,
+    NoQuorumError,
+    NotNowError,
+    UsageError,
+)
 from gpupool.pool.ids import ServerId
 from gpupool.pool.state import TokenKind
 from gpupool.remoting import messages as m
@@ -367,3 +373,26 @@ async def test_leaving(autojump_clock: Clock, nursery: trio.Nursery) -> None:
     assert list(cluster.state.servers) == [cluster.nodes[0].id]
     with pytest.raises(AssertionError, match="last server"):
         cluster.commit(commands.RemoveServer(cluster.nodes[0].id, "test"))
+
+
+async def test_a_server_that_has_just_started_asks_for_a_moment(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    node = await cluster.add(2, 1)  # its table does not have it yet
+
+    before = trio.current_time()
+    with pytest.raises(NoQuorumError, match="has just started") as caught:
+        async with cluster.client(servers=["gpu-2"]):
+            pass
+    assert "majority" in str(caught.value.why)
+    assert 0.5 < trio.current_time() - before < 3.0
+
+    async def admit_later() -> None:
+        await trio.sleep(0.4)
+        cluster.admit(node)
+
+    nursery.start_soon(admit_later)
+    async with cluster.client(servers=["gpu-2"]) as pool:
+        assert "gpu-2" in {connection.name for connection in pool.connections.by_server.values()}
