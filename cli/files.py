@@ -1,16 +1,18 @@
 """Files that nobody else may read: written whole or not at all, and synced."""
 
+import contextlib
+import errno
 import os
 from pathlib import Path
 
 from gpupool.pool.errors import StorageError
 
 
-def write_private(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` with mode 0600, replacing what is there only once all is written.
+def replace_file(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of ``path``, with mode 0600, once all of it is on the disk.
 
     Raises:
-        StorageError: when the disk is full, or the folder refuses.
+        OSError: when the disk is full, or the folder refuses.
     """
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -23,8 +25,30 @@ def write_private(path: Path, data: bytes) -> None:
         finally:
             os.close(descriptor)
         fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):  # where the folder is none, for example
+            fresh.unlink(missing_ok=True)
+        raise
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)  # or a power loss could bring the former file back
+        finally:
+            os.close(folder)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise StorageError(
-            f"cannot write {path}", why=(error.strerror or str(error)).lower()
-        ) from error
+        # Some file systems sync no folders, and a folder may be writable and not readable.
+        if error.errno not in (errno.EINVAL, errno.EACCES):
+            raise
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Put ``data`` in the place of a file that the user named, as `replace_file`.
+
+    Raises:
+        StorageError: when the disk is full, or the folder refuses.
+    """
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise StorageError(f"cannot write {path}", why=why) from error

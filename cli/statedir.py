@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+from gpupool.cli.files import replace_file
 from gpupool.pool.errors import StorageError
 from gpupool.pool.ids import Incarnation, ServerId
 from gpupool.remoting.identity import Identity
@@ -122,18 +123,8 @@ class StateDir:
         Raises:
             StorageError: when the disk is full or refuses.
         """
-        fresh = self.path / f".{name}.new"
         try:
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            fresh.replace(self.path / name)
-            self._sync()
+            replace_file(self.path / name, data)
         except OSError as error:
             raise _storage_error(f"cannot write {self.path / name}", error) from error
 
@@ -186,13 +177,6 @@ class StateDir:
         }
         self.write(IDENTITY, json.dumps(body, indent=2).encode() + b"\n")
         self.identity = identity
-
-    def _sync(self) -> None:
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def open_state_dir(path: Path) -> StateDir:

@@ -1,0 +1,63 @@
+"""Files that are replaced whole, or not at all."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from gpupool.cli.files import replace_file, write_private
+from gpupool.pool.errors import StorageError
+
+
+def test_a_file_is_replaced_for_the_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pool.backup"
+    path.write_text("before")
+    path.chmod(0o644)
+    write_private(path, b"after")
+    assert path.read_bytes() == b"after"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["pool.backup"]
+
+
+def test_the_data_and_then_its_name_are_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def sync(descriptor: int) -> None:
+        done.append(f"sync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        real_sync(descriptor)
+
+    def replace(path: Path, target: Path) -> Path:
+        done.append("replace")
+        return real_replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", replace)
+    replace_file(tmp_path / "key", b"x")
+    assert done == ["sync .key.new", "replace", f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+def test_a_disk_that_fails_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, fails, fail)
+    with pytest.raises(StorageError, match="no space left on device"):
+        write_private(path, b"after")
+    assert path.read_text() == "before"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_where_a_folder_should_be_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="not a directory"):
+        write_private(tmp_path / "file" / "pool.backup", b"x")
