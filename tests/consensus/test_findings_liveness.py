@@ -1,6 +1,8 @@
-"""How pysyncobj 0.3.17 gets stuck (findings L1 to L6), and that this does not."""
+"""How pysyncobj 0.3.17 gets stuck (findings L1 to L6), and that this does not.
 
-import errno
+L4, a full disk, is in ``test_findings_full_disk.py``.
+"""
+
 from typing import Any
 
 import pytest
@@ -10,7 +12,6 @@ from lone_node import Lone, entry
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 from raft_world import Faults, MemoryDisk, World
 
-from gpupool.consensus.journal import RESERVE, Journal
 from gpupool.consensus.membership import encode_voters
 from gpupool.consensus.raft import LEADER
 from gpupool.consensus.settings import (
@@ -21,7 +22,6 @@ from gpupool.consensus.settings import (
 )
 from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
-from gpupool.pool.errors import StorageError
 from gpupool.pool.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted
 
@@ -183,44 +183,6 @@ def test_l3_ours_goes_on_behind_a_failing_command() -> None:
     assert [outcome.result for outcome in outcomes] == [1, {"error": "RuntimeError"}, 3]
     for server in world.servers.values():
         assert server.machine.log == ["before", "half done", "after"]
-
-
-# --- L4: a full disk -------------------------------------------------------------------------
-
-
-def test_l4_ours_stops_with_a_clear_error_and_gives_the_reserve_back() -> None:
-    lone = Lone()
-    assert RESERVE in lone.disk.names()
-    lone.disk.failing["append"] = errno.ENOSPC
-    with pytest.raises(StorageError, match="No space left") as caught:
-        lone.append(2, 1, [entry("x", 3, 5)])
-    assert "free some disk space" in caught.value.hint
-    assert RESERVE not in lone.disk.names()
-    lone.disk.failing.clear()
-    with pytest.raises(StorageError, match="an earlier write failed"):
-        lone.append(2, 1, [entry("x", 3, 5)])
-
-
-@pytest.mark.parametrize("operation", ["append", "sync"])
-def test_l4_a_failed_write_is_never_tried_again(operation: str) -> None:
-    disk = MemoryDisk()
-    journal = Journal.create(disk)
-    disk.failing[operation] = errno.EIO
-    journal.set_vote(3, "b")
-    with pytest.raises(StorageError):
-        journal.sync()
-    disk.failing.clear()
-    journal.set_vote(4, "c")
-    with pytest.raises(StorageError):
-        journal.sync()
-
-
-def test_l4_a_start_without_room_for_the_reserve_is_refused() -> None:
-    disk = MemoryDisk()
-    Journal.create(disk).close()
-    disk.failing["reserve"] = errno.ENOSPC
-    with pytest.raises(StorageError, match="MiB of disk cannot be reserved"):
-        Journal.open(disk)
 
 
 # --- L5: a follower that needs a snapshot ----------------------------------------------------
