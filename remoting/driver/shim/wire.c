@@ -285,6 +285,16 @@ static bool somebody_reads(void) {
     return found;
 }
 
+// Read what the worker said before it closed its end, such as why; then the session is lost.
+static void hear_last_words(void) {
+    while (!gp_is_lost()) {
+        pthread_mutex_lock(&read_lock);
+        while (reading && !gp_is_lost()) pthread_cond_wait(&answered, &read_lock);
+        pthread_mutex_unlock(&read_lock);
+        await(NULL);
+    }
+}
+
 // Send everything; reads answers meanwhile, so that two full socket buffers cannot block each
 // other for ever.
 static void send_all(struct iovec *parts, int count) {
@@ -293,6 +303,10 @@ static void send_all(struct iovec *parts, int count) {
         ssize_t sent = gp_send(parts, count);
         if (sent < 0) {
             if (errno == EINTR) continue;
+            if (errno == EPIPE || errno == ECONNRESET) {
+                hear_last_words();
+                return;
+            }
             if (errno != EAGAIN && errno != EWOULDBLOCK) {
                 lose("the connection to the server broke");
                 return;

@@ -4,11 +4,14 @@ Only gcc is needed. Where CuPy and cuda.bindings would be, ctypes stands in (cty
 """
 
 import ctypes
+import json
 import os
 import re
+import socket
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,8 @@ from fake_cuda.control import Control, process_environment
 
 from gpupool.remoting.driver import build, table
 from gpupool.remoting.driver.annotations import CALLS, HAND, RECORDS
+from gpupool.remoting.driver.serve import ANSWER, NOTICE
+from gpupool.remoting.host import handshake
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -155,6 +160,46 @@ def test_without_an_agent_there_is_no_device(library: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "100\n"  # CUDA_ERROR_NO_DEVICE
     assert done.stderr == ""
+
+
+def test_the_last_words_of_a_worker_that_has_closed_are_heard(
+    library: Path, tmp_path: Path
+) -> None:
+    words = b"emulated GPUs have the array door only"
+    path = str(tmp_path / "socket")
+
+    def serve(listener: socket.socket) -> None:
+        agent, _ = listener.accept()
+        with agent, agent.makefile("rwb") as lines:
+            lines.readline()
+            session = {"session": "aa" * 16, "ticket": "bb" * 32, "encryption": "off", "unix": path}
+            lines.write(json.dumps({"ok": True, "sessions": [session]}).encode() + b"\n")
+            lines.flush()
+            worker, _ = listener.accept()
+            with worker:
+                hello = worker.recv(handshake.CLIENT_HELLO_SIZE, socket.MSG_WAITALL)
+                nonce = handshake.parse_client_hello(hello, b"\xaa" * 16)
+                worker.sendall(handshake.server_proof(b"\xbb" * 32, nonce, bytes(16)))
+                worker.recv(handshake.PROOF_SIZE, socket.MSG_WAITALL)
+                # What the client sends from now on is refused, as if we had closed already.
+                worker.shutdown(socket.SHUT_RD)
+                notice = ANSWER.pack(NOTICE, 0, 0, len(words), 0, 0) + words
+                worker.sendall(handshake.ACCEPTED + notice)
+
+    code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    environment = os.environ | {"LD_LIBRARY_PATH": str(library), "GPUPOOL_AGENT": path}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        thread.join()
+    assert done.stdout == "46\n"  # CUDA_ERROR_DEVICE_UNAVAILABLE
+    assert words.decode() in done.stderr
 
 
 def test_a_fork_cannot_use_the_device(library: Path, tmp_path: Path) -> None:
