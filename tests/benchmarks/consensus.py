@@ -66,12 +66,16 @@ class Cluster:
         return Process(self.mode, name, self.ports, self.directory)
 
     def leader(self) -> str:
+        """Return the leader, once all servers know that all of them vote.
+
+        Until then, the others may be no majority of the voters that they know.
+        """
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
-            for name, process in self.processes.items():
-                leads, voters, _, _ = process.do(do="health")
-                if leads and len(voters) == len(self.names):
-                    return name
+            health = {name: process.do(do="health") for name, process in self.processes.items()}
+            leaders = [name for name, (leads, *_) in health.items() if leads]
+            if leaders and all(len(voters) == len(health) for _, voters, *_ in health.values()):
+                return leaders[0]
             time.sleep(0.1)
         raise TimeoutError("no leader of all voters within 30 s")
 
