@@ -150,6 +150,10 @@ class RaftLedger:
         """Return what this server knows of the state of consensus; never blocks."""
         return self._node.health(self._clock.monotonic())
 
+    def majority_age_s(self) -> float:
+        """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
+        return self._node.majority_age_s(self._clock.monotonic())
+
     # --- PeerEvents --------------------------------------------------------------------------
 
     def connected(self, peer: ServerId) -> None:

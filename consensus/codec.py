@@ -1,7 +1,7 @@
 """A closed, strict CBOR codec: nothing but plain values, and nothing a peer sends is executed."""
 
 from io import BytesIO
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import cbor2
 
@@ -23,11 +23,12 @@ def _refuse(_value: object, _immutable: bool = False) -> NoReturn:
 
 
 _REFUSED = dict.fromkeys(_BUILT_IN_TAGS, _refuse)
+_SCALARS = frozenset((bytes, str, bool, float, type(None)))
 
 
 def encode(value: Plain) -> bytes:
     """Return ``value`` as CBOR; raises ``TypeError`` for anything that is not plain."""
-    _check_closed(value, DEPTH_MAX, TypeError)
+    _check_closed(value, TypeError)
     return cbor2.dumps(value)
 
 
@@ -37,6 +38,18 @@ def decode(data: bytes) -> Plain:
     Raises:
         RemoteProtocolError: for tags, indefinite lengths, duplicate or non-text keys, trailing
             bytes, too deep nesting, and everything else outside the closed set.
+    """
+    value = decode_unchecked(data)
+    _check_closed(value, RemoteProtocolError)
+    return cast("Plain", value)
+
+
+def decode_unchecked(data: bytes) -> object:
+    """Return the one value in ``data``, for a caller that checks the type of all that is in it.
+
+    Raises:
+        RemoteProtocolError: as ``decode``, except for keys, numbers and simple values that CBOR
+            knows and this format does not.
     """
     stream = BytesIO(data)
     decoder = cbor2.CBORDecoder(
@@ -49,30 +62,37 @@ def decode(data: bytes) -> Plain:
         strict_hashable_types=True,
     )
     try:
-        value: Any = decoder.decode()
+        value: object = decoder.decode()
     except (cbor2.CBORError, ValueError, RecursionError, MemoryError, OverflowError) as error:
         raise RemoteProtocolError("a CBOR value cannot be read", why=str(error)) from error
     if stream.tell() != len(data):
         raise RemoteProtocolError("a CBOR value is followed by other bytes")
-    _check_closed(value, DEPTH_MAX, RemoteProtocolError)
     return value
 
 
-def _check_closed(value: object, depth: int, error: type[Exception]) -> None:
-    kind = type(value)
-    if kind in (int, bytes, str, bool, float) or value is None:
-        if kind is int and not -(1 << 63) <= cast("int", value) < 1 << 64:
-            raise error("an integer does not fit into 64 bits")
-        return
-    if depth == 0:
-        raise error("a value is nested too deeply")
-    if kind is list:
-        for item in cast("list[object]", value):
-            _check_closed(item, depth - 1, error)
-    elif kind is dict:
-        for key, item in cast("dict[object, object]", value).items():
-            if type(key) is not str:
-                raise error("a key is not text")
-            _check_closed(item, depth - 1, error)
-    else:
-        raise error(f"a value of type {kind.__name__} is not plain")
+def _check_closed(value: object, error: type[Exception]) -> None:
+    """Raise ``error`` unless ``value`` is plain; by levels, which is cheaper than recursion."""
+    level = [value]
+    for depth in range(DEPTH_MAX + 1):
+        inner: list[object] = []
+        for item in level:
+            kind = type(item)
+            if kind in _SCALARS:
+                continue
+            if kind is int:
+                if not -(1 << 63) <= cast("int", item) < 1 << 64:
+                    raise error("an integer does not fit into 64 bits")
+            elif depth == DEPTH_MAX:
+                raise error("a value is nested too deeply")
+            elif kind is list:
+                inner += cast("list[object]", item)
+            elif kind is dict:
+                for key in cast("dict[object, object]", item):
+                    if type(key) is not str:
+                        raise error("a key is not text")
+                inner += cast("dict[str, object]", item).values()
+            else:
+                raise error(f"a value of type {kind.__name__} is not plain")
+        if not inner:
+            return
+        level = inner

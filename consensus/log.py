@@ -1,6 +1,6 @@
 """The log as Raft sees it: where two logs meet, what gives way, and which voters it names. Pure."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpupool.consensus import membership
 from gpupool.consensus.journal import Entry, Journal, encode_entries
@@ -16,8 +16,7 @@ class SafetyError(GpupoolError):
     code = "consensus-safety"
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """What became of entries that another server sent.
 
     Attributes:

@@ -47,11 +47,8 @@ class Configurations:
 
     def __init__(self, base: Configuration) -> None:
         self._history = [base]
-
-    @property
-    def current(self) -> Configuration:
+        self.current = base
         """The configuration in force."""
-        return self._history[-1]
 
     def at(self, index: int) -> Configuration:
         """Return the configuration in force after the entry at ``index``."""
@@ -59,16 +56,19 @@ class Configurations:
 
     def append(self, index: int, voters: tuple[ServerId, ...]) -> None:
         """Take a configuration that was appended to the log."""
-        self._history.append(Configuration(index, voters))
+        self.current = Configuration(index, voters)
+        self._history.append(self.current)
 
     def truncate(self, first_index: int) -> None:
         """Forget those whose entries were removed from the log."""
         while len(self._history) > 1 and self._history[-1].index >= first_index:
             self._history.pop()
+        self.current = self._history[-1]
 
     def reset(self, base: Configuration) -> None:
         """Start anew from a snapshot, keeping what was appended behind it."""
         self._history = [base, *(c for c in self._history if c.index > base.index)]
+        self.current = self._history[-1]
 
 
 def objection(current: Sequence[ServerId], desired: Sequence[ServerId]) -> str | None:

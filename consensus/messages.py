@@ -131,16 +131,18 @@ def decode_message(data: bytes) -> Message:
     Raises:
         RemoteProtocolError: for anything that is not exactly one known message.
     """
-    value = codec.decode(data)
-    if not isinstance(value, list) or not value or type(value[0]) is not int:
+    value = codec.decode_unchecked(data)
+    items = cast("list[object]", value) if type(value) is list else []
+    number = items[0] if items else None
+    if type(number) is not int:
         raise RemoteProtocolError("a peer's message has no kind")
-    if (known := _BY_NUMBER.get(value[0])) is None:
-        raise RemoteProtocolError(f"a peer's message has the unknown kind {value[0]}")
+    if (known := _BY_NUMBER.get(number)) is None:
+        raise RemoteProtocolError(f"a peer's message has the unknown kind {number}")
     kind, fields = known
-    if len(value) != len(fields) + 1:
-        raise RemoteProtocolError(f"a peer's {kind} has {len(value) - 1} fields")
+    if len(items) != len(fields) + 1:
+        raise RemoteProtocolError(f"a peer's {kind} has {len(items) - 1} fields")
     message: Message = {"type": kind}
-    for (field, types), item in zip(fields, cast("list[object]", value[1:]), strict=True):
+    for (field, types), item in zip(fields, items[1:], strict=True):
         if type(item) not in types:
             raise RemoteProtocolError(f"{field} of a peer's {kind} has the wrong type")
         if type(item) is int and not -1 <= item < _INTEGER_MAX:

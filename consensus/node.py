@@ -20,7 +20,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpupool.consensus import codec, membership
 from gpupool.consensus.core import RaftCore
@@ -62,8 +62,7 @@ _JUST_AFTER_S = 0.0005
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """What may leave the server now that everything it rests on is durable."""
 
     frames: list[tuple[ServerId, bytes]]
@@ -112,6 +111,8 @@ class RaftNode:
         self._started_at = now
         self._leads_since = now
         self._servers: tuple[ServerId, ...] = ()
+        self._peers_of: tuple[object, object, tuple[ServerId, ...]] = (None, None, ())
+        self._known_of: tuple[tuple[object, ...], list[ServerId]] = ((), [])
         self._removed = False
         self._outbox: list[tuple[ServerId, Message]] = []
         self._resolved: list[tuple[Callable[[Outcome], None], Outcome]] = []
@@ -286,7 +287,8 @@ class RaftNode:
             self._reconcile()
             self._continue_hand_over()
             core.replicate()
-            self._answer_pulls()
+            if self._pulls:
+                self._answer_pulls()
             if core.votes:
                 self._excluded = self._excluded and core.leader is None
             else:
@@ -359,10 +361,13 @@ class RaftNode:
         A voter talks to everyone, a server without a vote to the voters; and one that gets no
         answer from voters, or knows of none, to all that it was told of.
         """
-        peers = set(self._core.voters)
-        if self._core.votes or self._is_lost():
-            peers.update(self._servers)
-        return tuple(sorted(peers - {self.server_id}))
+        voters = self._core.voters
+        servers = self._servers if self._core.votes or self._is_lost() else ()
+        known = self._peers_of
+        if known[0] is not voters or known[1] is not servers:
+            peers = tuple(sorted({*voters, *servers} - {self.server_id}))
+            known = self._peers_of = (voters, servers, peers)
+        return known[2]
 
     def health(self, now: float) -> LedgerHealth:
         """Return what this server knows of the state of consensus."""
@@ -370,8 +375,7 @@ class RaftNode:
         core = self._core
         # Followers do not talk to each other: a new leader gives everybody time to be heard.
         floor = self._leads_since if core.state == LEADER else self._started_at
-        known = {*self._heard_at, *self._servers, *core.voters} - {self.server_id}
-        ages = {p: now - max(self._heard_at.get(p, floor), floor) for p in sorted(known)}
+        ages = {p: now - max(self._heard_at.get(p, floor), floor) for p in self._known()}
         return LedgerHealth(
             role=self._role(),
             leader=core.leader,
@@ -380,10 +384,22 @@ class RaftNode:
             applied_index=core.applied_index,
             voters=core.voters,
             connected=core.connected,
-            majority_age_s=core.majority_age_s() + (now - self._now),
+            majority_age_s=self.majority_age_s(now),
             contact_age_s=ages,
             elections=core.elections,
         )
+
+    def majority_age_s(self, now: float) -> float:
+        """Return for how long this server has not been in touch with a majority; see ``health``."""
+        return self._core.majority_age_s() + (max(now, self._now) - self._now)
+
+    def _known(self) -> list[ServerId]:
+        """Return all other servers that this one has heard of, sorted."""
+        key = (self._servers, self._core.voters, *self._heard_at)
+        if self._known_of[0] != key:
+            known = {*self._heard_at, *self._servers, *self._core.voters} - {self.server_id}
+            self._known_of = (key, sorted(known))
+        return self._known_of[1]
 
     def _role(self) -> Role:
         if not self._core.votes:
@@ -791,7 +807,8 @@ class RaftNode:
     # --- small things ------------------------------------------------------------------------
 
     def _advance(self, now: float) -> None:
-        self._now = max(self._now, now)
+        if now > self._now:
+            self._now = now
 
     def _drop_transfers(self, peer: ServerId) -> None:
         self._senders.pop(peer, None)

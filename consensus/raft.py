@@ -24,9 +24,8 @@ with clocks and seeds of their own can live in one process.
 import hashlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextvars import ContextVar, Token
 from types import ModuleType
 from typing import Any, Protocol, cast
 from zlib import crc32
@@ -90,11 +89,18 @@ AUDITED = {
 class _Active:
     """The clock and the randomness of the core that is being stepped."""
 
-    __slots__ = ("now", "randomness")
+    __slots__ = ("_tokens", "now", "randomness")
 
     def __init__(self, randomness: Randomness) -> None:
         self.now = 0.0
         self.randomness = randomness
+        self._tokens: list[Token[_Active]] = []  # of this core's ``with`` blocks, the inner last
+
+    def __enter__(self) -> None:
+        self._tokens.append(_ACTIVE.set(self))
+
+    def __exit__(self, *_error: object) -> None:
+        _ACTIVE.reset(self._tokens.pop())
 
 
 _ACTIVE: ContextVar[_Active] = ContextVar("the core that is being stepped")
@@ -268,6 +274,8 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     _SyncObj__raftCurrentTerm: int
     _SyncObj__votedForNodeId: str | None
     _SyncObj__raftLeader: Peer | None
+    _SyncObj__startTime: float
+    _SyncObj__numOneSecondDumps: int
     _SyncObj__raftElectionDeadline: float
     _SyncObj__raftCommitIndex: int
     _SyncObj__raftLastApplied: int
@@ -297,6 +305,8 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         self._journal = journal
         self._settings = settings
         self._peers: dict[ServerId, Peer] = {}
+        self._connected: tuple[Peer, ...] = ()
+        self._sorted_others: tuple[object, list[Peer]] = (None, [])
         self.server_id = server_id
         self._log = ReplicatedLog(journal, base)
         self.configurations = self._log.configurations
@@ -323,7 +333,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     @property
     def votes(self) -> bool:
         """True when this server is a voter."""
-        return self.server_id in self.voters
+        return self.server_id in self.configurations.current.voters
 
     @property
     def term(self) -> int:
@@ -354,7 +364,10 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     @property
     def connected(self) -> tuple[ServerId, ...]:
         """The peers with a connection, sorted."""
-        return tuple(sorted(node.name for node in self._SyncObj__connectedNodes))
+        nodes = self._SyncObj__connectedNodes
+        if len(nodes) != len(self._connected) or not nodes.issuperset(self._connected):
+            self._connected = tuple(sorted(nodes, key=_peer_id))
+        return tuple([node.name for node in self._connected])
 
     def is_connected(self, peer: ServerId) -> bool:
         """Tell whether there is a connection with ``peer``."""
@@ -372,19 +385,26 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
 
     # --- stepping ----------------------------------------------------------------------------
 
-    @contextmanager
-    def stepping(self, now: float) -> Generator[None]:
-        """Make this core's clock and randomness the ones that the library sees."""
-        self._active.now = max(self._active.now, now)
-        token = _ACTIVE.set(self._active)
-        try:
-            yield
-        finally:
-            _ACTIVE.reset(token)
+    def stepping(self, now: float) -> "_Active":
+        """Make this core's clock and randomness the ones that the library sees, in a ``with``."""
+        if now > self._active.now:
+            self._active.now = now
+        return self._active
 
     def library_tick(self) -> None:
-        """Let the library do its round: election, commit, apply, heartbeats."""
-        _SyncObj._onTick(self, 0.0)
+        """Let the library do its round: election, commit, apply, heartbeats.
+
+        Most steps of a follower take a frame that changes none of that: the audited round would
+        do nothing then, and is not called.
+        """
+        now = self._active.now
+        if (
+            self._SyncObj__raftState == LEADER
+            or self._SyncObj__raftCommitIndex > self._SyncObj__raftLastApplied
+            or self._SyncObj__raftElectionDeadline < now
+            or now - self._SyncObj__startTime > self._SyncObj__numOneSecondDumps
+        ):
+            _SyncObj._onTick(self, 0.0)
 
     def library_receives(self, node: Peer, message: Message) -> None:
         """Let the library handle a request for a vote, or a vote."""
@@ -442,7 +462,11 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
 
     def _others(self) -> list[Peer]:
         """Return the other voters, always in the same order."""
-        return sorted(self._SyncObj__otherNodes, key=_peer_id)
+        known, others = self._sorted_others
+        if known is not self._SyncObj__otherNodes:  # a new set whenever the voters change
+            others = sorted(self._SyncObj__otherNodes, key=_peer_id)
+            self._sorted_others = (self._SyncObj__otherNodes, others)
+        return others
 
     def _postpone_election(self) -> None:
         spread = self._settings.election_max_s - self._settings.election_min_s

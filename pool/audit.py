@@ -4,9 +4,8 @@ The table keeps the latest ``ACT_COUNT_MAX`` acts. Every server also writes each
 its own as it applies it, so that the older ones are not lost: see ``cli.auditlog``.
 """
 
-from dataclasses import replace
-
 from gpupool.pool.state import ACT_COUNT_MAX, Act, PoolState
+from gpupool.pool.values import with_changes
 
 BY_LENGTH_MAX = 64
 SUBJECT_LENGTH_MAX = 128
@@ -32,7 +31,7 @@ def record(state: PoolState, kind: str, *, by: str, subject: str, text: str = ""
         text=text[:TEXT_LENGTH_MAX],
     )
     acts = (*state.acts[-ACT_COUNT_MAX + 1 :], act)
-    return replace(state, acts=acts, act_count=act.number)
+    return with_changes(state, acts=acts, act_count=act.number)
 
 
 def acts_since(state: PoolState, number: int) -> tuple[Act, ...]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from gpupool.pool.ids import GpuId
 from gpupool.pool.leases import note
 from gpupool.pool.state import Gpu, PoolState, Server
+from gpupool.pool.values import with_changes
 
 UNSETTLED = "not settled yet"
 """The clash of a GPU that its server has not shown before; ``settle_clashes`` decides."""
@@ -33,5 +34,5 @@ def settle_clashes(state: PoolState) -> PoolState:
                     what = f"{server.name}/{gpu.index}"
                     state = note(state, "gpu-clash", what, clash)
         if changed:
-            servers[server.id] = replace(server, gpus=server.gpus | changed)
-    return replace(state, servers=servers)
+            servers[server.id] = with_changes(server, gpus=server.gpus | changed)
+    return with_changes(state, servers=servers)

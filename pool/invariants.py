@@ -3,7 +3,7 @@
 from gpupool.pool.ids import GpuId, ServerId
 from gpupool.pool.policy import Usage
 from gpupool.pool.rulebook import NOTHING, plus, usage_of
-from gpupool.pool.state import VOTER_COUNT_MAX, PartStatus, PoolState
+from gpupool.pool.state import VOTER_COUNT_MAX, Lease, PartStatus, PoolState
 
 
 def violations(state: PoolState) -> list[str]:
@@ -11,7 +11,7 @@ def violations(state: PoolState) -> list[str]:
     found = _usage_violations(state)
     granted: dict[tuple[ServerId, GpuId], int] = {}
     for lease in state.leases.values():
-        found += _lease_violations(state, lease.id)
+        found += _lease_violations(state, lease)
         for partition in lease.partitions:
             if lease.parts[partition.server] is not PartStatus.FREED:
                 key = (partition.server, partition.gpu)
@@ -49,8 +49,7 @@ def _usage_violations(state: PoolState) -> list[str]:
     return [f"the policy's books say {state.usage}, leases hold {usage}"]
 
 
-def _lease_violations(state: PoolState, lease_id: int) -> list[str]:
-    lease = next(each for each in state.leases.values() if each.id == lease_id)
+def _lease_violations(state: PoolState, lease: Lease) -> list[str]:
     found: list[str] = []
     if {p.server for p in lease.partitions} != lease.parts.keys():
         found.append(f"lease {lease.id}: parts and partitions name different servers")

@@ -1,7 +1,5 @@
 """Labels of servers: what they are started with, and what operators change later."""
 
-from dataclasses import replace
-
 from gpupool.pool import orders
 from gpupool.pool.audit import record
 from gpupool.pool.commands import LabelServer
@@ -9,6 +7,7 @@ from gpupool.pool.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.leases import note
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import PoolState, Server
+from gpupool.pool.values import with_changes
 
 
 def labels_at_start(server: Server, said: dict[str, str]) -> dict[str, str]:
@@ -40,13 +39,13 @@ def label_server(state: PoolState, command: LabelServer) -> tuple[PoolState, Res
     if len(labels) > LABEL_COUNT_MAX:
         return state, refuse("denied", f"a server has at most {LABEL_COUNT_MAX} labels")
     changed = labels != server.labels
-    server = replace(
+    server = with_changes(
         server,
         labels=labels,
         changed_at=state.now if changed else server.changed_at,
         orders=orders.remembered(server, command.order),
     )
-    state = replace(state, servers=state.servers | {server.id: server})
+    state = with_changes(state, servers=state.servers | {server.id: server})
     if not changed:
         return state, Result(ok=True)
     changes = [f"{k}={v}" for k, v in command.labels.items()] + [f"{k}-" for k in command.without]

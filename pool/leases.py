@@ -32,6 +32,7 @@ from gpupool.pool.state import (
     Server,
     Waiting,
 )
+from gpupool.pool.values import with_changes
 
 TEXT_LENGTH_MAX = 200
 PARTITION_COUNT_MAX = 256
@@ -40,7 +41,7 @@ PARTITION_COUNT_MAX = 256
 def note(state: PoolState, kind: str, subject: str, text: str) -> PoolState:
     """Return ``state`` with one more event, the oldest dropped beyond the limit."""
     event = Event(state.now, kind, subject[:TEXT_LENGTH_MAX], text[: 2 * TEXT_LENGTH_MAX])
-    return replace(state, events=(*state.events[-EVENT_COUNT_MAX + 1 :], event))
+    return with_changes(state, events=(*state.events[-EVENT_COUNT_MAX + 1 :], event))
 
 
 # --- granting -------------------------------------------------------------------------------------
@@ -83,7 +84,7 @@ def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
     )
     lease = with_terms(state, lease)
     state = _count(_charge(state, lease.partitions, sign=1), lease.user, usage_of(lease), sign=1)
-    state = replace(
+    state = with_changes(
         state,
         leases=state.leases | {lease.id: lease},
         by_request=state.by_request | {request.id: lease.id},
@@ -222,7 +223,7 @@ def wait(state: PoolState, command: Wait) -> tuple[PoolState, Result]:
         renewed=state.now,
         reason=command.reason[:TEXT_LENGTH_MAX],
     )
-    return replace(state, waiting=state.waiting | {request.id: entry}), Result(ok=True)
+    return with_changes(state, waiting=state.waiting | {request.id: entry}), Result(ok=True)
 
 
 def lapse_waiting(state: PoolState) -> PoolState:
@@ -231,7 +232,7 @@ def lapse_waiting(state: PoolState) -> PoolState:
     if all(entry.renewed >= limit for entry in state.waiting.values()):
         return state
     kept = {k: w for k, w in state.waiting.items() if w.renewed >= limit}
-    return replace(state, waiting=kept)
+    return with_changes(state, waiting=kept)
 
 
 def oldest_starved(state: PoolState) -> Waiting | None:
@@ -345,7 +346,7 @@ def cancel_request(state: PoolState, command: CancelRequest) -> tuple[PoolState,
     heir = command.successor
     if entry and heir and len(heir) == 16 and not _is_known(state, heir):
         waiting[heir] = replace(entry, request=replace(entry.request, id=heir), renewed=state.now)
-    state = replace(state, waiting=waiting)
+    state = with_changes(state, waiting=waiting)
     return _close(state, command.request, "the request was cancelled"), Result(ok=True)
 
 
@@ -380,7 +381,7 @@ def end(state: PoolState, lease_id: LeaseId, reason: str) -> PoolState:
     }
     reason = reason[:TEXT_LENGTH_MAX] or "ended"
     lease = replace(lease, parts=parts, end_reason=reason, ended_at=state.now)
-    state = replace(state, leases=state.leases | {lease_id: lease})
+    state = with_changes(state, leases=state.leases | {lease_id: lease})
     return note(state, "ended", lease_name(lease_id), reason)
 
 
@@ -396,7 +397,7 @@ def note_idle(state: PoolState, command: NoteIdle) -> tuple[PoolState, Result]:
     if command.idle:
         idle_on = (*idle_on, command.server)
     changed = replace(lease, idle_on=idle_on)
-    return replace(state, leases=state.leases | {lease.id: changed}), Result(ok=True)
+    return with_changes(state, leases=state.leases | {lease.id: changed}), Result(ok=True)
 
 
 def free_lease(state: PoolState, command: FreeLease) -> tuple[PoolState, Result]:
@@ -431,10 +432,10 @@ def _free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     given_back = plus(usage_of(lease), usage_of(replace(lease, parts=parts)), -1)
     state = _count(state, lease.user, given_back, sign=-1)
     if any(part is not PartStatus.FREED for part in parts.values()):
-        return replace(state, leases=state.leases | {lease.id: replace(lease, parts=parts)})
+        return with_changes(state, leases=state.leases | {lease.id: replace(lease, parts=parts)})
     leases = {k: each for k, each in state.leases.items() if k != lease.id}
     by_request = {k: each for k, each in state.by_request.items() if k != lease.request}
-    state = replace(state, leases=leases, by_request=by_request)
+    state = with_changes(state, leases=leases, by_request=by_request)
     return _close(state, lease.request, f"its lease has ended: {lease.end_reason}")
 
 
@@ -443,7 +444,7 @@ def _close(state: PoolState, request: RequestId, why: str) -> PoolState:
     if len(closed) >= CLOSED_REQUEST_COUNT_MAX:
         del closed[next(iter(closed))]
     closed[request] = why
-    return replace(state, closed=closed)
+    return with_changes(state, closed=closed)
 
 
 def _charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -> PoolState:
@@ -454,16 +455,16 @@ def _charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -
         if server is None or gpu is None:
             continue  # the server left, and its books with it
         charged = replace(gpu, memory_granted=gpu.memory_granted + sign * partition.memory)
-        servers[server.id] = replace(server, gpus=server.gpus | {gpu.id: charged})
-    return replace(state, servers=servers)
+        servers[server.id] = with_changes(server, gpus=server.gpus | {gpu.id: charged})
+    return with_changes(state, servers=servers)
 
 
 def _count(state: PoolState, user: str, change: Usage, *, sign: int) -> PoolState:
     """Return ``state`` with what a user holds changed in the books of the policy."""
     usage = plus(state.usage.get(user, NOTHING), change, sign)
     if usage == NOTHING:
-        return replace(state, usage={k: u for k, u in state.usage.items() if k != user})
-    return replace(state, usage=state.usage | {user: usage})
+        return with_changes(state, usage={k: u for k, u in state.usage.items() if k != user})
+    return with_changes(state, usage=state.usage | {user: usage})
 
 
 def encryption_of(state: PoolState, lease: LeaseId) -> str:

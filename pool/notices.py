@@ -16,6 +16,7 @@ from gpupool.pool.policy import Window
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.rulebook import rulebook
 from gpupool.pool.state import Lease, PoolState
+from gpupool.pool.values import with_changes
 
 NOTICE_MS_MAX = 5 * 60_000
 """So long before its latest end a client is told; a tenth of a short time."""
@@ -54,7 +55,7 @@ def due(state: PoolState, now: int) -> tuple[EndLease | GiveNotice, ...]:
         if lease.ends_at and lease.ends_at <= now and lease.held
     ]
     if rulebook(state.policy).ends_leases:
-        at = replace(state, now=Milliseconds(max(now, state.now)))
+        at = with_changes(state, now=Milliseconds(max(now, state.now)))
         found += [GiveNotice(lease) for lease in allowed_no_more(at)]
     return tuple(found)
 
@@ -101,4 +102,6 @@ def give_notice(state: PoolState, command: GiveNotice) -> tuple[PoolState, Resul
         ends_why=f'window "{window.name}" {what} (policy v{state.policy.version}, '
         f"line {window.line})",
     )
-    return replace(state, leases=state.leases | {lease.id: lease}), Result(ok=True, lease=lease.id)
+    return with_changes(state, leases=state.leases | {lease.id: lease}), Result(
+        ok=True, lease=lease.id
+    )

@@ -19,6 +19,7 @@ from gpupool.pool.policy import (
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.staging import assemble
 from gpupool.pool.state import PoolState
+from gpupool.pool.values import with_changes
 
 DRAFT_SIZE_MAX = 4 << 20
 """Bytes of an inflated draft: the text, its rules, and a few KiB for each time zone."""
@@ -107,7 +108,7 @@ def apply_policy(state: PoolState, command: ApplyPolicy) -> tuple[PoolState, Res
     policy = replace(draft.policy, version=version, digest=command.digest)
     entry = PolicyVersion(version, command.by, state.now, draft.text)
     kept = (*state.policies[-POLICY_COUNT_MAX + 1 :], entry)
-    return replace(state, policy=policy, policies=kept), Result(ok=True)
+    return with_changes(state, policy=policy, policies=kept), Result(ok=True)
 
 
 def digest_of(data: bytes) -> bytes:

@@ -4,12 +4,12 @@ Nothing happens before that last command, which names the upload and the SHA-256
 a document takes effect atomically or not at all. Parts may arrive in any order and more than once.
 """
 
-from dataclasses import replace
 from hashlib import sha256
 
 from gpupool.pool.commands import StagePart
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.state import PoolState, Staged
+from gpupool.pool.values import with_changes
 
 PART_SIZE_MAX = 12 * 1024
 """A command has at most 32 KiB, envelope included."""
@@ -37,7 +37,7 @@ def stage_part(state: PoolState, command: StagePart) -> tuple[PoolState, Result]
         return state, refuse("busy", "other large documents are being sent; try again in a minute")
     parts = known.parts if known is not None else {}
     entry = Staged(parts | {command.part: command.data}, state.now)
-    return replace(state, staged=state.staged | {command.upload: entry}), Result(ok=True)
+    return with_changes(state, staged=state.staged | {command.upload: entry}), Result(ok=True)
 
 
 def assemble(
@@ -48,7 +48,7 @@ def assemble(
     if entry is None:
         return state, refuse("conflict", "its parts are not there any more; send it again")
     staged = {key: each for key, each in state.staged.items() if key != upload}
-    state = replace(state, staged=staged)
+    state = with_changes(state, staged=staged)
     if not 0 < part_count <= PART_COUNT_MAX or entry.parts.keys() != set(range(part_count)):
         return state, refuse("conflict", "some of its parts are missing; send it again")
     data = b"".join(entry.parts[number] for number in range(part_count))
@@ -62,6 +62,6 @@ def lapse_staged(state: PoolState) -> PoolState:
     limit = state.now - STAGED_LAPSE_MS
     if all(entry.renewed >= limit for entry in state.staged.values()):
         return state
-    return replace(
+    return with_changes(
         state, staged={key: each for key, each in state.staged.items() if each.renewed >= limit}
     )

@@ -91,9 +91,9 @@ class Gpu:
         return max(0, self.capacity - self.memory_foreign - self.memory_granted)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Server:
-    """One member of the pool."""
+    """One member of the pool. Without slots, for ``values.with_changes``."""
 
     id: ServerId
     name: str
@@ -298,9 +298,9 @@ class Former:
     acts: tuple[Act, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoolState:
-    """The whole replicated table."""
+    """The whole replicated table. Without slots, for ``values.with_changes``."""
 
     cluster_id: str = ""
     name: str = ""

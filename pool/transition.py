@@ -55,6 +55,7 @@ from gpupool.pool.state import (
     Token,
     TokenKind,
 )
+from gpupool.pool.values import with_changes
 
 NAME_LENGTH_MAX = 64
 GPU_COUNT_MAX = 64
@@ -67,7 +68,7 @@ def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
     """Return the state after ``envelope``, committed at ``index``, and its result."""
     # Time never goes back along the log, whatever a proposer's clock said.
     now = Milliseconds(max(state.now, envelope.at))
-    state = replace(state, index=index, now=now)
+    state = with_changes(state, index=index, now=now)
     state = staging.lapse_staged(leases.lapse_waiting(state))
     if envelope.expires and now > envelope.expires:
         return state, refuse("expired", "the command arrived after its deadline")
@@ -79,7 +80,7 @@ def create_pool(state: PoolState, command: CreatePool) -> Step:
     """Name the pool; once."""
     if state.cluster_id:
         return state, refuse("conflict", "the pool exists already")
-    state = replace(
+    state = with_changes(
         state,
         cluster_id=command.cluster_id,
         name=command.name,
@@ -122,7 +123,7 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
         tokens = tokens | {token.id: token}
         by, how = token.created_by, f"{how}, with token {token.id}"
     servers = state.servers | {server.id: server}
-    state = replace(state, servers=servers, tokens=tokens, labels_awaited=awaited)
+    state = with_changes(state, servers=servers, tokens=tokens, labels_awaited=awaited)
     state = record(state, "server-joined", by=by, subject=server.name, text=how)
     return leases.note(state, "joined", server.name, f"joined from {server.address}"), Result(
         ok=True
@@ -175,7 +176,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         # A device that fell off the bus stays in the table until its leases are over.
         if gpu.id not in gpus and gpu.memory_granted:
             gpus[gpu.id] = replace(gpu, fault="no longer present")
-    server = replace(
+    server = with_changes(
         server,
         incarnation=command.incarnation,
         status=ServerStatus.UP,
@@ -190,7 +191,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         rdma=command.rdma,
         changed_at=state.now,
     )
-    state = settle_clashes(replace(state, servers=state.servers | {server.id: server}))
+    state = settle_clashes(with_changes(state, servers=state.servers | {server.id: server}))
     if restarted:
         state = leases.note(state, "up", server.name, f"up with {len(gpus)} GPUs")
     return state, Result(ok=True)
@@ -205,19 +206,19 @@ def server_contact(state: PoolState, command: ServerContact) -> Step:
     after = ServerStatus.UP if command.reachable else ServerStatus.UNREACHABLE
     if server.status is not before:
         return state, Result(ok=True)
-    server = replace(server, status=after, changed_at=state.now)
+    server = with_changes(server, status=after, changed_at=state.now)
     servers = state.servers | {server.id: server}
     if command.reachable:
-        state = replace(state, servers=servers)
+        state = with_changes(state, servers=servers)
         return leases.note(state, "reachable", server.name, "in contact again"), Result(ok=True)
     text = "no contact; its leases stay charged"
     heir = _heir(servers) if server.voter else None
     if heir is not None and heir.status is ServerStatus.UP:
         # Whoever is away counts for the majority, and cannot answer. It comes back as a follower.
-        servers[server.id] = replace(server, voter=False)
-        servers[heir.id] = replace(heir, voter=True)
+        servers[server.id] = with_changes(server, voter=False)
+        servers[heir.id] = with_changes(heir, voter=True)
         text += f"; {heir.name} votes in its place"
-    state = replace(state, servers=servers)
+    state = with_changes(state, servers=servers)
     return leases.note(state, "unreachable", server.name, text), Result(ok=True)
 
 
@@ -240,8 +241,8 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
     if server.voter:
         heir = _heir(servers)
         if heir is not None:
-            servers[heir.id] = replace(heir, voter=True)
-    state = replace(state, servers=servers, removed=state.removed | {server.id: state.now})
+            servers[heir.id] = with_changes(heir, voter=True)
+    state = with_changes(state, servers=servers, removed=state.removed | {server.id: state.now})
     state = settle_clashes(state)
     by = f" (by {command.by})" if command.by else ""
     state = record(state, "server-removed", by=command.by, subject=server.name, text=server.id)
@@ -265,8 +266,8 @@ def report_gpus(state: PoolState, command: ReportGpus) -> Step:
         gpus[gpu_id] = replace(
             gpu, memory_foreign=max(0, reading.memory_foreign), fault=reading.fault[:200]
         )
-    server = replace(server, gpus=gpus)
-    return replace(state, servers=state.servers | {server.id: server}), Result(ok=True)
+    server = with_changes(server, gpus=gpus)
+    return with_changes(state, servers=state.servers | {server.id: server}), Result(ok=True)
 
 
 def drain_server(state: PoolState, command: DrainServer) -> Step:
@@ -280,13 +281,13 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
         kind = "undrained" if command.reason is None else "drained"
         text = command.reason or ""
         state = record(state, kind, by=command.by, subject=server.name, text=text)
-    server = replace(
+    server = with_changes(
         server,
         drain_reason=command.reason,
         changed_at=state.now,
         orders=orders.remembered(server, command.order),
     )
-    state = replace(state, servers=state.servers | {server.id: server})
+    state = with_changes(state, servers=state.servers | {server.id: server})
     if command.reason is None:
         return leases.note(state, "undrained", server.name, f"by {command.by}"), Result(ok=True)
     text = f"{command.reason[:200]} (by {command.by})"
@@ -311,7 +312,7 @@ def create_token(state: PoolState, command: CreateToken) -> Step:
         expires_at=command.expires_at,
         created_by=command.by,
     )
-    state = replace(state, tokens=state.tokens | {token.id: token})
+    state = with_changes(state, tokens=state.tokens | {token.id: token})
     text = f"{token.kind.value} token {token.id} created by {command.by or 'the pool'}"
     hours = max(0, token.expires_at - state.now) // 3_600_000
     what = f"{token.kind.value} token for {token.user}, good for {hours} h"
@@ -327,7 +328,7 @@ def revoke_token(state: PoolState, command: RevokeToken) -> Step:
     if token.revoked_at:
         return state, Result(ok=True)
     token = replace(token, revoked_at=state.now)
-    state = replace(state, tokens=state.tokens | {token.id: token})
+    state = with_changes(state, tokens=state.tokens | {token.id: token})
     for lease in list(state.leases.values()):
         if lease.token == token.id and lease.held:
             state = leases.end(state, lease.id, f"token {token.id} was revoked")
@@ -408,7 +409,7 @@ class PoolMachine:
         try:
             envelope = unseal(command)
         except CodecError as error:
-            self.state = replace(self.state, index=index)
+            self.state = with_changes(self.state, index=index)
             result = refuse("invalid", str(error))
         else:
             self.state, result = apply(self.state, index, envelope)

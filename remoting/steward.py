@@ -17,7 +17,7 @@ chance, consensus' health and the host's books are read through the ports given 
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpupool.pool import commands
 from gpupool.pool.commands import Command
@@ -37,6 +37,7 @@ from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
 from gpupool.pool.results import Result
 from gpupool.pool.state import Lease, Partition, PartStatus, PoolState, TokenKind
 from gpupool.pool.transition import PoolMachine
+from gpupool.pool.values import with_changes
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.remoting import messages as m
 from gpupool.remoting.caretaker import GONE_REASON, Caretaker, Software
@@ -164,6 +165,7 @@ class Steward:
         clock: Clock,
         chance: Randomness,
         health: Callable[[], LedgerHealth],
+        majority_age_s: Callable[[], float] | None = None,
         clock_offset_s: Callable[[], float] = lambda: 0.0,
         loop_lag_s: Callable[[], float] = lambda: 0.0,
         settings: StewardSettings | None = None,
@@ -177,6 +179,7 @@ class Steward:
         self.settings = settings or StewardSettings()
         self.clock = clock
         self.health = health
+        self._majority_age_s = majority_age_s or (lambda: health().majority_age_s)
         self._actions: list[Action] = []
         self._clients: dict[int, Client | None] = {}
         self._attached: dict[LeaseId, set[int]] = {}
@@ -186,6 +189,7 @@ class Steward:
         self._number = 0
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()
+        self._members_of: object = None
         self._look_at = float("-inf")
         self._key_at = float("-inf")
         self.waiters = Waiters()
@@ -334,7 +338,7 @@ class Steward:
         Raises:
             NoQuorumError: when it was last in touch with a majority too long ago.
         """
-        age_s = self.health().majority_age_s
+        age_s = self._majority_age_s()
         if age_s >= MAJORITY_FRESH_S:
             since = f"last contact {age_s:.0f} s ago" if age_s < LONG_AGO_S else ""
             raise self.no_quorum(since)
@@ -377,6 +381,21 @@ class Steward:
             for server in self.state.servers.values()
         )
 
+    def _known_members(self) -> tuple[m.Member, ...]:
+        """Return ``members``: the same tuple for as long as they are the same."""
+        servers = self.state.servers
+        if self._members_of is not servers:
+            self._members_of = servers
+            known = self._members
+            same = len(known) == len(servers) and all(
+                (member.server, member.name, member.address, member.voter)
+                == (server.id, server.name, server.address, server.voter)
+                for member, server in zip(known, servers.values(), strict=True)
+            )
+            if not same:
+                self._members = self.members()
+        return self._members
+
     # --- calls -----------------------------------------------------------------------------------
 
     def _greet(self, connection: int, call: int, hello: m.Hello) -> None:
@@ -408,7 +427,7 @@ class Steward:
         if why := token.refusal(self.clock.wall_ms()):
             raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
         client = Client(connection, token.id, token.user, token.kind, hello.client[:100])
-        client.members = self.members()
+        client.members = self._known_members()
         self._clients[connection] = client
         self.send(
             connection,
@@ -459,7 +478,7 @@ class Steward:
         check_request(request)
         state, now = self.state, self.clock.monotonic()
         server = state.servers.get(self.self_id)
-        age_s = self.health().majority_age_s
+        age_s = self._majority_age_s()
         if server is None:
             answer = NoOffer(self.self_id, self.self_id, "busy", "is not a member any more")
         elif age_s >= MAJORITY_FRESH_S:
@@ -681,10 +700,7 @@ class Steward:
         for each in list(self._awaited):
             if self._try_attach(each.client, each.call, each.message):
                 self._awaited.remove(each)
-        members = self.members()
-        if members == self._members:
-            members = self._members  # the same tuple, so that comparing it costs nothing
-        self._members = members
+        members = self._known_members()
         tokens, here = self.state.tokens, self.self_id in self.state.servers
         for client in self.clients():
             token = tokens.get(client.token)
@@ -697,7 +713,8 @@ class Steward:
 
     def _state_now(self) -> PoolState:
         """Return the table as of now: windows of the policy open though nothing is committed."""
-        return replace(self.state, now=Milliseconds(self.proposals.at_ms()))
+        now = Milliseconds(self.proposals.at_ms())
+        return self.state if now == self.state.now else with_changes(self.state, now=now)
 
     def _give_notices(self) -> None:
         """Tell clients of the ends that the policy has set to their leases, once each."""

@@ -15,6 +15,7 @@ from gpupool.pool.ids import GpuId, RequestId, ServerId
 from gpupool.pool.placement import Offer, make_offer
 from gpupool.pool.rulebook import rulebook
 from gpupool.pool.state import Gpu, PoolState, Request, Server
+from gpupool.pool.values import with_changes
 
 KEEP_S = 0.5
 """How long room is kept for whoever was hinted; asking and claiming takes a tenth of it."""
@@ -150,7 +151,8 @@ def _room(state: PoolState, server: Server, request: Request, user: str) -> dict
 def _less(server: Server, sizes: dict[GpuId, int]) -> Server:
     """Return ``server`` as if these bytes were granted as well."""
     gpus: dict[GpuId, Gpu] = {
-        gpu.id: replace(gpu, memory_granted=gpu.memory_granted + sizes.get(gpu.id, 0))
+        gpu.id: replace(gpu, memory_granted=gpu.memory_granted + sizes[gpu.id])
         for gpu in server.gpus.values()
+        if gpu.id in sizes
     }
-    return replace(server, gpus=gpus)
+    return with_changes(server, gpus=server.gpus | gpus)
