@@ -23,6 +23,7 @@ from gpupool.simulations.judge import Judge
 from gpupool.simulations.machines import Machine
 from gpupool.simulations.network import Network
 from gpupool.simulations.options import Options
+from gpupool.simulations.tables import SharedTables
 from gpupool.simulations.trace import Trace
 from gpupool.simulations.world import World
 
@@ -56,6 +57,7 @@ class Environment:
     checkers: Checkers
     calm: Calm
     history: History = field(default_factory=History)
+    tables: SharedTables = field(default_factory=SharedTables)
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
     turned_from: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
     """Requests that a living client has left behind for another, with its machine."""

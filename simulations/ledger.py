@@ -129,6 +129,10 @@ class LedgerDriver:
         """Return what this server knows of the state of consensus."""
         return self.node.health(self._clock.monotonic())
 
+    def majority_age_s(self) -> float:
+        """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
+        return self.node.majority_age_s(self._clock.monotonic())
+
     # --- the loop ---------------------------------------------------------------------------------
 
     def start(self) -> None:

@@ -140,6 +140,7 @@ class SimulatedHost:
         self._process = process
         self._start_s = start_s
         self._openings: dict[LeaseId, list[_Opening]] = {}
+        self._readings = {gpu.id: GpuReading(0, "") for gpu in machine.gpus()}
 
     def sweep(self, done: Callable[[], None]) -> None:
         """Kill all workers of former incarnations; ``done`` follows once every one is gone."""
@@ -162,7 +163,7 @@ class SimulatedHost:
 
     def readings(self) -> dict[GpuId, GpuReading]:
         """Return foreign memory and fault of every GPU: none."""
-        return {gpu.id: GpuReading(0, "") for gpu in self._machine.gpus()}
+        return self._readings
 
     def worker_count(self) -> dict[LeaseId, int]:
         """Return how many live workers each lease has."""

@@ -69,9 +69,10 @@ class Link:
 class _Pipe:
     """One direction of one connection."""
 
-    __slots__ = ("arrives_at", "count", "held", "held_bytes")
+    __slots__ = ("arrives_at", "count", "held", "held_bytes", "link")
 
-    def __init__(self) -> None:
+    def __init__(self, link: Link) -> None:
+        self.link = link
         self.arrives_at = 0.0  # of the newest frame under way: nothing overtakes it
         self.count = 0
         self.held: list[tuple[int, float, object | None]] = []
@@ -112,7 +113,10 @@ class _Connection:
         self._network = network
         self.ends = (End(self, dialler, 0), End(self, target, 1))
         self.ends[0].peer, self.ends[1].peer = target.machine, dialler.machine
-        self.pipes = (_Pipe(), _Pipe())
+        self.pipes = (
+            _Pipe(network.link(dialler.machine, target.machine)),
+            _Pipe(network.link(target.machine, dialler.machine)),
+        )
         self.broken = False
 
     def machines(self, side: int) -> tuple[str, str]:
@@ -123,10 +127,9 @@ class _Connection:
         """Put a frame, or with None the end of the stream, on its way."""
         pipe = self.pipes[side]
         pipe.count += 1
-        source, target = self.machines(side)
         if isinstance(payload, bytes):
-            self._network.count(source, self.kind, len(payload))
-        if pipe.held or self._network.blocked(source, target):
+            self._network.count(self.ends[side].process.machine, self.kind, len(payload))
+        if pipe.held or pipe.link.blocked_since is not None:
             self._hold(pipe, pipe.count, payload)
         else:
             self._schedule(side, pipe.count, payload)
@@ -134,7 +137,7 @@ class _Connection:
     def release(self, side: int) -> None:
         """Send again what was held back while this direction was cut."""
         pipe = self.pipes[side]
-        if self.broken or self._network.blocked(*self.machines(side)):
+        if self.broken or pipe.link.blocked_since is not None:
             return
         held, pipe.held, pipe.held_bytes = sorted(pipe.held, key=lambda h: h[0]), [], 0
         for number, _, payload in held:
@@ -158,20 +161,26 @@ class _Connection:
 
     def _schedule(self, side: int, number: int, payload: object | None) -> None:
         pipe, network = self.pipes[side], self._network
-        when = network.world.now + network.latency(*self.machines(side))
-        pipe.arrives_at = max(when, pipe.arrives_at + 1e-7)
-        network.world.at(pipe.arrives_at, partial(self._arrive, side, number, payload))
+        when = network.world.now + network.draw_latency(pipe.link)
+        if when < pipe.arrives_at + 1e-7:
+            when = pipe.arrives_at + 1e-7
+        pipe.arrives_at = when
+        network.world.at(when, partial(self._arrive, side, number, payload))
 
     def _arrive(self, side: int, number: int, payload: object | None) -> None:
         if self.broken:
             return
         pipe = self.pipes[side]
-        if pipe.held or self._network.blocked(*self.machines(side)):
+        if pipe.held or pipe.link.blocked_since is not None:
             self._hold(pipe, number, payload)
             return
         receiver = self.ends[1 - side]
         self._network.trace.frame(payload)
-        receiver.process.run(partial(self._deliver, receiver, payload))
+        process = receiver.process
+        if process.paused:
+            process.run(partial(self._deliver, receiver, payload))
+        elif process.alive:
+            self._deliver(receiver, payload)
 
     def _deliver(self, end: End, payload: object | None) -> None:
         if not end.open or end.endpoint is None:
@@ -297,7 +306,10 @@ class Network:
 
     def latency(self, source: str, target: str) -> float:
         """Draw how long the next frame takes."""
-        link = self.link(source, target)
+        return self.draw_latency(self.link(source, target))
+
+    def draw_latency(self, link: Link) -> float:
+        """Draw how long the next frame takes on a link."""
         jitter = self._random.expovariate(1.0) * (link.jitter_s + link.slow_s * 0.3)
         return link.delay_s + link.slow_s + jitter
 
@@ -314,10 +326,9 @@ class Network:
         """Put a connection into the books."""
         connection = _Connection(self, kind, dialler, target)
         self._connections[connection] = None
-        for side in (0, 1):
-            link = self.link(*connection.machines(side))
-            if link.blocked_since is not None:
-                self._watch(connection, link, link.blocked_since)
+        for pipe in connection.pipes:
+            if pipe.link.blocked_since is not None:
+                self._watch(connection, pipe.link, pipe.link.blocked_since)
         return connection
 
     def listener(self, machine: str) -> tuple[Process, Accept] | None:

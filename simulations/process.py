@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from gpupool.simulations.world import World
 
@@ -32,7 +33,7 @@ class Process:
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Let ``action`` happen in this process ``delay_s`` virtual seconds from now."""
-        self.world.after(delay_s, lambda: self.run(action))
+        self.world.after(delay_s, partial(self.run, action))
 
     def pause(self) -> None:
         """Stop it."""

@@ -8,6 +8,7 @@ from functools import partial
 
 from gpupool.pool import leases
 from gpupool.pool.placement import Offer, make_offer
+from gpupool.pool.state import Request, Server
 from gpupool.simulations.cluster import Cluster
 from gpupool.simulations.faults import Fault, happen, schedule
 from gpupool.simulations.judge import Failure
@@ -211,7 +212,8 @@ class _Run:
             request = client.waits_for
             if request is None:
                 continue
-            servers = state.servers.values()
+            # Most servers have plainly no room, which is quicker to see.
+            servers = [server for server in state.servers.values() if _has_room(server, request)]
             answers = (make_offer(state, server, request, client.user) for server in servers)
             if not request.across and any(isinstance(answer, Offer) for answer in answers):
                 seen.add(request.id)
@@ -221,3 +223,8 @@ class _Run:
                     cluster.judge.fail("everything-granted", text)
         for request_id in [r for r in self._grantable_since if r not in seen]:
             del self._grantable_since[request_id]
+
+
+def _has_room(server: Server, request: Request) -> bool:
+    """Return whether as many GPUs have anything free as are asked for; no offer without that."""
+    return sum(gpu.memory_free > 0 for gpu in server.gpus.values()) >= request.count

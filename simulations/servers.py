@@ -14,7 +14,6 @@ from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.state import PoolState
-from gpupool.pool.transition import PoolMachine
 from gpupool.remoting import messages as m
 from gpupool.remoting.caretaker import Software
 from gpupool.remoting.proposals import Propose
@@ -36,6 +35,7 @@ from gpupool.simulations.links import SimulatedLinks
 from gpupool.simulations.machines import Machine, SimulatedHost
 from gpupool.simulations.network import End, Endpoint
 from gpupool.simulations.process import Process
+from gpupool.simulations.tables import WatchedMachine
 
 CONTROL = "control"
 """The kind of connections between clients and servers."""
@@ -60,29 +60,6 @@ class _Signer:
 
     def key_pem(self) -> bytes:
         return b"key"
-
-
-class WatchedMachine(PoolMachine):
-    """The real state machine, with the checkers looking on."""
-
-    def __init__(self, environment: Environment, server: str) -> None:
-        super().__init__(PoolState())
-        self._environment = environment
-        self._server = server
-        environment.checkers.logs.began(server)
-
-    def apply(self, index: int, command: Plain) -> Plain:
-        """Apply a command, and let the checkers compare."""
-        result = super().apply(index, command)
-        checkers = self._environment.checkers
-        if checkers.logs.applied(self._server, index, command, result, self.state):
-            self._environment.applied(index, self.state)
-        return result
-
-    def restore(self, snapshot: Plain) -> None:
-        """Take a snapshot's table, and let the checkers compare."""
-        super().restore(snapshot)
-        self._environment.checkers.logs.restored(self._server, self.state)
 
 
 class ServerProcess(Process):
@@ -185,6 +162,7 @@ class ServerProcess(Process):
             clock=machine.clock,
             chance=self.world.random(f"steward/{machine.name}/{machine.incarnation}"),
             health=ledger.health,
+            majority_age_s=ledger.majority_age_s,
             clock_offset_s=self._clock_offset_s,
         )
         self._poll()

@@ -36,6 +36,7 @@ class Trace:
     def __init__(self, world: World) -> None:
         self._world = world
         self._hash = hashlib.sha256()
+        self._checksums: dict[type[object], int] = {}
         self.lines: list[Line] = []
 
     def note(self, subject: str, kind: str, text: str = "") -> None:
@@ -47,8 +48,14 @@ class Trace:
 
     def frame(self, payload: object) -> None:
         """Record what arrived: in the hash only, for there is too much of it to read."""
-        data = payload if isinstance(payload, bytes) else type(payload).__name__.encode()
-        self._hash.update(_FRAME.pack(self._world.now, crc32(data)))
+        if isinstance(payload, bytes):
+            checksum = crc32(payload)
+        else:
+            kind = type(payload)
+            checksum = self._checksums.get(kind)
+            if checksum is None:
+                checksum = self._checksums[kind] = crc32(kind.__name__.encode())
+        self._hash.update(_FRAME.pack(self._world.now, checksum))
 
     def digest(self) -> str:
         """Return the hash of everything so far, in hex."""

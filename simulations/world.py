@@ -1,9 +1,9 @@
 """Virtual time: one heap of events, one seed, and chance split between the subsystems."""
 
 import hashlib
-import heapq
 import itertools
 from collections.abc import Callable
+from heapq import heappop, heappush
 from random import Random
 
 EVENT_COUNT_MAX = 3_000_000
@@ -41,11 +41,12 @@ class World:
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Let ``action`` happen at the instant ``when``, or now if that is past."""
-        heapq.heappush(self._heap, (max(when, self.now), next(self._sequence), action))
+        heappush(self._heap, (when if when > self.now else self.now, next(self._sequence), action))
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Let ``action`` happen ``delay_s`` from now."""
-        heapq.heappush(self._heap, (self.now + max(delay_s, 0.0), next(self._sequence), action))
+        when = self.now + delay_s if delay_s > 0.0 else self.now
+        heappush(self._heap, (when, next(self._sequence), action))
 
     def run_until(self, when: float) -> None:
         """Let everything happen that is due up to ``when``.
@@ -55,7 +56,7 @@ class World:
         """
         heap = self._heap
         while heap and heap[0][0] <= when and not self.stopped:
-            self.now, _, action = heapq.heappop(heap)
+            self.now, _, action = heappop(heap)
             self.event_count += 1
             if self.event_count > EVENT_COUNT_MAX:
                 raise StuckError(f"{EVENT_COUNT_MAX} events, and only {self.now:.3f} s have passed")
