@@ -4,13 +4,13 @@ This is the server's half, which answers from the replicated table alone. The cl
 ranks what came back, is ``choice``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpupool.pool.admission import Admission, May, least_need
 from gpupool.pool.filters import admitted, facts_text, filter_text, matches, names_server
 from gpupool.pool.ids import GpuId, Incarnation, ServerId
-from gpupool.pool.leases import kept_for_others, partition_size
+from gpupool.pool.leases import Kept, kept_for_others, partition_size
 from gpupool.pool.results import Result, refuse
 from gpupool.pool.sizes import exact_size_text
 from gpupool.pool.state import Filter, Gpu, PoolState, Request, Server
@@ -87,7 +87,7 @@ def make_offer(
     if not server.grantable:
         why = server.drain_reason or server.status.value
         return NoOffer(server.id, server.name, "busy", f"grants nothing now: {why}")
-    usable = admission.usable(user)
+    kept = kept_for_others(state, request.id, user)
     gpus = tuple(
         OfferedGpu(
             gpu=gpu.id,
@@ -98,12 +98,8 @@ def make_offer(
             physical=gpu.parent or gpu.id,
             capacity=gpu.capacity,
         )
-        for gpu in matching
-        if (size := wanted_size(gpu, request)) and gpu.memory_free >= size and usable(server, gpu)
+        for gpu, size in _with_room(server, matching, request, admission.usable(user), kept)
     )
-    kept = kept_for_others(state, request.id, user)
-    if kept is not None:
-        gpus = tuple(gpu for gpu in gpus if (server.id, gpu.gpu) not in kept.gpus)
     needed = 1 if request.across else request.count
     if len({gpu.physical for gpu in gpus}) < needed:
         idle = sum(gpu.memory_granted == 0 for gpu in server.gpus.values())
@@ -116,6 +112,38 @@ def make_offer(
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())
     load = granted / capacity if capacity else 1.0
     return Offer(server.id, server.name, server.incarnation, gpus, load)
+
+
+def has_room_together(
+    state: PoolState, servers: Iterable[Server], request: Request, user: str = ""
+) -> bool:
+    """Return whether these servers together have room for an ``across`` request now."""
+    usable = Admission(state).usable(user)
+    kept = kept_for_others(state, request.id, user)
+    count = 0
+    for server in servers:
+        # Most servers of a pool that is in demand are full, and there may be a thousand.
+        if server.grantable and any(gpu.memory_free for gpu in server.gpus.values()):
+            matching = admitted(request, server)
+            found = _with_room(server, matching, request, usable, kept)
+            count += len({gpu.parent or gpu.id for gpu, _ in found})
+            if count >= request.count:
+                return True
+    return False
+
+
+def _with_room(
+    server: Server, gpus: Iterable[Gpu], request: Request, usable: May, kept: Kept | None
+) -> list[tuple[Gpu, int]]:
+    """Return those of ``gpus`` that have room for the request now, and the partition's bytes."""
+    return [
+        (gpu, size)
+        for gpu in gpus
+        if (size := wanted_size(gpu, request))
+        and gpu.memory_free >= size
+        and usable(server, gpu)
+        and (kept is None or (server.id, gpu.id) not in kept.gpus)
+    ]
 
 
 def _policy_refusal(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gpupool.pool.choice import choose
 from gpupool.pool.ids import GpuId, RequestId, ServerId
-from gpupool.pool.placement import Offer, make_offer
+from gpupool.pool.placement import Offer, has_room_together, make_offer
 from gpupool.pool.rulebook import rulebook
 from gpupool.pool.state import Gpu, PoolState, Request, Server
 from gpupool.pool.values import with_changes
@@ -28,6 +28,9 @@ WAITERS_MAX = 1024
 
 EXAMINED_MAX = 64
 """Waiting requests looked at in one pass."""
+
+TOGETHER_EXAMINED_MAX = 8
+"""Waiting requests for which one pass looks at all servers; others live by their back-off."""
 
 
 @dataclass(slots=True)
@@ -105,13 +108,23 @@ class Waiters:
             return []
         state = state_now()
         hints: list[tuple[int, RequestId]] = []
+        together_count = 0
         for waiter in sorted(self._waiters.values(), key=lambda w: _turn(state, w, now)):
             if len(hints) >= EXAMINED_MAX or not any(g.memory_free for g in server.gpus.values()):
                 break
             if waiter.kept_until <= now:
-                waiter.kept = _room(state, server, waiter.request, waiter.user)
-                if not waiter.kept:
+                room, is_whole = _room(state, server, waiter.request, waiter.user)
+                if room and not is_whole:
+                    # Several such requests could each hold a part, and none could ever begin. So
+                    # a part is kept only while the pool has all the others as well.
+                    together_count += 1
+                    if together_count > TOGETHER_EXAMINED_MAX or not _has_rest(
+                        state, server, waiter
+                    ):
+                        continue
+                if not room:
                     continue
+                waiter.kept = room
                 waiter.hinted_at, waiter.kept_until = now, now + KEEP_S
                 hints.append((waiter.connection, waiter.request.id))
             server = _less(server, waiter.kept)
@@ -128,24 +141,36 @@ class Waiters:
                 self._seen = None
 
 
-def _turn(state: PoolState, waiter: _Waiter, now: float) -> tuple[bool, bool, int, int, float]:
-    """Return the order of turns: those whose room is kept, then by the length of the wait."""
+def _turn(state: PoolState, waiter: _Waiter, now: float) -> tuple[bool, float, int, int, float]:
+    """Return the order of turns: those whose room is kept, then by the length of the wait.
+
+    Who had a turn and did not use it comes after all others, until it has asked again in vain.
+    """
     is_kept = waiter.kept_until > now
-    ignored_hint = not is_kept and waiter.hinted_at > waiter.asked_at
+    has_passed = not is_kept and waiter.hinted_at > waiter.asked_at
+    passed_at = waiter.hinted_at if has_passed else float("-inf")
     entry = state.waiting.get(waiter.request.id)
     priority, since = (entry.priority, entry.since) if entry else (0, 2**63)
-    return (not is_kept, ignored_hint, -priority, since, waiter.since)
+    return (not is_kept, passed_at, -priority, since, waiter.since)
 
 
-def _room(state: PoolState, server: Server, request: Request, user: str) -> dict[GpuId, int]:
-    """Return the bytes per GPU that ``request`` would get of ``server`` now; nothing if none."""
+def _room(
+    state: PoolState, server: Server, request: Request, user: str
+) -> tuple[dict[GpuId, int], bool]:
+    """Return the bytes per GPU that ``request`` could get of ``server`` now, and if that is all."""
     offer = make_offer(state, server, request, user)
     if not isinstance(offer, Offer):
-        return {}
+        return {}, False
     choice = choose((offer,), request)
     if choice is None:
-        return {gpu.gpu: gpu.memory for gpu in offer.gpus}  # a part of an across request
-    return {part.gpu: part.memory for part in choice.partitions}
+        return {gpu.gpu: gpu.memory for gpu in offer.gpus}, False  # of an across request
+    return {part.gpu: part.memory for part in choice.partitions}, True
+
+
+def _has_rest(state: PoolState, server: Server, waiter: _Waiter) -> bool:
+    """Return whether the others have what ``server``, with what it has left, lacks."""
+    others = (each for each in state.servers.values() if each.id != server.id)
+    return has_room_together(state, (server, *others), waiter.request, waiter.user)
 
 
 def _less(server: Server, sizes: dict[GpuId, int]) -> Server:

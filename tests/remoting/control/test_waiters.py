@@ -1,0 +1,86 @@
+"""Who is told that there may be room, and for whom it is kept for a moment."""
+
+from dataclasses import replace
+
+from tests.pool.policy_kit import A, B, Pool
+
+from gpupool.pool.ids import RequestId
+from gpupool.pool.state import Request
+from gpupool.remoting.waiters import FORGET_S, KEEP_S, Waiters
+
+
+class Line:
+    """A pool of two servers with two GPUs each, and the requests that wait at the first one."""
+
+    def __init__(self) -> None:
+        self.pool = Pool(gpu_count=2)
+        self.waiters = Waiters()
+        self.now = 0.0
+        self.names: dict[RequestId, str] = {}
+
+    def wait(self, name: str, request: Request) -> Request:
+        self.now += 0.01
+        self.names[request.id] = name
+        self.waiters.add(len(self.names), request, self.now, name)
+        return request
+
+    def hints(self) -> list[str]:
+        state = self.pool.state
+        due = self.waiters.due(state, A, self.now, lambda: state)
+        return [self.names[request] for _, request in due]
+
+    def free_for(self, request: Request) -> int:
+        """Return how many GPUs are shown to ``request`` as free."""
+        server = self.pool.state.servers[A]
+        shown = self.waiters.without_kept(server, request.id, self.now)
+        return sum(gpu.memory_free > 0 for gpu in shown.gpus.values())
+
+
+def on(server: str, request: Request) -> Request:
+    return replace(request, servers=(server,))
+
+
+def test_what_only_others_could_complete_is_kept_for_nobody() -> None:
+    line = Line()
+    pool = line.pool
+    for server in (A, B):
+        assert pool.do(pool.claim("cy", on(server, pool.request()))).ok
+    line.wait("ada", replace(pool.request(3), across=True))
+    bob = line.wait("bob", pool.request())
+    # Two GPUs are free in all, so nobody may wait for ada, who needs three.
+    assert line.hints() == ["bob"]
+    assert line.free_for(bob) == 1
+
+
+def test_a_part_is_kept_while_the_other_servers_have_the_rest() -> None:
+    line = Line()
+    pool = line.pool
+    assert pool.do(pool.claim("cy", on(A, pool.request()))).ok
+    ada = line.wait("ada", replace(pool.request(3), across=True))
+    bob = line.wait("bob", pool.request())
+    assert line.hints() == ["ada"]
+    assert (line.free_for(ada), line.free_for(bob)) == (1, 0)
+
+
+def test_who_does_not_follow_a_hint_loses_the_turn_to_the_next() -> None:
+    line = Line()
+    pool = line.pool
+    assert pool.do(pool.claim("cy", on(A, pool.request()))).ok
+    line.wait("ada", pool.request())
+    line.wait("bob", pool.request())
+    turns: list[list[str]] = []
+    for _ in range(4):
+        turns.append(line.hints())
+        assert line.hints() == [], "one hint is enough"
+        line.now = line.waiters.wake_at()
+    assert turns == [["ada"], ["bob"], ["ada"], ["bob"]]
+    assert line.now > 3 * KEEP_S
+
+
+def test_a_request_that_asks_no_more_is_forgotten() -> None:
+    line = Line()
+    line.wait("ada", line.pool.request())
+    assert line.hints() == ["ada"]
+    line.now += FORGET_S + 0.1
+    assert line.hints() == []
+    assert len(line.waiters) == 0
