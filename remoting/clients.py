@@ -93,3 +93,7 @@ class Front(Protocol):
     ) -> None:
         """Propose on behalf of a call, and answer it."""
         ...
+
+    def when_current(self, client: Client, call: int, act: Callable[[], None]) -> None:
+        """Act for a call once the table here has all that was committed before it."""
+        ...

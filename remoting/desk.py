@@ -6,12 +6,14 @@ operators do everything else. A server token lets one server join.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from gpupool.pool import commands
+from gpupool.pool.commands import Command
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
-from gpupool.pool.ids import Milliseconds, lease_name
+from gpupool.pool.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.results import Result
-from gpupool.pool.state import Server, Token, TokenKind
+from gpupool.pool.state import Token, TokenKind
 from gpupool.pool.view import PoolView, Telemetry, build_view, visible
 from gpupool.remoting import backups, policies
 from gpupool.remoting import messages as m
@@ -191,22 +193,29 @@ class Desk:
             case m.RestoreBackup():
                 backups.restore(steward, client, call, message)
             case m.RemoveServer():
-                command = commands.RemoveServer(self._server(message.server).id, by)
-                steward.propose_for(client, call, command, _done)
+                self._do_to_server(
+                    client, call, message.server, lambda s: commands.RemoveServer(s, by)
+                )
             case m.DrainServer():
-                server = self._server(message.server)
-                reason = message.reason or ""
-                if len(reason) > REASON_LENGTH_MAX or not reason.isprintable():
+                reason = message.reason
+                if reason and (len(reason) > REASON_LENGTH_MAX or not reason.isprintable()):
                     what = f"a reason is one line of at most {REASON_LENGTH_MAX} characters"
                     raise UsageError(what)
-                command = commands.DrainServer(server.id, message.reason, by, message.order)
-                steward.propose_for(client, call, command, _done)
-            case m.LabelServer():
-                server = self._server(message.server)
-                command = commands.LabelServer(
-                    server.id, message.labels, message.without, by, message.order
+                order = message.order
+                self._do_to_server(
+                    client,
+                    call,
+                    message.server,
+                    lambda s: commands.DrainServer(s, reason, by, order),
                 )
-                steward.propose_for(client, call, command, _done)
+            case m.LabelServer():
+                labels, without, order = message.labels, message.without, message.order
+                self._do_to_server(
+                    client,
+                    call,
+                    message.server,
+                    lambda s: commands.LabelServer(s, labels, without, by, order),
+                )
             case _:
                 raise UsageError(f"{type(message).__name__} is not for this server")
 
@@ -221,13 +230,34 @@ class Desk:
         if why:
             raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
 
-    def _server(self, name: str) -> Server:
-        server = self._steward.state.server_named(name)
-        if server is None:
-            raise UsageError(f"the pool has no server named {name[:64]}")
-        return server
+    def _do_to_server(
+        self, client: Client, call: int, name: str, command: Callable[[ServerId], Command]
+    ) -> None:
+        """Propose what is to be done to the server that has this name or id."""
+        steward = self._steward
+
+        def propose() -> None:
+            server = steward.state.server_named(name)
+            if server is None:
+                raise UsageError(f"the pool has no server named {name[:64]}")
+            steward.propose_for(client, call, command(server.id), _done)
+
+        if ServerId(name) in steward.state.servers:
+            propose()
+        else:
+            # Another server may have come, or have taken this name, that the table here lacks.
+            steward.when_current(client, call, propose)
 
     def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
+        state = self._steward.state
+        if message.lease not in state.leases and state.index < message.lease:
+            # A lease's number is its place in the log, and this table has not got so far.
+            act = partial(self._end_known_lease, client, call, message)
+            self._steward.when_current(client, call, act)
+        else:
+            self._end_known_lease(client, call, message)
+
+    def _end_known_lease(self, client: Client, call: int, message: m.EndLease) -> None:
         lease = self._steward.state.leases.get(message.lease)
         if lease is None:
             raise UsageError(f"the pool has no lease {lease_name(message.lease)}")

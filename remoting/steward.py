@@ -374,6 +374,29 @@ class Steward:
 
         self.proposals.propose(command, decided, timeout_s=self.settings.call_timeout_s)
 
+    def when_current(self, client: Client, call: int, act: Callable[[], None]) -> None:
+        """Act for a call once the table here has all that was committed before it.
+
+        A server that has only just come back into touch may not know yet what others do.
+
+        Raises:
+            NoQuorumError: when it is not in touch.
+        """
+        self.require_majority()
+
+        def decided(decision: Decision) -> None:
+            if self._clients.get(client.connection) is not client:
+                return  # nobody waits for it any more
+            try:
+                if decision.result is None:
+                    raise self.no_quorum(decision.why)
+                act()
+            except GpupoolError as error:
+                self.answer(client, call, m.refused(error))
+
+        timeout_s = self.settings.call_timeout_s
+        self.proposals.propose(commands.Tick(), decided, timeout_s=timeout_s)
+
     def members(self) -> tuple[m.Member, ...]:
         """Return where every server is reached."""
         return tuple(

@@ -332,9 +332,11 @@ class Cluster:
         """Put a server into a minority; clients still reach it."""
         node.ledger.cut_off_at = trio.current_time()
 
-    def heal(self, node: Node) -> None:
+    def heal(self, node: Node, *, late: bool = False) -> None:
+        """Bring a server back into touch; ``late`` when it knows of nothing new yet."""
         node.ledger.cut_off_at = None
-        self.log.catch_up(node.ledger)
+        if not late:
+            self.log.catch_up(node.ledger)
 
     async def cut(self, name: str) -> None:
         """Break all connections to a server."""

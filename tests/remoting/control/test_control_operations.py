@@ -90,6 +90,29 @@ async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -
         assert (await root.view()).servers[0].state != "drain"  # the connection has survived
 
 
+async def test_a_server_that_is_late_denies_nothing_that_the_pool_has(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    """Found by simulation: it refused for good to remove a server that it did not know yet."""
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1, 1])
+    late = cluster.nodes[2]
+    cluster.cut_off(late)
+    newcomer = await cluster.add(4, 1)
+    async with cluster.client(servers=["gpu-1"]) as pool:
+        hold = await pool.allocate(request(pool), wait_s=0)
+        cluster.heal(late, late=True)
+        async with cluster.client("root", servers=[late.name]) as root:
+            await root.end_lease(hold.lease, "maintenance")
+        cluster.cut_off(late)
+        cluster.admit(replace(newcomer, name="gpu-5", id=server_id(5)))
+        cluster.heal(late, late=True)
+        async with cluster.client("root", servers=[late.name]) as root:
+            await root.drain("gpu-5", "new fans")
+    assert cluster.state.servers[server_id(5)].drain_reason == "new fans"
+    assert hold.lost == "maintenance (by root)"
+
+
 async def test_no_text_of_a_client_moves_anybodys_cursor(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:
