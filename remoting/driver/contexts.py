@@ -3,14 +3,21 @@
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.client import WORDS, Area, Client
+from gpupool.remoting.driver.memory import Memory, charged
 from gpupool.remoting.driver.snapshot import encode_snapshot
+
+PRINTF_SIZE, HEAP_SIZE = 1, 2
+"""By CUlimit: what kernels may print between synchronisations, and what they may allocate."""
 
 
 class Contexts(Area):
     """What concerns a device as a whole."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, memory: Memory) -> None:
         super().__init__(client)
+        self.memory = memory
+        self._initial: dict[tuple[int, int], int] = {}  # limits, by device and CUlimit
+        self._held: dict[tuple[int, int], int] = {}  # bytes that those above cost
         self.posted = {
             table.SET_DEVICE: (1, self._set_device),
         }
@@ -36,5 +43,25 @@ class Contexts(Area):
         return WORDS[1].pack(int(self.api.call("cuCtxGetLimit", name)))
 
     def _set_limit(self, limit: int, value: int) -> bytes:
-        self.api.call("cuCtxSetLimit", self.api.enumerated("CUlimit", limit), value)
+        name, device = self.api.enumerated("CUlimit", limit), self.client.device
+        if limit not in (PRINTF_SIZE, HEAP_SIZE):
+            self.api.call("cuCtxSetLimit", name, value)
+            return b""
+        # The driver's own sizes are a part of the context, which is charged already.
+        initial = self._initial.setdefault(
+            (device, limit), int(self.api.call("cuCtxGetLimit", name))
+        )
+        held = self._held.get((device, limit), 0)
+        cost = charged(max(0, value - initial))
+        if cost > held:
+            self.memory.reserve(device, cost - held)
+        try:
+            self.api.call("cuCtxSetLimit", name, value)
+        except self.api.errors:
+            if cost > held:
+                self.client.budget.release(device, cost - held)
+            raise
+        if cost < held:
+            self.client.budget.release(device, held - cost)
+        self._held[device, limit] = cost
         return b""

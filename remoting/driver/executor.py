@@ -32,14 +32,14 @@ def areas_of(client: Client) -> list[Area]:
     pools = Pools(client, Direct())
     memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
     return [
-        Contexts(client),
+        Contexts(client, memory),
         memory,
         pools,
         Virtual(client, memory),
         transfers,
         Mapped(client),
         kernels,
-        Modules(client, kernels),
+        Modules(client, kernels, memory),
         Tensors(client),
         Streams(client),
         Graphs(client),

@@ -67,7 +67,7 @@ class Memory(Area):
             CudaError: when it has not so much left.
         """
         budget = self.client.budget
-        if budget.reserve(device, cost):
+        if cost == 0 or budget.reserve(device, cost):
             return
         # As CUDA does: memory that lies idle in a pool is for whoever needs it.
         if not (self.pools.squeeze(device) and budget.reserve(device, cost)):

@@ -9,6 +9,8 @@ from gpupool.remoting.driver import table
 from gpupool.remoting.driver.client import OBJECTS_MAX, WORDS, Area, Client
 from gpupool.remoting.driver.kernels import Kernels
 from gpupool.remoting.driver.linker import Linker
+from gpupool.remoting.driver.memory import Memory
+from gpupool.remoting.driver.variables import Variables
 
 IMAGE_SIZE_MAX = 1 << 30
 
@@ -16,9 +18,10 @@ IMAGE_SIZE_MAX = 1 << 30
 class Modules(Area):
     """The libraries and modules of a client process, and its links."""
 
-    def __init__(self, client: Client, kernels: Kernels) -> None:
+    def __init__(self, client: Client, kernels: Kernels, memory: Memory) -> None:
         super().__init__(client)
         self.kernels = kernels
+        self.variables = Variables(client, memory)
         self.linker = Linker(client.api)
         self.modules: dict[int, tuple[int, bool]] = {}
         self.posted = {
@@ -50,14 +53,17 @@ class Modules(Area):
     def _load_library(self, number: int, size: int) -> bytes:
         image = self._image(size)
         address = ctypes.addressof(ctypes.c_char.from_buffer(image))
-        library = self.api.call("cuLibraryLoadData", address, [], [], 0, [], [], 0)
-        self._keep_module(number, int(library), library=True)
+        with self.variables.charged(number, image):
+            library = self.api.call("cuLibraryLoadData", address, [], [], 0, [], [], 0)
+            self._keep_module(number, int(library), library=True)
         return b""
 
     def _load_module(self, number: int, size: int) -> bytes:
         image = self._image(size)
         address = ctypes.addressof(ctypes.c_char.from_buffer(image))
-        self._keep_module(number, int(self.api.call("cuModuleLoadData", address)), library=False)
+        with self.variables.charged(number, image):
+            module = self.api.call("cuModuleLoadData", address)
+            self._keep_module(number, int(module), library=False)
         return b""
 
     def _link_create(self, number: int, *given: int) -> bytes:
@@ -76,6 +82,7 @@ class Modules(Area):
     def _unload(self, number: int) -> None:
         handle, library = self.modules.pop(number)
         self.api.call("cuLibraryUnload" if library else "cuModuleUnload", handle)
+        self.variables.release(number)
 
     def _library_module(self, library: int, number: int) -> bytes:
         module = self.api.call("cuLibraryGetModule", self.modules[library][0])
@@ -97,7 +104,9 @@ class Modules(Area):
     def _find_global(self, number: int) -> bytes:
         handle, library = self.modules[number]
         name = "cuLibraryGetGlobal" if library else "cuModuleGetGlobal"
-        address, size = self.api.call(name, handle, self.client.text(1))
+        wanted = self.client.text(1)
+        address, size = self.api.call(name, handle, wanted)
+        self.variables.found(number, wanted, int(size))
         return WORDS[2].pack(int(address), int(size))
 
     def _enumerate(self, number: int) -> bytes:

@@ -16,7 +16,7 @@ FRAME_MAGIC = 0x47504331
 BODY_SIZE_MAX = 1 << 20
 BULK_SIZE_MAX = 1 << 40
 ANSWER = struct.Struct("<IiQIiQ")
-REPLY, DATA, NOTICE, MIRROR = 1, 2, 3, 4
+REPLY, DATA, NOTICE, MIRROR, PRINTED = 1, 2, 3, 4, 5
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
@@ -90,7 +90,7 @@ class Session:
         self.stream = stream
         self.reader = Reader(stream)
         # Held for a whole answer, whose bulk may leave in several parts.
-        self._sending = threading.RLock()
+        self.sending = threading.RLock()
 
     def reply(
         self,
@@ -107,7 +107,7 @@ class Session:
 
     def reply_in_parts(self, request: int, size: int, parts: Iterable[memoryview]) -> None:
         """Answer a request with ``size`` bytes that are made while they are sent."""
-        with self._sending:
+        with self.sending:
             self._send([ANSWER.pack(REPLY, 0, request, 0, 0, size)])
             for part in parts:
                 self._send([part])
@@ -121,8 +121,12 @@ class Session:
         head = ANSWER.pack(MIRROR, 0, number, 8, 0, len(bulk))
         self._send([head, offset.to_bytes(8, "little"), bulk])
 
+    def printed(self, text: bytes) -> None:
+        """Write what kernels printed to the program's standard output."""
+        self._send([ANSWER.pack(PRINTED, 0, 0, len(text), 0, 0), text])
+
     def _send(self, buffers: list[bytes | memoryview]) -> None:
-        with self._sending:
+        with self.sending:
             self.stream.send_buffers(buffers)
 
     def notice(self, text: str) -> None:

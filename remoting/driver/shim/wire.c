@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -29,7 +30,7 @@
 #define BODY_MAX (64u << 20)
 #define DOWNLOADS_MAX 65536
 
-enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4 };
+enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4, PRINTED = 5 };
 
 struct frame {
     uint32_t magic, body;
@@ -198,6 +199,16 @@ static bool read_answer(void) {
         if (head.body > part || !read_exactly(text, part)) return false;
         text[part] = '\0';
         gp_say("%s", text);
+        return true;
+    }
+    if (head.kind == PRINTED) {
+        // As the driver does: by the C library's stream, in turn with what the program prints.
+        for (char text[1024]; head.body > 0;) {
+            size_t part = head.body < sizeof text ? head.body : sizeof text;
+            if (!read_exactly(text, part)) return false;
+            fwrite(text, 1, part, stdout);
+            head.body -= (uint32_t)part;
+        }
         return true;
     }
     if (head.kind == DATA) {

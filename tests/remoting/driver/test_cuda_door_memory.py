@@ -5,13 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
-from test_cuda_door import compiled, run
+from test_cuda_door import KERNELS, compiled, run
 
 from gpupool.remoting.driver import build
+from gpupool.remoting.driver.contents import Contents, contents_of
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +33,41 @@ def test_memory_pools(library: Path, tmp_path: Path) -> None:
     program = compiled("pools", tmp_path, library)
     with Control(tmp_path) as control:
         right(run(library, control, [str(program)], devices=2))
+
+
+def test_variables_and_limits_are_counted_and_kernels_print(library: Path, tmp_path: Path) -> None:
+    program = compiled("counted", tmp_path, library)
+    image = str(KERNELS / "memory_kernels.sm_90.cubin")
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(program), image])
+        said = [f"here {at}: a kernel says {at / 2:.1f}" for at in range(256)]
+        expected = ["first", *said[:2], "second", *said[:2], "third", *said, "results right"]
+        assert done.stdout.splitlines() == expected, done.stderr
+
+
+def test_variables_of_images() -> None:
+    """Of ELF images, fat binaries and PTX; a compressed image says nothing."""
+    elf = (KERNELS / "test_kernels.sm_90.cubin").read_bytes()
+    found = contents_of(elf)
+    assert found == Contents(4 + 512 + 16, seen=True, prints=False)
+    assert contents_of((KERNELS / "test_kernels.ptx").read_bytes()) == found
+    assert contents_of((KERNELS / "test_kernels.fatbin").read_bytes()) == found
+    compressed = contents_of((KERNELS / "test_kernels.zstd.fatbin").read_bytes())
+    assert compressed == Contents(0, seen=False, prints=True)
+    special = contents_of((KERNELS / "memory_kernels.sm_90.cubin").read_bytes())
+    assert special == Contents(27 + 4096 + (3 << 20), seen=True, prints=True)
+
+
+@given(
+    st.sampled_from(["test_kernels.sm_90.cubin", "test_kernels.fatbin", "test_kernels.ptx"]),
+    st.lists(st.tuples(st.integers(0, 1 << 12), st.integers(0, 255)), max_size=8),
+    st.integers(0, 1 << 17),
+)
+def test_no_image_upsets_whoever_looks_into_it(
+    name: str, changes: list[tuple[int, int]], length: int
+) -> None:
+    image = bytearray((KERNELS / name).read_bytes()[:length])
+    for at, value in changes:
+        if at < len(image):
+            image[at] = value
+    assert contents_of(image).variables >= 0

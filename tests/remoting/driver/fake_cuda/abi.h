@@ -372,8 +372,11 @@ typedef struct {
     CUresourcetype resType;
     union {
         struct { CUarray hArray; } array;
+        struct { CUmipmappedArray hMipmappedArray; } mipmap;
         struct { CUdeviceptr devPtr; CUarray_format format; unsigned int numChannels;
                  size_t sizeInBytes; } linear;
+        struct { CUdeviceptr devPtr; CUarray_format format; unsigned int numChannels;
+                 size_t width, height, pitchInBytes; } pitch2D;
         struct { int reserved[32]; } reserved;
     } res;
     unsigned int flags;

@@ -1,4 +1,4 @@
-/* Copies, fills and arrays. Every copy becomes one three-dimensional copy between two endpoints. */
+/* Copies and fills. Every copy becomes one three-dimensional copy between two endpoints. */
 #define _GNU_SOURCE
 #include "fake.h"
 
@@ -324,83 +324,7 @@ FILLS(8, unsigned char, uc)
 FILLS(16, unsigned short, us)
 FILLS(32, unsigned int, ui)
 
-/* ---- arrays ---- */
-
-static size_t format_bytes(CUarray_format format) {
-    switch ((int)format) {
-    case 0x01: case 0x08: return 1;
-    case 0x02: case 0x09: case 0x10: return 2;
-    case 0x03: case 0x0a: case 0x20: return 4;
-    default: return 0;
-    }
-}
-
-static CUresult array_create(CUcontext ctx, CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *wanted) {
-    REQUIRE(out != NULL && wanted != NULL && wanted->Width > 0);
-    REQUIRE(wanted->NumChannels == 1 || wanted->NumChannels == 2 || wanted->NumChannels == 4);
-    size_t element = format_bytes(wanted->Format) * wanted->NumChannels;
-    if (element == 0)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    CUarray array = zeroed(sizeof *array);
-    array->magic = MAGIC_ARRAY;
-    array->dev = ctx->dev;
-    array->description = *wanted;
-    array->width_bytes = wanted->Width * element;
-    array->height = wanted->Height ? wanted->Height : 1;
-    array->depth = wanted->Depth ? wanted->Depth : 1;
-    array->size = array->width_bytes * array->height * array->depth;
-    CUresult charged = device_charge(ctx->dev, array->size);
-    if (charged != CUDA_SUCCESS) {
-        free(array);
-        return charged;
-    }
-    array->storage = zeroed(array->size);
-    *out = array;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuArray3DCreate_v2(CUarray *pHandle, const CUDA_ARRAY3D_DESCRIPTOR *pAllocateArray) {
-    ENTER_CONTEXT(ctx);
-    return array_create(ctx, pHandle, pAllocateArray);
-}
-
-API CUresult cuArrayCreate_v2(CUarray *pHandle, const CUDA_ARRAY_DESCRIPTOR *pAllocateArray) {
-    ENTER_CONTEXT(ctx);
-    REQUIRE(pAllocateArray != NULL);
-    CUDA_ARRAY3D_DESCRIPTOR whole = {.Width = pAllocateArray->Width,
-                                     .Height = pAllocateArray->Height,
-                                     .Format = pAllocateArray->Format,
-                                     .NumChannels = pAllocateArray->NumChannels};
-    return array_create(ctx, pHandle, &whole);
-}
-
-API CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *pArrayDescriptor, CUarray hArray) {
-    ENTER_CONTEXT(ctx);
-    REQUIRE(pArrayDescriptor != NULL);
-    REQUIRE_HANDLE(IS(hArray, MAGIC_ARRAY));
-    *pArrayDescriptor = hArray->description;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *pArrayDescriptor, CUarray hArray) {
-    ENTER_CONTEXT(ctx);
-    REQUIRE(pArrayDescriptor != NULL);
-    REQUIRE_HANDLE(IS(hArray, MAGIC_ARRAY));
-    *pArrayDescriptor =
-        (CUDA_ARRAY_DESCRIPTOR){hArray->description.Width, hArray->description.Height,
-                                hArray->description.Format, hArray->description.NumChannels};
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuArrayDestroy(CUarray hArray) {
-    ENTER_CONTEXT(ctx);
-    REQUIRE_HANDLE(IS(hArray, MAGIC_ARRAY));
-    TRY(context_wait(ctx));
-    hArray->magic = MAGIC_DEAD;
-    device_refund(hArray->dev, hArray->size);
-    free(hArray->storage);
-    return CUDA_SUCCESS;
-}
+/* ---- one-dimensional copies with arrays ---- */
 
 static CUresult copy_array_1d(CUcontext ctx, struct endpoint target, struct endpoint source,
                               size_t bytes, CUstream stream, bool async) {

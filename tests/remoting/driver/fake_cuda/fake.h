@@ -116,7 +116,7 @@ enum magic {
     MAGIC_EVENT = 0x45565431, MAGIC_MODULE = 0x4d4f4431, MAGIC_FUNCTION = 0x46554e31,
     MAGIC_LIBRARY = 0x4c494231, MAGIC_KERNEL = 0x4b524e31, MAGIC_GRAPH = 0x47524831,
     MAGIC_NODE = 0x4e4f4431, MAGIC_EXEC = 0x45584531, MAGIC_POOL = 0x504f4f31,
-    MAGIC_ARRAY = 0x41525231, MAGIC_LINK = 0x4c4e4b31
+    MAGIC_ARRAY = 0x41525231, MAGIC_MIPMAP = 0x4d495031, MAGIC_LINK = 0x4c4e4b31
 };
 
 #define IS(object, kind) ((object) != NULL && (object)->magic == (kind))
@@ -247,7 +247,22 @@ struct CUarray_st {
     size_t width_bytes, height, depth, size; /* height and depth at least 1 */
     char *storage;
     CUDA_ARRAY3D_DESCRIPTOR description;
+    bool level; /* of a mipmapped array, which owns it */
 };
+CUresult array_create(CUcontext ctx, CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *wanted);
+void array_free(CUarray array);
+CUarray array_level(CUmipmappedArray array, unsigned level); /* NULL when there is none */
+
+/* A texture or surface object (texture.c). */
+struct texture {
+    uint32_t magic;
+    CUDA_RESOURCE_DESC resource;
+    CUDA_TEXTURE_DESC texture;
+    CUDA_RESOURCE_VIEW_DESC view;
+};
+#define MAGIC_TEXTURE 0x54455831
+#define MAGIC_SURFACE 0x53555231
+CUresult texture_of(unsigned long long handle, uint32_t magic, struct texture **out);
 
 /* ---- images (image.c) ---- */
 
@@ -393,6 +408,7 @@ CUresult kernel_run(struct launch *launch); /* kernels.c */
 CUresult launch_prepare(CUfunction function, void **params, void **extra, struct launch *launch);
 CUresult launch_check(CUcontext ctx, const struct launch *launch);
 void launch_record(const struct launch *launch, uint64_t stream_id);
+void printed_flush(void);                   /* what kernels have printed, to standard output */
 CUresult graph_run(CUgraphExec exec);
 CUresult copy_check(struct copy *copy);
 CUresult copy_run(const struct copy *copy);

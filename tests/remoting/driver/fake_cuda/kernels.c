@@ -13,12 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-struct call {
-    const struct launch *launch;
-    CUresult error; /* the first one: an address outside any allocation */
-};
-
-static void param(struct call *call, unsigned index, void *value, size_t bytes) {
+void kernel_param(struct call *call, unsigned index, void *value, size_t bytes) {
     const struct kernel_info *info = call->launch->function->info;
     memset(value, 0, bytes);
     if (index >= info->param_count || info->params[index].size != bytes) {
@@ -28,12 +23,7 @@ static void param(struct call *call, unsigned index, void *value, size_t bytes) 
     memcpy(value, call->launch->params + info->params[index].offset, bytes);
 }
 
-#define PARAM(type, name, index)                                                                   \
-    type name;                                                                                     \
-    param(call, index, &name, sizeof name)
-
-/* Gives `count` elements at a device (or mapped host) address; a fault ends the kernel. */
-static void *elements(struct call *call, CUdeviceptr pointer, int64_t count, size_t size) {
+void *kernel_elements(struct call *call, CUdeviceptr pointer, int64_t count, size_t size) {
     static double nothing[1];
     if (count <= 0)
         return nothing;
@@ -42,12 +32,6 @@ static void *elements(struct call *call, CUdeviceptr pointer, int64_t count, siz
         call->error = CUDA_ERROR_ILLEGAL_ADDRESS;
     return storage;
 }
-
-#define ARRAY(type, name, index, count)                                                            \
-    PARAM(CUdeviceptr, name##_address, index);                                                     \
-    type *name = elements(call, name##_address, count, sizeof(type));                              \
-    if (call->error != CUDA_SUCCESS)                                                               \
-        return
 
 /* All kernels here are written for one element a thread: threads beyond n do nothing. */
 static int64_t threads(const struct call *call, int64_t n) {
@@ -118,7 +102,7 @@ static void add_offset(struct call *call) { /* (int *data, int n): adds __device
     int64_t count = threads(call, n);
     ARRAY(int, data, 0, count);
     CUmodule module = call->launch->function->module;
-    const int *offset = elements(call, module_global_find(module, "offset", NULL), 1, 4);
+    const int *offset = kernel_elements(call, module_global_find(module, "offset", NULL), 1, 4);
     if (call->error != CUDA_SUCCESS)
         return;
     for (int64_t i = 0; i < count; i++)
@@ -130,7 +114,7 @@ static void polynomial(struct call *call) { /* (float *x, int n): __constant__ f
     int64_t count = threads(call, n);
     ARRAY(float, x, 0, count);
     CUmodule module = call->launch->function->module;
-    const float *c = elements(call, module_global_find(module, "coefficient", NULL), 4, 4);
+    const float *c = kernel_elements(call, module_global_find(module, "coefficient", NULL), 4, 4);
     if (call->error != CUDA_SUCCESS)
         return;
     for (int64_t i = 0; i < count; i++)
@@ -159,7 +143,7 @@ struct large { /* 8 KiB: its layout is in the newer, larger record */
 
 static void large_param(struct call *call) { /* (long long *sum, struct large values) */
     struct large values;
-    param(call, 1, &values, sizeof values);
+    kernel_param(call, 1, &values, sizeof values);
     ARRAY(long long, sum, 0, 1);
     *sum = 0;
     for (int i = 0; i < LARGE_WORDS; i++)
@@ -194,6 +178,8 @@ static const struct known {
     {"mixed_params", mixed_params}, {"large_param", large_param},
     {"wait_for_flag", wait_for_flag}, {"sleep_us", sleep_us}, {"out_of_bounds", out_of_bounds},
     {"trap", trap}, {"empty", empty},
+    {"say", kernel_say}, {"read_texture", kernel_read_texture},
+    {"write_surface", kernel_write_surface}, {"count", kernel_count},
 };
 
 /* "fill" and "_Z4fillPffi" are the same kernel. */

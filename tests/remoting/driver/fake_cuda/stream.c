@@ -301,6 +301,7 @@ CUresult stream_submit_and_wait(CUstream stream, struct work *work) {
     if (!refused)
         wait_for(stream, submit_locked(stream, work));
     pthread_mutex_unlock(&engine);
+    printed_flush();
     if (refused)
         work_drop(work);
     return refused ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : atomic_load(&stream->ctx->error);
@@ -320,6 +321,7 @@ CUresult stream_wait(CUstream stream) {
         wait_for(stream, ticket);
     }
     pthread_mutex_unlock(&engine);
+    printed_flush();
     return refused ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : atomic_load(&stream->ctx->error);
 }
 
@@ -328,6 +330,7 @@ CUresult context_drain(CUcontext ctx) {
     for (CUstream one = ctx->streams; one; one = one->next)
         wait_for(one, one->submitted);
     pthread_mutex_unlock(&engine);
+    printed_flush();
     return atomic_load(&ctx->error);
 }
 
@@ -340,6 +343,7 @@ CUresult context_wait(CUcontext ctx) {
         wait_for(one, one->submitted);
     }
     pthread_mutex_unlock(&engine);
+    printed_flush();
     return capturing ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : atomic_load(&ctx->error);
 }
 
@@ -604,6 +608,7 @@ API CUresult cuEventSynchronize(CUevent hEvent) {
     if (!captured && hEvent->stream != NULL)
         wait_for(hEvent->stream, hEvent->ticket);
     pthread_mutex_unlock(&engine);
+    printed_flush();
     return captured ? CUDA_ERROR_CAPTURED_EVENT : atomic_load(&hEvent->ctx->error);
 }
 

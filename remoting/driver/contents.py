@@ -1,0 +1,111 @@
+"""What an image of kernels holds, as far as it can be seen without the driver; pure.
+
+Only what the driver allocates for variables is counted here. What it needs for code is a part of the
+context's overhead, and with lazy loading only the code of kernels that run.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+FATBIN_MAGIC = 0xBA55ED50
+FATBIN = struct.Struct("<IHHQ")
+ENTRY = struct.Struct("<HHII4xI20xQ")
+"""Kind, version, size of the header, of the payload, of the compressed payload, flags."""
+
+KIND_PTX, KIND_ELF = 1, 2
+COMPRESSED = 0x2000 | 0x8000  # LZ4, zstd
+ELF_HEAD = struct.Struct("<40xQ10xHHH")
+"""Where the sections' headers lie; their size, their count, and which one names them."""
+
+SECTION = struct.Struct("<I20xQQ")
+"""Where its name is, where it lies, its size."""
+
+ENTRIES_MAX, SECTIONS_MAX = 1024, 1 << 17
+VARIABLES = (b".nv.global", b".nv.global.init", b".nv.constant3")
+DECLARATION = re.compile(rb"(?:^|[\s;}])\.(?:global|const)\s([^;={]{1,1000})")
+ELEMENT = re.compile(rb"(?:\.v(\d)\s+)?\.[busf](8|16|32|64)\s+[\w$%]+((?:\s*\[\s*\d+\s*\])*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Of one image."""
+
+    variables: int  # bytes of variables that were found
+    seen: bool  # whether all of it could be read, which compressed images cannot
+    prints: bool  # whether kernels in it may call printf
+
+
+def contents_of(image: bytes | bytearray) -> Contents:
+    """Return what an ELF image, a fat binary or PTX holds; what is none of these holds nothing.
+
+    Of a fat binary the largest entry counts: the driver takes one.
+    """
+    prints = b"vprintf" in image
+    if image[:4] == b"\x7fELF":
+        return Contents(_of_elf(image, 0, len(image)), True, prints)
+    if image[:4] != FATBIN_MAGIC.to_bytes(4, "little"):
+        return Contents(_of_ptx(image), True, prints)
+    most, seen = 0, True
+    for kind, start, end, compressed in _entries(image):
+        if compressed:
+            seen = False
+        elif kind == KIND_ELF:
+            most = max(most, _of_elf(image, start, end))
+        elif kind == KIND_PTX:
+            most = max(most, _of_ptx(image[start:end]))
+    return Contents(most, seen, prints or not seen)
+
+
+def _entries(image: bytes | bytearray) -> Iterator[tuple[int, int, int, bool]]:
+    """Give the kind, start, end and whether it is compressed of each entry of a fat binary."""
+    if len(image) < FATBIN.size:
+        return
+    at = FATBIN.unpack_from(image)[2]
+    for _ in range(ENTRIES_MAX):
+        if at + ENTRY.size > len(image):
+            return
+        kind, _, header, payload, compressed, flags = ENTRY.unpack_from(image, at)
+        end = at + header + max(payload, compressed)
+        if header < ENTRY.size or end > len(image):
+            return
+        yield kind, at + header, end, bool(flags & COMPRESSED)
+        at = end
+
+
+def _of_elf(image: bytes | bytearray, start: int, end: int) -> int:
+    """Return the size of all sections of variables of the ELF image that lies there."""
+    if end - start < 64:
+        return 0
+    table, size, count, names = ELF_HEAD.unpack_from(image, start)
+    count = min(count, SECTIONS_MAX)
+    if size < 64 or start + table + count * size > end or names >= count:
+        return 0
+
+    def section(number: int) -> tuple[int, int, int]:
+        return SECTION.unpack_from(image, start + table + number * size)
+
+    strings = start + section(names)[1]
+    total = 0
+    for number in range(count):
+        name, _, length = section(number)
+        at = strings + name
+        found = bytes(image[at : at + 64]).split(b"\0", 1)[0] if at < end else b""
+        if found in VARIABLES:
+            total += length
+    return total
+
+
+def _of_ptx(text: bytes | bytearray) -> int:
+    """Return the size of all variables that PTX declares outside of functions."""
+    total = 0
+    for declaration in DECLARATION.finditer(text):
+        found = ELEMENT.search(declaration[1])
+        if found is None:
+            continue
+        size = int(found[2]) // 8 * int(found[1] or 1)
+        for bound in re.findall(rb"\d+", found[3]):
+            size *= int(bound)
+        total += size
+    return total

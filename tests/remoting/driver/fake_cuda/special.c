@@ -1,0 +1,91 @@
+/* Kernels that do more than compute on plain memory: kernels/memory_kernels.cu. */
+#define _GNU_SOURCE
+#include "kernels.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- printf: what kernels print waits for the next synchronisation, as on a GPU ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char printed[1 << 20];
+static size_t printed_bytes;
+
+void printed_flush(void) {
+    pthread_mutex_lock(&lock);
+    fwrite(printed, 1, printed_bytes, stdout);
+    printed_bytes = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+void kernel_say(struct call *call) { /* (const char *name, int n) */
+    PARAM(int, n, 1);
+    ARRAY(const char, name, 0, 1);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < n && i < (int)call->launch->block[0]; i++) {
+        size_t room = sizeof printed - printed_bytes;
+        int length = snprintf(printed + printed_bytes, room, "%s %d: a kernel says %.1f\n", name, i,
+                              i / 2.0);
+        if ((size_t)length >= room)
+            break;
+        printed_bytes += (size_t)length;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* ---- textures and surfaces of floats: the nearest element, no borders ---- */
+
+static float *element(struct call *call, unsigned long long object, uint32_t magic, int x, int y) {
+    struct texture *texture;
+    call->error = texture_of(object, magic, &texture);
+    if (call->error != CUDA_SUCCESS)
+        return NULL;
+    size_t at = (size_t)x * sizeof(float);
+    if (texture->resource.resType == 2) /* CU_RESOURCE_TYPE_LINEAR */
+        return kernel_elements(call, texture->resource.res.linear.devPtr + at, 1, sizeof(float));
+    if (texture->resource.resType == 3) { /* CU_RESOURCE_TYPE_PITCH2D */
+        at += (size_t)y * texture->resource.res.pitch2D.pitchInBytes;
+        return kernel_elements(call, texture->resource.res.pitch2D.devPtr + at, 1, sizeof(float));
+    }
+    CUarray array = texture->resource.res.array.hArray;
+    if (texture->resource.resType == 1) /* CU_RESOURCE_TYPE_MIPMAPPED_ARRAY */
+        array = array_level(texture->resource.res.mipmap.hMipmappedArray, 0);
+    if (!IS(array, MAGIC_ARRAY) || at >= array->width_bytes || (size_t)y >= array->height) {
+        call->error = CUDA_ERROR_ILLEGAL_ADDRESS;
+        return NULL;
+    }
+    return (float *)(array->storage + (size_t)y * array->width_bytes + at);
+}
+
+void kernel_read_texture(struct call *call) { /* (texture, float *out, int width, int height) */
+    PARAM(unsigned long long, texture, 0);
+    PARAM(int, width, 2);
+    PARAM(int, height, 3);
+    ARRAY(float, out, 1, (int64_t)width * height);
+    for (int i = 0; i < width * height && call->error == CUDA_SUCCESS; i++) {
+        const float *found = element(call, texture, MAGIC_TEXTURE, i % width, i / width);
+        if (found != NULL)
+            out[i] = *found;
+    }
+}
+
+void kernel_write_surface(struct call *call) { /* (surface, int width, int height) */
+    PARAM(unsigned long long, surface, 0);
+    PARAM(int, width, 1);
+    PARAM(int, height, 2);
+    for (int i = 0; i < width * height && call->error == CUDA_SUCCESS; i++) {
+        float *found = element(call, surface, MAGIC_SURFACE, i % width, i / width);
+        if (found != NULL)
+            *found = 10.0f * (float)(i / width) + (float)(i % width);
+    }
+}
+
+/* ---- a managed variable ---- */
+
+void kernel_count(struct call *call) { /* (int n): adds to __managed__ int counters[1024] */
+    PARAM(int, n, 0);
+    CUmodule module = call->launch->function->module;
+    int *counters = kernel_elements(call, module_global_find(module, "counters", NULL), 1024, 4);
+    for (int i = 0; i < n && i < 1024 && call->error == CUDA_SUCCESS; i++)
+        counters[i] += i + 1;
+}
