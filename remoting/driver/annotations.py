@@ -119,6 +119,14 @@ RECORDS: tuple[str, ...] = (
     "LINK_ADD",
     "LINK_COMPLETE",
     "LINK_DESTROY",
+    "ARRAY_CREATE",
+    "ARRAY_DESTROY",
+    "ARRAY_LEVEL",
+    "ARRAY_COPY",
+    "ARRAY_WRITE",
+    "ARRAY_READ",
+    "TEXTURE_CREATE",
+    "TEXTURE_DESTROY",
 )
 
 HAND: tuple[str, ...] = (
@@ -188,7 +196,15 @@ HAND: tuple[str, ...] = (
     *("cuLogsRegisterCallback", "cuLogsUnregisterCallback"),
     *("cuProfilerStart", "cuProfilerStop"),
     *("cuMemcpy2D_v2", "cuMemcpy2DUnaligned_v2", "cuMemcpy2DAsync_v2"),
-    *("cuMemcpy3D_v2", "cuMemcpy3DAsync_v2"),
+    *("cuMemcpy3D_v2", "cuMemcpy3DAsync_v2", "cuMemcpy3DPeer", "cuMemcpy3DPeerAsync"),
+    *("cuArrayCreate_v2", "cuArray3DCreate_v2", "cuArrayDestroy", "cuArrayGetDescriptor_v2"),
+    *("cuArray3DGetDescriptor_v2", "cuMipmappedArrayCreate", "cuMipmappedArrayDestroy"),
+    "cuMipmappedArrayGetLevel",
+    *("cuMemcpyHtoA_v2", "cuMemcpyHtoAAsync_v2", "cuMemcpyAtoH_v2", "cuMemcpyAtoHAsync_v2"),
+    *("cuMemcpyDtoA_v2", "cuMemcpyAtoD_v2", "cuMemcpyAtoA_v2"),
+    *("cuTexObjectCreate", "cuTexObjectDestroy", "cuTexObjectGetResourceDesc"),
+    *("cuTexObjectGetTextureDesc", "cuTexObjectGetResourceViewDesc"),
+    *("cuSurfObjectCreate", "cuSurfObjectDestroy", "cuSurfObjectGetResourceDesc"),
     *("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapReplaceAddress"),
 )
 

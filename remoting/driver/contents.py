@@ -1,7 +1,7 @@
 """What an image of kernels holds, as far as it can be seen without the driver; pure.
 
-Only what the driver allocates for variables is counted here. What it needs for code is a part of the
-context's overhead, and with lazy loading only the code of kernels that run.
+Only what the driver allocates for variables is counted here. What it needs for code is a part of
+the context's overhead, and with lazy loading only the code of kernels that run.
 """
 
 import re

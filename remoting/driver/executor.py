@@ -9,6 +9,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import INVALID_HANDLE, INVALID_VALUE, Api
+from gpupool.remoting.driver.arrays import Arrays
 from gpupool.remoting.driver.client import HEADER, Area, Client, Raw
 from gpupool.remoting.driver.contexts import Contexts
 from gpupool.remoting.driver.direct import Direct
@@ -29,7 +30,8 @@ RECORD = struct.Struct("<HHI")
 
 def areas_of(client: Client) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
-    pools = Pools(client, Direct())
+    direct = Direct()
+    pools = Pools(client, direct)
     memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
     return [
         Contexts(client, memory),
@@ -41,6 +43,7 @@ def areas_of(client: Client) -> list[Area]:
         kernels,
         Modules(client, kernels, memory),
         Tensors(client),
+        Arrays(client, direct, memory),
         Streams(client),
         Graphs(client),
         Generic(client, transfers.replaced()),

@@ -1,6 +1,6 @@
 """What the variables of loaded modules take of the partition, and whether kernels may print."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -34,7 +34,7 @@ class Variables:
         self._printed = Printed(client.session)
 
     @contextmanager
-    def charged(self, number: int, image: bytes | bytearray) -> Iterator[None]:
+    def charged(self, number: int, image: bytes | bytearray) -> Generator[None]:
         """Charge what an image's variables take while it is loaded; keep that if it is.
 
         Raises:

@@ -52,6 +52,8 @@ enum gp_kind {
     GP_CONTEXT,
     GP_PHYSICAL,  // a CUmemGenericAllocationHandle
     GP_LINK,      // a CUlinkState
+    GP_ARRAY,
+    GP_MIPMAP,    // a CUmipmappedArray
 };
 
 #define GP_MAGIC 0x67706f6fU

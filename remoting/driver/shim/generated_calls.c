@@ -356,6 +356,16 @@ GP_EXPORT int cuMemcpy3DAsync_v2_ptsz(void *a0, void *a1) {
     return cuMemcpy3DAsync_v2(a0, gp_thread_stream(a1));
 }
 
+int cuMemcpy3DPeerAsync(void *, void *);
+GP_EXPORT int cuMemcpy3DPeerAsync_ptsz(void *a0, void *a1) {
+    return cuMemcpy3DPeerAsync(a0, gp_thread_stream(a1));
+}
+
+int cuMemcpy3DPeer(void *);
+GP_EXPORT int cuMemcpy3DPeer_ptds(void *a0) {
+    return cuMemcpy3DPeer(a0);
+}
+
 int cuMemcpy3D_v2(void *);
 GP_EXPORT int cuMemcpy3D_v2_ptds(void *a0) {
     return cuMemcpy3D_v2(a0);
@@ -364,6 +374,31 @@ GP_EXPORT int cuMemcpy3D_v2_ptds(void *a0) {
 int cuMemcpyAsync(uint64_t, uint64_t, size_t, void *);
 GP_EXPORT int cuMemcpyAsync_ptsz(uint64_t a0, uint64_t a1, size_t a2, void *a3) {
     return cuMemcpyAsync(a0, a1, a2, gp_thread_stream(a3));
+}
+
+int cuMemcpyAtoA_v2(void *, size_t, void *, size_t, size_t);
+GP_EXPORT int cuMemcpyAtoA_v2_ptds(void *a0, size_t a1, void *a2, size_t a3, size_t a4) {
+    return cuMemcpyAtoA_v2(a0, a1, a2, a3, a4);
+}
+
+int cuMemcpyAtoD_v2(uint64_t, void *, size_t, size_t);
+GP_EXPORT int cuMemcpyAtoD_v2_ptds(uint64_t a0, void *a1, size_t a2, size_t a3) {
+    return cuMemcpyAtoD_v2(a0, a1, a2, a3);
+}
+
+int cuMemcpyAtoHAsync_v2(void *, void *, size_t, size_t, void *);
+GP_EXPORT int cuMemcpyAtoHAsync_v2_ptsz(void *a0, void *a1, size_t a2, size_t a3, void *a4) {
+    return cuMemcpyAtoHAsync_v2(a0, a1, a2, a3, gp_thread_stream(a4));
+}
+
+int cuMemcpyAtoH_v2(void *, void *, size_t, size_t);
+GP_EXPORT int cuMemcpyAtoH_v2_ptds(void *a0, void *a1, size_t a2, size_t a3) {
+    return cuMemcpyAtoH_v2(a0, a1, a2, a3);
+}
+
+int cuMemcpyDtoA_v2(void *, size_t, uint64_t, size_t);
+GP_EXPORT int cuMemcpyDtoA_v2_ptds(void *a0, size_t a1, uint64_t a2, size_t a3) {
+    return cuMemcpyDtoA_v2(a0, a1, a2, a3);
 }
 
 int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, void *);
@@ -384,6 +419,16 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2_ptsz(void *a0, uint64_t a1, size_t a2, void *
 int cuMemcpyDtoH_v2(void *, uint64_t, size_t);
 GP_EXPORT int cuMemcpyDtoH_v2_ptds(void *a0, uint64_t a1, size_t a2) {
     return cuMemcpyDtoH_v2(a0, a1, a2);
+}
+
+int cuMemcpyHtoAAsync_v2(void *, size_t, void *, size_t, void *);
+GP_EXPORT int cuMemcpyHtoAAsync_v2_ptsz(void *a0, size_t a1, void *a2, size_t a3, void *a4) {
+    return cuMemcpyHtoAAsync_v2(a0, a1, a2, a3, gp_thread_stream(a4));
+}
+
+int cuMemcpyHtoA_v2(void *, size_t, void *, size_t);
+GP_EXPORT int cuMemcpyHtoA_v2_ptds(void *a0, size_t a1, void *a2, size_t a3) {
+    return cuMemcpyHtoA_v2(a0, a1, a2, a3);
 }
 
 int cuMemcpyHtoDAsync_v2(uint64_t, void *, size_t, void *);

@@ -2,368 +2,329 @@
 #include "core.h"
 
 GP_EXPORT int cuArray3DCreate(void) { return gp_missing(0); }
-GP_EXPORT int cuArray3DCreate_v2(void) { return gp_missing(1); }
-GP_EXPORT int cuArray3DGetDescriptor(void) { return gp_missing(2); }
-GP_EXPORT int cuArray3DGetDescriptor_v2(void) { return gp_missing(3); }
-GP_EXPORT int cuArrayCreate(void) { return gp_missing(4); }
-GP_EXPORT int cuArrayCreate_v2(void) { return gp_missing(5); }
-GP_EXPORT int cuArrayDestroy(void) { return gp_missing(6); }
-GP_EXPORT int cuArrayGetDescriptor(void) { return gp_missing(7); }
-GP_EXPORT int cuArrayGetDescriptor_v2(void) { return gp_missing(8); }
-GP_EXPORT int cuArrayGetMemoryRequirements(void) { return gp_missing(9); }
-GP_EXPORT int cuArrayGetPlane(void) { return gp_missing(10); }
-GP_EXPORT int cuArrayGetSparseProperties(void) { return gp_missing(11); }
-GP_EXPORT int cuCheckpointProcessCheckpoint(void) { return gp_missing(12); }
-GP_EXPORT int cuCheckpointProcessGetRestoreThreadId(void) { return gp_missing(13); }
-GP_EXPORT int cuCheckpointProcessGetState(void) { return gp_missing(14); }
-GP_EXPORT int cuCheckpointProcessLock(void) { return gp_missing(15); }
-GP_EXPORT int cuCheckpointProcessRestore(void) { return gp_missing(16); }
-GP_EXPORT int cuCheckpointProcessUnlock(void) { return gp_missing(17); }
-GP_EXPORT int cuCoredumpGetAttribute(void) { return gp_missing(18); }
-GP_EXPORT int cuCoredumpGetAttributeGlobal(void) { return gp_missing(19); }
-GP_EXPORT int cuCoredumpSetAttribute(void) { return gp_missing(20); }
-GP_EXPORT int cuCoredumpSetAttributeGlobal(void) { return gp_missing(21); }
-GP_EXPORT int cuCtxAttach(void) { return gp_missing(22); }
-GP_EXPORT int cuCtxCreate(void) { return gp_missing(23); }
-GP_EXPORT int cuCtxDetach(void) { return gp_missing(24); }
-GP_EXPORT int cuCtxDisablePeerAccess(void) { return gp_missing(25); }
-GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(26); }
-GP_EXPORT int cuCtxGetExecAffinity(void) { return gp_missing(27); }
-GP_EXPORT int cuCtxRecordEvent(void) { return gp_missing(28); }
-GP_EXPORT int cuCtxResetPersistingL2Cache(void) { return gp_missing(29); }
-GP_EXPORT int cuCtxSetFlags(void) { return gp_missing(30); }
-GP_EXPORT int cuCtxWaitEvent(void) { return gp_missing(31); }
-GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(32); }
-GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(33); }
-GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(34); }
-GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(35); }
-GP_EXPORT int cuDeviceGetGraphMemAttribute(void) { return gp_missing(36); }
-GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(37); }
-GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(38); }
-GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(39); }
-GP_EXPORT int cuDeviceGetProperties(void) { return gp_missing(40); }
-GP_EXPORT int cuDeviceGraphMemTrim(void) { return gp_missing(41); }
-GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(42); }
-GP_EXPORT int cuDeviceSetGraphMemAttribute(void) { return gp_missing(43); }
-GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(44); }
-GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(45); }
-GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(46); }
-GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(47); }
-GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(48); }
-GP_EXPORT int cuFuncSetBlockShape(void) { return gp_missing(49); }
-GP_EXPORT int cuFuncSetSharedSize(void) { return gp_missing(50); }
-GP_EXPORT int cuGraphAddBatchMemOpNode(void) { return gp_missing(51); }
-GP_EXPORT int cuGraphAddChildGraphNode(void) { return gp_missing(52); }
-GP_EXPORT int cuGraphAddDependencies(void) { return gp_missing(53); }
-GP_EXPORT int cuGraphAddDependencies_v2(void) { return gp_missing(54); }
-GP_EXPORT int cuGraphAddEmptyNode(void) { return gp_missing(55); }
-GP_EXPORT int cuGraphAddEventRecordNode(void) { return gp_missing(56); }
-GP_EXPORT int cuGraphAddEventWaitNode(void) { return gp_missing(57); }
-GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(58); }
-GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(59); }
-GP_EXPORT int cuGraphAddHostNode(void) { return gp_missing(60); }
-GP_EXPORT int cuGraphAddKernelNode(void) { return gp_missing(61); }
-GP_EXPORT int cuGraphAddKernelNode_v2(void) { return gp_missing(62); }
-GP_EXPORT int cuGraphAddMemAllocNode(void) { return gp_missing(63); }
-GP_EXPORT int cuGraphAddMemFreeNode(void) { return gp_missing(64); }
-GP_EXPORT int cuGraphAddMemcpyNode(void) { return gp_missing(65); }
-GP_EXPORT int cuGraphAddMemsetNode(void) { return gp_missing(66); }
-GP_EXPORT int cuGraphAddNode(void) { return gp_missing(67); }
-GP_EXPORT int cuGraphAddNode_v2(void) { return gp_missing(68); }
-GP_EXPORT int cuGraphBatchMemOpNodeGetParams(void) { return gp_missing(69); }
-GP_EXPORT int cuGraphBatchMemOpNodeSetParams(void) { return gp_missing(70); }
-GP_EXPORT int cuGraphChildGraphNodeGetGraph(void) { return gp_missing(71); }
-GP_EXPORT int cuGraphClone(void) { return gp_missing(72); }
-GP_EXPORT int cuGraphConditionalHandleCreate(void) { return gp_missing(73); }
-GP_EXPORT int cuGraphCreate(void) { return gp_missing(74); }
-GP_EXPORT int cuGraphDebugDotPrint(void) { return gp_missing(75); }
-GP_EXPORT int cuGraphDestroyNode(void) { return gp_missing(76); }
-GP_EXPORT int cuGraphEventRecordNodeGetEvent(void) { return gp_missing(77); }
-GP_EXPORT int cuGraphEventRecordNodeSetEvent(void) { return gp_missing(78); }
-GP_EXPORT int cuGraphEventWaitNodeGetEvent(void) { return gp_missing(79); }
-GP_EXPORT int cuGraphEventWaitNodeSetEvent(void) { return gp_missing(80); }
-GP_EXPORT int cuGraphExecBatchMemOpNodeSetParams(void) { return gp_missing(81); }
-GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void) { return gp_missing(82); }
-GP_EXPORT int cuGraphExecEventRecordNodeSetEvent(void) { return gp_missing(83); }
-GP_EXPORT int cuGraphExecEventWaitNodeSetEvent(void) { return gp_missing(84); }
-GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(85); }
-GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(86); }
-GP_EXPORT int cuGraphExecGetFlags(void) { return gp_missing(87); }
-GP_EXPORT int cuGraphExecHostNodeSetParams(void) { return gp_missing(88); }
-GP_EXPORT int cuGraphExecKernelNodeSetParams(void) { return gp_missing(89); }
-GP_EXPORT int cuGraphExecKernelNodeSetParams_v2(void) { return gp_missing(90); }
-GP_EXPORT int cuGraphExecMemcpyNodeSetParams(void) { return gp_missing(91); }
-GP_EXPORT int cuGraphExecMemsetNodeSetParams(void) { return gp_missing(92); }
-GP_EXPORT int cuGraphExecNodeSetParams(void) { return gp_missing(93); }
-GP_EXPORT int cuGraphExecUpdate(void) { return gp_missing(94); }
-GP_EXPORT int cuGraphExecUpdate_v2(void) { return gp_missing(95); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(96); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(97); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(98); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(99); }
-GP_EXPORT int cuGraphGetEdges(void) { return gp_missing(100); }
-GP_EXPORT int cuGraphGetEdges_v2(void) { return gp_missing(101); }
-GP_EXPORT int cuGraphGetRootNodes(void) { return gp_missing(102); }
-GP_EXPORT int cuGraphHostNodeGetParams(void) { return gp_missing(103); }
-GP_EXPORT int cuGraphHostNodeSetParams(void) { return gp_missing(104); }
-GP_EXPORT int cuGraphKernelNodeCopyAttributes(void) { return gp_missing(105); }
-GP_EXPORT int cuGraphKernelNodeGetAttribute(void) { return gp_missing(106); }
-GP_EXPORT int cuGraphKernelNodeGetParams(void) { return gp_missing(107); }
-GP_EXPORT int cuGraphKernelNodeGetParams_v2(void) { return gp_missing(108); }
-GP_EXPORT int cuGraphKernelNodeSetAttribute(void) { return gp_missing(109); }
-GP_EXPORT int cuGraphKernelNodeSetParams(void) { return gp_missing(110); }
-GP_EXPORT int cuGraphKernelNodeSetParams_v2(void) { return gp_missing(111); }
-GP_EXPORT int cuGraphMemAllocNodeGetParams(void) { return gp_missing(112); }
-GP_EXPORT int cuGraphMemFreeNodeGetParams(void) { return gp_missing(113); }
-GP_EXPORT int cuGraphMemcpyNodeGetParams(void) { return gp_missing(114); }
-GP_EXPORT int cuGraphMemcpyNodeSetParams(void) { return gp_missing(115); }
-GP_EXPORT int cuGraphMemsetNodeGetParams(void) { return gp_missing(116); }
-GP_EXPORT int cuGraphMemsetNodeSetParams(void) { return gp_missing(117); }
-GP_EXPORT int cuGraphNodeFindInClone(void) { return gp_missing(118); }
-GP_EXPORT int cuGraphNodeGetDependencies(void) { return gp_missing(119); }
-GP_EXPORT int cuGraphNodeGetDependencies_v2(void) { return gp_missing(120); }
-GP_EXPORT int cuGraphNodeGetDependentNodes(void) { return gp_missing(121); }
-GP_EXPORT int cuGraphNodeGetDependentNodes_v2(void) { return gp_missing(122); }
-GP_EXPORT int cuGraphNodeGetEnabled(void) { return gp_missing(123); }
-GP_EXPORT int cuGraphNodeGetType(void) { return gp_missing(124); }
-GP_EXPORT int cuGraphNodeSetEnabled(void) { return gp_missing(125); }
-GP_EXPORT int cuGraphNodeSetParams(void) { return gp_missing(126); }
-GP_EXPORT int cuGraphReleaseUserObject(void) { return gp_missing(127); }
-GP_EXPORT int cuGraphRemoveDependencies(void) { return gp_missing(128); }
-GP_EXPORT int cuGraphRemoveDependencies_v2(void) { return gp_missing(129); }
-GP_EXPORT int cuGraphRetainUserObject(void) { return gp_missing(130); }
-GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(131); }
-GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(132); }
-GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(133); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(134); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(135); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(136); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(137); }
-GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(138); }
-GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(139); }
-GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(140); }
-GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(141); }
-GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(142); }
-GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(143); }
-GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(144); }
-GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(145); }
-GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(146); }
-GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(147); }
-GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(148); }
-GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(149); }
-GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(150); }
-GP_EXPORT int cuIpcCloseMemHandle(void) { return gp_missing(151); }
-GP_EXPORT int cuIpcGetEventHandle(void) { return gp_missing(152); }
-GP_EXPORT int cuIpcGetMemHandle(void) { return gp_missing(153); }
-GP_EXPORT int cuIpcOpenEventHandle(void) { return gp_missing(154); }
-GP_EXPORT int cuIpcOpenMemHandle(void) { return gp_missing(155); }
-GP_EXPORT int cuIpcOpenMemHandle_v2(void) { return gp_missing(156); }
-GP_EXPORT int cuLaunch(void) { return gp_missing(157); }
-GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(158); }
-GP_EXPORT int cuLaunchGrid(void) { return gp_missing(159); }
-GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(160); }
-GP_EXPORT int cuLaunchHostFunc(void) { return gp_missing(161); }
-GP_EXPORT int cuLaunchHostFunc_ptsz(void) { return gp_missing(162); }
-GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(163); }
-GP_EXPORT int cuLogsCurrent(void) { return gp_missing(164); }
-GP_EXPORT int cuLogsDumpToFile(void) { return gp_missing(165); }
-GP_EXPORT int cuLogsDumpToMemory(void) { return gp_missing(166); }
-GP_EXPORT int cuMemAdvise(void) { return gp_missing(167); }
-GP_EXPORT int cuMemAdvise_v2(void) { return gp_missing(168); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(169); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(170); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(171); }
-GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(172); }
-GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(173); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(174); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(175); }
-GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(176); }
-GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(177); }
-GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(178); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(179); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(180); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(181); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(182); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(183); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(184); }
-GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(185); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(186); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(187); }
-GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(188); }
-GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(189); }
-GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(190); }
-GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(191); }
-GP_EXPORT int cuMemPrefetchAsync(void) { return gp_missing(192); }
-GP_EXPORT int cuMemPrefetchAsync_ptsz(void) { return gp_missing(193); }
-GP_EXPORT int cuMemPrefetchAsync_v2(void) { return gp_missing(194); }
-GP_EXPORT int cuMemPrefetchAsync_v2_ptsz(void) { return gp_missing(195); }
-GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(196); }
-GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(197); }
-GP_EXPORT int cuMemRangeGetAttribute(void) { return gp_missing(198); }
-GP_EXPORT int cuMemRangeGetAttributes(void) { return gp_missing(199); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(200); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(201); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(202); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(203); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(204); }
-GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(205); }
-GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(206); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(207); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(208); }
-GP_EXPORT int cuMemcpy3DPeer(void) { return gp_missing(209); }
-GP_EXPORT int cuMemcpy3DPeerAsync(void) { return gp_missing(210); }
-GP_EXPORT int cuMemcpy3DPeerAsync_ptsz(void) { return gp_missing(211); }
-GP_EXPORT int cuMemcpy3DPeer_ptds(void) { return gp_missing(212); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(213); }
-GP_EXPORT int cuMemcpyAtoA_v2(void) { return gp_missing(214); }
-GP_EXPORT int cuMemcpyAtoA_v2_ptds(void) { return gp_missing(215); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(216); }
-GP_EXPORT int cuMemcpyAtoD_v2(void) { return gp_missing(217); }
-GP_EXPORT int cuMemcpyAtoD_v2_ptds(void) { return gp_missing(218); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(219); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(220); }
-GP_EXPORT int cuMemcpyAtoHAsync_v2(void) { return gp_missing(221); }
-GP_EXPORT int cuMemcpyAtoHAsync_v2_ptsz(void) { return gp_missing(222); }
-GP_EXPORT int cuMemcpyAtoH_v2(void) { return gp_missing(223); }
-GP_EXPORT int cuMemcpyAtoH_v2_ptds(void) { return gp_missing(224); }
-GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(225); }
-GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(226); }
-GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(227); }
-GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(228); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(229); }
-GP_EXPORT int cuMemcpyDtoA_v2(void) { return gp_missing(230); }
-GP_EXPORT int cuMemcpyDtoA_v2_ptds(void) { return gp_missing(231); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(232); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(233); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(234); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(235); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(236); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(237); }
-GP_EXPORT int cuMemcpyHtoAAsync_v2(void) { return gp_missing(238); }
-GP_EXPORT int cuMemcpyHtoAAsync_v2_ptsz(void) { return gp_missing(239); }
-GP_EXPORT int cuMemcpyHtoA_v2(void) { return gp_missing(240); }
-GP_EXPORT int cuMemcpyHtoA_v2_ptds(void) { return gp_missing(241); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(242); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(243); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(244); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(245); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(246); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(247); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(248); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(249); }
-GP_EXPORT int cuMipmappedArrayCreate(void) { return gp_missing(250); }
-GP_EXPORT int cuMipmappedArrayDestroy(void) { return gp_missing(251); }
-GP_EXPORT int cuMipmappedArrayGetLevel(void) { return gp_missing(252); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(253); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(254); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(255); }
-GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(256); }
-GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(257); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(258); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(259); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(260); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(261); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(262); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(263); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(264); }
-GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(265); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(266); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(267); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(268); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(269); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(270); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(271); }
-GP_EXPORT int cuStreamAddCallback(void) { return gp_missing(272); }
-GP_EXPORT int cuStreamAddCallback_ptsz(void) { return gp_missing(273); }
-GP_EXPORT int cuStreamAttachMemAsync(void) { return gp_missing(274); }
-GP_EXPORT int cuStreamAttachMemAsync_ptsz(void) { return gp_missing(275); }
-GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(276); }
-GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(277); }
-GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(278); }
-GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(279); }
-GP_EXPORT int cuStreamBeginCaptureToGraph(void) { return gp_missing(280); }
-GP_EXPORT int cuStreamBeginCaptureToGraph_ptsz(void) { return gp_missing(281); }
-GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(282); }
-GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(283); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies(void) { return gp_missing(284); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_ptsz(void) { return gp_missing(285); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void) { return gp_missing(286); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_v2_ptsz(void) { return gp_missing(287); }
-GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(288); }
-GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(289); }
-GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(290); }
-GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(291); }
-GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(292); }
-GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(293); }
-GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(294); }
-GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(295); }
-GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(296); }
-GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(297); }
-GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(298); }
-GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(299); }
-GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(300); }
-GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(301); }
-GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(302); }
-GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(303); }
-GP_EXPORT int cuSurfObjectCreate(void) { return gp_missing(304); }
-GP_EXPORT int cuSurfObjectDestroy(void) { return gp_missing(305); }
-GP_EXPORT int cuSurfObjectGetResourceDesc(void) { return gp_missing(306); }
-GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(307); }
-GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(308); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(309); }
-GP_EXPORT int cuTexObjectCreate(void) { return gp_missing(310); }
-GP_EXPORT int cuTexObjectDestroy(void) { return gp_missing(311); }
-GP_EXPORT int cuTexObjectGetResourceDesc(void) { return gp_missing(312); }
-GP_EXPORT int cuTexObjectGetResourceViewDesc(void) { return gp_missing(313); }
-GP_EXPORT int cuTexObjectGetTextureDesc(void) { return gp_missing(314); }
-GP_EXPORT int cuTexRefCreate(void) { return gp_missing(315); }
-GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(316); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(317); }
-GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(318); }
-GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(319); }
-GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(320); }
-GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(321); }
-GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(322); }
-GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(323); }
-GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(324); }
-GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(325); }
-GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(326); }
-GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(327); }
-GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(328); }
-GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(329); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(330); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(331); }
-GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(332); }
-GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(333); }
-GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(334); }
-GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(335); }
-GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(336); }
-GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(337); }
-GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(338); }
-GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(339); }
-GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(340); }
-GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(341); }
-GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(342); }
-GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(343); }
-GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(344); }
-GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(345); }
-GP_EXPORT int cuUserObjectCreate(void) { return gp_missing(346); }
-GP_EXPORT int cuUserObjectRelease(void) { return gp_missing(347); }
-GP_EXPORT int cuUserObjectRetain(void) { return gp_missing(348); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(349); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(350); }
+GP_EXPORT int cuArray3DGetDescriptor(void) { return gp_missing(1); }
+GP_EXPORT int cuArrayCreate(void) { return gp_missing(2); }
+GP_EXPORT int cuArrayGetDescriptor(void) { return gp_missing(3); }
+GP_EXPORT int cuArrayGetMemoryRequirements(void) { return gp_missing(4); }
+GP_EXPORT int cuArrayGetPlane(void) { return gp_missing(5); }
+GP_EXPORT int cuArrayGetSparseProperties(void) { return gp_missing(6); }
+GP_EXPORT int cuCheckpointProcessCheckpoint(void) { return gp_missing(7); }
+GP_EXPORT int cuCheckpointProcessGetRestoreThreadId(void) { return gp_missing(8); }
+GP_EXPORT int cuCheckpointProcessGetState(void) { return gp_missing(9); }
+GP_EXPORT int cuCheckpointProcessLock(void) { return gp_missing(10); }
+GP_EXPORT int cuCheckpointProcessRestore(void) { return gp_missing(11); }
+GP_EXPORT int cuCheckpointProcessUnlock(void) { return gp_missing(12); }
+GP_EXPORT int cuCoredumpGetAttribute(void) { return gp_missing(13); }
+GP_EXPORT int cuCoredumpGetAttributeGlobal(void) { return gp_missing(14); }
+GP_EXPORT int cuCoredumpSetAttribute(void) { return gp_missing(15); }
+GP_EXPORT int cuCoredumpSetAttributeGlobal(void) { return gp_missing(16); }
+GP_EXPORT int cuCtxAttach(void) { return gp_missing(17); }
+GP_EXPORT int cuCtxCreate(void) { return gp_missing(18); }
+GP_EXPORT int cuCtxDetach(void) { return gp_missing(19); }
+GP_EXPORT int cuCtxDisablePeerAccess(void) { return gp_missing(20); }
+GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(21); }
+GP_EXPORT int cuCtxGetExecAffinity(void) { return gp_missing(22); }
+GP_EXPORT int cuCtxRecordEvent(void) { return gp_missing(23); }
+GP_EXPORT int cuCtxResetPersistingL2Cache(void) { return gp_missing(24); }
+GP_EXPORT int cuCtxSetFlags(void) { return gp_missing(25); }
+GP_EXPORT int cuCtxWaitEvent(void) { return gp_missing(26); }
+GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(27); }
+GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(28); }
+GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(29); }
+GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(30); }
+GP_EXPORT int cuDeviceGetGraphMemAttribute(void) { return gp_missing(31); }
+GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(32); }
+GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(33); }
+GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(34); }
+GP_EXPORT int cuDeviceGetProperties(void) { return gp_missing(35); }
+GP_EXPORT int cuDeviceGraphMemTrim(void) { return gp_missing(36); }
+GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(37); }
+GP_EXPORT int cuDeviceSetGraphMemAttribute(void) { return gp_missing(38); }
+GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(39); }
+GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(40); }
+GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(41); }
+GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(42); }
+GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(43); }
+GP_EXPORT int cuFuncSetBlockShape(void) { return gp_missing(44); }
+GP_EXPORT int cuFuncSetSharedSize(void) { return gp_missing(45); }
+GP_EXPORT int cuGraphAddBatchMemOpNode(void) { return gp_missing(46); }
+GP_EXPORT int cuGraphAddChildGraphNode(void) { return gp_missing(47); }
+GP_EXPORT int cuGraphAddDependencies(void) { return gp_missing(48); }
+GP_EXPORT int cuGraphAddDependencies_v2(void) { return gp_missing(49); }
+GP_EXPORT int cuGraphAddEmptyNode(void) { return gp_missing(50); }
+GP_EXPORT int cuGraphAddEventRecordNode(void) { return gp_missing(51); }
+GP_EXPORT int cuGraphAddEventWaitNode(void) { return gp_missing(52); }
+GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(53); }
+GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(54); }
+GP_EXPORT int cuGraphAddHostNode(void) { return gp_missing(55); }
+GP_EXPORT int cuGraphAddKernelNode(void) { return gp_missing(56); }
+GP_EXPORT int cuGraphAddKernelNode_v2(void) { return gp_missing(57); }
+GP_EXPORT int cuGraphAddMemAllocNode(void) { return gp_missing(58); }
+GP_EXPORT int cuGraphAddMemFreeNode(void) { return gp_missing(59); }
+GP_EXPORT int cuGraphAddMemcpyNode(void) { return gp_missing(60); }
+GP_EXPORT int cuGraphAddMemsetNode(void) { return gp_missing(61); }
+GP_EXPORT int cuGraphAddNode(void) { return gp_missing(62); }
+GP_EXPORT int cuGraphAddNode_v2(void) { return gp_missing(63); }
+GP_EXPORT int cuGraphBatchMemOpNodeGetParams(void) { return gp_missing(64); }
+GP_EXPORT int cuGraphBatchMemOpNodeSetParams(void) { return gp_missing(65); }
+GP_EXPORT int cuGraphChildGraphNodeGetGraph(void) { return gp_missing(66); }
+GP_EXPORT int cuGraphClone(void) { return gp_missing(67); }
+GP_EXPORT int cuGraphConditionalHandleCreate(void) { return gp_missing(68); }
+GP_EXPORT int cuGraphCreate(void) { return gp_missing(69); }
+GP_EXPORT int cuGraphDebugDotPrint(void) { return gp_missing(70); }
+GP_EXPORT int cuGraphDestroyNode(void) { return gp_missing(71); }
+GP_EXPORT int cuGraphEventRecordNodeGetEvent(void) { return gp_missing(72); }
+GP_EXPORT int cuGraphEventRecordNodeSetEvent(void) { return gp_missing(73); }
+GP_EXPORT int cuGraphEventWaitNodeGetEvent(void) { return gp_missing(74); }
+GP_EXPORT int cuGraphEventWaitNodeSetEvent(void) { return gp_missing(75); }
+GP_EXPORT int cuGraphExecBatchMemOpNodeSetParams(void) { return gp_missing(76); }
+GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void) { return gp_missing(77); }
+GP_EXPORT int cuGraphExecEventRecordNodeSetEvent(void) { return gp_missing(78); }
+GP_EXPORT int cuGraphExecEventWaitNodeSetEvent(void) { return gp_missing(79); }
+GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(80); }
+GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(81); }
+GP_EXPORT int cuGraphExecGetFlags(void) { return gp_missing(82); }
+GP_EXPORT int cuGraphExecHostNodeSetParams(void) { return gp_missing(83); }
+GP_EXPORT int cuGraphExecKernelNodeSetParams(void) { return gp_missing(84); }
+GP_EXPORT int cuGraphExecKernelNodeSetParams_v2(void) { return gp_missing(85); }
+GP_EXPORT int cuGraphExecMemcpyNodeSetParams(void) { return gp_missing(86); }
+GP_EXPORT int cuGraphExecMemsetNodeSetParams(void) { return gp_missing(87); }
+GP_EXPORT int cuGraphExecNodeSetParams(void) { return gp_missing(88); }
+GP_EXPORT int cuGraphExecUpdate(void) { return gp_missing(89); }
+GP_EXPORT int cuGraphExecUpdate_v2(void) { return gp_missing(90); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(91); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(92); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(93); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(94); }
+GP_EXPORT int cuGraphGetEdges(void) { return gp_missing(95); }
+GP_EXPORT int cuGraphGetEdges_v2(void) { return gp_missing(96); }
+GP_EXPORT int cuGraphGetRootNodes(void) { return gp_missing(97); }
+GP_EXPORT int cuGraphHostNodeGetParams(void) { return gp_missing(98); }
+GP_EXPORT int cuGraphHostNodeSetParams(void) { return gp_missing(99); }
+GP_EXPORT int cuGraphKernelNodeCopyAttributes(void) { return gp_missing(100); }
+GP_EXPORT int cuGraphKernelNodeGetAttribute(void) { return gp_missing(101); }
+GP_EXPORT int cuGraphKernelNodeGetParams(void) { return gp_missing(102); }
+GP_EXPORT int cuGraphKernelNodeGetParams_v2(void) { return gp_missing(103); }
+GP_EXPORT int cuGraphKernelNodeSetAttribute(void) { return gp_missing(104); }
+GP_EXPORT int cuGraphKernelNodeSetParams(void) { return gp_missing(105); }
+GP_EXPORT int cuGraphKernelNodeSetParams_v2(void) { return gp_missing(106); }
+GP_EXPORT int cuGraphMemAllocNodeGetParams(void) { return gp_missing(107); }
+GP_EXPORT int cuGraphMemFreeNodeGetParams(void) { return gp_missing(108); }
+GP_EXPORT int cuGraphMemcpyNodeGetParams(void) { return gp_missing(109); }
+GP_EXPORT int cuGraphMemcpyNodeSetParams(void) { return gp_missing(110); }
+GP_EXPORT int cuGraphMemsetNodeGetParams(void) { return gp_missing(111); }
+GP_EXPORT int cuGraphMemsetNodeSetParams(void) { return gp_missing(112); }
+GP_EXPORT int cuGraphNodeFindInClone(void) { return gp_missing(113); }
+GP_EXPORT int cuGraphNodeGetDependencies(void) { return gp_missing(114); }
+GP_EXPORT int cuGraphNodeGetDependencies_v2(void) { return gp_missing(115); }
+GP_EXPORT int cuGraphNodeGetDependentNodes(void) { return gp_missing(116); }
+GP_EXPORT int cuGraphNodeGetDependentNodes_v2(void) { return gp_missing(117); }
+GP_EXPORT int cuGraphNodeGetEnabled(void) { return gp_missing(118); }
+GP_EXPORT int cuGraphNodeGetType(void) { return gp_missing(119); }
+GP_EXPORT int cuGraphNodeSetEnabled(void) { return gp_missing(120); }
+GP_EXPORT int cuGraphNodeSetParams(void) { return gp_missing(121); }
+GP_EXPORT int cuGraphReleaseUserObject(void) { return gp_missing(122); }
+GP_EXPORT int cuGraphRemoveDependencies(void) { return gp_missing(123); }
+GP_EXPORT int cuGraphRemoveDependencies_v2(void) { return gp_missing(124); }
+GP_EXPORT int cuGraphRetainUserObject(void) { return gp_missing(125); }
+GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(126); }
+GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(127); }
+GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(128); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(129); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(130); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(131); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(132); }
+GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(133); }
+GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(134); }
+GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(135); }
+GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(136); }
+GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(137); }
+GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(138); }
+GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(139); }
+GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(140); }
+GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(141); }
+GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(142); }
+GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(143); }
+GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(144); }
+GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(145); }
+GP_EXPORT int cuIpcCloseMemHandle(void) { return gp_missing(146); }
+GP_EXPORT int cuIpcGetEventHandle(void) { return gp_missing(147); }
+GP_EXPORT int cuIpcGetMemHandle(void) { return gp_missing(148); }
+GP_EXPORT int cuIpcOpenEventHandle(void) { return gp_missing(149); }
+GP_EXPORT int cuIpcOpenMemHandle(void) { return gp_missing(150); }
+GP_EXPORT int cuIpcOpenMemHandle_v2(void) { return gp_missing(151); }
+GP_EXPORT int cuLaunch(void) { return gp_missing(152); }
+GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(153); }
+GP_EXPORT int cuLaunchGrid(void) { return gp_missing(154); }
+GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(155); }
+GP_EXPORT int cuLaunchHostFunc(void) { return gp_missing(156); }
+GP_EXPORT int cuLaunchHostFunc_ptsz(void) { return gp_missing(157); }
+GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(158); }
+GP_EXPORT int cuLogsCurrent(void) { return gp_missing(159); }
+GP_EXPORT int cuLogsDumpToFile(void) { return gp_missing(160); }
+GP_EXPORT int cuLogsDumpToMemory(void) { return gp_missing(161); }
+GP_EXPORT int cuMemAdvise(void) { return gp_missing(162); }
+GP_EXPORT int cuMemAdvise_v2(void) { return gp_missing(163); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(164); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(165); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(166); }
+GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(167); }
+GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(168); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(169); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(170); }
+GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(171); }
+GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(172); }
+GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(173); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(174); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(175); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(176); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(177); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(178); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(179); }
+GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(180); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(181); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(182); }
+GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(183); }
+GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(184); }
+GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(185); }
+GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(186); }
+GP_EXPORT int cuMemPrefetchAsync(void) { return gp_missing(187); }
+GP_EXPORT int cuMemPrefetchAsync_ptsz(void) { return gp_missing(188); }
+GP_EXPORT int cuMemPrefetchAsync_v2(void) { return gp_missing(189); }
+GP_EXPORT int cuMemPrefetchAsync_v2_ptsz(void) { return gp_missing(190); }
+GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(191); }
+GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(192); }
+GP_EXPORT int cuMemRangeGetAttribute(void) { return gp_missing(193); }
+GP_EXPORT int cuMemRangeGetAttributes(void) { return gp_missing(194); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(195); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(196); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(197); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(198); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(199); }
+GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(200); }
+GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(201); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(202); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(203); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(204); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(205); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(206); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(207); }
+GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(208); }
+GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(209); }
+GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(210); }
+GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(211); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(212); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(213); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(214); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(215); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(216); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(217); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(218); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(219); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(220); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(221); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(222); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(223); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(224); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(225); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(226); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(227); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(228); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(229); }
+GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(230); }
+GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(231); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(232); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(233); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(234); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(235); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(236); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(237); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(238); }
+GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(239); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(240); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(241); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(242); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(243); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(244); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(245); }
+GP_EXPORT int cuStreamAddCallback(void) { return gp_missing(246); }
+GP_EXPORT int cuStreamAddCallback_ptsz(void) { return gp_missing(247); }
+GP_EXPORT int cuStreamAttachMemAsync(void) { return gp_missing(248); }
+GP_EXPORT int cuStreamAttachMemAsync_ptsz(void) { return gp_missing(249); }
+GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(250); }
+GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(251); }
+GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(252); }
+GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(253); }
+GP_EXPORT int cuStreamBeginCaptureToGraph(void) { return gp_missing(254); }
+GP_EXPORT int cuStreamBeginCaptureToGraph_ptsz(void) { return gp_missing(255); }
+GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(256); }
+GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(257); }
+GP_EXPORT int cuStreamUpdateCaptureDependencies(void) { return gp_missing(258); }
+GP_EXPORT int cuStreamUpdateCaptureDependencies_ptsz(void) { return gp_missing(259); }
+GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void) { return gp_missing(260); }
+GP_EXPORT int cuStreamUpdateCaptureDependencies_v2_ptsz(void) { return gp_missing(261); }
+GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(262); }
+GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(263); }
+GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(264); }
+GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(265); }
+GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(266); }
+GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(267); }
+GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(268); }
+GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(269); }
+GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(270); }
+GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(271); }
+GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(272); }
+GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(273); }
+GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(274); }
+GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(275); }
+GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(276); }
+GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(277); }
+GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(278); }
+GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(279); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(280); }
+GP_EXPORT int cuTexRefCreate(void) { return gp_missing(281); }
+GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(282); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(283); }
+GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(284); }
+GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(285); }
+GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(286); }
+GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(287); }
+GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(288); }
+GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(289); }
+GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(290); }
+GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(291); }
+GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(292); }
+GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(293); }
+GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(294); }
+GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(295); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(296); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(297); }
+GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(298); }
+GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(299); }
+GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(300); }
+GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(301); }
+GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(302); }
+GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(303); }
+GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(304); }
+GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(305); }
+GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(306); }
+GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(307); }
+GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(308); }
+GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(309); }
+GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(310); }
+GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(311); }
+GP_EXPORT int cuUserObjectCreate(void) { return gp_missing(312); }
+GP_EXPORT int cuUserObjectRelease(void) { return gp_missing(313); }
+GP_EXPORT int cuUserObjectRetain(void) { return gp_missing(314); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(315); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(316); }
 
-const int gp_missing_count = 351;
+const int gp_missing_count = 317;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
-    "cuArray3DCreate_v2",
     "cuArray3DGetDescriptor",
-    "cuArray3DGetDescriptor_v2",
     "cuArrayCreate",
-    "cuArrayCreate_v2",
-    "cuArrayDestroy",
     "cuArrayGetDescriptor",
-    "cuArrayGetDescriptor_v2",
     "cuArrayGetMemoryRequirements",
     "cuArrayGetPlane",
     "cuArrayGetSparseProperties",
@@ -564,39 +525,21 @@ const char *const gp_missing_names[] = {
     "cuMemcpy3DBatchAsync_ptsz",
     "cuMemcpy3DBatchAsync_v2",
     "cuMemcpy3DBatchAsync_v2_ptsz",
-    "cuMemcpy3DPeer",
-    "cuMemcpy3DPeerAsync",
-    "cuMemcpy3DPeerAsync_ptsz",
-    "cuMemcpy3DPeer_ptds",
     "cuMemcpyAtoA",
-    "cuMemcpyAtoA_v2",
-    "cuMemcpyAtoA_v2_ptds",
     "cuMemcpyAtoD",
-    "cuMemcpyAtoD_v2",
-    "cuMemcpyAtoD_v2_ptds",
     "cuMemcpyAtoH",
     "cuMemcpyAtoHAsync",
-    "cuMemcpyAtoHAsync_v2",
-    "cuMemcpyAtoHAsync_v2_ptsz",
-    "cuMemcpyAtoH_v2",
-    "cuMemcpyAtoH_v2_ptds",
     "cuMemcpyBatchAsync",
     "cuMemcpyBatchAsync_ptsz",
     "cuMemcpyBatchAsync_v2",
     "cuMemcpyBatchAsync_v2_ptsz",
     "cuMemcpyDtoA",
-    "cuMemcpyDtoA_v2",
-    "cuMemcpyDtoA_v2_ptds",
     "cuMemcpyDtoD",
     "cuMemcpyDtoDAsync",
     "cuMemcpyDtoH",
     "cuMemcpyDtoHAsync",
     "cuMemcpyHtoA",
     "cuMemcpyHtoAAsync",
-    "cuMemcpyHtoAAsync_v2",
-    "cuMemcpyHtoAAsync_v2_ptsz",
-    "cuMemcpyHtoA_v2",
-    "cuMemcpyHtoA_v2_ptds",
     "cuMemcpyHtoD",
     "cuMemcpyHtoDAsync",
     "cuMemsetD16",
@@ -605,9 +548,6 @@ const char *const gp_missing_names[] = {
     "cuMemsetD2D8",
     "cuMemsetD32",
     "cuMemsetD8",
-    "cuMipmappedArrayCreate",
-    "cuMipmappedArrayDestroy",
-    "cuMipmappedArrayGetLevel",
     "cuMipmappedArrayGetMemoryRequirements",
     "cuMipmappedArrayGetSparseProperties",
     "cuModuleGetGlobal",
@@ -659,17 +599,9 @@ const char *const gp_missing_names[] = {
     "cuStreamWriteValue64_ptsz",
     "cuStreamWriteValue64_v2",
     "cuStreamWriteValue64_v2_ptsz",
-    "cuSurfObjectCreate",
-    "cuSurfObjectDestroy",
-    "cuSurfObjectGetResourceDesc",
     "cuSurfRefGetArray",
     "cuSurfRefSetArray",
     "cuTensorMapEncodeIm2colWide",
-    "cuTexObjectCreate",
-    "cuTexObjectDestroy",
-    "cuTexObjectGetResourceDesc",
-    "cuTexObjectGetResourceViewDesc",
-    "cuTexObjectGetTextureDesc",
     "cuTexRefCreate",
     "cuTexRefDestroy",
     "cuTexRefGetAddress",
@@ -708,8 +640,13 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[351];
+unsigned long gp_missing_calls[317];
 
+int cuArray3DCreate_v2();
+int cuArray3DGetDescriptor_v2();
+int cuArrayCreate_v2();
+int cuArrayDestroy();
+int cuArrayGetDescriptor_v2();
 int cuCtxCreate_v2();
 int cuCtxCreate_v3();
 int cuCtxCreate_v4();
@@ -884,10 +821,24 @@ int cuMemcpy2D_v2();
 int cuMemcpy2D_v2_ptds();
 int cuMemcpy3DAsync_v2();
 int cuMemcpy3DAsync_v2_ptsz();
+int cuMemcpy3DPeer();
+int cuMemcpy3DPeerAsync();
+int cuMemcpy3DPeerAsync_ptsz();
+int cuMemcpy3DPeer_ptds();
 int cuMemcpy3D_v2();
 int cuMemcpy3D_v2_ptds();
 int cuMemcpyAsync();
 int cuMemcpyAsync_ptsz();
+int cuMemcpyAtoA_v2();
+int cuMemcpyAtoA_v2_ptds();
+int cuMemcpyAtoD_v2();
+int cuMemcpyAtoD_v2_ptds();
+int cuMemcpyAtoHAsync_v2();
+int cuMemcpyAtoHAsync_v2_ptsz();
+int cuMemcpyAtoH_v2();
+int cuMemcpyAtoH_v2_ptds();
+int cuMemcpyDtoA_v2();
+int cuMemcpyDtoA_v2_ptds();
 int cuMemcpyDtoDAsync_v2();
 int cuMemcpyDtoDAsync_v2_ptsz();
 int cuMemcpyDtoD_v2();
@@ -896,6 +847,10 @@ int cuMemcpyDtoHAsync_v2();
 int cuMemcpyDtoHAsync_v2_ptsz();
 int cuMemcpyDtoH_v2();
 int cuMemcpyDtoH_v2_ptds();
+int cuMemcpyHtoAAsync_v2();
+int cuMemcpyHtoAAsync_v2_ptsz();
+int cuMemcpyHtoA_v2();
+int cuMemcpyHtoA_v2_ptds();
 int cuMemcpyHtoDAsync_v2();
 int cuMemcpyHtoDAsync_v2_ptsz();
 int cuMemcpyHtoD_v2();
@@ -929,6 +884,9 @@ int cuMemsetD8Async();
 int cuMemsetD8Async_ptsz();
 int cuMemsetD8_v2();
 int cuMemsetD8_v2_ptds();
+int cuMipmappedArrayCreate();
+int cuMipmappedArrayDestroy();
+int cuMipmappedArrayGetLevel();
 int cuModuleEnumerateFunctions();
 int cuModuleGetFunction();
 int cuModuleGetFunctionCount();
@@ -992,21 +950,29 @@ int cuStreamSynchronize();
 int cuStreamSynchronize_ptsz();
 int cuStreamWaitEvent();
 int cuStreamWaitEvent_ptsz();
+int cuSurfObjectCreate();
+int cuSurfObjectDestroy();
+int cuSurfObjectGetResourceDesc();
 int cuTensorMapEncodeIm2col();
 int cuTensorMapEncodeTiled();
 int cuTensorMapReplaceAddress();
+int cuTexObjectCreate();
+int cuTexObjectDestroy();
+int cuTexObjectGetResourceDesc();
+int cuTexObjectGetResourceViewDesc();
+int cuTexObjectGetTextureDesc();
 int cuThreadExchangeStreamCaptureMode();
 
 const struct gp_symbol gp_symbols[] = {
     {"cuArray3DCreate", 2000, 0, 0, (void (*)(void))cuArray3DCreate},
-    {"cuArray3DCreate", 3020, 0, 0, (void (*)(void))cuArray3DCreate_v2},
+    {"cuArray3DCreate", 3020, 0, 1, (void (*)(void))cuArray3DCreate_v2},
     {"cuArray3DGetDescriptor", 2000, 0, 0, (void (*)(void))cuArray3DGetDescriptor},
-    {"cuArray3DGetDescriptor", 3020, 0, 0, (void (*)(void))cuArray3DGetDescriptor_v2},
+    {"cuArray3DGetDescriptor", 3020, 0, 1, (void (*)(void))cuArray3DGetDescriptor_v2},
     {"cuArrayCreate", 2000, 0, 0, (void (*)(void))cuArrayCreate},
-    {"cuArrayCreate", 3020, 0, 0, (void (*)(void))cuArrayCreate_v2},
-    {"cuArrayDestroy", 2000, 0, 0, (void (*)(void))cuArrayDestroy},
+    {"cuArrayCreate", 3020, 0, 1, (void (*)(void))cuArrayCreate_v2},
+    {"cuArrayDestroy", 2000, 0, 1, (void (*)(void))cuArrayDestroy},
     {"cuArrayGetDescriptor", 2000, 0, 0, (void (*)(void))cuArrayGetDescriptor},
-    {"cuArrayGetDescriptor", 3020, 0, 0, (void (*)(void))cuArrayGetDescriptor_v2},
+    {"cuArrayGetDescriptor", 3020, 0, 1, (void (*)(void))cuArrayGetDescriptor_v2},
     {"cuArrayGetMemoryRequirements", 11060, 0, 0, (void (*)(void))cuArrayGetMemoryRequirements},
     {"cuArrayGetPlane", 11020, 0, 0, (void (*)(void))cuArrayGetPlane},
     {"cuArrayGetSparseProperties", 11010, 0, 0, (void (*)(void))cuArrayGetSparseProperties},
@@ -1384,31 +1350,31 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemcpy3DBatchAsync", 12080, 1, 0, (void (*)(void))cuMemcpy3DBatchAsync_ptsz},
     {"cuMemcpy3DBatchAsync", 13000, 0, 0, (void (*)(void))cuMemcpy3DBatchAsync_v2},
     {"cuMemcpy3DBatchAsync", 13000, 1, 0, (void (*)(void))cuMemcpy3DBatchAsync_v2_ptsz},
-    {"cuMemcpy3DPeer", 4000, 0, 0, (void (*)(void))cuMemcpy3DPeer},
-    {"cuMemcpy3DPeer", 7000, 1, 0, (void (*)(void))cuMemcpy3DPeer_ptds},
-    {"cuMemcpy3DPeerAsync", 4000, 0, 0, (void (*)(void))cuMemcpy3DPeerAsync},
-    {"cuMemcpy3DPeerAsync", 7000, 1, 0, (void (*)(void))cuMemcpy3DPeerAsync_ptsz},
+    {"cuMemcpy3DPeer", 4000, 0, 1, (void (*)(void))cuMemcpy3DPeer},
+    {"cuMemcpy3DPeer", 7000, 1, 1, (void (*)(void))cuMemcpy3DPeer_ptds},
+    {"cuMemcpy3DPeerAsync", 4000, 0, 1, (void (*)(void))cuMemcpy3DPeerAsync},
+    {"cuMemcpy3DPeerAsync", 7000, 1, 1, (void (*)(void))cuMemcpy3DPeerAsync_ptsz},
     {"cuMemcpyAsync", 4000, 0, 1, (void (*)(void))cuMemcpyAsync},
     {"cuMemcpyAsync", 7000, 1, 1, (void (*)(void))cuMemcpyAsync_ptsz},
     {"cuMemcpyAtoA", 2000, 0, 0, (void (*)(void))cuMemcpyAtoA},
-    {"cuMemcpyAtoA", 3020, 0, 0, (void (*)(void))cuMemcpyAtoA_v2},
-    {"cuMemcpyAtoA", 7000, 1, 0, (void (*)(void))cuMemcpyAtoA_v2_ptds},
+    {"cuMemcpyAtoA", 3020, 0, 1, (void (*)(void))cuMemcpyAtoA_v2},
+    {"cuMemcpyAtoA", 7000, 1, 1, (void (*)(void))cuMemcpyAtoA_v2_ptds},
     {"cuMemcpyAtoD", 2000, 0, 0, (void (*)(void))cuMemcpyAtoD},
-    {"cuMemcpyAtoD", 3020, 0, 0, (void (*)(void))cuMemcpyAtoD_v2},
-    {"cuMemcpyAtoD", 7000, 1, 0, (void (*)(void))cuMemcpyAtoD_v2_ptds},
+    {"cuMemcpyAtoD", 3020, 0, 1, (void (*)(void))cuMemcpyAtoD_v2},
+    {"cuMemcpyAtoD", 7000, 1, 1, (void (*)(void))cuMemcpyAtoD_v2_ptds},
     {"cuMemcpyAtoH", 2000, 0, 0, (void (*)(void))cuMemcpyAtoH},
-    {"cuMemcpyAtoH", 3020, 0, 0, (void (*)(void))cuMemcpyAtoH_v2},
-    {"cuMemcpyAtoH", 7000, 1, 0, (void (*)(void))cuMemcpyAtoH_v2_ptds},
+    {"cuMemcpyAtoH", 3020, 0, 1, (void (*)(void))cuMemcpyAtoH_v2},
+    {"cuMemcpyAtoH", 7000, 1, 1, (void (*)(void))cuMemcpyAtoH_v2_ptds},
     {"cuMemcpyAtoHAsync", 2000, 0, 0, (void (*)(void))cuMemcpyAtoHAsync},
-    {"cuMemcpyAtoHAsync", 3020, 0, 0, (void (*)(void))cuMemcpyAtoHAsync_v2},
-    {"cuMemcpyAtoHAsync", 7000, 1, 0, (void (*)(void))cuMemcpyAtoHAsync_v2_ptsz},
+    {"cuMemcpyAtoHAsync", 3020, 0, 1, (void (*)(void))cuMemcpyAtoHAsync_v2},
+    {"cuMemcpyAtoHAsync", 7000, 1, 1, (void (*)(void))cuMemcpyAtoHAsync_v2_ptsz},
     {"cuMemcpyBatchAsync", 12080, 0, 0, (void (*)(void))cuMemcpyBatchAsync},
     {"cuMemcpyBatchAsync", 12080, 1, 0, (void (*)(void))cuMemcpyBatchAsync_ptsz},
     {"cuMemcpyBatchAsync", 13000, 0, 0, (void (*)(void))cuMemcpyBatchAsync_v2},
     {"cuMemcpyBatchAsync", 13000, 1, 0, (void (*)(void))cuMemcpyBatchAsync_v2_ptsz},
     {"cuMemcpyDtoA", 2000, 0, 0, (void (*)(void))cuMemcpyDtoA},
-    {"cuMemcpyDtoA", 3020, 0, 0, (void (*)(void))cuMemcpyDtoA_v2},
-    {"cuMemcpyDtoA", 7000, 1, 0, (void (*)(void))cuMemcpyDtoA_v2_ptds},
+    {"cuMemcpyDtoA", 3020, 0, 1, (void (*)(void))cuMemcpyDtoA_v2},
+    {"cuMemcpyDtoA", 7000, 1, 1, (void (*)(void))cuMemcpyDtoA_v2_ptds},
     {"cuMemcpyDtoD", 2000, 0, 0, (void (*)(void))cuMemcpyDtoD},
     {"cuMemcpyDtoD", 3020, 0, 1, (void (*)(void))cuMemcpyDtoD_v2},
     {"cuMemcpyDtoD", 7000, 1, 1, (void (*)(void))cuMemcpyDtoD_v2_ptds},
@@ -1422,11 +1388,11 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemcpyDtoHAsync", 3020, 0, 1, (void (*)(void))cuMemcpyDtoHAsync_v2},
     {"cuMemcpyDtoHAsync", 7000, 1, 1, (void (*)(void))cuMemcpyDtoHAsync_v2_ptsz},
     {"cuMemcpyHtoA", 2000, 0, 0, (void (*)(void))cuMemcpyHtoA},
-    {"cuMemcpyHtoA", 3020, 0, 0, (void (*)(void))cuMemcpyHtoA_v2},
-    {"cuMemcpyHtoA", 7000, 1, 0, (void (*)(void))cuMemcpyHtoA_v2_ptds},
+    {"cuMemcpyHtoA", 3020, 0, 1, (void (*)(void))cuMemcpyHtoA_v2},
+    {"cuMemcpyHtoA", 7000, 1, 1, (void (*)(void))cuMemcpyHtoA_v2_ptds},
     {"cuMemcpyHtoAAsync", 2000, 0, 0, (void (*)(void))cuMemcpyHtoAAsync},
-    {"cuMemcpyHtoAAsync", 3020, 0, 0, (void (*)(void))cuMemcpyHtoAAsync_v2},
-    {"cuMemcpyHtoAAsync", 7000, 1, 0, (void (*)(void))cuMemcpyHtoAAsync_v2_ptsz},
+    {"cuMemcpyHtoAAsync", 3020, 0, 1, (void (*)(void))cuMemcpyHtoAAsync_v2},
+    {"cuMemcpyHtoAAsync", 7000, 1, 1, (void (*)(void))cuMemcpyHtoAAsync_v2_ptsz},
     {"cuMemcpyHtoD", 2000, 0, 0, (void (*)(void))cuMemcpyHtoD},
     {"cuMemcpyHtoD", 3020, 0, 1, (void (*)(void))cuMemcpyHtoD_v2},
     {"cuMemcpyHtoD", 7000, 1, 1, (void (*)(void))cuMemcpyHtoD_v2_ptds},
@@ -1467,9 +1433,9 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemsetD8", 7000, 1, 1, (void (*)(void))cuMemsetD8_v2_ptds},
     {"cuMemsetD8Async", 3020, 0, 1, (void (*)(void))cuMemsetD8Async},
     {"cuMemsetD8Async", 7000, 1, 1, (void (*)(void))cuMemsetD8Async_ptsz},
-    {"cuMipmappedArrayCreate", 5000, 0, 0, (void (*)(void))cuMipmappedArrayCreate},
-    {"cuMipmappedArrayDestroy", 5000, 0, 0, (void (*)(void))cuMipmappedArrayDestroy},
-    {"cuMipmappedArrayGetLevel", 5000, 0, 0, (void (*)(void))cuMipmappedArrayGetLevel},
+    {"cuMipmappedArrayCreate", 5000, 0, 1, (void (*)(void))cuMipmappedArrayCreate},
+    {"cuMipmappedArrayDestroy", 5000, 0, 1, (void (*)(void))cuMipmappedArrayDestroy},
+    {"cuMipmappedArrayGetLevel", 5000, 0, 1, (void (*)(void))cuMipmappedArrayGetLevel},
     {"cuMipmappedArrayGetMemoryRequirements", 11060, 0, 0, (void (*)(void))cuMipmappedArrayGetMemoryRequirements},
     {"cuMipmappedArrayGetSparseProperties", 11010, 0, 0, (void (*)(void))cuMipmappedArrayGetSparseProperties},
     {"cuModuleEnumerateFunctions", 12040, 0, 1, (void (*)(void))cuModuleEnumerateFunctions},
@@ -1584,20 +1550,20 @@ const struct gp_symbol gp_symbols[] = {
     {"cuStreamWriteValue64", 9000, 1, 0, (void (*)(void))cuStreamWriteValue64_ptsz},
     {"cuStreamWriteValue64", 11070, 0, 0, (void (*)(void))cuStreamWriteValue64_v2},
     {"cuStreamWriteValue64", 11070, 1, 0, (void (*)(void))cuStreamWriteValue64_v2_ptsz},
-    {"cuSurfObjectCreate", 5000, 0, 0, (void (*)(void))cuSurfObjectCreate},
-    {"cuSurfObjectDestroy", 5000, 0, 0, (void (*)(void))cuSurfObjectDestroy},
-    {"cuSurfObjectGetResourceDesc", 5000, 0, 0, (void (*)(void))cuSurfObjectGetResourceDesc},
+    {"cuSurfObjectCreate", 5000, 0, 1, (void (*)(void))cuSurfObjectCreate},
+    {"cuSurfObjectDestroy", 5000, 0, 1, (void (*)(void))cuSurfObjectDestroy},
+    {"cuSurfObjectGetResourceDesc", 5000, 0, 1, (void (*)(void))cuSurfObjectGetResourceDesc},
     {"cuSurfRefGetArray", 3000, 0, 0, (void (*)(void))cuSurfRefGetArray},
     {"cuSurfRefSetArray", 3000, 0, 0, (void (*)(void))cuSurfRefSetArray},
     {"cuTensorMapEncodeIm2col", 12000, 0, 1, (void (*)(void))cuTensorMapEncodeIm2col},
     {"cuTensorMapEncodeIm2colWide", 12080, 0, 0, (void (*)(void))cuTensorMapEncodeIm2colWide},
     {"cuTensorMapEncodeTiled", 12000, 0, 1, (void (*)(void))cuTensorMapEncodeTiled},
     {"cuTensorMapReplaceAddress", 12000, 0, 1, (void (*)(void))cuTensorMapReplaceAddress},
-    {"cuTexObjectCreate", 5000, 0, 0, (void (*)(void))cuTexObjectCreate},
-    {"cuTexObjectDestroy", 5000, 0, 0, (void (*)(void))cuTexObjectDestroy},
-    {"cuTexObjectGetResourceDesc", 5000, 0, 0, (void (*)(void))cuTexObjectGetResourceDesc},
-    {"cuTexObjectGetResourceViewDesc", 5000, 0, 0, (void (*)(void))cuTexObjectGetResourceViewDesc},
-    {"cuTexObjectGetTextureDesc", 5000, 0, 0, (void (*)(void))cuTexObjectGetTextureDesc},
+    {"cuTexObjectCreate", 5000, 0, 1, (void (*)(void))cuTexObjectCreate},
+    {"cuTexObjectDestroy", 5000, 0, 1, (void (*)(void))cuTexObjectDestroy},
+    {"cuTexObjectGetResourceDesc", 5000, 0, 1, (void (*)(void))cuTexObjectGetResourceDesc},
+    {"cuTexObjectGetResourceViewDesc", 5000, 0, 1, (void (*)(void))cuTexObjectGetResourceViewDesc},
+    {"cuTexObjectGetTextureDesc", 5000, 0, 1, (void (*)(void))cuTexObjectGetTextureDesc},
     {"cuTexRefCreate", 2000, 0, 0, (void (*)(void))cuTexRefCreate},
     {"cuTexRefDestroy", 2000, 0, 0, (void (*)(void))cuTexRefDestroy},
     {"cuTexRefGetAddress", 2000, 0, 0, (void (*)(void))cuTexRefGetAddress},

@@ -1,6 +1,6 @@
 // Memory: which address is what, allocation, and copies of bytes between the two machines.
 #define _GNU_SOURCE
-#include "core.h"
+#include "copies.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -515,7 +515,7 @@ GP_EXPORT int cuMemcpyPeer(uint64_t target, void *to, uint64_t source, void *fro
     return cuMemcpyDtoD_v2(target, source, size);
 }
 
-// --- rectangles: CUDA_MEMCPY2D and CUDA_MEMCPY3D, of device memory and host memory ----------------
+// --- rectangles: CUDA_MEMCPY2D and CUDA_MEMCPY3D --------------------------------------------------
 
 struct rectangle {
     size_t x, y;
@@ -531,29 +531,8 @@ struct copy_2d {
     size_t width, height;
 };
 
-struct box {
-    size_t x, y, z, level;
-    int kind;
-    const void *host;
-    uint64_t device;
-    void *array, *reserved;
-    size_t pitch, height;
-};
-
-struct copy_3d {
-    struct box source, target;
-    size_t width, height, depth;
-};
-
-// One end of a copy as an address and strides; a CUDA array has none.
-struct end {
-    bool host;
-    uint64_t address;
-    size_t pitch, slice;
-};
-
-static int find_end(const struct box *box, size_t width, size_t height, struct end *end) {
-    if (box->kind == 3 || box->level != 0) return GP_NOT_SUPPORTED;  // CU_MEMORYTYPE_ARRAY
+int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp_end *end) {
+    if (box->kind == GP_IN_ARRAY || box->level != 0) return GP_INVALID_VALUE;
     uint64_t base = box->kind == 1 ? (uint64_t)(uintptr_t)box->host : box->device;
     if (box->kind < 1 || box->kind > 4 || base == 0) return GP_INVALID_VALUE;
     end->host = box->kind == 1 || (box->kind == 4 && !is_device(base));
@@ -565,14 +544,17 @@ static int find_end(const struct box *box, size_t width, size_t height, struct e
     return GP_SUCCESS;
 }
 
-static int copy_box(const struct copy_3d *copy, void *stream, bool async) {
+int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
     GP_ENTER();
     if (copy == NULL) return GP_INVALID_VALUE;
     size_t width = copy->width, height = copy->height, depth = copy->depth;
     if (width == 0 || height == 0 || depth == 0) return GP_SUCCESS;
-    struct end from, to;
-    GP_CHECK(find_end(&copy->source, width, height, &from));
-    GP_CHECK(find_end(&copy->target, width, height, &to));
+    if (copy->source.kind == GP_IN_ARRAY || copy->target.kind == GP_IN_ARRAY) {
+        return gp_copy_arrays(copy, stream, async);
+    }
+    struct gp_end from, to;
+    GP_CHECK(gp_find_end(&copy->source, width, height, &from));
+    GP_CHECK(gp_find_end(&copy->target, width, height, &to));
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream) && (from.host || to.host)) return GP_CAPTURE_UNSUPPORTED;
@@ -599,14 +581,14 @@ static int copy_box(const struct copy_3d *copy, void *stream, bool async) {
 static int copy_rectangle(const struct copy_2d *copy, void *stream, bool async) {
     if (copy == NULL) return GP_INVALID_VALUE;
     const struct rectangle *s = &copy->source, *t = &copy->target;
-    struct copy_3d full = {
+    struct gp_copy_3d full = {
         .source = {.x = s->x, .y = s->y, .kind = s->kind, .host = s->host, .device = s->device,
                    .array = s->array, .pitch = s->pitch},
         .target = {.x = t->x, .y = t->y, .kind = t->kind, .host = t->host, .device = t->device,
                    .array = t->array, .pitch = t->pitch},
         .width = copy->width, .height = copy->height, .depth = 1,
     };
-    return copy_box(&full, stream, async);
+    return gp_copy_box(&full, stream, async);
 }
 
 GP_EXPORT int cuMemcpy2D_v2(const void *copy) { return copy_rectangle(copy, NULL, false); }
@@ -619,10 +601,18 @@ GP_EXPORT int cuMemcpy2DAsync_v2(const void *copy, void *stream) {
     return copy_rectangle(copy, stream, true);
 }
 
-GP_EXPORT int cuMemcpy3D_v2(const void *copy) { return copy_box(copy, NULL, false); }
+GP_EXPORT int cuMemcpy3D_v2(const void *copy) { return gp_copy_box(copy, NULL, false); }
 
 GP_EXPORT int cuMemcpy3DAsync_v2(const void *copy, void *stream) {
-    return copy_box(copy, stream, true);
+    return gp_copy_box(copy, stream, true);
+}
+
+// Both devices are reached by address, and contexts lie where CUDA_MEMCPY3D has reserved words.
+
+GP_EXPORT int cuMemcpy3DPeer(const void *copy) { return gp_copy_box(copy, NULL, false); }
+
+GP_EXPORT int cuMemcpy3DPeerAsync(const void *copy, void *stream) {
+    return gp_copy_box(copy, stream, true);
 }
 
 // --- pointers -------------------------------------------------------------------------------------

@@ -71,3 +71,10 @@ def test_no_image_upsets_whoever_looks_into_it(
         if at < len(image):
             image[at] = value
     assert contents_of(image).variables >= 0
+
+
+def test_arrays_and_textures(library: Path, tmp_path: Path) -> None:
+    program = compiled("arrays", tmp_path, library)
+    image = str(KERNELS / "memory_kernels.sm_90.cubin")
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), image]))

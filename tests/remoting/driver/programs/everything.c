@@ -77,6 +77,7 @@ static void devices(void) {
     CHECK(cuCtxSetLimit(2, limit * 2));
     CHECK(cuCtxGetLimit(&again, 2));
     NEED(again == limit * 2);
+    CHECK(cuCtxSetLimit(2, limit));
     NEED(total == 64 << 20 && whole == total && left == total);
 }
 

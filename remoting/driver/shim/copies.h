@@ -1,0 +1,37 @@
+// Copies of boxes, as cuda.h's CUDA_MEMCPY3D describes them.
+#ifndef GP_COPIES_H
+#define GP_COPIES_H
+
+#include "core.h"
+
+// By CUmemorytype.
+enum { GP_ON_HOST = 1, GP_ON_DEVICE, GP_IN_ARRAY, GP_UNIFIED };
+
+struct gp_box {
+    size_t x, y, z, level;
+    int kind;
+    const void *host;
+    uint64_t device;
+    void *array, *reserved;
+    size_t pitch, height;
+};
+
+struct gp_copy_3d {
+    struct gp_box source, target;
+    size_t width, height, depth;
+};
+
+// One end that is no array, as an address and strides.
+struct gp_end {
+    bool host;
+    uint64_t address;
+    size_t pitch, slice;
+};
+
+// memory.c
+int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp_end *end);
+int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async);
+// array.c: where at least one end is an array; the stream and the extents are checked
+int gp_copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async);
+
+#endif
