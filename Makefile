@@ -5,6 +5,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
+# What runs on a client's machine, which may be a Mac.
+CLIENT := cli consensus pool remoting/*.py remoting/arrays
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint docs clean
 
@@ -37,6 +40,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright --pythonpath $(BIN)/python --pythonplatform Darwin $(CLIENT)
 	$(BIN)/pytest -q tests/test_layout.py
 
 test: lint

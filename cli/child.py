@@ -190,7 +190,7 @@ def _spawn(
 
 async def _wait(process: "subprocess.Popen[bytes]") -> int:
     """Return how the process ended, in Python's way."""
-    if hasattr(os, "pidfd_open"):
+    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
         descriptor = os.pidfd_open(process.pid)
         try:
             await trio.lowlevel.wait_readable(descriptor)

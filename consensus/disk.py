@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -150,9 +151,9 @@ class FileDisk:
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self._directory_fd)
         try:
-            if hasattr(os, "posix_fallocate"):
+            if sys.platform != "darwin":
                 os.posix_fallocate(descriptor, 0, size)
-            elif os.fstat(descriptor).st_size < size:  # macOS
+            elif os.fstat(descriptor).st_size < size:
                 os.write(descriptor, bytes(size))
         finally:
             os.close(descriptor)

@@ -26,7 +26,9 @@ def tune(sock: OptionSocket, *, timeout_s: float) -> None:
     _set(sock, socket.IPPROTO_TCP, "TCP_NODELAY", 1)
     _set(sock, socket.SOL_SOCKET, "SO_KEEPALIVE", 1)
     interval_s = max(1, int(timeout_s * 0.2))
-    _set(sock, socket.IPPROTO_TCP, "TCP_KEEPIDLE", max(1, int(timeout_s * 0.3)))
+    # macOS calls the idle time TCP_KEEPALIVE (its tcp(4)).
+    idle = "TCP_KEEPIDLE" if hasattr(socket, "TCP_KEEPIDLE") else "TCP_KEEPALIVE"
+    _set(sock, socket.IPPROTO_TCP, idle, max(1, int(timeout_s * 0.3)))
     _set(sock, socket.IPPROTO_TCP, "TCP_KEEPINTVL", interval_s)
     _set(sock, socket.IPPROTO_TCP, "TCP_KEEPCNT", 3)
     _set(sock, socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", int(timeout_s * 850))
