@@ -174,6 +174,42 @@ def test_a_lazy_run_takes_its_lease_at_first_use(user: User, live_pool: Any) -> 
     assert "no server could ever give 3 GPUs" in never.stderr
 
 
+@pytest.mark.slow
+def test_a_lease_in_use_lives_and_ends_once_it_is_not(
+    user: User, live_pool: Any, tmp_path: Path
+) -> None:
+    """Calls put the end off, however short the timeout; an open session does not."""
+    code = """if True:
+        import cupy, sys, time
+        a, end = cupy.ones(8), time.monotonic() + 6
+        while time.monotonic() < end:
+            a += 1
+            time.sleep(0.2)
+        print(float(a[0]) > 20, flush=True)
+        sys.stdin.readline()
+        a.sum().get()
+    """
+    argv = [sys.executable, "-m", "gpupool.cli.main", "run", "-p", "0.25", "--idle-timeout", "2s"]
+    said = tmp_path / "stderr"
+    with said.open("w") as stderr:
+        program = subprocess.Popen(
+            [*argv, *python(code)], env=live_pool.env | user.env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+    assert program.stdout is not None
+    assert program.stdout.readline() == "True\n"
+    [lease] = live_pool.view()["leases"]
+    assert (lease["state"], lease["age_s"] > 5) == ("held", True)
+    live_pool.wait_until(no_lease)
+    program.communicate("\n", timeout=DEADLINE_S)
+    text, name = said.read_text(), lease["name"]
+    why = "it was not used for 2 s, its idle timeout"
+    assert text.count("has not been used for 1.8 s, and ends in 0.2 s unless it") == 1
+    assert f"cudaErrorDevicesUnavailable: {why}; lease {name} is void" in text
+    assert text.endswith(f"\ngpupool: {why}; lease {name} is void\n")
+    assert program.returncode == 125
+
+
 def test_an_unused_lease_is_announced_and_ended(user: User, live_pool: Any, tmp_path: Path) -> None:
     """The program is told, then its lease is gone; a lazy run takes another one."""
     log = tmp_path / "run.log"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 from fake_nvml import IDLE, FakeNvml, device
-from host_kit import GIB, HERE, SERVER, HostKit, MakeHost, unix_address
+from host_kit import GIB, HERE, SERVER, HostKit, MakeHost, unix_address, until
 from trio.testing import MockClock
 
 import gpupool
@@ -250,6 +250,17 @@ class TestWorkersOnGpus:
         with trio.fail_after(10):
             while kit.host.budget.held(worker.number, gpu) != (GIB, 500 * MIB):
                 await client.usage()
+
+    async def test_who_computes_uses_its_lease_without_a_call(self, make_host: MakeHost) -> None:
+        kit, nvml = await self.host(make_host, sample_interval_s=0.01)
+        first, second = kit.lease(0x7F3A), kit.lease(0x7F3B)
+        _, worker = await kit.connect(first)
+        await kit.connect(second)
+        assert kit.host.idle_s()[first.id] > kit.host.idle_s()[second.id]
+        nvml.samples["GPU-0"] = replace(
+            IDLE, utilization=0.9, computing=frozenset({worker.process.pid})
+        )
+        await until(lambda: kit.host.idle_s()[first.id] < kit.host.idle_s()[second.id])
 
     async def test_worker_far_over_its_partition_is_killed(self, make_host: MakeHost) -> None:
         kit, _nvml = await self.host(make_host, sample_interval_s=0.01)
