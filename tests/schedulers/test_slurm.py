@@ -1,5 +1,6 @@
 """Jobs of a real Slurm on loopback use a real pool: order by Slurm, leases freed with the job."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -8,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.cli.conftest import LivePool
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "examples" / "slurm" / "train.sbatch"
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "sinfo")
+ACCOUNTING_TOOLS = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb-install-db", "mariadb")
 SBIN = "/usr/sbin"
 DEADLINE_S = 30.0
 
@@ -58,12 +60,42 @@ NodeName={host} NodeAddr=127.0.0.1 CPUs=16 RealMemory=500 State=UNKNOWN
 PartitionName=low Nodes={host} Default=YES MaxTime=60 State=UP PriorityTier=1
 PartitionName=high Nodes={host} MaxTime=60 State=UP PriorityTier=10
 """
+ACCOUNTED = """
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePort={port}
+AccountingStoragePass={folder}/munge.socket
+AccountingStorageEnforce=associations,limits,qos
+AccountingStorageTRES=license/gpupool
+PriorityType=priority/multifactor
+PriorityWeightQOS=10000
+"""
+ACCOUNTING = """
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost=localhost
+DbdAddr=127.0.0.1
+DbdPort={port}
+SlurmUser={user}
+PidFile={folder}/accounting.pid
+LogFile={folder}/accounting.log
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={database}
+StorageUser=slurm
+StoragePass=slurm
+StorageLoc=slurm
+"""
+
+
+def lacks(tools: tuple[str, ...]) -> bool:
+    return any(shutil.which(tool, path=f"{os.environ['PATH']}:{SBIN}") is None for tool in tools)
+
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        any(shutil.which(tool, path=f"{os.environ['PATH']}:{SBIN}") is None for tool in TOOLS),
-        reason="needs Debian's slurmctld, slurmd, slurm-client and munge",
+        lacks(TOOLS), reason="needs Debian's slurmctld, slurmd, slurm-client and munge"
     ),
 ]
 
@@ -91,15 +123,17 @@ class Slurm:
             "SLURM_CONF": str(folder / "slurm.conf"),
             "PATH": f"{tools}:{os.environ['PATH']}:{SBIN}",
         }
+        self.user = subprocess.check_output(["id", "-un"], text=True).strip()
 
-    def start(self) -> None:
+    def start(self, *, accounting: bool = False) -> None:
         for name in ("controller", "spool"):
             (self.folder / name).mkdir()
-        (self.folder / "slurm.conf").write_text(
+        configuration = self.folder / "slurm.conf"
+        configuration.write_text(
             CONFIGURATION.format(
                 folder=self.folder,
                 host=socket.gethostname().split(".")[0],
-                user=subprocess.check_output(["id", "-un"], text=True).strip(),
+                user=self.user,
                 controller=free_port(),
                 node=free_port(),
             )
@@ -115,10 +149,37 @@ class Slurm:
             *(f"{flag}={self.folder / names[name]}" for name, flag in flags.items()),
         )
         self.until(lambda: (self.folder / "munge.socket").exists())
+        if accounting:
+            port = self.start_accounting()
+            with configuration.open("a") as file:
+                file.write(ACCOUNTED.format(folder=self.folder, port=port))
+            self.until(lambda: self.account("add", "cluster", "test").returncode == 0)
         self.spawn("slurmctld", "-D")
         self.until(lambda: self.run("sinfo", check=False).returncode == 0)
         self.spawn("slurmd", "-D")
         self.until(lambda: "idle" in self.run("sinfo", "-h", "-o", "%t").stdout)
+
+    def start_accounting(self) -> int:
+        """Start MariaDB and slurmdbd; return the port of the latter."""
+        data, database, port = self.folder / "database", free_port(), free_port()
+        common = ["--no-defaults", f"--datadir={data}", f"--user={self.user}"]
+        self.run("mariadb-install-db", *common, "--auth-root-authentication-method=normal")
+        sock = f"--socket={self.folder / 'database.socket'}"
+        listen = ["--bind-address=127.0.0.1", f"--port={database}", "--innodb-buffer-pool-size=64M"]
+        self.spawn("mariadbd", *common, sock, *listen)
+        client = ["mariadb", "--no-defaults", sock, "--user=root", "--execute"]
+        grant = "GRANT ALL ON slurm.* TO slurm@localhost IDENTIFIED BY 'slurm'"
+        self.until(lambda: self.run(*client, grant, check=False).returncode == 0)
+        path = self.folder / "slurmdbd.conf"
+        path.write_text(
+            ACCOUNTING.format(folder=self.folder, port=port, user=self.user, database=database)
+        )
+        path.chmod(0o600)
+        self.spawn("slurmdbd", "-D")
+        return port
+
+    def account(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return self.run("sacctmgr", "--immediate", *words, check=False)
 
     def spawn(self, *argv: str) -> None:
         with (self.folder / f"{argv[0]}.out").open("wb") as out:
@@ -166,8 +227,8 @@ class Slurm:
                 process.wait()
 
 
-@pytest.fixture(scope="module")
-def slurm() -> Iterator[Slurm]:
+@contextlib.contextmanager
+def started(*, accounting: bool = False) -> Generator[Slurm]:
     folder = Path(tempfile.mkdtemp(prefix="gpupool-slurm-"))
     folder.chmod(0o711)
     pool = LivePool(folder)
@@ -176,7 +237,7 @@ def slurm() -> Iterator[Slurm]:
     try:
         pool.servers["a"].start("--pool-name", "lab")
         pool.servers["a"].wait_for_log("is listening")
-        running.start()
+        running.start(accounting=accounting)
         yield running
     finally:
         running.stop()
@@ -184,9 +245,15 @@ def slurm() -> Iterator[Slurm]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    with started() as running:
+        yield running
+
+
 @pytest.fixture
-def program(slurm: Slurm) -> str:
-    path = slurm.folder / "hold.py"
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "hold.py"
     path.write_text(HOLD)
     return str(path)
 
@@ -245,3 +312,39 @@ def test_the_time_limit_releases_the_lease(slurm: Slurm, program: str) -> None:
     slurm.until(lambda: leases(slurm) == 0, within_s=5)  # long before KillWait's SIGKILL
     print(f"lease freed {time.monotonic() - began:.1f} s after the time limit")
     slurm.until(lambda: slurm.state(job) == "TIMEOUT")
+
+
+@pytest.mark.skipif(
+    lacks(ACCOUNTING_TOOLS), reason="needs Debian's slurmdbd, mariadb-server and mariadb-client"
+)
+def test_a_quality_of_service_gives_priority_and_limits(program: str) -> None:
+    with started(accounting=True) as slurm:
+        for words in (
+            "add account lab",
+            f"add user {slurm.user} account=lab",
+            "add qos urgent priority=1000",
+            "add qos modest MaxTRESPerUser=license/gpupool=1",
+            f"modify user {slurm.user} set qos+=urgent,modest",
+        ):
+            done = slurm.account(*words.split())
+            assert done.returncode == 0, done.stdout + done.stderr
+        first = [slurm.submit(str(JOB), program) for _ in range(2)]
+        slurm.until(lambda: all("holding" in slurm.output(job) for job in first))
+        normal = slurm.submit(str(JOB), program)
+        urgent = slurm.submit("--qos=urgent", str(JOB), program)
+        slurm.until(lambda: slurm.state(normal) == slurm.state(urgent) == "PENDING")
+        assert slurm.pool.view()["waiting"] == []
+        slurm.run("scancel", first[0])
+        slurm.until(lambda: "holding" in slurm.output(urgent))
+        assert slurm.state(normal) == "PENDING"
+        assert leases(slurm) == 2
+        slurm.run("scancel", first[1], normal, urgent)
+        slurm.until(lambda: leases(slurm) == 0)
+
+        modest = [slurm.submit("--qos=modest", str(JOB), program) for _ in range(2)]
+        slurm.until(lambda: "holding" in slurm.output(modest[0]))
+        reason = ("squeue", "-h", "-j", modest[1], "-o", "%R")
+        slurm.until(lambda: "QOS" in slurm.run(*reason).stdout)
+        assert leases(slurm) == 1
+        slurm.run("scancel", modest[0])
+        slurm.until(lambda: "holding" in slurm.output(modest[1]))
