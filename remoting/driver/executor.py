@@ -14,12 +14,15 @@ from gpupool.remoting.driver.client import HEADER, Area, Client, Raw
 from gpupool.remoting.driver.contexts import Contexts
 from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.generic import Generic
+from gpupool.remoting.driver.graph_launches import GraphLaunches
 from gpupool.remoting.driver.graphs import Graphs
 from gpupool.remoting.driver.kernels import LAUNCH, Kernels
 from gpupool.remoting.driver.mapped import Mapped
 from gpupool.remoting.driver.memory import Memory
 from gpupool.remoting.driver.modules import Modules
+from gpupool.remoting.driver.node_params import Translator
 from gpupool.remoting.driver.pools import Pools
+from gpupool.remoting.driver.slots import Slots
 from gpupool.remoting.driver.streams import Streams
 from gpupool.remoting.driver.tensors import Tensors
 from gpupool.remoting.driver.transfers import Transfers
@@ -30,8 +33,9 @@ RECORD = struct.Struct("<HHI")
 
 def areas_of(client: Client) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
-    direct = Direct()
-    pools = Pools(client, direct)
+    direct, slots = Direct(), Slots(client)
+    pools, translator = Pools(client, direct), Translator(client, direct, slots)
+    graphs = Graphs(client, direct, translator)
     memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
     return [
         Contexts(client, memory),
@@ -45,7 +49,9 @@ def areas_of(client: Client) -> list[Area]:
         Tensors(client),
         Arrays(client, direct, memory),
         Streams(client),
-        Graphs(client),
+        slots,
+        graphs,
+        GraphLaunches(client, direct, graphs, memory, slots, translator),
         Generic(client, transfers.replaced()),
     ]
 

@@ -43,12 +43,29 @@ class Mirror:
 
 
 @dataclass(slots=True)
+class Lent:
+    """An event that several downloads wait for."""
+
+    event: int
+    count: int
+
+
+@dataclass(slots=True)
+class Window:
+    """Bytes of memory that is somebody else's, in place of a buffer."""
+
+    event: int
+    view: memoryview
+    lent: Lent
+
+
+@dataclass(slots=True)
 class Download:
     """Bytes on their way to pinned memory of the client."""
 
     number: int
     device: int
-    buffer: Buffer
+    buffer: Buffer | Window
     size: int
 
 
@@ -116,8 +133,13 @@ class Waiter:
         with self._staging_lock:
             return self.staging.take(device, size)
 
-    def give(self, device: int, buffer: Buffer) -> None:
-        """Take a staging buffer back."""
+    def give(self, device: int, buffer: Buffer | Window) -> None:
+        """Take a staging buffer back, or the event of a window once all of its windows are."""
+        if isinstance(buffer, Window):
+            buffer.lent.count -= 1
+            if not buffer.lent.count:
+                self.give_event(device, buffer.lent.event)
+            return
         with self._staging_lock:
             self.staging.give(device, buffer)
 

@@ -108,7 +108,11 @@ GP_EXPORT int cuDriverGetVersion(int *version) {
     return GP_SUCCESS;
 }
 
-uint64_t gp_new_id(void) { return __atomic_fetch_add(&next_id, 1, __ATOMIC_RELAXED); }
+uint64_t gp_new_id(void) { return gp_new_ids(1); }
+
+uint64_t gp_new_ids(unsigned count) {
+    return __atomic_fetch_add(&next_id, count, __ATOMIC_RELAXED);
+}
 
 struct gp_handle *gp_make(enum gp_kind kind) {
     pthread_mutex_lock(&handle_lock);

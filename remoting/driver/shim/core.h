@@ -29,7 +29,9 @@ enum {
     GP_INVALID_IMAGE = 200,
     GP_INVALID_CONTEXT = 201,
     GP_FILE_NOT_FOUND = 301,
+    GP_OPERATING_SYSTEM = 304,
     GP_INVALID_HANDLE = 400,
+    GP_LOSSY_QUERY = 402,
     GP_NOT_FOUND = 500,
     GP_NOT_READY = 600,
     GP_HOST_ALREADY_REGISTERED = 712,
@@ -37,7 +39,7 @@ enum {
     GP_NOT_SUPPORTED = 801,
     GP_CAPTURE_UNSUPPORTED = 900,
     GP_CAPTURE_INVALIDATED = 901,
-    GP_ILLEGAL_STATE = 904,
+    GP_ILLEGAL_STATE = 401,
     GP_UNKNOWN = 999,
 };
 
@@ -54,6 +56,8 @@ enum gp_kind {
     GP_LINK,      // a CUlinkState
     GP_ARRAY,
     GP_MIPMAP,    // a CUmipmappedArray
+    GP_NODE,      // a CUgraphNode
+    GP_USER_OBJECT,
 };
 
 #define GP_MAGIC 0x67706f6fU
@@ -156,6 +160,7 @@ struct gp_handle *gp_make(enum gp_kind kind);
 void gp_end(struct gp_handle *handle);
 int gp_check(const void *handle, enum gp_kind kind);
 uint64_t gp_new_id(void);
+uint64_t gp_new_ids(unsigned count);  // the first of as many
 #define GP_ENTER() GP_CHECK(gp_enter())
 #define GP_ENTER_DEVICE() GP_CHECK(gp_ready())
 
@@ -205,6 +210,18 @@ void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its e
 // capture.c
 uint64_t gp_capture_of(void *stream);
 uint64_t gp_capture_of_handle(const struct gp_handle *handle);  // of a stream or an event
+// A one-dimensional copy of which one side is the host's, into the graph that is captured.
+int gp_capture_copy(uint64_t target, uint64_t source, size_t size, bool out, void *stream);
+int gp_capture_box(const void *copy, void *stream);  // a CUDA_MEMCPY3D
+int gp_capture_allocate(uint64_t *address, size_t size, uint64_t pool, void *stream);
+int gp_capture_free(uint64_t address, void *stream);
+
+// module.c: what graphs need of functions
+int gp_function_bytes(void *function, void **parameters, void **extra, unsigned char **bytes,
+                      uint32_t *size);  // of all parameters, to be freed
+void **gp_function_pointers(void *function, unsigned char *bytes);  // to each, to be freed
+void *gp_function_by_id(uint64_t id);
+const char *gp_function_name(void *function);
 
 // memory.c
 struct gp_range {

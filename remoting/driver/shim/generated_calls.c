@@ -222,56 +222,13 @@ GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
     return status;
 }
 
-GP_EXPORT int cuGraphDestroy(void *a0) {
-    GP_ENTER();
-    GP_CHECK(gp_check(a0, GP_GRAPH));
-    uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(280, values, 1);
-    gp_end((struct gp_handle *)a0);
-    return status;
-}
-
-GP_EXPORT int cuGraphExecDestroy(void *a0) {
-    GP_ENTER();
-    GP_CHECK(gp_check(a0, GP_GRAPH_EXEC));
-    uint64_t values[1] = {((struct gp_handle *)a0)->id};
-    int status = gp_post(281, values, 1);
-    gp_end((struct gp_handle *)a0);
-    return status;
-}
-
-GP_EXPORT int cuGraphInstantiateWithFlags(void **a0, void *a1, unsigned long long a2) {
-    GP_ENTER();
-    if (a0 == NULL) return GP_INVALID_VALUE;
-    struct gp_handle *made = gp_make(GP_GRAPH_EXEC);
-    if (made == NULL) return GP_OUT_OF_MEMORY;
-    GP_CHECK(gp_check(a1, GP_GRAPH));
-    uint64_t values[3] = {made->id, ((struct gp_handle *)a1)->id, (uint64_t)a2};
-    uint64_t reply[1] = {0};
-    int status = gp_call(282, values, 3, reply, sizeof reply);
-    if (status != 0) gp_end(made);
-    if (status != 0) return status;
-    *a0 = made;
-    return status;
-}
-
-GP_EXPORT int cuGraphLaunch(void *a0, void *a1) {
-    GP_ENTER();
-    GP_CHECK(gp_check(a0, GP_GRAPH_EXEC));
-    uint64_t v1;
-    GP_CHECK(gp_stream_id(a1, &v1));
-    uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(283, values, 2);
-    return status;
-}
-
 GP_EXPORT int cuGraphUpload(void *a0, void *a1) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_GRAPH_EXEC));
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(284, values, 2);
+    int status = gp_post(280, values, 2);
     return status;
 }
 
@@ -516,6 +473,11 @@ GP_EXPORT int cuMemsetD8_v2_ptds(uint64_t a0, unsigned char a1, size_t a2) {
     return cuMemsetD8_v2(a0, a1, a2);
 }
 
+int cuStreamBeginCaptureToGraph(void *, void *, void *, void *, size_t, int);
+GP_EXPORT int cuStreamBeginCaptureToGraph_ptsz(void *a0, void *a1, void *a2, void *a3, size_t a4, int a5) {
+    return cuStreamBeginCaptureToGraph(gp_thread_stream(a0), a1, a2, a3, a4, a5);
+}
+
 int cuStreamBeginCapture(void *);
 GP_EXPORT int cuStreamBeginCapture_ptsz(void *a0) {
     return cuStreamBeginCapture(gp_thread_stream(a0));
@@ -599,6 +561,16 @@ GP_EXPORT int cuStreamSetAttribute_ptsz(void *a0, int a1, void *a2) {
 int cuStreamSynchronize(void *);
 GP_EXPORT int cuStreamSynchronize_ptsz(void *a0) {
     return cuStreamSynchronize(gp_thread_stream(a0));
+}
+
+int cuStreamUpdateCaptureDependencies(void *, void *, size_t, unsigned int);
+GP_EXPORT int cuStreamUpdateCaptureDependencies_ptsz(void *a0, void *a1, size_t a2, unsigned int a3) {
+    return cuStreamUpdateCaptureDependencies(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamUpdateCaptureDependencies_v2(void *, void *, void *, size_t, unsigned int);
+GP_EXPORT int cuStreamUpdateCaptureDependencies_v2_ptsz(void *a0, void *a1, void *a2, size_t a3, unsigned int a4) {
+    return cuStreamUpdateCaptureDependencies_v2(gp_thread_stream(a0), a1, a2, a3, a4);
 }
 
 int cuStreamWaitEvent(void *, void *, unsigned int);

@@ -32,294 +32,210 @@ GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(27); }
 GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(28); }
 GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(29); }
 GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(30); }
-GP_EXPORT int cuDeviceGetGraphMemAttribute(void) { return gp_missing(31); }
-GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(32); }
-GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(33); }
-GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(34); }
-GP_EXPORT int cuDeviceGetProperties(void) { return gp_missing(35); }
-GP_EXPORT int cuDeviceGraphMemTrim(void) { return gp_missing(36); }
-GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(37); }
-GP_EXPORT int cuDeviceSetGraphMemAttribute(void) { return gp_missing(38); }
-GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(39); }
-GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(40); }
-GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(41); }
-GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(42); }
-GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(43); }
-GP_EXPORT int cuFuncSetBlockShape(void) { return gp_missing(44); }
-GP_EXPORT int cuFuncSetSharedSize(void) { return gp_missing(45); }
-GP_EXPORT int cuGraphAddBatchMemOpNode(void) { return gp_missing(46); }
-GP_EXPORT int cuGraphAddChildGraphNode(void) { return gp_missing(47); }
-GP_EXPORT int cuGraphAddDependencies(void) { return gp_missing(48); }
-GP_EXPORT int cuGraphAddDependencies_v2(void) { return gp_missing(49); }
-GP_EXPORT int cuGraphAddEmptyNode(void) { return gp_missing(50); }
-GP_EXPORT int cuGraphAddEventRecordNode(void) { return gp_missing(51); }
-GP_EXPORT int cuGraphAddEventWaitNode(void) { return gp_missing(52); }
-GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(53); }
-GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(54); }
-GP_EXPORT int cuGraphAddHostNode(void) { return gp_missing(55); }
-GP_EXPORT int cuGraphAddKernelNode(void) { return gp_missing(56); }
-GP_EXPORT int cuGraphAddKernelNode_v2(void) { return gp_missing(57); }
-GP_EXPORT int cuGraphAddMemAllocNode(void) { return gp_missing(58); }
-GP_EXPORT int cuGraphAddMemFreeNode(void) { return gp_missing(59); }
-GP_EXPORT int cuGraphAddMemcpyNode(void) { return gp_missing(60); }
-GP_EXPORT int cuGraphAddMemsetNode(void) { return gp_missing(61); }
-GP_EXPORT int cuGraphAddNode(void) { return gp_missing(62); }
-GP_EXPORT int cuGraphAddNode_v2(void) { return gp_missing(63); }
-GP_EXPORT int cuGraphBatchMemOpNodeGetParams(void) { return gp_missing(64); }
-GP_EXPORT int cuGraphBatchMemOpNodeSetParams(void) { return gp_missing(65); }
-GP_EXPORT int cuGraphChildGraphNodeGetGraph(void) { return gp_missing(66); }
-GP_EXPORT int cuGraphClone(void) { return gp_missing(67); }
-GP_EXPORT int cuGraphConditionalHandleCreate(void) { return gp_missing(68); }
-GP_EXPORT int cuGraphCreate(void) { return gp_missing(69); }
-GP_EXPORT int cuGraphDebugDotPrint(void) { return gp_missing(70); }
-GP_EXPORT int cuGraphDestroyNode(void) { return gp_missing(71); }
-GP_EXPORT int cuGraphEventRecordNodeGetEvent(void) { return gp_missing(72); }
-GP_EXPORT int cuGraphEventRecordNodeSetEvent(void) { return gp_missing(73); }
-GP_EXPORT int cuGraphEventWaitNodeGetEvent(void) { return gp_missing(74); }
-GP_EXPORT int cuGraphEventWaitNodeSetEvent(void) { return gp_missing(75); }
-GP_EXPORT int cuGraphExecBatchMemOpNodeSetParams(void) { return gp_missing(76); }
-GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void) { return gp_missing(77); }
-GP_EXPORT int cuGraphExecEventRecordNodeSetEvent(void) { return gp_missing(78); }
-GP_EXPORT int cuGraphExecEventWaitNodeSetEvent(void) { return gp_missing(79); }
-GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(80); }
-GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(81); }
-GP_EXPORT int cuGraphExecGetFlags(void) { return gp_missing(82); }
-GP_EXPORT int cuGraphExecHostNodeSetParams(void) { return gp_missing(83); }
-GP_EXPORT int cuGraphExecKernelNodeSetParams(void) { return gp_missing(84); }
-GP_EXPORT int cuGraphExecKernelNodeSetParams_v2(void) { return gp_missing(85); }
-GP_EXPORT int cuGraphExecMemcpyNodeSetParams(void) { return gp_missing(86); }
-GP_EXPORT int cuGraphExecMemsetNodeSetParams(void) { return gp_missing(87); }
-GP_EXPORT int cuGraphExecNodeSetParams(void) { return gp_missing(88); }
-GP_EXPORT int cuGraphExecUpdate(void) { return gp_missing(89); }
-GP_EXPORT int cuGraphExecUpdate_v2(void) { return gp_missing(90); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(91); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(92); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(93); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(94); }
-GP_EXPORT int cuGraphGetEdges(void) { return gp_missing(95); }
-GP_EXPORT int cuGraphGetEdges_v2(void) { return gp_missing(96); }
-GP_EXPORT int cuGraphGetRootNodes(void) { return gp_missing(97); }
-GP_EXPORT int cuGraphHostNodeGetParams(void) { return gp_missing(98); }
-GP_EXPORT int cuGraphHostNodeSetParams(void) { return gp_missing(99); }
-GP_EXPORT int cuGraphKernelNodeCopyAttributes(void) { return gp_missing(100); }
-GP_EXPORT int cuGraphKernelNodeGetAttribute(void) { return gp_missing(101); }
-GP_EXPORT int cuGraphKernelNodeGetParams(void) { return gp_missing(102); }
-GP_EXPORT int cuGraphKernelNodeGetParams_v2(void) { return gp_missing(103); }
-GP_EXPORT int cuGraphKernelNodeSetAttribute(void) { return gp_missing(104); }
-GP_EXPORT int cuGraphKernelNodeSetParams(void) { return gp_missing(105); }
-GP_EXPORT int cuGraphKernelNodeSetParams_v2(void) { return gp_missing(106); }
-GP_EXPORT int cuGraphMemAllocNodeGetParams(void) { return gp_missing(107); }
-GP_EXPORT int cuGraphMemFreeNodeGetParams(void) { return gp_missing(108); }
-GP_EXPORT int cuGraphMemcpyNodeGetParams(void) { return gp_missing(109); }
-GP_EXPORT int cuGraphMemcpyNodeSetParams(void) { return gp_missing(110); }
-GP_EXPORT int cuGraphMemsetNodeGetParams(void) { return gp_missing(111); }
-GP_EXPORT int cuGraphMemsetNodeSetParams(void) { return gp_missing(112); }
-GP_EXPORT int cuGraphNodeFindInClone(void) { return gp_missing(113); }
-GP_EXPORT int cuGraphNodeGetDependencies(void) { return gp_missing(114); }
-GP_EXPORT int cuGraphNodeGetDependencies_v2(void) { return gp_missing(115); }
-GP_EXPORT int cuGraphNodeGetDependentNodes(void) { return gp_missing(116); }
-GP_EXPORT int cuGraphNodeGetDependentNodes_v2(void) { return gp_missing(117); }
-GP_EXPORT int cuGraphNodeGetEnabled(void) { return gp_missing(118); }
-GP_EXPORT int cuGraphNodeGetType(void) { return gp_missing(119); }
-GP_EXPORT int cuGraphNodeSetEnabled(void) { return gp_missing(120); }
-GP_EXPORT int cuGraphNodeSetParams(void) { return gp_missing(121); }
-GP_EXPORT int cuGraphReleaseUserObject(void) { return gp_missing(122); }
-GP_EXPORT int cuGraphRemoveDependencies(void) { return gp_missing(123); }
-GP_EXPORT int cuGraphRemoveDependencies_v2(void) { return gp_missing(124); }
-GP_EXPORT int cuGraphRetainUserObject(void) { return gp_missing(125); }
-GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(126); }
-GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(127); }
-GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(128); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(129); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(130); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(131); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(132); }
-GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(133); }
-GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(134); }
-GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(135); }
-GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(136); }
-GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(137); }
-GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(138); }
-GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(139); }
-GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(140); }
-GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(141); }
-GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(142); }
-GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(143); }
-GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(144); }
-GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(145); }
-GP_EXPORT int cuIpcCloseMemHandle(void) { return gp_missing(146); }
-GP_EXPORT int cuIpcGetEventHandle(void) { return gp_missing(147); }
-GP_EXPORT int cuIpcGetMemHandle(void) { return gp_missing(148); }
-GP_EXPORT int cuIpcOpenEventHandle(void) { return gp_missing(149); }
-GP_EXPORT int cuIpcOpenMemHandle(void) { return gp_missing(150); }
-GP_EXPORT int cuIpcOpenMemHandle_v2(void) { return gp_missing(151); }
-GP_EXPORT int cuLaunch(void) { return gp_missing(152); }
-GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(153); }
-GP_EXPORT int cuLaunchGrid(void) { return gp_missing(154); }
-GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(155); }
-GP_EXPORT int cuLaunchHostFunc(void) { return gp_missing(156); }
-GP_EXPORT int cuLaunchHostFunc_ptsz(void) { return gp_missing(157); }
-GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(158); }
-GP_EXPORT int cuLogsCurrent(void) { return gp_missing(159); }
-GP_EXPORT int cuLogsDumpToFile(void) { return gp_missing(160); }
-GP_EXPORT int cuLogsDumpToMemory(void) { return gp_missing(161); }
-GP_EXPORT int cuMemAdvise(void) { return gp_missing(162); }
-GP_EXPORT int cuMemAdvise_v2(void) { return gp_missing(163); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(164); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(165); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(166); }
-GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(167); }
-GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(168); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(169); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(170); }
-GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(171); }
-GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(172); }
-GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(173); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(174); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(175); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(176); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(177); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(178); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(179); }
-GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(180); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(181); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(182); }
-GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(183); }
-GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(184); }
-GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(185); }
-GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(186); }
-GP_EXPORT int cuMemPrefetchAsync(void) { return gp_missing(187); }
-GP_EXPORT int cuMemPrefetchAsync_ptsz(void) { return gp_missing(188); }
-GP_EXPORT int cuMemPrefetchAsync_v2(void) { return gp_missing(189); }
-GP_EXPORT int cuMemPrefetchAsync_v2_ptsz(void) { return gp_missing(190); }
-GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(191); }
-GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(192); }
-GP_EXPORT int cuMemRangeGetAttribute(void) { return gp_missing(193); }
-GP_EXPORT int cuMemRangeGetAttributes(void) { return gp_missing(194); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(195); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(196); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(197); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(198); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(199); }
-GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(200); }
-GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(201); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(202); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(203); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(204); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(205); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(206); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(207); }
-GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(208); }
-GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(209); }
-GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(210); }
-GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(211); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(212); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(213); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(214); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(215); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(216); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(217); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(218); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(219); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(220); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(221); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(222); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(223); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(224); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(225); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(226); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(227); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(228); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(229); }
-GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(230); }
-GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(231); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(232); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(233); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(234); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(235); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(236); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(237); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(238); }
-GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(239); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(240); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(241); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(242); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(243); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(244); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(245); }
-GP_EXPORT int cuStreamAddCallback(void) { return gp_missing(246); }
-GP_EXPORT int cuStreamAddCallback_ptsz(void) { return gp_missing(247); }
-GP_EXPORT int cuStreamAttachMemAsync(void) { return gp_missing(248); }
-GP_EXPORT int cuStreamAttachMemAsync_ptsz(void) { return gp_missing(249); }
-GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(250); }
-GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(251); }
-GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(252); }
-GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(253); }
-GP_EXPORT int cuStreamBeginCaptureToGraph(void) { return gp_missing(254); }
-GP_EXPORT int cuStreamBeginCaptureToGraph_ptsz(void) { return gp_missing(255); }
-GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(256); }
-GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(257); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies(void) { return gp_missing(258); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_ptsz(void) { return gp_missing(259); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void) { return gp_missing(260); }
-GP_EXPORT int cuStreamUpdateCaptureDependencies_v2_ptsz(void) { return gp_missing(261); }
-GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(262); }
-GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(263); }
-GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(264); }
-GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(265); }
-GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(266); }
-GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(267); }
-GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(268); }
-GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(269); }
-GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(270); }
-GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(271); }
-GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(272); }
-GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(273); }
-GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(274); }
-GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(275); }
-GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(276); }
-GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(277); }
-GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(278); }
-GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(279); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(280); }
-GP_EXPORT int cuTexRefCreate(void) { return gp_missing(281); }
-GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(282); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(283); }
-GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(284); }
-GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(285); }
-GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(286); }
-GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(287); }
-GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(288); }
-GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(289); }
-GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(290); }
-GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(291); }
-GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(292); }
-GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(293); }
-GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(294); }
-GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(295); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(296); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(297); }
-GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(298); }
-GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(299); }
-GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(300); }
-GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(301); }
-GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(302); }
-GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(303); }
-GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(304); }
-GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(305); }
-GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(306); }
-GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(307); }
-GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(308); }
-GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(309); }
-GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(310); }
-GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(311); }
-GP_EXPORT int cuUserObjectCreate(void) { return gp_missing(312); }
-GP_EXPORT int cuUserObjectRelease(void) { return gp_missing(313); }
-GP_EXPORT int cuUserObjectRetain(void) { return gp_missing(314); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(315); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(316); }
+GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(31); }
+GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(32); }
+GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(33); }
+GP_EXPORT int cuDeviceGetProperties(void) { return gp_missing(34); }
+GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(35); }
+GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(36); }
+GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(37); }
+GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(38); }
+GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(39); }
+GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(40); }
+GP_EXPORT int cuFuncSetBlockShape(void) { return gp_missing(41); }
+GP_EXPORT int cuFuncSetSharedSize(void) { return gp_missing(42); }
+GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(43); }
+GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(44); }
+GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(45); }
+GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(46); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(47); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(48); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(49); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(50); }
+GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(51); }
+GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(52); }
+GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(53); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(54); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(55); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(56); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(57); }
+GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(58); }
+GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(59); }
+GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(60); }
+GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(61); }
+GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(62); }
+GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(63); }
+GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(64); }
+GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(65); }
+GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(66); }
+GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(67); }
+GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(68); }
+GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(69); }
+GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(70); }
+GP_EXPORT int cuIpcCloseMemHandle(void) { return gp_missing(71); }
+GP_EXPORT int cuIpcGetEventHandle(void) { return gp_missing(72); }
+GP_EXPORT int cuIpcGetMemHandle(void) { return gp_missing(73); }
+GP_EXPORT int cuIpcOpenEventHandle(void) { return gp_missing(74); }
+GP_EXPORT int cuIpcOpenMemHandle(void) { return gp_missing(75); }
+GP_EXPORT int cuIpcOpenMemHandle_v2(void) { return gp_missing(76); }
+GP_EXPORT int cuLaunch(void) { return gp_missing(77); }
+GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(78); }
+GP_EXPORT int cuLaunchGrid(void) { return gp_missing(79); }
+GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(80); }
+GP_EXPORT int cuLaunchHostFunc(void) { return gp_missing(81); }
+GP_EXPORT int cuLaunchHostFunc_ptsz(void) { return gp_missing(82); }
+GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(83); }
+GP_EXPORT int cuLogsCurrent(void) { return gp_missing(84); }
+GP_EXPORT int cuLogsDumpToFile(void) { return gp_missing(85); }
+GP_EXPORT int cuLogsDumpToMemory(void) { return gp_missing(86); }
+GP_EXPORT int cuMemAdvise(void) { return gp_missing(87); }
+GP_EXPORT int cuMemAdvise_v2(void) { return gp_missing(88); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(89); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(90); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(91); }
+GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(92); }
+GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(93); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(94); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(95); }
+GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(96); }
+GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(97); }
+GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(98); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(99); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(100); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(101); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(102); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(103); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(104); }
+GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(105); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(106); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(107); }
+GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(108); }
+GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(109); }
+GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(110); }
+GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(111); }
+GP_EXPORT int cuMemPrefetchAsync(void) { return gp_missing(112); }
+GP_EXPORT int cuMemPrefetchAsync_ptsz(void) { return gp_missing(113); }
+GP_EXPORT int cuMemPrefetchAsync_v2(void) { return gp_missing(114); }
+GP_EXPORT int cuMemPrefetchAsync_v2_ptsz(void) { return gp_missing(115); }
+GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(116); }
+GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(117); }
+GP_EXPORT int cuMemRangeGetAttribute(void) { return gp_missing(118); }
+GP_EXPORT int cuMemRangeGetAttributes(void) { return gp_missing(119); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(120); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(121); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(122); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(123); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(124); }
+GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(125); }
+GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(126); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(127); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(128); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(129); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(130); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(131); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(132); }
+GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(133); }
+GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(134); }
+GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(135); }
+GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(136); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(137); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(138); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(139); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(140); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(141); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(142); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(143); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(144); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(145); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(146); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(147); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(148); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(149); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(150); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(151); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(152); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(153); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(154); }
+GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(155); }
+GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(156); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(157); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(158); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(159); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(160); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(161); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(162); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(163); }
+GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(164); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(165); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(166); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(167); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(168); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(169); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(170); }
+GP_EXPORT int cuStreamAddCallback(void) { return gp_missing(171); }
+GP_EXPORT int cuStreamAddCallback_ptsz(void) { return gp_missing(172); }
+GP_EXPORT int cuStreamAttachMemAsync(void) { return gp_missing(173); }
+GP_EXPORT int cuStreamAttachMemAsync_ptsz(void) { return gp_missing(174); }
+GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(175); }
+GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(176); }
+GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(177); }
+GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(178); }
+GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(179); }
+GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(180); }
+GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(181); }
+GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(182); }
+GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(183); }
+GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(184); }
+GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(185); }
+GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(186); }
+GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(187); }
+GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(188); }
+GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(189); }
+GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(190); }
+GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(191); }
+GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(192); }
+GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(193); }
+GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(194); }
+GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(195); }
+GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(196); }
+GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(197); }
+GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(198); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(199); }
+GP_EXPORT int cuTexRefCreate(void) { return gp_missing(200); }
+GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(201); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(202); }
+GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(203); }
+GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(204); }
+GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(205); }
+GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(206); }
+GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(207); }
+GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(208); }
+GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(209); }
+GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(210); }
+GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(211); }
+GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(212); }
+GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(213); }
+GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(214); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(215); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(216); }
+GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(217); }
+GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(218); }
+GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(219); }
+GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(220); }
+GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(221); }
+GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(222); }
+GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(223); }
+GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(224); }
+GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(225); }
+GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(226); }
+GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(227); }
+GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(228); }
+GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(229); }
+GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(230); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(231); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(232); }
 
-const int gp_missing_count = 317;
+const int gp_missing_count = 233;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -352,14 +268,11 @@ const char *const gp_missing_names[] = {
     "cuDestroyExternalSemaphore",
     "cuDevResourceGenerateDesc",
     "cuDevSmResourceSplitByCount",
-    "cuDeviceGetGraphMemAttribute",
     "cuDeviceGetHostAtomicCapabilities",
     "cuDeviceGetNvSciSyncAttributes",
     "cuDeviceGetP2PAtomicCapabilities",
     "cuDeviceGetProperties",
-    "cuDeviceGraphMemTrim",
     "cuDeviceRegisterAsyncNotification",
-    "cuDeviceSetGraphMemAttribute",
     "cuDeviceTotalMem",
     "cuDeviceUnregisterAsyncNotification",
     "cuExternalMemoryGetMappedBuffer",
@@ -367,86 +280,14 @@ const char *const gp_missing_names[] = {
     "cuFlushGPUDirectRDMAWrites",
     "cuFuncSetBlockShape",
     "cuFuncSetSharedSize",
-    "cuGraphAddBatchMemOpNode",
-    "cuGraphAddChildGraphNode",
-    "cuGraphAddDependencies",
-    "cuGraphAddDependencies_v2",
-    "cuGraphAddEmptyNode",
-    "cuGraphAddEventRecordNode",
-    "cuGraphAddEventWaitNode",
     "cuGraphAddExternalSemaphoresSignalNode",
     "cuGraphAddExternalSemaphoresWaitNode",
-    "cuGraphAddHostNode",
-    "cuGraphAddKernelNode",
-    "cuGraphAddKernelNode_v2",
-    "cuGraphAddMemAllocNode",
-    "cuGraphAddMemFreeNode",
-    "cuGraphAddMemcpyNode",
-    "cuGraphAddMemsetNode",
-    "cuGraphAddNode",
-    "cuGraphAddNode_v2",
-    "cuGraphBatchMemOpNodeGetParams",
-    "cuGraphBatchMemOpNodeSetParams",
-    "cuGraphChildGraphNodeGetGraph",
-    "cuGraphClone",
-    "cuGraphConditionalHandleCreate",
-    "cuGraphCreate",
-    "cuGraphDebugDotPrint",
-    "cuGraphDestroyNode",
-    "cuGraphEventRecordNodeGetEvent",
-    "cuGraphEventRecordNodeSetEvent",
-    "cuGraphEventWaitNodeGetEvent",
-    "cuGraphEventWaitNodeSetEvent",
-    "cuGraphExecBatchMemOpNodeSetParams",
-    "cuGraphExecChildGraphNodeSetParams",
-    "cuGraphExecEventRecordNodeSetEvent",
-    "cuGraphExecEventWaitNodeSetEvent",
     "cuGraphExecExternalSemaphoresSignalNodeSetParams",
     "cuGraphExecExternalSemaphoresWaitNodeSetParams",
-    "cuGraphExecGetFlags",
-    "cuGraphExecHostNodeSetParams",
-    "cuGraphExecKernelNodeSetParams",
-    "cuGraphExecKernelNodeSetParams_v2",
-    "cuGraphExecMemcpyNodeSetParams",
-    "cuGraphExecMemsetNodeSetParams",
-    "cuGraphExecNodeSetParams",
-    "cuGraphExecUpdate",
-    "cuGraphExecUpdate_v2",
     "cuGraphExternalSemaphoresSignalNodeGetParams",
     "cuGraphExternalSemaphoresSignalNodeSetParams",
     "cuGraphExternalSemaphoresWaitNodeGetParams",
     "cuGraphExternalSemaphoresWaitNodeSetParams",
-    "cuGraphGetEdges",
-    "cuGraphGetEdges_v2",
-    "cuGraphGetRootNodes",
-    "cuGraphHostNodeGetParams",
-    "cuGraphHostNodeSetParams",
-    "cuGraphKernelNodeCopyAttributes",
-    "cuGraphKernelNodeGetAttribute",
-    "cuGraphKernelNodeGetParams",
-    "cuGraphKernelNodeGetParams_v2",
-    "cuGraphKernelNodeSetAttribute",
-    "cuGraphKernelNodeSetParams",
-    "cuGraphKernelNodeSetParams_v2",
-    "cuGraphMemAllocNodeGetParams",
-    "cuGraphMemFreeNodeGetParams",
-    "cuGraphMemcpyNodeGetParams",
-    "cuGraphMemcpyNodeSetParams",
-    "cuGraphMemsetNodeGetParams",
-    "cuGraphMemsetNodeSetParams",
-    "cuGraphNodeFindInClone",
-    "cuGraphNodeGetDependencies",
-    "cuGraphNodeGetDependencies_v2",
-    "cuGraphNodeGetDependentNodes",
-    "cuGraphNodeGetDependentNodes_v2",
-    "cuGraphNodeGetEnabled",
-    "cuGraphNodeGetType",
-    "cuGraphNodeSetEnabled",
-    "cuGraphNodeSetParams",
-    "cuGraphReleaseUserObject",
-    "cuGraphRemoveDependencies",
-    "cuGraphRemoveDependencies_v2",
-    "cuGraphRetainUserObject",
     "cuGraphicsMapResources",
     "cuGraphicsMapResources_ptsz",
     "cuGraphicsResourceGetMappedMipmappedArray",
@@ -575,14 +416,8 @@ const char *const gp_missing_names[] = {
     "cuStreamBatchMemOp_ptsz",
     "cuStreamBatchMemOp_v2",
     "cuStreamBatchMemOp_v2_ptsz",
-    "cuStreamBeginCaptureToGraph",
-    "cuStreamBeginCaptureToGraph_ptsz",
     "cuStreamCopyAttributes",
     "cuStreamCopyAttributes_ptsz",
-    "cuStreamUpdateCaptureDependencies",
-    "cuStreamUpdateCaptureDependencies_ptsz",
-    "cuStreamUpdateCaptureDependencies_v2",
-    "cuStreamUpdateCaptureDependencies_v2_ptsz",
     "cuStreamWaitValue32",
     "cuStreamWaitValue32_ptsz",
     "cuStreamWaitValue32_v2",
@@ -633,14 +468,11 @@ const char *const gp_missing_names[] = {
     "cuTexRefSetMipmapLevelBias",
     "cuTexRefSetMipmapLevelClamp",
     "cuTexRefSetMipmappedArray",
-    "cuUserObjectCreate",
-    "cuUserObjectRelease",
-    "cuUserObjectRetain",
     "cuWaitExternalSemaphoresAsync",
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[317];
+unsigned long gp_missing_calls[233];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -683,6 +515,7 @@ int cuDeviceGetCount();
 int cuDeviceGetDefaultMemPool();
 int cuDeviceGetDevResource();
 int cuDeviceGetExecAffinitySupport();
+int cuDeviceGetGraphMemAttribute();
 int cuDeviceGetLuid();
 int cuDeviceGetMemPool();
 int cuDeviceGetName();
@@ -691,6 +524,7 @@ int cuDeviceGetPCIBusId();
 int cuDeviceGetTexture1DLinearMaxWidth();
 int cuDeviceGetUuid();
 int cuDeviceGetUuid_v2();
+int cuDeviceGraphMemTrim();
 int cuDevicePrimaryCtxGetState();
 int cuDevicePrimaryCtxRelease();
 int cuDevicePrimaryCtxRelease_v2();
@@ -699,6 +533,7 @@ int cuDevicePrimaryCtxReset_v2();
 int cuDevicePrimaryCtxRetain();
 int cuDevicePrimaryCtxSetFlags();
 int cuDevicePrimaryCtxSetFlags_v2();
+int cuDeviceSetGraphMemAttribute();
 int cuDeviceSetMemPool();
 int cuDeviceTotalMem_v2();
 int cuDriverGetVersion();
@@ -727,16 +562,88 @@ int cuGetErrorString();
 int cuGetExportTable();
 int cuGetProcAddress();
 int cuGetProcAddress_v2();
+int cuGraphAddBatchMemOpNode();
+int cuGraphAddChildGraphNode();
+int cuGraphAddDependencies();
+int cuGraphAddDependencies_v2();
+int cuGraphAddEmptyNode();
+int cuGraphAddEventRecordNode();
+int cuGraphAddEventWaitNode();
+int cuGraphAddHostNode();
+int cuGraphAddKernelNode();
+int cuGraphAddKernelNode_v2();
+int cuGraphAddMemAllocNode();
+int cuGraphAddMemFreeNode();
+int cuGraphAddMemcpyNode();
+int cuGraphAddMemsetNode();
+int cuGraphAddNode();
+int cuGraphAddNode_v2();
+int cuGraphBatchMemOpNodeGetParams();
+int cuGraphBatchMemOpNodeSetParams();
+int cuGraphChildGraphNodeGetGraph();
+int cuGraphClone();
+int cuGraphConditionalHandleCreate();
+int cuGraphCreate();
+int cuGraphDebugDotPrint();
 int cuGraphDestroy();
+int cuGraphDestroyNode();
+int cuGraphEventRecordNodeGetEvent();
+int cuGraphEventRecordNodeSetEvent();
+int cuGraphEventWaitNodeGetEvent();
+int cuGraphEventWaitNodeSetEvent();
+int cuGraphExecBatchMemOpNodeSetParams();
+int cuGraphExecChildGraphNodeSetParams();
 int cuGraphExecDestroy();
+int cuGraphExecEventRecordNodeSetEvent();
+int cuGraphExecEventWaitNodeSetEvent();
+int cuGraphExecGetFlags();
+int cuGraphExecHostNodeSetParams();
+int cuGraphExecKernelNodeSetParams();
+int cuGraphExecKernelNodeSetParams_v2();
+int cuGraphExecMemcpyNodeSetParams();
+int cuGraphExecMemsetNodeSetParams();
+int cuGraphExecNodeSetParams();
+int cuGraphExecUpdate();
+int cuGraphExecUpdate_v2();
+int cuGraphGetEdges();
+int cuGraphGetEdges_v2();
 int cuGraphGetNodes();
+int cuGraphGetRootNodes();
+int cuGraphHostNodeGetParams();
+int cuGraphHostNodeSetParams();
 int cuGraphInstantiate();
 int cuGraphInstantiateWithFlags();
 int cuGraphInstantiateWithParams();
 int cuGraphInstantiateWithParams_ptsz();
 int cuGraphInstantiate_v2();
+int cuGraphKernelNodeCopyAttributes();
+int cuGraphKernelNodeGetAttribute();
+int cuGraphKernelNodeGetParams();
+int cuGraphKernelNodeGetParams_v2();
+int cuGraphKernelNodeSetAttribute();
+int cuGraphKernelNodeSetParams();
+int cuGraphKernelNodeSetParams_v2();
 int cuGraphLaunch();
 int cuGraphLaunch_ptsz();
+int cuGraphMemAllocNodeGetParams();
+int cuGraphMemFreeNodeGetParams();
+int cuGraphMemcpyNodeGetParams();
+int cuGraphMemcpyNodeSetParams();
+int cuGraphMemsetNodeGetParams();
+int cuGraphMemsetNodeSetParams();
+int cuGraphNodeFindInClone();
+int cuGraphNodeGetDependencies();
+int cuGraphNodeGetDependencies_v2();
+int cuGraphNodeGetDependentNodes();
+int cuGraphNodeGetDependentNodes_v2();
+int cuGraphNodeGetEnabled();
+int cuGraphNodeGetType();
+int cuGraphNodeSetEnabled();
+int cuGraphNodeSetParams();
+int cuGraphReleaseUserObject();
+int cuGraphRemoveDependencies();
+int cuGraphRemoveDependencies_v2();
+int cuGraphRetainUserObject();
 int cuGraphUpload();
 int cuGraphUpload_ptsz();
 int cuInit();
@@ -910,6 +817,8 @@ int cuPointerSetAttribute();
 int cuProfilerStart();
 int cuProfilerStop();
 int cuStreamBeginCapture();
+int cuStreamBeginCaptureToGraph();
+int cuStreamBeginCaptureToGraph_ptsz();
 int cuStreamBeginCapture_ptsz();
 int cuStreamBeginCapture_v2();
 int cuStreamBeginCapture_v2_ptsz();
@@ -948,6 +857,10 @@ int cuStreamSetAttribute();
 int cuStreamSetAttribute_ptsz();
 int cuStreamSynchronize();
 int cuStreamSynchronize_ptsz();
+int cuStreamUpdateCaptureDependencies();
+int cuStreamUpdateCaptureDependencies_ptsz();
+int cuStreamUpdateCaptureDependencies_v2();
+int cuStreamUpdateCaptureDependencies_v2_ptsz();
 int cuStreamWaitEvent();
 int cuStreamWaitEvent_ptsz();
 int cuSurfObjectCreate();
@@ -962,6 +875,9 @@ int cuTexObjectGetResourceDesc();
 int cuTexObjectGetResourceViewDesc();
 int cuTexObjectGetTextureDesc();
 int cuThreadExchangeStreamCaptureMode();
+int cuUserObjectCreate();
+int cuUserObjectRelease();
+int cuUserObjectRetain();
 
 const struct gp_symbol gp_symbols[] = {
     {"cuArray3DCreate", 2000, 0, 0, (void (*)(void))cuArray3DCreate},
@@ -1036,7 +952,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuDeviceGetDefaultMemPool", 11020, 0, 1, (void (*)(void))cuDeviceGetDefaultMemPool},
     {"cuDeviceGetDevResource", 12040, 0, 1, (void (*)(void))cuDeviceGetDevResource},
     {"cuDeviceGetExecAffinitySupport", 11040, 0, 1, (void (*)(void))cuDeviceGetExecAffinitySupport},
-    {"cuDeviceGetGraphMemAttribute", 11040, 0, 0, (void (*)(void))cuDeviceGetGraphMemAttribute},
+    {"cuDeviceGetGraphMemAttribute", 11040, 0, 1, (void (*)(void))cuDeviceGetGraphMemAttribute},
     {"cuDeviceGetHostAtomicCapabilities", 13000, 0, 0, (void (*)(void))cuDeviceGetHostAtomicCapabilities},
     {"cuDeviceGetLuid", 10000, 0, 1, (void (*)(void))cuDeviceGetLuid},
     {"cuDeviceGetMemPool", 11020, 0, 1, (void (*)(void))cuDeviceGetMemPool},
@@ -1049,7 +965,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuDeviceGetTexture1DLinearMaxWidth", 11010, 0, 1, (void (*)(void))cuDeviceGetTexture1DLinearMaxWidth},
     {"cuDeviceGetUuid", 9020, 0, 1, (void (*)(void))cuDeviceGetUuid},
     {"cuDeviceGetUuid", 11040, 0, 1, (void (*)(void))cuDeviceGetUuid_v2},
-    {"cuDeviceGraphMemTrim", 11040, 0, 0, (void (*)(void))cuDeviceGraphMemTrim},
+    {"cuDeviceGraphMemTrim", 11040, 0, 1, (void (*)(void))cuDeviceGraphMemTrim},
     {"cuDevicePrimaryCtxGetState", 7000, 0, 1, (void (*)(void))cuDevicePrimaryCtxGetState},
     {"cuDevicePrimaryCtxRelease", 7000, 0, 1, (void (*)(void))cuDevicePrimaryCtxRelease},
     {"cuDevicePrimaryCtxRelease", 11000, 0, 1, (void (*)(void))cuDevicePrimaryCtxRelease_v2},
@@ -1059,7 +975,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuDevicePrimaryCtxSetFlags", 7000, 0, 1, (void (*)(void))cuDevicePrimaryCtxSetFlags},
     {"cuDevicePrimaryCtxSetFlags", 11000, 0, 1, (void (*)(void))cuDevicePrimaryCtxSetFlags_v2},
     {"cuDeviceRegisterAsyncNotification", 12040, 0, 0, (void (*)(void))cuDeviceRegisterAsyncNotification},
-    {"cuDeviceSetGraphMemAttribute", 11040, 0, 0, (void (*)(void))cuDeviceSetGraphMemAttribute},
+    {"cuDeviceSetGraphMemAttribute", 11040, 0, 1, (void (*)(void))cuDeviceSetGraphMemAttribute},
     {"cuDeviceSetMemPool", 11020, 0, 1, (void (*)(void))cuDeviceSetMemPool},
     {"cuDeviceTotalMem", 2000, 0, 0, (void (*)(void))cuDeviceTotalMem},
     {"cuDeviceTotalMem", 3020, 0, 1, (void (*)(void))cuDeviceTotalMem_v2},
@@ -1095,96 +1011,96 @@ const struct gp_symbol gp_symbols[] = {
     {"cuGetExportTable", 3000, 0, 1, (void (*)(void))cuGetExportTable},
     {"cuGetProcAddress", 11030, 0, 1, (void (*)(void))cuGetProcAddress},
     {"cuGetProcAddress", 12000, 0, 1, (void (*)(void))cuGetProcAddress_v2},
-    {"cuGraphAddBatchMemOpNode", 11070, 0, 0, (void (*)(void))cuGraphAddBatchMemOpNode},
-    {"cuGraphAddChildGraphNode", 10000, 0, 0, (void (*)(void))cuGraphAddChildGraphNode},
-    {"cuGraphAddDependencies", 10000, 0, 0, (void (*)(void))cuGraphAddDependencies},
-    {"cuGraphAddDependencies", 12030, 0, 0, (void (*)(void))cuGraphAddDependencies_v2},
-    {"cuGraphAddEmptyNode", 10000, 0, 0, (void (*)(void))cuGraphAddEmptyNode},
-    {"cuGraphAddEventRecordNode", 11010, 0, 0, (void (*)(void))cuGraphAddEventRecordNode},
-    {"cuGraphAddEventWaitNode", 11010, 0, 0, (void (*)(void))cuGraphAddEventWaitNode},
+    {"cuGraphAddBatchMemOpNode", 11070, 0, 1, (void (*)(void))cuGraphAddBatchMemOpNode},
+    {"cuGraphAddChildGraphNode", 10000, 0, 1, (void (*)(void))cuGraphAddChildGraphNode},
+    {"cuGraphAddDependencies", 10000, 0, 1, (void (*)(void))cuGraphAddDependencies},
+    {"cuGraphAddDependencies", 12030, 0, 1, (void (*)(void))cuGraphAddDependencies_v2},
+    {"cuGraphAddEmptyNode", 10000, 0, 1, (void (*)(void))cuGraphAddEmptyNode},
+    {"cuGraphAddEventRecordNode", 11010, 0, 1, (void (*)(void))cuGraphAddEventRecordNode},
+    {"cuGraphAddEventWaitNode", 11010, 0, 1, (void (*)(void))cuGraphAddEventWaitNode},
     {"cuGraphAddExternalSemaphoresSignalNode", 11020, 0, 0, (void (*)(void))cuGraphAddExternalSemaphoresSignalNode},
     {"cuGraphAddExternalSemaphoresWaitNode", 11020, 0, 0, (void (*)(void))cuGraphAddExternalSemaphoresWaitNode},
-    {"cuGraphAddHostNode", 10000, 0, 0, (void (*)(void))cuGraphAddHostNode},
-    {"cuGraphAddKernelNode", 10000, 0, 0, (void (*)(void))cuGraphAddKernelNode},
-    {"cuGraphAddKernelNode", 12000, 0, 0, (void (*)(void))cuGraphAddKernelNode_v2},
-    {"cuGraphAddMemAllocNode", 11040, 0, 0, (void (*)(void))cuGraphAddMemAllocNode},
-    {"cuGraphAddMemFreeNode", 11040, 0, 0, (void (*)(void))cuGraphAddMemFreeNode},
-    {"cuGraphAddMemcpyNode", 10000, 0, 0, (void (*)(void))cuGraphAddMemcpyNode},
-    {"cuGraphAddMemsetNode", 10000, 0, 0, (void (*)(void))cuGraphAddMemsetNode},
-    {"cuGraphAddNode", 12020, 0, 0, (void (*)(void))cuGraphAddNode},
-    {"cuGraphAddNode", 12030, 0, 0, (void (*)(void))cuGraphAddNode_v2},
-    {"cuGraphBatchMemOpNodeGetParams", 11070, 0, 0, (void (*)(void))cuGraphBatchMemOpNodeGetParams},
-    {"cuGraphBatchMemOpNodeSetParams", 11070, 0, 0, (void (*)(void))cuGraphBatchMemOpNodeSetParams},
-    {"cuGraphChildGraphNodeGetGraph", 10000, 0, 0, (void (*)(void))cuGraphChildGraphNodeGetGraph},
-    {"cuGraphClone", 10000, 0, 0, (void (*)(void))cuGraphClone},
-    {"cuGraphConditionalHandleCreate", 12030, 0, 0, (void (*)(void))cuGraphConditionalHandleCreate},
-    {"cuGraphCreate", 10000, 0, 0, (void (*)(void))cuGraphCreate},
-    {"cuGraphDebugDotPrint", 11030, 0, 0, (void (*)(void))cuGraphDebugDotPrint},
+    {"cuGraphAddHostNode", 10000, 0, 1, (void (*)(void))cuGraphAddHostNode},
+    {"cuGraphAddKernelNode", 10000, 0, 1, (void (*)(void))cuGraphAddKernelNode},
+    {"cuGraphAddKernelNode", 12000, 0, 1, (void (*)(void))cuGraphAddKernelNode_v2},
+    {"cuGraphAddMemAllocNode", 11040, 0, 1, (void (*)(void))cuGraphAddMemAllocNode},
+    {"cuGraphAddMemFreeNode", 11040, 0, 1, (void (*)(void))cuGraphAddMemFreeNode},
+    {"cuGraphAddMemcpyNode", 10000, 0, 1, (void (*)(void))cuGraphAddMemcpyNode},
+    {"cuGraphAddMemsetNode", 10000, 0, 1, (void (*)(void))cuGraphAddMemsetNode},
+    {"cuGraphAddNode", 12020, 0, 1, (void (*)(void))cuGraphAddNode},
+    {"cuGraphAddNode", 12030, 0, 1, (void (*)(void))cuGraphAddNode_v2},
+    {"cuGraphBatchMemOpNodeGetParams", 11070, 0, 1, (void (*)(void))cuGraphBatchMemOpNodeGetParams},
+    {"cuGraphBatchMemOpNodeSetParams", 11070, 0, 1, (void (*)(void))cuGraphBatchMemOpNodeSetParams},
+    {"cuGraphChildGraphNodeGetGraph", 10000, 0, 1, (void (*)(void))cuGraphChildGraphNodeGetGraph},
+    {"cuGraphClone", 10000, 0, 1, (void (*)(void))cuGraphClone},
+    {"cuGraphConditionalHandleCreate", 12030, 0, 1, (void (*)(void))cuGraphConditionalHandleCreate},
+    {"cuGraphCreate", 10000, 0, 1, (void (*)(void))cuGraphCreate},
+    {"cuGraphDebugDotPrint", 11030, 0, 1, (void (*)(void))cuGraphDebugDotPrint},
     {"cuGraphDestroy", 10000, 0, 1, (void (*)(void))cuGraphDestroy},
-    {"cuGraphDestroyNode", 10000, 0, 0, (void (*)(void))cuGraphDestroyNode},
-    {"cuGraphEventRecordNodeGetEvent", 11010, 0, 0, (void (*)(void))cuGraphEventRecordNodeGetEvent},
-    {"cuGraphEventRecordNodeSetEvent", 11010, 0, 0, (void (*)(void))cuGraphEventRecordNodeSetEvent},
-    {"cuGraphEventWaitNodeGetEvent", 11010, 0, 0, (void (*)(void))cuGraphEventWaitNodeGetEvent},
-    {"cuGraphEventWaitNodeSetEvent", 11010, 0, 0, (void (*)(void))cuGraphEventWaitNodeSetEvent},
-    {"cuGraphExecBatchMemOpNodeSetParams", 11070, 0, 0, (void (*)(void))cuGraphExecBatchMemOpNodeSetParams},
-    {"cuGraphExecChildGraphNodeSetParams", 11010, 0, 0, (void (*)(void))cuGraphExecChildGraphNodeSetParams},
+    {"cuGraphDestroyNode", 10000, 0, 1, (void (*)(void))cuGraphDestroyNode},
+    {"cuGraphEventRecordNodeGetEvent", 11010, 0, 1, (void (*)(void))cuGraphEventRecordNodeGetEvent},
+    {"cuGraphEventRecordNodeSetEvent", 11010, 0, 1, (void (*)(void))cuGraphEventRecordNodeSetEvent},
+    {"cuGraphEventWaitNodeGetEvent", 11010, 0, 1, (void (*)(void))cuGraphEventWaitNodeGetEvent},
+    {"cuGraphEventWaitNodeSetEvent", 11010, 0, 1, (void (*)(void))cuGraphEventWaitNodeSetEvent},
+    {"cuGraphExecBatchMemOpNodeSetParams", 11070, 0, 1, (void (*)(void))cuGraphExecBatchMemOpNodeSetParams},
+    {"cuGraphExecChildGraphNodeSetParams", 11010, 0, 1, (void (*)(void))cuGraphExecChildGraphNodeSetParams},
     {"cuGraphExecDestroy", 10000, 0, 1, (void (*)(void))cuGraphExecDestroy},
-    {"cuGraphExecEventRecordNodeSetEvent", 11010, 0, 0, (void (*)(void))cuGraphExecEventRecordNodeSetEvent},
-    {"cuGraphExecEventWaitNodeSetEvent", 11010, 0, 0, (void (*)(void))cuGraphExecEventWaitNodeSetEvent},
+    {"cuGraphExecEventRecordNodeSetEvent", 11010, 0, 1, (void (*)(void))cuGraphExecEventRecordNodeSetEvent},
+    {"cuGraphExecEventWaitNodeSetEvent", 11010, 0, 1, (void (*)(void))cuGraphExecEventWaitNodeSetEvent},
     {"cuGraphExecExternalSemaphoresSignalNodeSetParams", 11020, 0, 0, (void (*)(void))cuGraphExecExternalSemaphoresSignalNodeSetParams},
     {"cuGraphExecExternalSemaphoresWaitNodeSetParams", 11020, 0, 0, (void (*)(void))cuGraphExecExternalSemaphoresWaitNodeSetParams},
-    {"cuGraphExecGetFlags", 12000, 0, 0, (void (*)(void))cuGraphExecGetFlags},
-    {"cuGraphExecHostNodeSetParams", 10020, 0, 0, (void (*)(void))cuGraphExecHostNodeSetParams},
-    {"cuGraphExecKernelNodeSetParams", 10010, 0, 0, (void (*)(void))cuGraphExecKernelNodeSetParams},
-    {"cuGraphExecKernelNodeSetParams", 12000, 0, 0, (void (*)(void))cuGraphExecKernelNodeSetParams_v2},
-    {"cuGraphExecMemcpyNodeSetParams", 10020, 0, 0, (void (*)(void))cuGraphExecMemcpyNodeSetParams},
-    {"cuGraphExecMemsetNodeSetParams", 10020, 0, 0, (void (*)(void))cuGraphExecMemsetNodeSetParams},
-    {"cuGraphExecNodeSetParams", 12020, 0, 0, (void (*)(void))cuGraphExecNodeSetParams},
-    {"cuGraphExecUpdate", 10020, 0, 0, (void (*)(void))cuGraphExecUpdate},
-    {"cuGraphExecUpdate", 12000, 0, 0, (void (*)(void))cuGraphExecUpdate_v2},
+    {"cuGraphExecGetFlags", 12000, 0, 1, (void (*)(void))cuGraphExecGetFlags},
+    {"cuGraphExecHostNodeSetParams", 10020, 0, 1, (void (*)(void))cuGraphExecHostNodeSetParams},
+    {"cuGraphExecKernelNodeSetParams", 10010, 0, 1, (void (*)(void))cuGraphExecKernelNodeSetParams},
+    {"cuGraphExecKernelNodeSetParams", 12000, 0, 1, (void (*)(void))cuGraphExecKernelNodeSetParams_v2},
+    {"cuGraphExecMemcpyNodeSetParams", 10020, 0, 1, (void (*)(void))cuGraphExecMemcpyNodeSetParams},
+    {"cuGraphExecMemsetNodeSetParams", 10020, 0, 1, (void (*)(void))cuGraphExecMemsetNodeSetParams},
+    {"cuGraphExecNodeSetParams", 12020, 0, 1, (void (*)(void))cuGraphExecNodeSetParams},
+    {"cuGraphExecUpdate", 10020, 0, 1, (void (*)(void))cuGraphExecUpdate},
+    {"cuGraphExecUpdate", 12000, 0, 1, (void (*)(void))cuGraphExecUpdate_v2},
     {"cuGraphExternalSemaphoresSignalNodeGetParams", 11020, 0, 0, (void (*)(void))cuGraphExternalSemaphoresSignalNodeGetParams},
     {"cuGraphExternalSemaphoresSignalNodeSetParams", 11020, 0, 0, (void (*)(void))cuGraphExternalSemaphoresSignalNodeSetParams},
     {"cuGraphExternalSemaphoresWaitNodeGetParams", 11020, 0, 0, (void (*)(void))cuGraphExternalSemaphoresWaitNodeGetParams},
     {"cuGraphExternalSemaphoresWaitNodeSetParams", 11020, 0, 0, (void (*)(void))cuGraphExternalSemaphoresWaitNodeSetParams},
-    {"cuGraphGetEdges", 10000, 0, 0, (void (*)(void))cuGraphGetEdges},
-    {"cuGraphGetEdges", 12030, 0, 0, (void (*)(void))cuGraphGetEdges_v2},
+    {"cuGraphGetEdges", 10000, 0, 1, (void (*)(void))cuGraphGetEdges},
+    {"cuGraphGetEdges", 12030, 0, 1, (void (*)(void))cuGraphGetEdges_v2},
     {"cuGraphGetNodes", 10000, 0, 1, (void (*)(void))cuGraphGetNodes},
-    {"cuGraphGetRootNodes", 10000, 0, 0, (void (*)(void))cuGraphGetRootNodes},
-    {"cuGraphHostNodeGetParams", 10000, 0, 0, (void (*)(void))cuGraphHostNodeGetParams},
-    {"cuGraphHostNodeSetParams", 10000, 0, 0, (void (*)(void))cuGraphHostNodeSetParams},
+    {"cuGraphGetRootNodes", 10000, 0, 1, (void (*)(void))cuGraphGetRootNodes},
+    {"cuGraphHostNodeGetParams", 10000, 0, 1, (void (*)(void))cuGraphHostNodeGetParams},
+    {"cuGraphHostNodeSetParams", 10000, 0, 1, (void (*)(void))cuGraphHostNodeSetParams},
     {"cuGraphInstantiate", 10000, 0, 1, (void (*)(void))cuGraphInstantiate},
     {"cuGraphInstantiate", 11000, 0, 1, (void (*)(void))cuGraphInstantiate_v2},
     {"cuGraphInstantiateWithFlags", 11040, 0, 1, (void (*)(void))cuGraphInstantiateWithFlags},
     {"cuGraphInstantiateWithParams", 12000, 0, 1, (void (*)(void))cuGraphInstantiateWithParams},
     {"cuGraphInstantiateWithParams", 12000, 1, 1, (void (*)(void))cuGraphInstantiateWithParams_ptsz},
-    {"cuGraphKernelNodeCopyAttributes", 11000, 0, 0, (void (*)(void))cuGraphKernelNodeCopyAttributes},
-    {"cuGraphKernelNodeGetAttribute", 11000, 0, 0, (void (*)(void))cuGraphKernelNodeGetAttribute},
-    {"cuGraphKernelNodeGetParams", 10000, 0, 0, (void (*)(void))cuGraphKernelNodeGetParams},
-    {"cuGraphKernelNodeGetParams", 12000, 0, 0, (void (*)(void))cuGraphKernelNodeGetParams_v2},
-    {"cuGraphKernelNodeSetAttribute", 11000, 0, 0, (void (*)(void))cuGraphKernelNodeSetAttribute},
-    {"cuGraphKernelNodeSetParams", 10000, 0, 0, (void (*)(void))cuGraphKernelNodeSetParams},
-    {"cuGraphKernelNodeSetParams", 12000, 0, 0, (void (*)(void))cuGraphKernelNodeSetParams_v2},
+    {"cuGraphKernelNodeCopyAttributes", 11000, 0, 1, (void (*)(void))cuGraphKernelNodeCopyAttributes},
+    {"cuGraphKernelNodeGetAttribute", 11000, 0, 1, (void (*)(void))cuGraphKernelNodeGetAttribute},
+    {"cuGraphKernelNodeGetParams", 10000, 0, 1, (void (*)(void))cuGraphKernelNodeGetParams},
+    {"cuGraphKernelNodeGetParams", 12000, 0, 1, (void (*)(void))cuGraphKernelNodeGetParams_v2},
+    {"cuGraphKernelNodeSetAttribute", 11000, 0, 1, (void (*)(void))cuGraphKernelNodeSetAttribute},
+    {"cuGraphKernelNodeSetParams", 10000, 0, 1, (void (*)(void))cuGraphKernelNodeSetParams},
+    {"cuGraphKernelNodeSetParams", 12000, 0, 1, (void (*)(void))cuGraphKernelNodeSetParams_v2},
     {"cuGraphLaunch", 10000, 0, 1, (void (*)(void))cuGraphLaunch},
     {"cuGraphLaunch", 10000, 1, 1, (void (*)(void))cuGraphLaunch_ptsz},
-    {"cuGraphMemAllocNodeGetParams", 11040, 0, 0, (void (*)(void))cuGraphMemAllocNodeGetParams},
-    {"cuGraphMemFreeNodeGetParams", 11040, 0, 0, (void (*)(void))cuGraphMemFreeNodeGetParams},
-    {"cuGraphMemcpyNodeGetParams", 10000, 0, 0, (void (*)(void))cuGraphMemcpyNodeGetParams},
-    {"cuGraphMemcpyNodeSetParams", 10000, 0, 0, (void (*)(void))cuGraphMemcpyNodeSetParams},
-    {"cuGraphMemsetNodeGetParams", 10000, 0, 0, (void (*)(void))cuGraphMemsetNodeGetParams},
-    {"cuGraphMemsetNodeSetParams", 10000, 0, 0, (void (*)(void))cuGraphMemsetNodeSetParams},
-    {"cuGraphNodeFindInClone", 10000, 0, 0, (void (*)(void))cuGraphNodeFindInClone},
-    {"cuGraphNodeGetDependencies", 10000, 0, 0, (void (*)(void))cuGraphNodeGetDependencies},
-    {"cuGraphNodeGetDependencies", 12030, 0, 0, (void (*)(void))cuGraphNodeGetDependencies_v2},
-    {"cuGraphNodeGetDependentNodes", 10000, 0, 0, (void (*)(void))cuGraphNodeGetDependentNodes},
-    {"cuGraphNodeGetDependentNodes", 12030, 0, 0, (void (*)(void))cuGraphNodeGetDependentNodes_v2},
-    {"cuGraphNodeGetEnabled", 11060, 0, 0, (void (*)(void))cuGraphNodeGetEnabled},
-    {"cuGraphNodeGetType", 10000, 0, 0, (void (*)(void))cuGraphNodeGetType},
-    {"cuGraphNodeSetEnabled", 11060, 0, 0, (void (*)(void))cuGraphNodeSetEnabled},
-    {"cuGraphNodeSetParams", 12020, 0, 0, (void (*)(void))cuGraphNodeSetParams},
-    {"cuGraphReleaseUserObject", 11030, 0, 0, (void (*)(void))cuGraphReleaseUserObject},
-    {"cuGraphRemoveDependencies", 10000, 0, 0, (void (*)(void))cuGraphRemoveDependencies},
-    {"cuGraphRemoveDependencies", 12030, 0, 0, (void (*)(void))cuGraphRemoveDependencies_v2},
-    {"cuGraphRetainUserObject", 11030, 0, 0, (void (*)(void))cuGraphRetainUserObject},
+    {"cuGraphMemAllocNodeGetParams", 11040, 0, 1, (void (*)(void))cuGraphMemAllocNodeGetParams},
+    {"cuGraphMemFreeNodeGetParams", 11040, 0, 1, (void (*)(void))cuGraphMemFreeNodeGetParams},
+    {"cuGraphMemcpyNodeGetParams", 10000, 0, 1, (void (*)(void))cuGraphMemcpyNodeGetParams},
+    {"cuGraphMemcpyNodeSetParams", 10000, 0, 1, (void (*)(void))cuGraphMemcpyNodeSetParams},
+    {"cuGraphMemsetNodeGetParams", 10000, 0, 1, (void (*)(void))cuGraphMemsetNodeGetParams},
+    {"cuGraphMemsetNodeSetParams", 10000, 0, 1, (void (*)(void))cuGraphMemsetNodeSetParams},
+    {"cuGraphNodeFindInClone", 10000, 0, 1, (void (*)(void))cuGraphNodeFindInClone},
+    {"cuGraphNodeGetDependencies", 10000, 0, 1, (void (*)(void))cuGraphNodeGetDependencies},
+    {"cuGraphNodeGetDependencies", 12030, 0, 1, (void (*)(void))cuGraphNodeGetDependencies_v2},
+    {"cuGraphNodeGetDependentNodes", 10000, 0, 1, (void (*)(void))cuGraphNodeGetDependentNodes},
+    {"cuGraphNodeGetDependentNodes", 12030, 0, 1, (void (*)(void))cuGraphNodeGetDependentNodes_v2},
+    {"cuGraphNodeGetEnabled", 11060, 0, 1, (void (*)(void))cuGraphNodeGetEnabled},
+    {"cuGraphNodeGetType", 10000, 0, 1, (void (*)(void))cuGraphNodeGetType},
+    {"cuGraphNodeSetEnabled", 11060, 0, 1, (void (*)(void))cuGraphNodeSetEnabled},
+    {"cuGraphNodeSetParams", 12020, 0, 1, (void (*)(void))cuGraphNodeSetParams},
+    {"cuGraphReleaseUserObject", 11030, 0, 1, (void (*)(void))cuGraphReleaseUserObject},
+    {"cuGraphRemoveDependencies", 10000, 0, 1, (void (*)(void))cuGraphRemoveDependencies},
+    {"cuGraphRemoveDependencies", 12030, 0, 1, (void (*)(void))cuGraphRemoveDependencies_v2},
+    {"cuGraphRetainUserObject", 11030, 0, 1, (void (*)(void))cuGraphRetainUserObject},
     {"cuGraphUpload", 11010, 0, 1, (void (*)(void))cuGraphUpload},
     {"cuGraphUpload", 11010, 1, 1, (void (*)(void))cuGraphUpload_ptsz},
     {"cuGraphicsMapResources", 3000, 0, 0, (void (*)(void))cuGraphicsMapResources},
@@ -1489,8 +1405,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuStreamBeginCapture", 10000, 1, 1, (void (*)(void))cuStreamBeginCapture_ptsz},
     {"cuStreamBeginCapture", 10010, 0, 1, (void (*)(void))cuStreamBeginCapture_v2},
     {"cuStreamBeginCapture", 10010, 1, 1, (void (*)(void))cuStreamBeginCapture_v2_ptsz},
-    {"cuStreamBeginCaptureToGraph", 12030, 0, 0, (void (*)(void))cuStreamBeginCaptureToGraph},
-    {"cuStreamBeginCaptureToGraph", 12030, 1, 0, (void (*)(void))cuStreamBeginCaptureToGraph_ptsz},
+    {"cuStreamBeginCaptureToGraph", 12030, 0, 1, (void (*)(void))cuStreamBeginCaptureToGraph},
+    {"cuStreamBeginCaptureToGraph", 12030, 1, 1, (void (*)(void))cuStreamBeginCaptureToGraph_ptsz},
     {"cuStreamCopyAttributes", 11000, 0, 0, (void (*)(void))cuStreamCopyAttributes},
     {"cuStreamCopyAttributes", 11000, 1, 0, (void (*)(void))cuStreamCopyAttributes_ptsz},
     {"cuStreamCreate", 2000, 0, 1, (void (*)(void))cuStreamCreate},
@@ -1528,10 +1444,10 @@ const struct gp_symbol gp_symbols[] = {
     {"cuStreamSetAttribute", 11000, 1, 1, (void (*)(void))cuStreamSetAttribute_ptsz},
     {"cuStreamSynchronize", 2000, 0, 1, (void (*)(void))cuStreamSynchronize},
     {"cuStreamSynchronize", 7000, 1, 1, (void (*)(void))cuStreamSynchronize_ptsz},
-    {"cuStreamUpdateCaptureDependencies", 11030, 0, 0, (void (*)(void))cuStreamUpdateCaptureDependencies},
-    {"cuStreamUpdateCaptureDependencies", 11030, 1, 0, (void (*)(void))cuStreamUpdateCaptureDependencies_ptsz},
-    {"cuStreamUpdateCaptureDependencies", 12030, 0, 0, (void (*)(void))cuStreamUpdateCaptureDependencies_v2},
-    {"cuStreamUpdateCaptureDependencies", 12030, 1, 0, (void (*)(void))cuStreamUpdateCaptureDependencies_v2_ptsz},
+    {"cuStreamUpdateCaptureDependencies", 11030, 0, 1, (void (*)(void))cuStreamUpdateCaptureDependencies},
+    {"cuStreamUpdateCaptureDependencies", 11030, 1, 1, (void (*)(void))cuStreamUpdateCaptureDependencies_ptsz},
+    {"cuStreamUpdateCaptureDependencies", 12030, 0, 1, (void (*)(void))cuStreamUpdateCaptureDependencies_v2},
+    {"cuStreamUpdateCaptureDependencies", 12030, 1, 1, (void (*)(void))cuStreamUpdateCaptureDependencies_v2_ptsz},
     {"cuStreamWaitEvent", 3020, 0, 1, (void (*)(void))cuStreamWaitEvent},
     {"cuStreamWaitEvent", 7000, 1, 1, (void (*)(void))cuStreamWaitEvent_ptsz},
     {"cuStreamWaitValue32", 8000, 0, 0, (void (*)(void))cuStreamWaitValue32},
@@ -1596,9 +1512,9 @@ const struct gp_symbol gp_symbols[] = {
     {"cuTexRefSetMipmapLevelClamp", 5000, 0, 0, (void (*)(void))cuTexRefSetMipmapLevelClamp},
     {"cuTexRefSetMipmappedArray", 5000, 0, 0, (void (*)(void))cuTexRefSetMipmappedArray},
     {"cuThreadExchangeStreamCaptureMode", 10010, 0, 1, (void (*)(void))cuThreadExchangeStreamCaptureMode},
-    {"cuUserObjectCreate", 11030, 0, 0, (void (*)(void))cuUserObjectCreate},
-    {"cuUserObjectRelease", 11030, 0, 0, (void (*)(void))cuUserObjectRelease},
-    {"cuUserObjectRetain", 11030, 0, 0, (void (*)(void))cuUserObjectRetain},
+    {"cuUserObjectCreate", 11030, 0, 1, (void (*)(void))cuUserObjectCreate},
+    {"cuUserObjectRelease", 11030, 0, 1, (void (*)(void))cuUserObjectRelease},
+    {"cuUserObjectRetain", 11030, 0, 1, (void (*)(void))cuUserObjectRetain},
     {"cuWaitExternalSemaphoresAsync", 10000, 0, 0, (void (*)(void))cuWaitExternalSemaphoresAsync},
     {"cuWaitExternalSemaphoresAsync", 10000, 1, 0, (void (*)(void))cuWaitExternalSemaphoresAsync_ptsz},
 };

@@ -155,6 +155,7 @@ GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
     if (address == 0) return GP_SUCCESS;
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
+    if (gp_capture_of(stream)) return gp_capture_free(address, stream);
     GP_CHECK(remove_device_range(address));
     uint64_t values[2] = {address, id};
     return gp_post(GP_FREE_ASYNC, values, 2);
@@ -425,8 +426,9 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t s
     GP_ENTER();
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
-    // A graph would have to read the host's memory again at each launch.
-    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    if (gp_capture_of(stream)) {
+        return gp_capture_copy(target, (uint64_t)(uintptr_t)source, size, false, stream);
+    }
     return copy_in(target, source, size, id);
 }
 
@@ -449,7 +451,9 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, v
     GP_ENTER();
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
-    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    if (gp_capture_of(stream)) {
+        return gp_capture_copy((uint64_t)(uintptr_t)target, source, size, true, stream);
+    }
     if (size == 0) return GP_SUCCESS;
     if (is_pinned(target)) {
         uint64_t id = gp_expect_download(target, size, handle->id);
@@ -557,7 +561,7 @@ int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
     GP_CHECK(gp_find_end(&copy->target, width, height, &to));
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
-    if (gp_capture_of(stream) && (from.host || to.host)) return GP_CAPTURE_UNSUPPORTED;
+    if (gp_capture_of(stream) && (from.host || to.host)) return gp_capture_box(copy, stream);
     if (!from.host && !to.host) {
         uint64_t values[10] = {to.address, to.pitch, to.slice, from.address, from.pitch,
                                from.slice, width, height, depth, id};

@@ -31,6 +31,7 @@ struct occupancy {
 struct function {
     struct gp_handle handle;
     struct function *next;  // of the same module
+    struct function *older;  // of all
     struct gp_handle *module;
     char *name;
     uint32_t count, bytes;
@@ -39,6 +40,9 @@ struct function {
     struct attributes *attributes[GP_DEVICES_MAX];
     struct occupancy *occupancies;
 };
+
+static struct function *every_function;  // they are never freed
+static pthread_mutex_t every_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct symbol {
     struct symbol *next;
@@ -318,7 +322,35 @@ static struct function *take_function(struct module *module, uint64_t id, const 
     pthread_mutex_init(&function->lock, NULL);
     function->next = module->functions;
     module->functions = function;
+    pthread_mutex_lock(&every_lock);
+    function->older = every_function;
+    every_function = function;
+    pthread_mutex_unlock(&every_lock);
     return function;
+}
+
+// --- functions as graphs need them ----------------------------------------------------------------
+
+void *gp_function_by_id(uint64_t id) {
+    pthread_mutex_lock(&every_lock);
+    struct function *at = every_function;
+    while (at != NULL && (at->handle.id != id || at->handle.magic != GP_MAGIC)) at = at->older;
+    pthread_mutex_unlock(&every_lock);
+    return at;
+}
+
+const char *gp_function_name(void *function) {
+    if (gp_check(function, GP_FUNCTION) != GP_SUCCESS) return NULL;
+    return ((struct function *)function)->name;
+}
+
+void **gp_function_pointers(void *given, unsigned char *bytes) {
+    const struct function *function = given;
+    void **made = calloc(function->count + 1, sizeof *made);
+    for (uint32_t at = 0; made != NULL && at < function->count; at++) {
+        made[at] = bytes + function->parameters[at].offset;
+    }
+    return made;
 }
 
 static int find_function(struct module *module, int op, const char *name, void **found) {
@@ -637,6 +669,27 @@ static int find_extra(void **extra, const unsigned char **bytes, size_t *size) {
         if ((uintptr_t)extra[at] == 2) *size = *(const size_t *)extra[at + 1];
     }
     return *bytes == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
+}
+
+int gp_function_bytes(void *given, void **parameters, void **extra, unsigned char **bytes,
+                      uint32_t *size) {
+    GP_CHECK(gp_check(given, GP_FUNCTION));
+    const struct function *function = given;
+    const unsigned char *buffer = NULL;
+    size_t known = 0;
+    if (parameters == NULL && function->count > 0) {
+        if (extra == NULL) return GP_INVALID_VALUE;
+        GP_CHECK(find_extra(extra, &buffer, &known));
+    }
+    *size = function->bytes;
+    *bytes = calloc(1, function->bytes + 1u);
+    if (*bytes == NULL) return GP_OUT_OF_MEMORY;
+    if (buffer != NULL) {
+        memcpy(*bytes, buffer, known < function->bytes ? known : function->bytes);
+    } else {
+        pack(*bytes, function, parameters);
+    }
+    return GP_SUCCESS;
 }
 
 static int launch(struct launch *head, struct function *function, void *stream, void **parameters,

@@ -210,7 +210,7 @@ static int allocate_async(uint64_t *address, size_t size, uint64_t pool, void *s
     if (address == NULL) return GP_INVALID_VALUE;
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
-    if (gp_capture_of(stream)) return GP_NOT_SUPPORTED;  // graph memory nodes
+    if (gp_capture_of(stream)) return gp_capture_allocate(address, size, pool, stream);
     uint64_t values[3] = {size, pool, id}, reply[1] = {0};
     GP_CHECK(gp_call(GP_ALLOCATE_ASYNC, values, 3, reply, sizeof reply));
     *address = reply[0];

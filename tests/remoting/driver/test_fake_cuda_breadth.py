@@ -117,8 +117,8 @@ def test_generic_nodes_run_and_can_be_switched_off(driver: Driver) -> None:
     driver.call("cuGraphNodeSetEnabled", executable, node, 1)
     driver.call("cuGraphLaunch", executable, 0)
     assert driver.download(data, 16) == struct.pack("4i", 5, 5, 5, 5)
-    conditional = (ctypes.c_uint64 * 32)(13)
-    where = (ctypes.byref(ctypes.c_uint64()), graph, 0, 0, 0, conditional)
+    semaphore = (ctypes.c_uint64 * 32)(8)
+    where = (ctypes.byref(ctypes.c_uint64()), graph, 0, 0, 0, semaphore)
     assert driver.code("cuGraphAddNode_v2", *where) == NOT_SUPPORTED
 
 

@@ -55,7 +55,8 @@ typedef unsigned int CUdevice_attribute, CUpointer_attribute, CUfunction_attribu
     CUflushGPUDirectRDMAWritesScope, CUgraphConditionalHandle_flags, CUexecAffinityType,
     CUmemcpySrcAccessOrder, CUgraphMem_attribute, CUaddress_mode, CUfilter_mode,
     CUresourceViewFormat, CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle,
-    CUtensorMapL2promotion, CUtensorMapFloatOOBfill, CUlogLevel, CUgraphChildGraphNodeOwnership;
+    CUtensorMapL2promotion, CUtensorMapFloatOOBfill, CUlogLevel, CUgraphChildGraphNodeOwnership,
+    CUgraphConditionalNodeType;
 
 enum {
     CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -123,7 +124,7 @@ enum {
     CU_GRAPH_NODE_TYPE_HOST = 3, CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_EMPTY = 5,
     CU_GRAPH_NODE_TYPE_WAIT_EVENT = 6, CU_GRAPH_NODE_TYPE_EVENT_RECORD = 7,
     CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
-    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12, CU_GRAPH_NODE_TYPE_CONDITIONAL = 13
 };
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4 };
 enum {
@@ -332,6 +333,35 @@ typedef struct {
 } CUDA_MEM_ALLOC_NODE_PARAMS;
 typedef CUDA_MEM_ALLOC_NODE_PARAMS CUDA_MEM_ALLOC_NODE_PARAMS_v2;
 
+typedef union {
+    CUstreamBatchMemOpType operation;
+    struct {
+        CUstreamBatchMemOpType operation;
+        CUdeviceptr address;
+        union { cuuint32_t value; cuuint64_t value64; };
+        unsigned int flags;
+        CUdeviceptr alias;
+    } waitValue, writeValue;
+    cuuint64_t pad[6];
+} CUstreamBatchMemOpParams;
+
+typedef struct {
+    CUcontext ctx;
+    unsigned int count;
+    CUstreamBatchMemOpParams *paramArray;
+    unsigned int flags;
+} CUDA_BATCH_MEM_OP_NODE_PARAMS;
+typedef CUDA_BATCH_MEM_OP_NODE_PARAMS CUDA_BATCH_MEM_OP_NODE_PARAMS_v2;
+
+typedef cuuint64_t CUgraphConditionalHandle;
+typedef struct {
+    CUgraphConditionalHandle handle;
+    CUgraphConditionalNodeType type;
+    unsigned int size;
+    CUgraph *phGraph_out;
+    CUcontext ctx;
+} CUDA_CONDITIONAL_NODE_PARAMS;
+
 typedef struct {
     CUgraphNodeType type;
     int reserved0[3];
@@ -346,21 +376,11 @@ typedef struct {
         CUDA_EVENT_RECORD_NODE_PARAMS eventRecord;
         CUDA_MEM_ALLOC_NODE_PARAMS_v2 alloc;
         CUDA_MEM_FREE_NODE_PARAMS free;
+        CUDA_BATCH_MEM_OP_NODE_PARAMS_v2 memOp;
+        CUDA_CONDITIONAL_NODE_PARAMS conditional;
     };
     long long reserved2;
 } CUgraphNodeParams;
-
-typedef union {
-    CUstreamBatchMemOpType operation;
-    struct {
-        CUstreamBatchMemOpType operation;
-        CUdeviceptr address;
-        union { cuuint32_t value; cuuint64_t value64; };
-        unsigned int flags;
-        CUdeviceptr alias;
-    } waitValue, writeValue;
-    cuuint64_t pad[6];
-} CUstreamBatchMemOpParams;
 
 typedef struct {
     CUmemcpySrcAccessOrder srcAccessOrder;

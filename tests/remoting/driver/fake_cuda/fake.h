@@ -216,6 +216,7 @@ struct region {
     struct backing *backing;
     struct mapping *mappings; /* REGION_RESERVED only */
     bool internal;            /* a module's globals: cuMemFree refuses it */
+    bool graph, live;         /* of an allocation node; a launch makes it live, a free ends that */
     bool imported;            /* opened from another process */
 };
 
@@ -240,6 +241,8 @@ char *memory_storage(CUdeviceptr pointer, size_t bytes);
 char *memory_any(CUdeviceptr pointer, size_t bytes);
 bool memory_is_pageable(const void *pointer);
 CUmemoryPool pool_new(int dev);
+CUresult memory_graph(CUdeviceptr pointer, bool live); /* becomes or is an allocation node's */
+size_t memory_graph_bytes(int dev, bool live_only);
 
 struct CUarray_st {
     uint32_t magic;
@@ -353,7 +356,8 @@ void modules_unload_context(CUcontext ctx);
 
 enum work_kind {
     WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_CALLBACK, WORK_EMPTY, WORK_RECORD,
-    WORK_WAIT, WORK_ALLOCATE, WORK_RELEASE, WORK_GRAPH, WORK_WAIT_VALUE, WORK_WRITE_VALUE
+    WORK_WAIT, WORK_ALLOCATE, WORK_RELEASE, WORK_GRAPH, WORK_WAIT_VALUE, WORK_WRITE_VALUE,
+    WORK_BATCH, WORK_CONDITIONAL
 };
 
 struct launch {
@@ -397,6 +401,8 @@ struct work {
         struct { CUevent event; uint64_t ticket; } record;
         struct { CUdeviceptr pointer; size_t bytes; } memory;
         struct { CUdeviceptr pointer; uint64_t value; unsigned flags, bytes; } value;
+        struct { CUstreamBatchMemOpParams *items; unsigned count; } batch; /* owned */
+        struct { struct condition *condition; unsigned type, size; CUgraphExec *bodies; } conditional;
         CUgraphExec graph;
     };
 };
@@ -489,12 +495,19 @@ struct capture {
     unsigned streams; /* how many streams are in it */
 };
 
+struct condition { /* what a conditional handle stands for */
+    unsigned initial, value;
+    bool assigned; /* the initial value is set at each launch */
+};
+
 #define NODE_ATTRIBUTES 20
 struct CUgraphNode_st {
     uint32_t magic;
     CUgraph graph;
     struct work work;
-    CUgraph child; /* of a WORK_GRAPH node */
+    CUgraph child;        /* of a WORK_GRAPH node */
+    CUgraph *bodies;      /* of a WORK_CONDITIONAL node */
+    CUgraphNode original; /* that this one was cloned from */
     CUgraphNode *dependencies;
     unsigned dependency_count;
     CUkernelNodeAttrValue attributes[NODE_ATTRIBUTES];

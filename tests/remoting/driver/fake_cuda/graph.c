@@ -441,11 +441,13 @@ API CUresult cuGraphAddChildGraphNode(CUgraphNode *phGraphNode, CUgraph hGraph,
     return CUDA_SUCCESS;
 }
 
-/* Memory of an allocation node is there from the making of the node until the process ends. */
+/* Memory of an allocation node is there from the making of the node until the process ends; that
+   a launch makes it live, and a free ends that, is only noted. */
 static CUresult allocation_work(CUDA_MEM_ALLOC_NODE_PARAMS *p, struct work *work) {
     int dev = p->poolProps.location.id;
     REQUIRE(p->bytesize > 0 && dev >= 0 && dev < device_count);
     TRY(memory_allocate(devices[dev].primary, p->bytesize, NULL, false, &p->dptr));
+    TRY(memory_graph(p->dptr, false));
     *work = (struct work){.kind = WORK_ALLOCATE, .memory = {p->dptr, p->bytesize}};
     return CUDA_SUCCESS;
 }
@@ -512,9 +514,36 @@ static CUresult work_from_params(CUgraphNodeParams *p, struct work *work) {
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
         *work = (struct work){.kind = WORK_RELEASE, .memory = {p->free.dptr, 0}};
         return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
+        REQUIRE(p->memOp.count <= 256 && (p->memOp.count == 0 || p->memOp.paramArray != NULL));
+        *work = (struct work){.kind = WORK_BATCH, .ctx = p->memOp.ctx};
+        work->batch.count = p->memOp.count;
+        work->batch.items = zeroed(p->memOp.count * sizeof *work->batch.items);
+        memcpy(work->batch.items, p->memOp.paramArray,
+               p->memOp.count * sizeof *work->batch.items);
+        return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+        REQUIRE(p->conditional.handle != 0 && p->conditional.size >= 1);
+        *work = (struct work){.kind = WORK_CONDITIONAL, .ctx = p->conditional.ctx};
+        work->conditional.condition = (struct condition *)(uintptr_t)p->conditional.handle;
+        work->conditional.type = p->conditional.type;
+        work->conditional.size = p->conditional.size;
+        return CUDA_SUCCESS;
     default:
         return CUDA_ERROR_NOT_SUPPORTED;
     }
+}
+
+API CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle *pHandle_out, CUgraph hGraph,
+                                            CUcontext ctx, unsigned int defaultLaunchValue,
+                                            unsigned int flags) {
+    ENTER();
+    (void)ctx;
+    REQUIRE(pHandle_out != NULL && IS(hGraph, MAGIC_GRAPH) && flags <= 1);
+    struct condition *condition = zeroed(sizeof *condition);
+    *condition = (struct condition){defaultLaunchValue, defaultLaunchValue, flags == 1};
+    *pHandle_out = (CUgraphConditionalHandle)(uintptr_t)condition;
+    return CUDA_SUCCESS;
 }
 
 API CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph,
@@ -529,6 +558,12 @@ API CUresult cuGraphAddNode_v2(CUgraphNode *phGraphNode, CUgraph hGraph,
     TRY(node_add(phGraphNode, hGraph, dependencies, numDependencies, &work));
     if (work.kind == WORK_GRAPH)
         (*phGraphNode)->child = graph_clone(nodeParams->graph.graph);
+    if (work.kind == WORK_CONDITIONAL) {
+        CUgraph *bodies = zeroed(nodeParams->conditional.size * sizeof *bodies);
+        for (unsigned i = 0; i < nodeParams->conditional.size; i++)
+            bodies[i] = graph_new();
+        (*phGraphNode)->bodies = nodeParams->conditional.phGraph_out = bodies;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -707,7 +742,9 @@ API CUresult cuGraphNodeGetType(CUgraphNode hNode, CUgraphNodeType *type) {
         [WORK_ALLOCATE] = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
         [WORK_RELEASE] = CU_GRAPH_NODE_TYPE_MEM_FREE, [WORK_GRAPH] = CU_GRAPH_NODE_TYPE_GRAPH,
         [WORK_WAIT_VALUE] = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
-        [WORK_WRITE_VALUE] = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP};
+        [WORK_WRITE_VALUE] = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+        [WORK_BATCH] = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+        [WORK_CONDITIONAL] = CU_GRAPH_NODE_TYPE_CONDITIONAL};
     REQUIRE(type != NULL && IS(hNode, MAGIC_NODE));
     *type = (CUgraphNodeType)types[hNode->work.kind];
     return CUDA_SUCCESS;
@@ -720,6 +757,7 @@ static CUgraph graph_clone(CUgraph graph) {
         struct work work;
         work_clone(&work, &from->work);
         CUgraphNode to = node_new(copy, &work, NULL, 0);
+        to->original = from;
         to->child = from->child ? graph_clone(from->child) : NULL;
     }
     for (unsigned i = 0; i < graph->node_count; i++)
@@ -736,6 +774,18 @@ API CUresult cuGraphClone(CUgraph *phGraphClone, CUgraph originalGraph) {
     REQUIRE(phGraphClone != NULL && IS(originalGraph, MAGIC_GRAPH));
     *phGraphClone = graph_clone(originalGraph);
     return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphNodeFindInClone(CUgraphNode *phNode, CUgraphNode hOriginalNode,
+                                    CUgraph hClonedGraph) {
+    ENTER();
+    REQUIRE(phNode != NULL && IS(hOriginalNode, MAGIC_NODE) && IS(hClonedGraph, MAGIC_GRAPH));
+    for (unsigned i = 0; i < hClonedGraph->node_count; i++)
+        if (hClonedGraph->nodes[i]->original == hOriginalNode) {
+            *phNode = hClonedGraph->nodes[i];
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_INVALID_VALUE;
 }
 
 /* ---- what nodes hold ---- */
@@ -940,6 +990,12 @@ static bool exec_fill(CUgraphExec exec, CUgraph graph) {
             exec_add(exec, node);
             if (node->child != NULL)
                 exec->nodes[exec->node_count - 1].work.graph = exec_new(node->child, 0);
+            if (node->bodies != NULL) {
+                struct work *work = &exec->nodes[exec->node_count - 1].work;
+                work->conditional.bodies = zeroed(work->conditional.size * sizeof(CUgraphExec));
+                for (unsigned j = 0; j < work->conditional.size; j++)
+                    work->conditional.bodies[j] = exec_new(node->bodies[j], 0);
+            }
             moved = true;
         }
     }
@@ -1000,6 +1056,15 @@ static CUresult wait_for_event(CUevent event) {
     return CUDA_SUCCESS;
 }
 
+/* No kernel of the fake sets a condition, so it has its initial value; a loop runs once. */
+static CUresult conditional_run(struct work *work) {
+    unsigned value = work->conditional.condition->value, size = work->conditional.size;
+    unsigned body = value;
+    if (work->conditional.type != 2) /* if or while, rather than switch */
+        body = value != 0 ? 0 : 1;
+    return body < size ? graph_run(work->conditional.bodies[body]) : CUDA_SUCCESS;
+}
+
 CUresult graph_run(CUgraphExec exec) {
     for (unsigned i = 0; i < exec->node_count; i++) {
         struct work *work = &exec->nodes[i].work;
@@ -1007,9 +1072,14 @@ CUresult graph_run(CUgraphExec exec) {
             continue;
         if (work->kind == WORK_KERNEL)
             launch_record(&work->launch, 0);
-        /* A captured release runs at each launch, though its memory is allocated only once. */
-        if (work->kind == WORK_RELEASE)
+        if (work->kind == WORK_ALLOCATE) {
+            TRY(memory_graph(work->memory.pointer, true));
             continue;
+        }
+        if (work->kind == WORK_CONDITIONAL) {
+            TRY(conditional_run(work));
+            continue;
+        }
         TRY(work->kind == WORK_WAIT ? wait_for_event(work->record.event) : work_run(work));
     }
     return CUDA_SUCCESS;
@@ -1143,6 +1213,43 @@ API CUresult cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hN
     TRY(exec_settle());
     old->host.call = nodeParams->fn;
     old->host.data = nodeParams->userData;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+                                                CUgraph childGraph) {
+    ENTER();
+    struct work *old;
+    REQUIRE(IS(childGraph, MAGIC_GRAPH));
+    TRY(exec_find(hGraphExec, hNode, WORK_GRAPH, &old));
+    REQUIRE(childGraph->node_count == old->graph->node_count);
+    TRY(exec_settle());
+    old->graph = exec_new(childGraph, 0);
+    return CUDA_SUCCESS;
+}
+
+/* ---- memory of graphs ---- */
+
+API CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr,
+                                          void *value) {
+    ENTER();
+    REQUIRE(device >= 0 && device < device_count && (int)attr <= 3 && value != NULL);
+    /* Used now and most, reserved now and most; the fake keeps no record of the most. */
+    *(cuuint64_t *)value = memory_graph_bytes(device, (int)attr <= 1);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr,
+                                          void *value) {
+    ENTER();
+    REQUIRE(device >= 0 && device < device_count && value != NULL);
+    REQUIRE(((int)attr == 1 || (int)attr == 3) && *(cuuint64_t *)value == 0);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGraphMemTrim(CUdevice device) {
+    ENTER();
+    REQUIRE(device >= 0 && device < device_count);
     return CUDA_SUCCESS;
 }
 

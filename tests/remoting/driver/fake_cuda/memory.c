@@ -294,6 +294,12 @@ CUresult memory_release(CUdeviceptr pointer, bool internal) {
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (region != NULL && region->base == pointer && region->internal == internal &&
         (region->kind == REGION_DEVICE || region->kind == REGION_MANAGED) && !region->imported) {
+        if (region->graph) { /* the address stays with the graph */
+            result = region->live ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+            region->live = false;
+            pthread_mutex_unlock(&lock);
+            return result;
+        }
         refund(region->dev, region->pool, region->charged);
         unmap_storage(region);
         region_remove(region);
@@ -301,6 +307,29 @@ CUresult memory_release(CUdeviceptr pointer, bool internal) {
     }
     pthread_mutex_unlock(&lock);
     return result;
+}
+
+CUresult memory_graph(CUdeviceptr pointer, bool live) {
+    pthread_mutex_lock(&lock);
+    struct region *region = region_at(pointer);
+    CUresult result = CUDA_ERROR_INVALID_VALUE;
+    if (region != NULL && region->base == pointer) {
+        region->graph = true;
+        region->live = live;
+        result = CUDA_SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+size_t memory_graph_bytes(int dev, bool live_only) {
+    size_t bytes = 0;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < region_count; i++)
+        if (regions[i].graph && regions[i].dev == dev && (regions[i].live || !live_only))
+            bytes += regions[i].charged;
+    pthread_mutex_unlock(&lock);
+    return bytes;
 }
 
 void memory_release_context(CUcontext ctx) {
@@ -588,7 +617,9 @@ static CUresult pool_allocate(CUdeviceptr *dptr, size_t bytes, CUmemoryPool pool
     /* The address is good at once; only the order of the release matters to the stream. */
     TRY(memory_allocate(ctx, bytes, pool, false, dptr));
     struct work work = {.kind = WORK_ALLOCATE, .memory = {*dptr, bytes}};
-    return stream_submit(stream, &work);
+    bool captured = stream->capture != NULL;
+    TRY(stream_submit(stream, &work));
+    return captured ? memory_graph(*dptr, false) : CUDA_SUCCESS;
 }
 
 API CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStream) {

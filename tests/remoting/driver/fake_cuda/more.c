@@ -107,25 +107,6 @@ API CUresult cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType type, 
     return CUDA_SUCCESS;
 }
 
-API CUresult cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value) {
-    ENTER();
-    REQUIRE(device >= 0 && device < device_count && (int)attr <= 3 && value != NULL);
-    *(uint64_t *)value = 0;
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, void *value) {
-    ENTER();
-    REQUIRE(device >= 0 && device < device_count && (int)attr <= 3 && value != NULL);
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuDeviceGraphMemTrim(CUdevice device) {
-    ENTER();
-    REQUIRE(device >= 0 && device < device_count);
-    return CUDA_SUCCESS;
-}
-
 /* ---- batches ---- */
 
 extern CUresult cuMemcpyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream);

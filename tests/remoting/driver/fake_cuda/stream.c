@@ -73,6 +73,8 @@ CUresult stream_resolve(CUcontext ctx, CUstream handle, CUstream *stream) {
 
 /* ---- running ---- */
 
+static CUresult batch_run(const struct work *batch);
+
 CUresult work_run(struct work *work) {
     if (work->fault != CUDA_SUCCESS)
         return work->fault;
@@ -101,6 +103,8 @@ CUresult work_run(struct work *work) {
         return memory_release(work->memory.pointer, false);
     case WORK_GRAPH:
         return graph_run(work->graph);
+    case WORK_BATCH:
+        return batch_run(work);
     case WORK_WRITE_VALUE: {
         char *at = memory_any(work->value.pointer, work->value.bytes);
         if (at == NULL)
@@ -132,6 +136,8 @@ void work_drop(struct work *work) {
         free(work->launch.params);
     if (work->kind == WORK_COPY)
         free(work->copy.snapshot);
+    if (work->kind == WORK_BATCH)
+        free(work->batch.items);
 }
 
 void work_clone(struct work *to, const struct work *from) {
@@ -140,6 +146,26 @@ void work_clone(struct work *to, const struct work *from) {
         to->launch.params = zeroed(from->launch.param_bytes);
         memcpy(to->launch.params, from->launch.params, from->launch.param_bytes);
     }
+    if (from->kind == WORK_BATCH) {
+        to->batch.items = zeroed(from->batch.count * sizeof *to->batch.items);
+        memcpy(to->batch.items, from->batch.items, from->batch.count * sizeof *to->batch.items);
+    }
+}
+
+static CUresult batch_run(const struct work *batch) {
+    for (unsigned i = 0; i < batch->batch.count; i++) {
+        const CUstreamBatchMemOpParams *p = &batch->batch.items[i];
+        int operation = (int)p->operation;
+        struct work one = {.kind = operation == 1 || operation == 4 ? WORK_WAIT_VALUE
+                                                                    : WORK_WRITE_VALUE,
+                           .ctx = batch->ctx,
+                           .value = {p->writeValue.address,
+                                     operation >= 4 ? p->writeValue.value64 : p->writeValue.value,
+                                     p->writeValue.flags, operation >= 4 ? 8 : 4}};
+        if (operation != 3 && operation != 6) /* flush of remote writes, memory barrier */
+            TRY(work_run(&one));
+    }
+    return CUDA_SUCCESS;
 }
 
 static void operation_wait(struct operation *operation) { /* with `engine` held */

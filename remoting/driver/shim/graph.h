@@ -1,0 +1,253 @@
+// What the files of graphs share: graphs, their nodes, and the host's memory that nodes copy.
+#ifndef GP_GRAPH_H
+#define GP_GRAPH_H
+
+#include "core.h"
+
+#define GP_GRAPH_NODES_MAX 65536
+#define GP_EDGES_AT_ONCE 4096  // in one record
+#define GP_CHILDREN_MAX 64     // graphs within one node
+#define GP_ROWS_MAX 65536      // that one copy of a graph has on the host's side
+
+// CUgraphNodeType of cuda.h.
+enum {
+    GP_NODE_KERNEL = 0,
+    GP_NODE_MEMCPY,
+    GP_NODE_MEMSET,
+    GP_NODE_HOST,
+    GP_NODE_GRAPH,
+    GP_NODE_EMPTY,
+    GP_NODE_WAIT_EVENT,
+    GP_NODE_RECORD_EVENT,
+    GP_NODE_ALLOCATE = 10,
+    GP_NODE_FREE,
+    GP_NODE_BATCH,
+    GP_NODE_CONDITIONAL,
+};
+
+// One side of CUDA_MEMCPY3D.
+struct gp_box {
+    size_t x, y, z, level;
+    int kind;
+    const void *host;
+    uint64_t device;
+    void *array, *reserved;
+    size_t pitch, height;
+};
+
+struct gp_copy {
+    struct gp_box source, target;
+    size_t width, height, depth;
+};
+
+struct gp_location {
+    int type, id;
+};
+
+struct gp_access {
+    struct gp_location location;
+    int flags;
+};
+
+// CUDA_KERNEL_NODE_PARAMS_v2; the first version ends before kernel.
+struct gp_kernel_node {
+    void *function;
+    uint32_t grid[3], block[3], shared;
+    void **parameters, **extra;
+    void *kernel, *context;
+};
+
+// CUDA_MEMSET_NODE_PARAMS_v2; the first version ends before context.
+struct gp_memset_node {
+    uint64_t target;
+    size_t pitch;
+    uint32_t value, element;
+    size_t width, height;
+    void *context;
+};
+
+struct gp_host_node {
+    void (*function)(void *);
+    void *data;
+};
+
+struct gp_allocate_node {
+    int type, handles;
+    struct gp_location location;
+    void *security;
+    size_t most;
+    unsigned char reserved[56];
+    const struct gp_access *access;
+    size_t access_count, size;
+    uint64_t address;
+};
+
+struct gp_batch_node {
+    void *context;
+    unsigned count;
+    const void *operations;  // 48 bytes each
+    unsigned flags;
+};
+
+struct gp_conditional_node {
+    uint64_t handle;
+    int type;
+    unsigned size;
+    void **graphs;
+    void *context;
+};
+
+// CUgraphNodeParams.
+struct gp_node_params {
+    int type, reserved[3];
+    union {
+        long long room[29];
+        struct gp_kernel_node kernel;
+        struct {
+            int flags, reserved;
+            void *context;
+            struct gp_copy copy;
+        } memcpy;
+        struct gp_memset_node memset;
+        struct gp_host_node host;
+        struct {
+            void *graph;
+            int ownership;
+        } graph;
+        void *event;
+        struct gp_allocate_node allocate;
+        uint64_t address;
+        struct gp_batch_node batch;
+        struct gp_conditional_node conditional;
+    };
+    long long last;
+};
+
+struct gp_edge_data {
+    unsigned char from_port, to_port, type, reserved[5];
+};
+
+struct gp_edge {
+    struct gp_handle *node;  // on which it depends
+    struct gp_edge_data data;
+};
+
+// Memory of the worker that stands for memory of the host in nodes that copy it.
+struct gp_slot {
+    uint64_t id, start, size;
+    int references;  // of entries in graphs and executables
+};
+
+// The host's side of a copy in a graph: sent before each launch, or brought back behind it.
+struct gp_staged {
+    struct gp_slot *slot;
+    struct gp_handle *node;  // NULL when a capture made it, and nobody has asked for the node
+    uint64_t address;
+    size_t pitch, slice, width, height, depth;
+    bool out, disabled;
+};
+
+struct gp_staged_list {
+    struct gp_staged *items;
+    unsigned count, room;
+};
+
+struct gp_allocation {
+    uint64_t address, size;
+    int device;
+    bool freed;  // by a node of the same graph
+};
+
+struct gp_allocation_list {
+    struct gp_allocation *items;
+    unsigned count, room;
+};
+
+struct gp_node {
+    struct gp_handle *graph;
+    struct gp_node_params params;  // as the program gave them
+    unsigned char *bytes;          // a kernel's parameters, a batch's operations
+    uint32_t size;
+    void **pointers;  // one for each of the kernel's parameters, into bytes
+    struct gp_edge *edges;
+    unsigned edge_count, edge_room;
+    struct gp_handle **children;  // graphs within this node
+    unsigned child_count;
+};
+
+struct gp_graph {
+    struct gp_handle **nodes;
+    unsigned count, room;
+    bool partial;      // the worker has nodes that are not here
+    bool conditional;  // a body of a conditional node
+    bool memory;       // has nodes that allocate or free
+    struct gp_handle *within;  // the node that this graph belongs to
+    struct gp_staged_list staged;
+    struct gp_allocation_list allocations;
+    struct gp_object *objects;
+};
+
+struct gp_exec {
+    uint64_t flags;
+    struct gp_handle **disabled;
+    unsigned disabled_count;
+    struct gp_staged_list staged;
+    struct gp_allocation_list allocations;  // that no node of the graph frees
+    struct gp_object *objects;
+};
+
+#define GP_GRAPH_OF(handle) ((struct gp_graph *)((struct gp_handle *)(handle))->detail)
+#define GP_NODE_OF(handle) ((struct gp_node *)((struct gp_handle *)(handle))->detail)
+#define GP_EXEC_OF(handle) ((struct gp_exec *)((struct gp_handle *)(handle))->detail)
+
+// graph.c
+extern pthread_mutex_t gp_graph_lock;  // what captures of several threads change
+struct gp_handle *gp_new_graph(struct gp_handle *within);
+struct gp_handle *gp_new_node(struct gp_handle *graph, uint64_t id);
+void gp_drop_graph(struct gp_handle *graph);
+int gp_add_edge(struct gp_handle *node, struct gp_handle *on, const struct gp_edge_data *data);
+int gp_send_edges(int op, struct gp_handle *graph, unsigned removes, void **from, void **to,
+                  const struct gp_edge_data *data, size_t count);
+
+int gp_gather_staged(struct gp_staged_list *to, struct gp_handle *graph, struct gp_handle *node);
+struct gp_handle *gp_clone_within(struct gp_handle *graph, struct gp_handle *node);
+
+// capture.c
+struct gp_handle *gp_captured_graph(void *stream);  // NULL when it is not captured
+
+// graph_read.c
+int gp_know(struct gp_handle *graph);
+int gp_read_front(struct gp_handle *graph, uint64_t stream, int *status, struct gp_handle ***nodes,
+                  struct gp_edge_data **data, size_t *count);
+
+// graph_node.c: parameters as they travel, in place of those that the program gave
+struct gp_packed {
+    struct gp_node_params params;
+    unsigned char *bytes;  // to be freed
+    uint32_t size;
+    struct gp_staged staged[2];  // with a reference to each slot
+    unsigned staged_count;
+};
+int gp_pack(struct gp_handle *graph, const struct gp_node_params *given, struct gp_packed *packed);
+void gp_drop_packed(struct gp_packed *packed);
+int gp_graph_allocates(struct gp_handle *graph, uint64_t address, uint64_t size, int device);
+void gp_graph_frees(struct gp_handle *graph, uint64_t address);
+int gp_note_params(struct gp_handle *node, const struct gp_node_params *given,
+                   struct gp_packed *packed);
+
+// graph_host.c
+int gp_stage(struct gp_handle *graph, const struct gp_box *box, const struct gp_copy *copy,
+             bool out, struct gp_staged *staged);
+int gp_keep_staged(struct gp_staged_list *list, const struct gp_staged *staged);
+int gp_copy_staged(struct gp_staged_list *to, const struct gp_staged_list *from,
+                   struct gp_handle *node);
+void gp_forget_staged(struct gp_staged_list *list, struct gp_handle *node);
+void gp_drop_slot(struct gp_slot *slot);
+int gp_send_staged(const struct gp_staged_list *list);
+int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec);
+
+// graph_object.c
+void gp_share_objects(struct gp_object **to, struct gp_object *from);
+void gp_release_objects(struct gp_object **list);
+
+#endif

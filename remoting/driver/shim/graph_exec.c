@@ -1,0 +1,294 @@
+// Executable graphs: made, changed, launched.
+#include "graph.h"
+
+#include <stdlib.h>
+
+#define EXEC_DEVICE_LAUNCH 4  // CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
+#define EXEC_UPLOAD 2         // CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+#define EXEC_FLAGS 15
+#define UPDATE_FAILED 910  // CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE
+
+static void drop_exec(struct gp_handle *handle) {
+    struct gp_exec *exec = GP_EXEC_OF(handle);
+    gp_forget_staged(&exec->staged, NULL);
+    free(exec->allocations.items);
+    free(exec->disabled);
+    gp_release_objects(&exec->objects);
+    free(exec);
+    gp_end(handle);
+}
+
+static struct gp_handle *node_by_id(struct gp_handle *of, uint64_t id) {
+    if (id == 0 || gp_know(of) != GP_SUCCESS) return NULL;
+    const struct gp_graph *graph = GP_GRAPH_OF(of);
+    for (unsigned at = 0; at < graph->count; at++) {
+        if (graph->nodes[at]->id == id) return graph->nodes[at];
+    }
+    return NULL;
+}
+
+// What the executable needs to know of the graph when that one is gone.
+static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
+    const struct gp_graph *from = GP_GRAPH_OF(graph);
+    for (unsigned at = 0; at < from->allocations.count; at++) {
+        const struct gp_allocation *one = &from->allocations.items[at];
+        if (one->freed) continue;
+        size_t size = (exec->allocations.count + 1) * sizeof *one;
+        struct gp_allocation *grown = realloc(exec->allocations.items, size);
+        if (grown == NULL) return GP_OUT_OF_MEMORY;
+        exec->allocations.items = grown;
+        grown[exec->allocations.count++] = *one;
+    }
+    gp_share_objects(&exec->objects, from->objects);
+    return gp_gather_staged(&exec->staged, graph, NULL);
+}
+
+static int instantiate(void **made, void *graph, uint64_t flags, void *stream, void **bad,
+                       int *result) {
+    GP_ENTER();
+    GP_CHECK(gp_check(graph, GP_GRAPH));
+    if (made == NULL || (flags & ~(uint64_t)EXEC_FLAGS)) return GP_INVALID_VALUE;
+    if (flags & EXEC_DEVICE_LAUNCH) return GP_NOT_SUPPORTED;
+    uint64_t on = 0;
+    if (flags & EXEC_UPLOAD) GP_CHECK(gp_stream_id(stream, &on));
+    struct gp_handle *handle = gp_make(GP_GRAPH_EXEC);
+    struct gp_exec *exec = calloc(1, sizeof *exec);
+    if (handle == NULL || exec == NULL) {
+        if (handle != NULL) gp_end(handle);
+        free(exec);
+        return GP_OUT_OF_MEMORY;
+    }
+    handle->detail = exec;
+    exec->flags = flags;
+    uint64_t values[4] = {handle->id, ((struct gp_handle *)graph)->id, flags, on}, reply[2] = {1, 0};
+    int status = take_over(exec, graph);
+    if (status == GP_SUCCESS) {
+        status = gp_call(GP_GRAPH_INSTANTIATE, values, 4, reply, sizeof reply);
+        if (result != NULL) *result = (int)reply[0];
+        if (bad != NULL) *bad = node_by_id(graph, reply[1]);
+    }
+    if (status != GP_SUCCESS) {
+        drop_exec(handle);
+        return status;
+    }
+    *made = handle;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
+    return instantiate(made, graph, flags, NULL, NULL, NULL);
+}
+
+GP_EXPORT int cuGraphInstantiate(void **made, void *graph, void **node, char *log, size_t size) {
+    if (node != NULL) *node = NULL;
+    if (log != NULL && size > 0) *log = '\0';
+    return instantiate(made, graph, 0, NULL, node, NULL);
+}
+
+GP_EXPORT int cuGraphInstantiate_v2(void **made, void *graph, void **node, char *log, size_t size) {
+    return cuGraphInstantiate(made, graph, node, log, size);
+}
+
+GP_EXPORT int cuGraphInstantiateWithParams(void **made, void *graph, void *parameters) {
+    struct {
+        uint64_t flags;
+        void *upload, *node;
+        int result;
+    } *found = parameters;
+    if (found == NULL) return GP_INVALID_VALUE;
+    found->node = NULL;
+    found->result = 1;  // CUDA_GRAPH_INSTANTIATE_ERROR
+    int status = instantiate(made, graph, found->flags, found->upload, &found->node,
+                             &found->result);
+    if (status == GP_SUCCESS) found->result = 0;
+    return status;
+}
+
+GP_EXPORT int cuGraphExecGetFlags(void *exec, uint64_t *flags) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
+    if (flags == NULL) return GP_INVALID_VALUE;
+    *flags = GP_EXEC_OF(exec)->flags;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuGraphExecDestroy(void *exec) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
+    struct gp_handle *handle = exec;
+    // A user object lives until the launches that use it are over.
+    if (GP_EXEC_OF(handle)->objects != NULL) gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(handle->device));
+    uint64_t values[1] = {handle->id};
+    int status = gp_post(GP_GRAPH_EXEC_DESTROY, values, 1);
+    drop_exec(handle);  // behind it: the worker must not take slots back that it still uses
+    return status;
+}
+
+// --- launches -------------------------------------------------------------------------------------
+
+// Memory that the graph leaves allocated is there again, though the program may have freed it.
+static int note_allocations(const struct gp_exec *exec) {
+    for (unsigned at = 0; at < exec->allocations.count; at++) {
+        const struct gp_allocation *one = &exec->allocations.items[at];
+        struct gp_range range;
+        if (gp_find_range(one->address, &range)) continue;
+        GP_CHECK(gp_add_range((struct gp_range){one->address, one->size, GP_DEVICE_MEMORY,
+                                                one->device, 2, 0, NULL}));
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuGraphLaunch(void *given, void *stream) {
+    GP_ENTER();
+    GP_CHECK(gp_check(given, GP_GRAPH_EXEC));
+    struct gp_handle *handle = given;
+    uint64_t values[2] = {handle->id};
+    GP_CHECK(gp_stream_id(stream, &values[1]));
+    struct gp_exec *exec = GP_EXEC_OF(handle);
+    if (__builtin_expect(exec->allocations.count > 0, 0)) GP_CHECK(note_allocations(exec));
+    if (__builtin_expect(exec->staged.count == 0, 1)) return gp_post(GP_GRAPH_LAUNCH, values, 2);
+    struct gp_handle *captured = gp_captured_graph(stream);
+    if (captured != NULL) {
+        // The launch becomes a node of the graph that is captured, with what it copies.
+        pthread_mutex_lock(&gp_graph_lock);
+        int status = gp_copy_staged(&GP_GRAPH_OF(captured)->staged, &exec->staged, NULL);
+        pthread_mutex_unlock(&gp_graph_lock);
+        return status == GP_SUCCESS ? gp_post(GP_GRAPH_LAUNCH, values, 2) : status;
+    }
+    GP_CHECK(gp_send_staged(&exec->staged));
+    GP_CHECK(gp_post(GP_GRAPH_LAUNCH, values, 2));
+    return gp_expect_staged(&exec->staged, values[1], handle);
+}
+
+// --- changes --------------------------------------------------------------------------------------
+
+static int find(void *exec, void *node, int type) {
+    GP_ENTER();
+    GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
+    GP_CHECK(gp_check(node, GP_NODE));
+    return type >= 0 && GP_NODE_OF(node)->params.type != type ? GP_INVALID_VALUE : GP_SUCCESS;
+}
+
+GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child) {
+    GP_CHECK(find(exec, node, GP_NODE_GRAPH));
+    GP_CHECK(gp_check(child, GP_GRAPH));
+    struct gp_staged_list *list = &GP_EXEC_OF(exec)->staged;
+    uint64_t values[3] = {((struct gp_handle *)exec)->id, ((struct gp_handle *)node)->id,
+                          ((struct gp_handle *)child)->id};
+    GP_CHECK(gp_post(GP_GRAPH_SET_CHILD, values, 3));
+    struct gp_staged_list fresh = {0};
+    int status = gp_gather_staged(&fresh, child, node);
+    if (status == GP_SUCCESS) {
+        gp_forget_staged(list, node);
+        status = gp_copy_staged(list, &fresh, NULL);
+    }
+    gp_forget_staged(&fresh, NULL);
+    return status;
+}
+
+GP_EXPORT int cuGraphNodeSetEnabled(void *given, void *node, unsigned enabled) {
+    GP_CHECK(find(given, node, -1));
+    int type = GP_NODE_OF(node)->params.type;
+    if (type != GP_NODE_KERNEL && type != GP_NODE_MEMCPY && type != GP_NODE_MEMSET) {
+        return GP_INVALID_VALUE;
+    }
+    struct gp_exec *exec = GP_EXEC_OF(given);
+    unsigned at = 0;
+    while (at < exec->disabled_count && exec->disabled[at] != node) at++;
+    if (enabled && at < exec->disabled_count) {
+        exec->disabled[at] = exec->disabled[--exec->disabled_count];
+    } else if (!enabled && at == exec->disabled_count) {
+        struct gp_handle **grown = realloc(exec->disabled, (at + 1) * sizeof *grown);
+        if (grown == NULL) return GP_OUT_OF_MEMORY;
+        exec->disabled = grown;
+        grown[exec->disabled_count++] = node;
+    }
+    for (unsigned one = 0; one < exec->staged.count; one++) {
+        struct gp_staged *staged = &exec->staged.items[one];
+        if (staged->node == node) staged->disabled = !enabled;
+    }
+    uint64_t values[3] = {((struct gp_handle *)given)->id, ((struct gp_handle *)node)->id,
+                          enabled != 0};
+    return gp_post(GP_GRAPH_ENABLE, values, 3);
+}
+
+GP_EXPORT int cuGraphNodeGetEnabled(void *given, void *node, unsigned *enabled) {
+    GP_CHECK(find(given, node, -1));
+    if (enabled == NULL) return GP_INVALID_VALUE;
+    const struct gp_exec *exec = GP_EXEC_OF(given);
+    *enabled = 1;
+    for (unsigned at = 0; at < exec->disabled_count; at++) {
+        if (exec->disabled[at] == node) *enabled = 0;
+    }
+    return GP_SUCCESS;
+}
+
+// The host's memory is now that of the other graph. Its nodes stand for those of the first graph
+// one by one, in the order in which they were made.
+static int replace_staged(struct gp_exec *exec, struct gp_handle *graph) {
+    struct gp_staged_list fresh = {0};
+    int status = gp_gather_staged(&fresh, graph, NULL);
+    for (unsigned at = 0; at < fresh.count && at < exec->staged.count; at++) {
+        fresh.items[at].node = exec->staged.items[at].node;
+        fresh.items[at].disabled = exec->staged.items[at].disabled;
+    }
+    gp_forget_staged(&exec->staged, NULL);
+    exec->staged = fresh;
+    return status;
+}
+
+struct update {
+    int result;
+    void *node, *from;
+};
+
+GP_EXPORT int cuGraphExecUpdate_v2(void *exec, void *graph, struct update *out) {
+    GP_ENTER();
+    GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
+    GP_CHECK(gp_check(graph, GP_GRAPH));
+    if (out == NULL) return GP_INVALID_VALUE;
+    uint64_t values[2] = {((struct gp_handle *)exec)->id, ((struct gp_handle *)graph)->id};
+    uint64_t reply[3] = {1, 0, 0};  // CU_GRAPH_EXEC_UPDATE_ERROR
+    int status = gp_call(GP_GRAPH_UPDATE, values, 2, reply, sizeof reply);
+    *out = (struct update){(int)reply[0], NULL, NULL};
+    if (status == UPDATE_FAILED) {
+        out->node = node_by_id(graph, reply[1]);
+        out->from = node_by_id(graph, reply[2]);
+    }
+    return status == GP_SUCCESS ? replace_staged(GP_EXEC_OF(exec), graph) : status;
+}
+
+GP_EXPORT int cuGraphExecUpdate(void *exec, void *graph, void **node, int *result) {
+    struct update out;
+    if (node == NULL || result == NULL) return GP_INVALID_VALUE;
+    int status = cuGraphExecUpdate_v2(exec, graph, &out);
+    *node = out.node;
+    *result = out.result;
+    return status;
+}
+
+// --- memory of graphs -----------------------------------------------------------------------------
+
+GP_EXPORT int cuDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (value == NULL || attribute < 0 || attribute > 3) return GP_INVALID_VALUE;
+    uint64_t values[2] = {(uint64_t)gp_server_device(device), (uint64_t)attribute};
+    return gp_call(GP_GRAPH_GET_MEMORY, values, 2, value, 8);
+}
+
+GP_EXPORT int cuDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (value == NULL || attribute < 0 || attribute > 3) return GP_INVALID_VALUE;
+    uint64_t values[3] = {(uint64_t)gp_server_device(device), (uint64_t)attribute};
+    memcpy(&values[2], value, 8);
+    return gp_call(GP_GRAPH_SET_MEMORY, values, 3, NULL, 0);
+}
+
+GP_EXPORT int cuDeviceGraphMemTrim(int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    uint64_t values[1] = {(uint64_t)gp_server_device(device)};
+    return gp_call(GP_GRAPH_TRIM, values, 1, NULL, 0);
+}

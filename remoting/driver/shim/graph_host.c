@@ -1,0 +1,216 @@
+// The host's memory in graphs. A node that copies it names pinned memory of the worker instead, a
+// slot. What the node reads goes there before each launch; what it writes comes from there before
+// a synchronisation that covers the launch ends. Nodes of one graph that name the same memory
+// share a slot, so that they see each other's bytes. A program may not write what a launch under way
+// reads, with CUDA as here, so a slot may be filled while an earlier launch still runs.
+#include "graph.h"
+
+#include <stdlib.h>
+
+#define WHOLE_MAX (4u << 20)  // pinned allocations up to this size become slots as a whole
+#define INLINE_MAX 4096       // bytes that travel within a record
+#define SLOT_MAX (256ull << 20)
+
+static uint64_t span(const struct gp_staged *one) {
+    return (one->depth - 1) * one->slice + (one->height - 1) * one->pitch + one->width;
+}
+
+void gp_drop_slot(struct gp_slot *slot) {
+    if (__atomic_sub_fetch(&slot->references, 1, __ATOMIC_ACQ_REL) > 0) return;
+    uint64_t values[1] = {slot->id};
+    if (gp_ready() == GP_SUCCESS) gp_post(GP_SLOT_FREE, values, 1);
+    free(slot);
+}
+
+static struct gp_slot *take_slot(struct gp_slot *slot) {
+    __atomic_add_fetch(&slot->references, 1, __ATOMIC_ACQ_REL);
+    return slot;
+}
+
+static bool overlaps(const struct gp_staged *one, uint64_t start, uint64_t size) {
+    return one->address < start + size && start < one->address + span(one);
+}
+
+static int make_slot(uint64_t start, uint64_t size, struct gp_slot **made) {
+    struct gp_range range;
+    uint64_t last = start + size;
+    if (gp_find_range(start, &range) && range.kind == GP_HOST_MEMORY && range.size <= WHOLE_MAX &&
+        last <= range.start + range.size) {
+        start = range.start;
+        size = range.size;
+    }
+    if (size > SLOT_MAX) return GP_OUT_OF_MEMORY;
+    struct gp_slot *slot = calloc(1, sizeof *slot);
+    if (slot == NULL) return GP_OUT_OF_MEMORY;
+    *slot = (struct gp_slot){gp_new_id(), start, size, 1};
+    uint64_t values[2] = {slot->id, size};
+    *made = slot;
+    return gp_post(GP_SLOT_MAKE, values, 2);
+}
+
+// Find memory of the worker for the host's side of a copy; the entry holds a reference to it.
+int gp_stage(struct gp_handle *of, const struct gp_box *box, const struct gp_copy *copy, bool out,
+             struct gp_staged *staged) {
+    struct gp_graph *graph = GP_GRAPH_OF(of);
+    if (graph->conditional) return GP_NOT_SUPPORTED;  // it may not run, and would bring old bytes
+    if (box->host == NULL || box->level != 0) return GP_INVALID_VALUE;
+    size_t pitch = box->pitch ? box->pitch : copy->width + box->x;
+    size_t rows = box->height ? box->height : copy->height + box->y;
+    if (pitch < copy->width + box->x || copy->height * copy->depth > GP_ROWS_MAX) {
+        return GP_INVALID_VALUE;
+    }
+    *staged = (struct gp_staged){.address = (uint64_t)(uintptr_t)box->host +
+                                            box->z * pitch * rows + box->y * pitch + box->x,
+                                 .pitch = pitch, .slice = pitch * rows, .width = copy->width,
+                                 .height = copy->height, .depth = copy->depth, .out = out};
+    uint64_t start = staged->address, size = span(staged);
+    pthread_mutex_lock(&gp_graph_lock);
+    int status = GP_SUCCESS;
+    for (unsigned at = 0; at < graph->staged.count && staged->slot == NULL; at++) {
+        const struct gp_staged *one = &graph->staged.items[at];
+        if (start >= one->slot->start && start + size <= one->slot->start + one->slot->size) {
+            staged->slot = take_slot(one->slot);
+        } else if (overlaps(one, start, size) && (out || one->out)) {
+            status = GP_NOT_SUPPORTED;  // two slots could not show each other's bytes
+        }
+    }
+    if (staged->slot != NULL) {
+        status = GP_SUCCESS;
+    } else if (status == GP_SUCCESS) {
+        status = make_slot(start, size, &staged->slot);
+    }
+    pthread_mutex_unlock(&gp_graph_lock);
+    return status;
+}
+
+// --- lists of entries -----------------------------------------------------------------------------
+
+int gp_keep_staged(struct gp_staged_list *list, const struct gp_staged *staged) {
+    if (list->count == list->room) {
+        unsigned room = list->room ? list->room * 2 : 4;
+        struct gp_staged *grown = realloc(list->items, room * sizeof *grown);
+        if (grown == NULL) return GP_OUT_OF_MEMORY;
+        list->items = grown;
+        list->room = room;
+    }
+    list->items[list->count++] = *staged;
+    return GP_SUCCESS;
+}
+
+// Append all entries, with references of their own; as those of node unless it is NULL.
+int gp_copy_staged(struct gp_staged_list *to, const struct gp_staged_list *from,
+                   struct gp_handle *node) {
+    for (unsigned at = 0; at < from->count; at++) {
+        struct gp_staged one = from->items[at];
+        if (node != NULL) one.node = node;
+        GP_CHECK(gp_keep_staged(to, &one));
+        take_slot(one.slot);
+    }
+    return GP_SUCCESS;
+}
+
+// Take out the entries of a node, or all when it is NULL, and then the list itself.
+void gp_forget_staged(struct gp_staged_list *list, struct gp_handle *node) {
+    unsigned kept = 0;
+    for (unsigned at = 0; at < list->count; at++) {
+        if (node != NULL && list->items[at].node != node) {
+            list->items[kept++] = list->items[at];
+        } else {
+            gp_drop_slot(list->items[at].slot);
+        }
+    }
+    list->count = kept;
+    if (node != NULL) return;
+    free(list->items);
+    *list = (struct gp_staged_list){0};
+}
+
+// --- launches -------------------------------------------------------------------------------------
+
+// A copy as pieces that lie together: what(at, offset in the slot, size) for each.
+struct pieces {
+    size_t size, rows, slices;
+};
+
+static struct pieces pieces_of(const struct gp_staged *one) {
+    bool whole = one->pitch == one->width || one->height == 1;
+    size_t plane = one->width * one->height;
+    if (whole && (one->depth == 1 || one->slice == plane)) {
+        return (struct pieces){plane * one->depth, 1, 1};
+    }
+    if (whole) return (struct pieces){plane, 1, one->depth};
+    return (struct pieces){one->width, one->height, one->depth};
+}
+
+static uint64_t piece_at(const struct gp_staged *one, size_t row, size_t slice) {
+    return one->address + slice * one->slice + row * one->pitch;
+}
+
+static int send_piece(const struct gp_slot *slot, uint64_t address, size_t size) {
+    uint64_t values[3] = {slot->id, address - slot->start, size};
+    const void *bytes = (const void *)(uintptr_t)address;
+    if (size > INLINE_MAX) return gp_post_bulk(GP_SLOT_WRITE, values, 3, bytes, size);
+    unsigned char *at = gp_open(GP_SLOT_WRITE, 0, sizeof values + size);
+    if (at == NULL) return GP_INVALID_VALUE;
+    memcpy(at, values, sizeof values);
+    memcpy(at + sizeof values, bytes, size);
+    gp_close();
+    return GP_SUCCESS;
+}
+
+int gp_send_staged(const struct gp_staged_list *list) {
+    for (unsigned at = 0; at < list->count; at++) {
+        const struct gp_staged *one = &list->items[at];
+        if (one->out || one->disabled) continue;
+        // What the GPU still writes there has to be here before it goes there.
+        const void *start = (const void *)(uintptr_t)one->address;
+        if (gp_awaits_download(start, span(one))) GP_CHECK(gp_synchronize(GP_DRAIN, 0));
+        struct pieces pieces = pieces_of(one);
+        for (size_t slice = 0; slice < pieces.slices; slice++) {
+            for (size_t row = 0; row < pieces.rows; row++) {
+                GP_CHECK(send_piece(one->slot, piece_at(one, row, slice), pieces.size));
+            }
+        }
+    }
+    return GP_SUCCESS;
+}
+
+#define PIECES_AT_ONCE 4096
+
+static int expect_pieces(const uint64_t *pieces, size_t count, uint64_t stream, uint64_t exec) {
+    unsigned char *at = gp_open(GP_SLOT_READ, 0, 24 + count * 32);
+    if (at == NULL) return GP_INVALID_VALUE;
+    uint64_t head[3] = {exec, stream, count};
+    memcpy(at, head, sizeof head);
+    memcpy(at + sizeof head, pieces, count * 32);
+    gp_close();
+    return GP_SUCCESS;
+}
+
+// Say behind a launch which bytes are to come back; without any, that slots were in use.
+int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec) {
+    uint64_t *found = malloc(PIECES_AT_ONCE * 32);
+    if (found == NULL) return GP_OUT_OF_MEMORY;
+    size_t count = 0;
+    int status = GP_SUCCESS;
+    for (unsigned at = 0; at < list->count && status == GP_SUCCESS; at++) {
+        const struct gp_staged *one = &list->items[at];
+        if (!one->out || one->disabled) continue;
+        struct pieces pieces = pieces_of(one);
+        for (size_t piece = 0; piece < pieces.rows * pieces.slices; piece++) {
+            uint64_t address = piece_at(one, piece % pieces.rows, piece / pieces.rows);
+            void *target = (void *)(uintptr_t)address;
+            uint64_t id = gp_expect_download(target, pieces.size, stream);
+            if (id == 0) status = GP_OUT_OF_MEMORY;
+            if (status != GP_SUCCESS) break;
+            uint64_t words[4] = {one->slot->id, address - one->slot->start, pieces.size, id};
+            memcpy(found + count * 4, words, sizeof words);
+            if (++count < PIECES_AT_ONCE) continue;
+            status = expect_pieces(found, count, stream, exec->id);
+            count = 0;
+        }
+    }
+    if (status == GP_SUCCESS) status = expect_pieces(found, count, stream, exec->id);
+    free(found);
+    return status;
+}

@@ -1,0 +1,37 @@
+"""The CUDA door's graphs: built node by node, captured, changed, and launched."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fake_cuda.control import Control
+from test_cuda_door import KERNELS, compiled, run
+
+from gpupool.remoting.driver import build
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """Give the folder with the shim, and with what the worker loads, as an installation has it."""
+    return build.ensure().parent
+
+
+def right(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.stdout == "results right\n", done.stderr
+    assert done.stderr == ""
+
+
+def test_graphs_by_node(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each type of node runs, in the order of edges; queries, changes, memory, mistakes."""
+    program = compiled("graphs", tmp_path, library)
+    monkeypatch.chdir(tmp_path)
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), str(KERNELS / "test_kernels.sm_90.cubin")]))
+        assert control.missing_calls() == 0
+    drawn = (tmp_path / "graph.dot").read_text()
+    assert drawn.startswith("digraph dot {") and drawn.count("subgraph") == 2
+    assert "increment" in drawn
