@@ -74,18 +74,14 @@ def host_plan(
     """
     server = state.servers.get(self_id)
     current = server is not None and server.incarnation == incarnation
-    held = {
-        lease.id
-        for lease in state.leases.values()
-        if current and lease.parts.get(self_id) is PartStatus.HELD and lease.held
-    }
+    mine = [(lease, part) for lease in state.leases.values() if (part := lease.parts.get(self_id))]
+    held = {lease.id for lease, part in mine if current and part is PartStatus.HELD and lease.held}
     # Fencing: whatever runs for a lease that the table does not hold here must die.
     kill = tuple(lease for lease, count in worker_count.items() if count and lease not in held)
     if not current:
         return HostPlan(kill, ())
     propose: list[Command] = []
-    for lease in state.leases.values():
-        part = lease.parts.get(self_id)
+    for lease, part in mine:
         if part is PartStatus.HELD and lease.held:
             if lease.id in gone:
                 propose.append(EndLease(lease.id, gone[lease.id]))

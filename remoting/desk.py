@@ -53,9 +53,9 @@ class Desk:
 
     def wake_at(self) -> float:
         """Return when ``push_updates`` has to be called next."""
-        return min(
-            (client.update_at for client in self._subscribers.values()), default=float("inf")
-        )
+        if not self._subscribers:
+            return float("inf")
+        return min(client.update_at for client in self._subscribers.values())
 
     def handle(self, client: Client, call: int, message: m.Message) -> None:
         """Act on one call.

@@ -136,8 +136,11 @@ class Proposals:
 
     def wake_at(self) -> float:
         """Return when ``poll`` has to be called next."""
-        times = (p.retry_at for p in self._pending.values() if p.retry_at is not None)
-        return min(times, default=float("inf"))
+        wake_at = float("inf")
+        for pending in self._pending.values():
+            if pending.retry_at is not None and pending.retry_at < wake_at:
+                wake_at = pending.retry_at
+        return wake_at
 
     def _attempt(self, number: int) -> None:
         pending = self._pending[number]

@@ -190,6 +190,7 @@ class Steward:
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()
         self._members_of: object = None
+        self._followed: tuple[object, ...] = (None, None, None)
         self._look_at = float("-inf")
         self._key_at = float("-inf")
         self.waiters = Waiters()
@@ -311,10 +312,14 @@ class Steward:
 
     def wake_at(self) -> float:
         """Return the monotonic time of the next ``poll``."""
-        times = [self._look_at, self.proposals.wake_at(), self.waiters.wake_at()]
-        times += [each.deadline for each in self._awaited]
-        times.append(self._desk.wake_at())
-        return min(times)
+        times = (each.deadline for each in self._awaited)
+        return min(
+            self._look_at,
+            self.proposals.wake_at(),
+            self.waiters.wake_at(),
+            self._desk.wake_at(),
+            *times,
+        )
 
     def clients(self) -> list[Client]:
         """Return everybody who has been welcomed."""
@@ -724,13 +729,19 @@ class Steward:
             if self._try_attach(each.client, each.call, each.message):
                 self._awaited.remove(each)
         members = self._known_members()
-        tokens, here = self.state.tokens, self.self_id in self.state.servers
-        for client in self.clients():
-            token = tokens.get(client.token)
-            # Most clients have no lease, and nothing that concerns them has changed.
-            unmoved = client.members is members and not client.attached and here
-            if not unmoved or token is None or token.revoked_at:
+        state = self.state
+        seen = (members, state.tokens, self.self_id in state.servers)
+        if any(now is not before for now, before in zip(seen, self._followed, strict=True)):
+            self._followed = seen
+            for client in self.clients():
                 self._follow_client(client, members)
+        elif self._attached:
+            # As mostly: leases have changed, and nothing else that concerns clients.
+            ended = [lease for lease in self._attached if not _is_held(state, lease)]
+            for connection in sorted({each for lease in ended for each in self._attached[lease]}):
+                client = self._clients[connection]
+                if client is not None:
+                    self._follow_client(client, members)
         self._look()
         self._hint(self.clock.monotonic())
 
@@ -741,10 +752,14 @@ class Steward:
 
     def _give_notices(self) -> None:
         """Tell clients of the ends that the policy has set to their leases, once each."""
-        now_ms = self.proposals.at_ms()
+        now_ms: int | None = None
         for lease_id, connections in self._attached.items():
             lease = self.state.leases.get(lease_id)
-            if lease is None or not lease.ends_at or lease.notice_at > now_ms or not lease.held:
+            if lease is None or not lease.ends_at or not lease.held:
+                continue
+            if now_ms is None:
+                now_ms = self.proposals.at_ms()
+            if lease.notice_at > now_ms:
                 continue
             for connection in sorted(connections):
                 client = self._clients.get(connection)
@@ -801,3 +816,8 @@ def _check_room(client: Client) -> None:
     """Refuse more leases than one connection may have, counting claims under way."""
     if len(client.attached) + client.pending_calls > ATTACHED_COUNT_MAX:
         raise DeniedError(f"more than {ATTACHED_COUNT_MAX} leases on one connection")
+
+
+def _is_held(state: PoolState, lease: LeaseId) -> bool:
+    known = state.leases.get(lease)
+    return known is not None and known.held

@@ -53,6 +53,8 @@ class Waiters:
         self._seen: Server | None = None
         self._seen_usage: object = None
         self._again_at = float("inf")
+        self._looked: tuple[object, object, float] = (None, None, 0.0)
+        """What ``_forget_served`` looked at last, and until when that is enough."""
 
     def __len__(self) -> int:
         """Return how many requests wait here."""
@@ -67,6 +69,7 @@ class Waiters:
             waiter = _Waiter(connection, request, user, now, now)
             self._waiters[(connection, request.id)] = waiter
             self._seen = None
+            self._looked = (None, None, 0.0)
 
     def discard(self, connection: int, request: RequestId) -> None:
         """Forget one: it was granted or cancelled."""
@@ -133,12 +136,17 @@ class Waiters:
 
     def _forget_served(self, state: PoolState, now: float) -> None:
         """Forget requests that another server has served, or whose client has gone elsewhere."""
+        looked = self._looked
+        if looked[0] is state.by_request and looked[1] is state.closed and now <= looked[2]:
+            return
         for key, waiter in list(self._waiters.items()):
             request = waiter.request.id
             known = request in state.by_request or request in state.closed
             if known or waiter.asked_at + FORGET_S < now:
                 del self._waiters[key]
                 self._seen = None
+        oldest = min((w.asked_at for w in self._waiters.values()), default=now)
+        self._looked = (state.by_request, state.closed, oldest + FORGET_S)
 
 
 def _turn(state: PoolState, waiter: _Waiter, now: float) -> tuple[bool, float, int, int, float]:

@@ -21,8 +21,8 @@ from gpupool.simulations.world import World
 
 GPU_MEMORY = 16 << 30
 
-LOOK_S = 0.001
-"""How often it is looked whether a killed process has ended."""
+NOTICE_S = 0.001
+"""From the end of a process to the moment at which its server knows of it."""
 
 
 @dataclass(eq=False, slots=True)
@@ -195,15 +195,15 @@ class SimulatedHost:
             self._process.after(0.0, partial(self._finish, lease, opening, error))
         waiting = [worker for worker in self._machine.workers if worker.lease == lease]
 
-        def look() -> None:
-            if not waiting and not self._openings.get(lease):
-                gone()
-            else:
-                self._process.after(LOOK_S, look)
+        def ended(worker: Worker) -> None:
+            waiting.remove(worker)
+            if not waiting:
+                self._process.after(NOTICE_S, gone)
 
         for worker in list(waiting):
-            self._machine.kill(worker, partial(waiting.remove, worker))
-        self._process.after(LOOK_S, look)
+            self._machine.kill(worker, partial(ended, worker))
+        if not waiting:
+            self._process.after(NOTICE_S, gone)
 
     def _finish(self, lease: LeaseId, opening: "_Opening", error: GpupoolError | None) -> None:
         openings = self._openings.get(lease, [])
