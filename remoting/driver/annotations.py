@@ -58,7 +58,6 @@ RECORDS: tuple[str, ...] = (
     "DRAIN",
     "ALLOCATE",
     "ALLOCATE_ASYNC",
-    "ALLOCATE_MANAGED",
     "FREE",
     "FREE_ASYNC",
     "MEMORY_INFO",
@@ -154,6 +153,11 @@ RECORDS: tuple[str, ...] = (
     "ARRAY_READ",
     "TEXTURE_CREATE",
     "TEXTURE_DESTROY",
+    "MANAGED_ALLOCATE",
+    "MANAGED_FREE",
+    "MANAGED_READ",
+    "MANAGED_WRITE",
+    "FIND_MANAGED",
 )
 
 HAND: tuple[str, ...] = (
@@ -261,11 +265,13 @@ HAND: tuple[str, ...] = (
     "cuMipmappedArrayGetLevel",
     *("cuMemcpyHtoA_v2", "cuMemcpyHtoAAsync_v2", "cuMemcpyAtoH_v2", "cuMemcpyAtoHAsync_v2"),
     *("cuMemcpyDtoA_v2", "cuMemcpyAtoD_v2", "cuMemcpyAtoA_v2"),
+    *("cuMemPrefetchAsync", "cuMemPrefetchAsync_v2", "cuMemAdvise", "cuMemAdvise_v2"),
+    *("cuMemRangeGetAttribute", "cuMemRangeGetAttributes", "cuStreamAttachMemAsync"),
     *("cuTexObjectCreate", "cuTexObjectDestroy", "cuTexObjectGetResourceDesc"),
     *("cuTexObjectGetTextureDesc", "cuTexObjectGetResourceViewDesc"),
     *("cuSurfObjectCreate", "cuSurfObjectDestroy", "cuSurfObjectGetResourceDesc"),
     *("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapReplaceAddress"),
 )
 
-REFUSED: tuple[str, ...] = ("cuMemAllocManaged", "cuDeviceGetLuid")
+REFUSED: tuple[str, ...] = ("cuDeviceGetLuid",)
 """Of ``HAND``: written, but only to refuse; the document counts them as not there."""

@@ -17,9 +17,9 @@ CAPTURE_RELAXED = 2
 EVENT_DISABLE_TIMING = 2
 
 HIDDEN_ATTRIBUTES = {
-    # What this door does not do, by CUdevice_attribute: managed memory, pageable access and its
-    # page tables, host registration by pointer, exported handles, multicast, IPC handles.
-    **dict.fromkeys((83, 88, 89, 91, 100, 101, 103, 104, 105, 110, 116, 117, 128, 132), 0),
+    # What this door does not do, by CUdevice_attribute: concurrent managed access, pageable access
+    # and its page tables, host registration by pointer, exported handles, multicast, IPC handles.
+    **dict.fromkeys((88, 89, 91, 100, 101, 103, 104, 105, 110, 116, 117, 128, 132), 0),
 }
 
 

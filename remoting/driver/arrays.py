@@ -201,22 +201,7 @@ class Arrays(Area):
         target = (0, 0, 0, 0, HOST, buffer.address, 0, 0, 0, width, rows)
         self._direct.call("cuMemcpy3DAsync_v2", COPY.pack(*source, *target, width, rows, 1), handle)
         self.api.record(buffer.event, handle)
-
-        def finish() -> None:
-            status = 0
-            try:
-                self.api.runtime.eventSynchronize(buffer.event)
-                waiter.push()
-            except self.api.errors as error:
-                status = self.api.status_of(error)
-            bulk = () if status else (buffer.view[:size],)
-            self.session.reply(request, status, bulk=bulk)
-            waiter.give(device, buffer)
-
-        if waiter.soon(buffer.event):
-            finish()
-        else:
-            waiter.start(device, finish)
+        waiter.answer(request, device, buffer, size)
         return None
 
     # --- textures and surfaces --------------------------------------------------------------------

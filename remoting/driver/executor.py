@@ -17,6 +17,7 @@ from gpupool.remoting.driver.generic import Generic
 from gpupool.remoting.driver.graph_launches import GraphLaunches
 from gpupool.remoting.driver.graphs import Graphs
 from gpupool.remoting.driver.kernels import LAUNCH, Kernels
+from gpupool.remoting.driver.managed import Managed
 from gpupool.remoting.driver.mapped import Mapped
 from gpupool.remoting.driver.memory import Memory
 from gpupool.remoting.driver.modules import Modules
@@ -44,8 +45,9 @@ def areas_of(client: Client) -> list[Area]:
         Virtual(client, memory),
         transfers,
         Mapped(client),
+        Managed(client, memory, transfers),
         kernels,
-        Modules(client, kernels, memory),
+        Modules(client, direct, kernels, memory),
         Tensors(client),
         Arrays(client, direct, memory),
         Streams(client),

@@ -38,6 +38,7 @@ C_TYPES = {
     "int": "int",
     "float": "float",
     "CUdevice": "int",
+    "CUmemLocation": "uint64_t",  # two numbers in one register
 }
 KINDS = {
     "s": "STREAM",

@@ -6,20 +6,24 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
+from gpupool.remoting.driver.api import INVALID_HANDLE, CudaError
 from gpupool.remoting.driver.client import OBJECTS_MAX, WORDS, Area, Client
+from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.kernels import Kernels
 from gpupool.remoting.driver.linker import Linker
 from gpupool.remoting.driver.memory import Memory
 from gpupool.remoting.driver.variables import Variables
 
 IMAGE_SIZE_MAX = 1 << 30
+IS_MANAGED = 8  # CU_POINTER_ATTRIBUTE_IS_MANAGED
 
 
 class Modules(Area):
     """The libraries and modules of a client process, and its links."""
 
-    def __init__(self, client: Client, kernels: Kernels, memory: Memory) -> None:
+    def __init__(self, client: Client, direct: Direct, kernels: Kernels, memory: Memory) -> None:
         super().__init__(client)
+        self.direct = direct
         self.kernels = kernels
         self.variables = Variables(client, memory)
         self.linker = Linker(client.api)
@@ -36,6 +40,7 @@ class Modules(Area):
             table.FIND_KERNEL: (2, self._find_kernel),
             table.FIND_FUNCTION: (2, self._find_function),
             table.FIND_GLOBAL: (1, self._find_global),
+            table.FIND_MANAGED: (1, self._find_managed),
             table.ENUMERATE: (1, self._enumerate),
             table.LINK_CREATE: (5, self._link_create),
             table.LINK_ADD: (3, self._link_add),
@@ -107,7 +112,23 @@ class Modules(Area):
         wanted = self.client.text(1)
         address, size = self.api.call(name, handle, wanted)
         self.variables.found(number, wanted, int(size))
-        return WORDS[2].pack(int(address), int(size))
+        return self._described(int(address), int(size))
+
+    def _find_managed(self, number: int) -> bytes:
+        handle, library = self.modules[number]
+        if not library:
+            raise CudaError(INVALID_HANDLE, "cuLibraryGetManaged")
+        address, size = self.api.call("cuLibraryGetManaged", handle, self.client.text(1))
+        return self._described(int(address), int(size))
+
+    def _described(self, address: int, size: int) -> bytes:
+        """Return where a variable lies, and in which managed memory, or twice 0."""
+        managed = ctypes.c_int(0)
+        self.direct.call("cuPointerGetAttribute", managed, IS_MANAGED, address)
+        base, whole = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        if managed.value:
+            self.direct.call("cuMemGetAddressRange_v2", base, whole, address)
+        return WORDS[4].pack(address, size, base.value, whole.value)
 
     def _enumerate(self, number: int) -> bytes:
         handle, library = self.modules[number]

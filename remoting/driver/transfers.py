@@ -53,7 +53,7 @@ class Transfers(Area):
         if self.client.bulk:
             if size != self.client.bulk:
                 raise RemoteProtocolError("malformed upload")
-            self._copy_bulk_in(target, size, self.streams.get(stream))
+            self.copy_bulk_in(target, size, self.streams.get(stream))
             return
         piece = self.client.rest(3, size)
         if self.streams.get(stream) is None:
@@ -62,7 +62,8 @@ class Transfers(Area):
         address = ctypes.addressof(ctypes.c_char.from_buffer(piece))
         self.api.copy(target, address, size, HOST_TO_DEVICE, self.streams[stream])
 
-    def _copy_bulk_in(self, target: int, size: int, stream: int | None) -> None:
+    def copy_bulk_in(self, target: int, size: int, stream: int | None) -> None:
+        """Copy the bytes behind the frame to device memory, in the order of a stream of CUDA."""
         problem: int = 0
         errors = self.api.errors
         while self.client.bulk:
@@ -99,27 +100,12 @@ class Transfers(Area):
         failed = self.client.take_failure(request)
         if failed:
             return
-        waiter, api, session = self.waiter, self.api, self.session
+        waiter, api = self.waiter, self.api
         if size <= SMALL_DOWNLOAD_SIZE:
             buffer = waiter.take(device, size)
             api.copy(buffer.address, source, size, DEVICE_TO_HOST, handle)
             api.record(buffer.event, handle)
-
-            def finish() -> None:
-                status = 0
-                try:
-                    api.runtime.eventSynchronize(buffer.event)
-                    waiter.push()
-                except api.errors as error:
-                    status = api.status_of(error)
-                bulk = () if status else (buffer.view[:size],)
-                session.reply(request, status, bulk=bulk)
-                waiter.give(device, buffer)
-
-            if waiter.soon(buffer.event):
-                finish()
-            else:
-                waiter.start(device, finish)
+            waiter.answer(request, device, buffer, size)
             return
         event = waiter.event(device)
         api.record(event, handle)

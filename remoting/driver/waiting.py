@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,15 @@ SPIN_COUNT = 12
 class Replies(Protocol):
     """Where answers go."""
 
-    def reply(self, request: int, status: int, body: bytes = b"", *, failed: int = 0) -> None:
+    def reply(
+        self,
+        request: int,
+        status: int,
+        body: bytes = b"",
+        *,
+        failed: int = 0,
+        bulk: Sequence[memoryview] = (),
+    ) -> None:
         """Answer a request."""
         ...
 
@@ -227,6 +235,25 @@ class Waiter:
         for entry in waiting:
             self._api.runtime.eventSynchronize(entry.buffer.event)
         self.push()
+
+    def answer(self, request: int, device: int, buffer: Buffer, size: int) -> None:
+        """Answer a request with ``size`` bytes of a buffer once its event has completed."""
+
+        def finish() -> None:
+            status = 0
+            try:
+                self._api.runtime.eventSynchronize(buffer.event)
+                self.push()
+            except self._api.errors as error:
+                status = self._api.status_of(error)
+            bulk = () if status else (buffer.view[:size],)
+            self._replies.reply(request, status, bulk=bulk)
+            self.give(device, buffer)
+
+        if self.soon(buffer.event):
+            finish()
+        else:
+            self.start(device, finish)
 
     def guarded(self, request: int, job: Callable[[], Any]) -> Callable[[], None]:
         """Return ``job`` followed by the reply that says whether it failed."""

@@ -293,6 +293,16 @@ GP_EXPORT int cuMemFreeAsync_ptsz(uint64_t a0, void *a1) {
     return cuMemFreeAsync(a0, gp_thread_stream(a1));
 }
 
+int cuMemPrefetchAsync(uint64_t, size_t, int, void *);
+GP_EXPORT int cuMemPrefetchAsync_ptsz(uint64_t a0, size_t a1, int a2, void *a3) {
+    return cuMemPrefetchAsync(a0, a1, a2, gp_thread_stream(a3));
+}
+
+int cuMemPrefetchAsync_v2(uint64_t, size_t, uint64_t, unsigned int, void *);
+GP_EXPORT int cuMemPrefetchAsync_v2_ptsz(uint64_t a0, size_t a1, uint64_t a2, unsigned int a3, void *a4) {
+    return cuMemPrefetchAsync_v2(a0, a1, a2, a3, gp_thread_stream(a4));
+}
+
 int cuMemcpy2DAsync_v2(void *, void *);
 GP_EXPORT int cuMemcpy2DAsync_v2_ptsz(void *a0, void *a1) {
     return cuMemcpy2DAsync_v2(a0, gp_thread_stream(a1));
@@ -471,6 +481,11 @@ GP_EXPORT int cuMemsetD8Async_ptsz(uint64_t a0, unsigned char a1, size_t a2, voi
 int cuMemsetD8_v2(uint64_t, unsigned char, size_t);
 GP_EXPORT int cuMemsetD8_v2_ptds(uint64_t a0, unsigned char a1, size_t a2) {
     return cuMemsetD8_v2(a0, a1, a2);
+}
+
+int cuStreamAttachMemAsync(void *, uint64_t, size_t, unsigned int);
+GP_EXPORT int cuStreamAttachMemAsync_ptsz(void *a0, uint64_t a1, size_t a2, unsigned int a3) {
+    return cuStreamAttachMemAsync(gp_thread_stream(a0), a1, a2, a3);
 }
 
 int cuStreamBeginCaptureToGraph(void *, void *, void *, void *, size_t, int);

@@ -1,6 +1,7 @@
 // Memory: which address is what, allocation, and copies of bytes between the two machines.
 #define _GNU_SOURCE
 #include "copies.h"
+#include "managed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,7 +106,7 @@ static int add_device_range(uint64_t address, uint64_t size, int kind) {
 static int remove_device_range(uint64_t address) {
     struct gp_range range;
     GP_CHECK(gp_remove_range(address, &range));
-    if (range.kind == GP_HOST_MEMORY || range.kind == GP_VIRTUAL_MEMORY) {
+    if (range.kind != GP_DEVICE_MEMORY) {
         gp_add_range(range);
         return GP_INVALID_VALUE;
     }
@@ -136,15 +137,10 @@ GP_EXPORT int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width,
     return cuMemAlloc_v2(address, *pitch * height);
 }
 
-GP_EXPORT int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) {
-    (void)address, (void)size, (void)flags;
-    GP_ENTER();
-    return GP_NOT_SUPPORTED;
-}
-
 GP_EXPORT int cuMemFree_v2(uint64_t address) {
     GP_ENTER();
     if (address == 0) return GP_SUCCESS;
+    if (gp_managed_count && gp_managed_free(address) == GP_SUCCESS) return GP_SUCCESS;
     GP_CHECK(remove_device_range(address));
     uint64_t values[1] = {address};
     return gp_post(GP_FREE, values, 1);
@@ -263,6 +259,7 @@ void gp_push_mapped(void) {
     static __thread bool pushing;
     if (pushing) return;
     pushing = true;
+    gp_managed_release();
     pthread_mutex_lock(&push_lock);
     for (struct mapped *at = mapped; at != NULL; at = at->next) {
         uint64_t first, size;
@@ -398,9 +395,26 @@ GP_EXPORT int cuMemHostGetFlags(unsigned *flags, void *address) {
 int cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t size);
 int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size, void *stream);
 
+// Managed memory is reached on the server, whatever a copy takes it for. The program may touch it
+// as soon as a synchronous copy has returned.
+static bool is_managed(uint64_t address) {
+    struct gp_range range;
+    return __atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0 &&
+           gp_find_range(address, &range) && range.kind == GP_MANAGED_MEMORY;
+}
+
+static int copy_managed(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
+    if (async) return cuMemcpyDtoDAsync_v2(target, source, size, stream);
+    uint64_t id;
+    GP_CHECK(gp_stream_id(NULL, &id));
+    GP_CHECK(cuMemcpyDtoD_v2(target, source, size));
+    return gp_synchronize(GP_SYNC_STREAM, id);
+}
+
 static int copy_in(uint64_t target, const void *source, size_t size, uint64_t stream) {
     if (size == 0) return GP_SUCCESS;
     if (source == NULL) return GP_INVALID_VALUE;
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     // The bytes may still be on their way here.
     GP_CHECK(await_downloads(source, size));
     uint64_t values[3] = {target, size, stream};
@@ -414,6 +428,9 @@ static int copy_in(uint64_t target, const void *source, size_t size, uint64_t st
 
 GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
     GP_ENTER();
+    if (is_managed((uintptr_t)source)) {
+        return copy_managed(target, (uintptr_t)source, size, NULL, false);
+    }
     uint64_t id;
     GP_CHECK(gp_stream_id(NULL, &id));
     GP_CHECK(copy_in(target, source, size, id));
@@ -424,6 +441,9 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
 GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size,
                                    void *stream) {
     GP_ENTER();
+    if (is_managed((uintptr_t)source)) {
+        return copy_managed(target, (uintptr_t)source, size, stream, true);
+    }
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream)) {
@@ -435,6 +455,7 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t s
 static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream) {
     if (size == 0) return GP_SUCCESS;
     if (target == NULL) return GP_INVALID_VALUE;
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     uint64_t values[3] = {source, size, stream};
     struct gp_request request = {.bulk = target, .bulk_size = size};
     return gp_exchange(&request, GP_COPY_OUT, values, 3, NULL, 0, NULL, 0);
@@ -442,6 +463,9 @@ static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream)
 
 GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
     GP_ENTER();
+    if (is_managed((uintptr_t)target)) {
+        return copy_managed((uintptr_t)target, source, size, NULL, false);
+    }
     uint64_t id;
     GP_CHECK(gp_stream_id(NULL, &id));
     return copy_out(target, source, size, id);
@@ -449,6 +473,9 @@ GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
 
 GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, void *stream) {
     GP_ENTER();
+    if (is_managed((uintptr_t)target)) {
+        return copy_managed((uintptr_t)target, source, size, stream, true);
+    }
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (gp_capture_of(stream)) {
@@ -474,6 +501,9 @@ static int copy_any(uint64_t target, uint64_t source, size_t size, void *stream,
     bool to = is_device(target), from = is_device(source);
     void *host_target = (void *)(uintptr_t)target, *host_source = (void *)(uintptr_t)source;
     if (to && from) {
+        if (is_managed(target) || is_managed(source)) {
+            return copy_managed(target, source, size, stream, async);
+        }
         return async ? cuMemcpyDtoDAsync_v2(target, source, size, stream)
                      : cuMemcpyDtoD_v2(target, source, size);
     }
@@ -539,7 +569,7 @@ int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp
     if (box->kind == GP_IN_ARRAY || box->level != 0) return GP_INVALID_VALUE;
     uint64_t base = box->kind == 1 ? (uint64_t)(uintptr_t)box->host : box->device;
     if (box->kind < 1 || box->kind > 4 || base == 0) return GP_INVALID_VALUE;
-    end->host = box->kind == 1 || (box->kind == 4 && !is_device(base));
+    end->host = (box->kind == 1 || (box->kind == 4 && !is_device(base))) && !is_managed(base);
     end->pitch = box->pitch ? box->pitch : width + box->x;
     size_t rows = box->height ? box->height : height + box->y;
     if (end->pitch < width + box->x) return GP_INVALID_VALUE;
@@ -625,6 +655,7 @@ GP_EXPORT int cuMemcpy3DPeerAsync(const void *copy, void *stream) {
 static int pointer_attribute(void *data, int attribute, uint64_t address, bool known,
                              const struct gp_range *range) {
     bool host = known && range->kind == GP_HOST_MEMORY;
+    bool managed = known && range->kind == GP_MANAGED_MEMORY;
     uint64_t wide = 0;
     int narrow = 0;
     size_t size = 4;
@@ -635,9 +666,10 @@ static int pointer_attribute(void *data, int attribute, uint64_t address, bool k
             break;
         case 2: narrow = known ? (host ? 1 : 2) : 0; break;
         case 3: wide = known ? address : 0; size = 8; break;
-        case 4: wide = host ? address : 0; size = 8; break;
+        case 4: wide = host || managed ? address : 0; size = 8; break;
         case 5: return GP_NOT_SUPPORTED;
-        case 6: case 8: case 10: case 13: case 15: case 21: narrow = attribute == 13 && known; break;
+        case 8: narrow = managed; break;
+        case 6: case 10: case 13: case 15: case 21: narrow = attribute == 13 && known; break;
         case 7: wide = known ? range->serial : 0; size = 8; break;
         case 9: narrow = known ? range->device : -2; break;
         case 11: case 19: wide = known ? range->start : 0; size = 8; break;

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 #include "image.h"
+#include "managed.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -248,7 +249,8 @@ static int unload(struct module *module, int op) {
     for (struct function *at = module->functions; at != NULL; at = at->next) at->handle.magic = 0;
     for (struct symbol *at = module->symbols; at != NULL; at = at->next) {
         struct gp_range range;
-        gp_remove_range(at->address, &range);
+        int status = gp_remove_range(at->address, &range);
+        if (status == GP_SUCCESS && range.kind == GP_MANAGED_MEMORY) gp_region_return(range.start);
     }
     return gp_post(op, values, 1);
 }
@@ -386,24 +388,28 @@ GP_EXPORT int cuLibraryGetKernel(void **kernel, void *library, const char *name)
     return find_function(library, GP_FIND_KERNEL, name, kernel);
 }
 
-static int find_global(struct module *module, const char *name, uint64_t *address, size_t *size) {
+static int find_global(struct module *module, int op, const char *name, uint64_t *address,
+                       size_t *size) {
     if (name == NULL || strlen(name) > NAME_MAX_SIZE) return GP_INVALID_VALUE;
     int device = gp_current_device(), status = GP_SUCCESS;
     pthread_mutex_lock(&module->lock);
     struct symbol *at = module->symbols;
     while (at != NULL && (at->device != device || strcmp(at->name, name) != 0)) at = at->next;
     if (at == NULL) {
-        uint64_t values[1] = {module->handle.id}, reply[2] = {0};
+        // Its address and size, and those of the managed memory that it is in.
+        uint64_t values[1] = {module->handle.id}, reply[4] = {0};
         struct gp_request request = {.body = reply, .capacity = sizeof reply};
-        status = gp_exchange(&request, GP_FIND_GLOBAL, values, 1, name, strlen(name), NULL, 0);
+        status = gp_exchange(&request, op, values, 1, name, strlen(name), NULL, 0);
+        bool managed = status == GP_SUCCESS && reply[3] != 0;
+        if (managed) status = gp_region_borrow(reply[2], reply[3], gp_server_device(device));
         if (status == GP_SUCCESS) at = malloc(sizeof *at + strlen(name) + 1);
         if (status == GP_SUCCESS && at == NULL) status = GP_OUT_OF_MEMORY;
         if (status == GP_SUCCESS) {
             *at = (struct symbol){module->symbols, reply[0], reply[1], device};
             strcpy(at->name, name);
             module->symbols = at;
-            gp_add_range((struct gp_range){reply[0], reply[1], GP_GLOBAL_MEMORY, device, 0, 0,
-                                           NULL});
+            int kind = managed ? GP_MANAGED_MEMORY : GP_GLOBAL_MEMORY;
+            gp_add_range((struct gp_range){reply[0], reply[1], kind, device, 0, 0, NULL});
         }
     }
     if (status == GP_SUCCESS && address != NULL) *address = at->address;
@@ -416,22 +422,21 @@ GP_EXPORT int cuModuleGetGlobal_v2(uint64_t *address, size_t *size, void *module
                                    const char *name) {
     GP_ENTER();
     GP_CHECK(check_module(module, false));
-    return find_global(module, name, address, size);
+    return find_global(module, GP_FIND_GLOBAL, name, address, size);
 }
 
 GP_EXPORT int cuLibraryGetGlobal(uint64_t *address, size_t *size, void *library,
                                  const char *name) {
     GP_ENTER();
     GP_CHECK(check_module(library, true));
-    return find_global(library, name, address, size);
+    return find_global(library, GP_FIND_GLOBAL, name, address, size);
 }
 
 GP_EXPORT int cuLibraryGetManaged(uint64_t *address, size_t *size, void *library,
                                   const char *name) {
-    (void)address, (void)size, (void)name;
-    GP_CHECK(gp_ready());
+    GP_ENTER();
     GP_CHECK(check_module(library, true));
-    return GP_NOT_FOUND;  // managed variables are not remoted yet
+    return find_global(library, GP_FIND_MANAGED, name, address, size);
 }
 
 // The names of all functions, as strings that end in zero, behind their count.
@@ -655,10 +660,22 @@ struct launch {
     uint32_t grid[3], block[3], shared, bytes;
 };
 
-static void pack(unsigned char *at, const struct function *function, void **parameters) {
+// As a launch gives them: one by one, or, where there are none, in one buffer.
+struct given {
+    void **parameters;
+    const unsigned char *buffer;
+    size_t size;
+};
+
+static void pack(unsigned char *at, const struct function *function, const struct given *given) {
+    if (given->buffer != NULL) {
+        memset(at, 0, function->bytes);
+        memcpy(at, given->buffer, given->size < function->bytes ? given->size : function->bytes);
+        return;
+    }
     for (uint32_t index = 0; index < function->count; index++) {
         const struct parameter *one = &function->parameters[index];
-        memcpy(at + one->offset, parameters[index], one->size);
+        memcpy(at + one->offset, given->parameters[index], one->size);
     }
 }
 
@@ -671,24 +688,19 @@ static int find_extra(void **extra, const unsigned char **bytes, size_t *size) {
     return *bytes == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
-int gp_function_bytes(void *given, void **parameters, void **extra, unsigned char **bytes,
+int gp_function_bytes(void *of, void **parameters, void **extra, unsigned char **bytes,
                       uint32_t *size) {
-    GP_CHECK(gp_check(given, GP_FUNCTION));
-    const struct function *function = given;
-    const unsigned char *buffer = NULL;
-    size_t known = 0;
+    GP_CHECK(gp_check(of, GP_FUNCTION));
+    const struct function *function = of;
+    struct given given = {parameters, NULL, 0};
     if (parameters == NULL && function->count > 0) {
         if (extra == NULL) return GP_INVALID_VALUE;
-        GP_CHECK(find_extra(extra, &buffer, &known));
+        GP_CHECK(find_extra(extra, &given.buffer, &given.size));
     }
     *size = function->bytes;
     *bytes = calloc(1, function->bytes + 1u);
     if (*bytes == NULL) return GP_OUT_OF_MEMORY;
-    if (buffer != NULL) {
-        memcpy(*bytes, buffer, known < function->bytes ? known : function->bytes);
-    } else {
-        pack(*bytes, function, parameters);
-    }
+    pack(*bytes, function, &given);
     return GP_SUCCESS;
 }
 
@@ -702,11 +714,17 @@ static int launch(struct launch *head, struct function *function, void *stream, 
         return GP_INVALID_VALUE;
     }
     if ((uint64_t)block[0] * block[1] * block[2] > 1024 || block[2] > 64) return GP_INVALID_VALUE;
-    const unsigned char *buffer = NULL;
-    size_t given = 0;
+    struct given given = {parameters, NULL, 0};
     if (parameters == NULL && function->count > 0) {
         if (extra == NULL) return GP_INVALID_VALUE;
-        GP_CHECK(find_extra(extra, &buffer, &given));
+        GP_CHECK(find_extra(extra, &given.buffer, &given.size));
+    }
+    unsigned char *early = NULL;
+    if (__builtin_expect(__atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0, 0)) {
+        // They may lie in managed memory, which nobody may touch once the line is locked.
+        early = malloc(function->bytes + 1);
+        if (early == NULL) return GP_OUT_OF_MEMORY;
+        pack(early, function, &given);
     }
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     head->function = function->handle.id;
@@ -715,20 +733,23 @@ static int launch(struct launch *head, struct function *function, void *stream, 
     if (attribute_count) before += 8 + (size_t)attribute_count * LAUNCH_ATTRIBUTE_SIZE;
     int op = attribute_count ? GP_LAUNCH_EX : GP_LAUNCH;
     unsigned char *at = gp_open(op, flags, before + function->bytes);
-    if (at == NULL) return GP_INVALID_VALUE;
+    if (at == NULL) {
+        free(early);
+        return GP_INVALID_VALUE;
+    }
     memcpy(at, head, sizeof *head);
     if (attribute_count) {
         uint64_t count = attribute_count;
         memcpy(at + sizeof *head, &count, 8);
         memcpy(at + sizeof *head + 8, attributes, count * LAUNCH_ATTRIBUTE_SIZE);
     }
-    if (buffer == NULL) {
-        pack(at + before, function, parameters);
+    if (early == NULL) {
+        pack(at + before, function, &given);
     } else {
-        memset(at + before, 0, function->bytes);
-        memcpy(at + before, buffer, given < function->bytes ? given : function->bytes);
+        memcpy(at + before, early, function->bytes);
     }
     gp_close();
+    free(early);
     if (__builtin_expect(gp_launches_block(), 0) && !gp_capture_of(stream)) {
         return gp_synchronize(GP_SYNC_STREAM, head->stream);
     }

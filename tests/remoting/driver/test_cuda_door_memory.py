@@ -78,3 +78,11 @@ def test_arrays_and_textures(library: Path, tmp_path: Path) -> None:
     image = str(KERNELS / "memory_kernels.sm_90.cubin")
     with Control(tmp_path) as control:
         right(run(library, control, [str(program), image]))
+
+
+def test_managed_memory(library: Path, tmp_path: Path) -> None:
+    """One address on both sides; what either wrote is there when CUDA says so."""
+    program = compiled("managed", tmp_path, library)
+    images = [str(KERNELS / f"{name}_kernels.sm_90.cubin") for name in ("test", "memory")]
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), *images], devices=2))

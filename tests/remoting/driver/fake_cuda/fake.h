@@ -232,6 +232,8 @@ struct CUmemPoolHandle_st {
 void memory_open(void);
 CUresult memory_allocate(CUcontext ctx, size_t bytes, CUmemoryPool pool, bool internal,
                          CUdeviceptr *pointer);
+CUresult memory_allocate_managed(CUcontext ctx, size_t bytes, unsigned flags, bool internal,
+                                 CUdeviceptr *pointer);
 CUresult memory_release(CUdeviceptr pointer, bool internal);
 void memory_release_context(CUcontext ctx);
 bool memory_find(CUdeviceptr pointer, struct region *copy);
@@ -283,6 +285,7 @@ struct kernel_info {
 struct global_info {
     char *name;
     size_t size, align;
+    bool managed;
     const unsigned char *data; /* initial bytes; NULL means zeros */
     size_t data_bytes;
 };

@@ -16,6 +16,7 @@
 #define FLAG_ZSTD 0x8000u
 #define MACHINE_CUDA 190
 #define SYMBOL_IS_KERNEL 0x10 /* STO_CUDA_ENTRY in st_other */
+#define SYMBOL_IS_MANAGED 0x04
 
 struct wrapper {
     uint32_t magic, version;
@@ -247,6 +248,7 @@ static void cubin_add_global(struct image *image, const struct cubin *cubin,
     struct global_info *global = image_add_global(image, name, strlen(name));
     global->size = symbol->st_size;
     global->align = section->sh_addralign;
+    global->managed = symbol->st_other & SYMBOL_IS_MANAGED;
     if (section->sh_type != SHT_NOBITS && symbol->st_value + symbol->st_size <= section->sh_size) {
         global->data = cubin->bytes + section->sh_offset + symbol->st_value;
         global->data_bytes = symbol->st_size;

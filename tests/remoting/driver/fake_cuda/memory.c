@@ -276,6 +276,13 @@ CUresult memory_allocate(CUcontext ctx, size_t bytes, CUmemoryPool pool, bool in
     return allocate(&region, false, pointer);
 }
 
+CUresult memory_allocate_managed(CUcontext ctx, size_t bytes, unsigned flags, bool internal,
+                                 CUdeviceptr *pointer) {
+    struct region region = {.size = bytes, .kind = REGION_MANAGED, .dev = ctx->dev, .ctx = ctx,
+                            .flags = flags, .internal = internal};
+    return allocate(&region, true, pointer);
+}
+
 static void unmap_storage(struct region *region) { /* with `lock` held */
     size_t mapped = round_up(region->size, PAGE);
     if (region->kind == REGION_MANAGED)
@@ -379,9 +386,7 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *dptr, size_t *pPitch, size_t WidthI
 API CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int flags) {
     ENTER_CONTEXT(ctx);
     REQUIRE(dptr != NULL && bytesize > 0 && (flags == 1 || flags == 2));
-    struct region region = {.size = bytesize, .kind = REGION_MANAGED, .dev = ctx->dev, .ctx = ctx,
-                            .flags = flags};
-    return allocate(&region, true, dptr);
+    return memory_allocate_managed(ctx, bytesize, flags, false, dptr);
 }
 
 API CUresult cuMemFree_v2(CUdeviceptr dptr) {

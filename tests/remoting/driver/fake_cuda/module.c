@@ -27,7 +27,9 @@ static CUresult globals_place(CUmodule module) {
         global->info = info;
         if (info->size == 0)
             continue;
-        TRY(memory_allocate(module->ctx, info->size, NULL, true, &global->pointer));
+        TRY(info->managed
+                ? memory_allocate_managed(module->ctx, info->size, 1, true, &global->pointer)
+                : memory_allocate(module->ctx, info->size, NULL, true, &global->pointer));
         if (info->data != NULL)
             memcpy(memory_storage(global->pointer, info->size), info->data, info->data_bytes);
     }

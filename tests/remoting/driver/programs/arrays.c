@@ -101,6 +101,7 @@ static void rows(void *stream) {
     CHECK(cuMemAlloc_v2(&device, 2000));
     CHECK(cuMemcpyAtoD_v2(device, one, 0, 2000));
     CHECK(cuMemcpyDtoA_v2(two, 0, device, 1000));
+    CHECK(cuCtxSynchronize());  // the other stream waits for none
     CHECK(cuMemcpyAtoHAsync_v2(back, two, 0, 2000, stream));
     NEED(memcmp(back, bytes, 1000) == 0 && memcmp(back + 1000, bytes + 500, 1000) == 0);
     CHECK(cuMemFree_v2(device));

@@ -1,0 +1,385 @@
+// Managed memory: one address on both sides, coherent when CUDA says so.
+//
+// Devices here do not have concurrent managed access, so a program may touch managed memory only
+// while the GPU is idle. What the program may use at the moment is tracked in blocks: STALE ones
+// are on the server, and reading one fetches it; CLEAN ones are the same on both sides, and writing
+// one makes it DIRTY. Before anything that the GPU could do with the memory, the dirty blocks are
+// sent and all become stale again. Touching is noticed by page protection. The bytes lie in a file
+// that is mapped twice, so that they can be filled in and sent while the program's view is closed.
+#define _GNU_SOURCE
+#include "managed.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#define BLOCK_SIZE ((size_t)64 << 10)
+#define READ_AHEAD_MAX 64   // blocks
+#define WRITE_AHEAD_MAX 16
+#define FETCH_SIZE ((size_t)4 << 20)
+#define ATTEMPTS 8
+#define LAYERS 4
+
+enum { STALE, CLEAN, DIRTY };
+
+struct gp_region {
+    struct gp_region *next, *next_open;
+    uint64_t id, start;
+    size_t size, span;     // span: in whole pages
+    unsigned char *alias;  // the same bytes, always open
+    unsigned char *states;
+    size_t blocks, dirty;
+    size_t low, high;        // blocks between these may be other than stale
+    size_t expected, ahead;  // the block that a sequence would touch next, and how many come with it
+    int device;              // the server's index
+    bool open, borrowed;
+};
+
+int gp_managed_count;
+static pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;  // all of the following
+static struct gp_region *regions, *open_regions;
+static int file = -1;
+static off_t file_end;
+static pid_t owner;
+static struct sigaction previous[LAYERS];
+static int layers;  // of handlers, each for one that came before it
+
+uint64_t gp_region_start(const struct gp_region *region) { return region->start; }
+
+// --- blocks; managed_lock is held -----------------------------------------------------------------
+
+static size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+static bool protect(struct gp_region *region, size_t first, size_t end, int how) {
+    size_t from = first * BLOCK_SIZE, to = end * BLOCK_SIZE;
+    if (to > region->span) to = region->span;
+    return mprotect((void *)(uintptr_t)(region->start + from), to - from, how) == 0;
+}
+
+static void mark(struct gp_region *region, size_t first, size_t end, int state) {
+    for (size_t at = first; at < end; at++) {
+        region->dirty += (state == DIRTY) - (region->states[at] == DIRTY);
+        region->states[at] = (unsigned char)state;
+    }
+    if (first < region->low) region->low = first;
+    if (end > region->high) region->high = end;
+    if (region->open) return;
+    // Counted among what has to be looked through before the next launch.
+    if (open_regions == NULL) __atomic_fetch_add(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+    region->open = true;
+    region->next_open = open_regions;
+    open_regions = region;
+}
+
+static int fetch(struct gp_region *region, size_t first, size_t end) {
+    size_t to = end * BLOCK_SIZE < region->size ? end * BLOCK_SIZE : region->size;
+    for (size_t at = first * BLOCK_SIZE; at < to; at += FETCH_SIZE) {
+        size_t size = to - at < FETCH_SIZE ? to - at : FETCH_SIZE;
+        uint64_t values[3] = {region->start + at, size, (uint64_t)region->device};
+        struct gp_request request = {.bulk = region->alias + at, .bulk_size = size};
+        GP_CHECK(gp_exchange(&request, GP_MANAGED_READ, values, 3, NULL, 0, NULL, 0));
+    }
+    return GP_SUCCESS;
+}
+
+// The end of the run of blocks of this state that starts at first.
+static size_t run_end(const struct gp_region *region, size_t first, int state, size_t most) {
+    size_t end = first + 1;
+    while (end < region->blocks && end - first < most && region->states[end] == state) end++;
+    return end;
+}
+
+// The kernel has no room for more pieces of different protection: all of it is opened at once.
+static int open_whole(struct gp_region *region) {
+    for (size_t at = 0; at < region->blocks; at++) {
+        if (region->states[at] == STALE) GP_CHECK(fetch(region, at, at + 1));
+    }
+    mark(region, 0, region->blocks, DIRTY);
+    return protect(region, 0, region->blocks, PROT_READ | PROT_WRITE) ? GP_SUCCESS
+                                                                      : GP_OUT_OF_MEMORY;
+}
+
+// Let the program touch a block, and what it seems to touch next.
+static int open_block(struct gp_region *region, size_t block, bool write) {
+    size_t most = write ? WRITE_AHEAD_MAX : READ_AHEAD_MAX;
+    region->ahead = block == region->expected && region->ahead < most ? region->ahead * 2 : 1;
+    int state = region->states[block];
+    size_t end = run_end(region, block, state, region->ahead < most ? region->ahead : most);
+    region->expected = end;
+    if (state == DIRTY) return GP_SUCCESS;  // another thread was here first
+    if (state == STALE) GP_CHECK(fetch(region, block, end));
+    bool writes = state == CLEAN || write;
+    mark(region, block, end, writes ? DIRTY : CLEAN);
+    if (protect(region, block, end, writes ? PROT_READ | PROT_WRITE : PROT_READ)) {
+        return GP_SUCCESS;
+    }
+    return open_whole(region);
+}
+
+static void send_dirty(struct gp_region *region) {
+    for (size_t at = region->low; at < region->high && region->dirty > 0; at++) {
+        if (region->states[at] != DIRTY) continue;
+        size_t end = run_end(region, at, DIRTY, region->blocks);
+        size_t from = at * BLOCK_SIZE, to = end * BLOCK_SIZE;
+        if (to > region->size) to = region->size;
+        uint64_t values[2] = {region->start + from, to - from};
+        gp_post_bulk(GP_MANAGED_WRITE, values, 2, region->alias + from, to - from);
+        region->dirty -= end - at;
+        at = end;
+    }
+}
+
+// --- faults ---------------------------------------------------------------------------------------
+
+static bool is_write(const void *context) {
+#if defined(__x86_64__)
+    return ((const ucontext_t *)context)->uc_mcontext.gregs[REG_ERR] & 2;
+#else
+    (void)context;
+    return false;  // reading comes first, and the write faults once more
+#endif
+}
+
+static bool repair(uint64_t address, bool write) {
+    if (getpid() != owner) return false;  // a fork, where CUDA's memory is not
+    pthread_mutex_lock(&managed_lock);
+    struct gp_region *at = regions;
+    while (at != NULL && address - at->start >= at->size) at = at->next;
+    int status = GP_INVALID_VALUE;
+    if (at != NULL) status = open_block(at, (address - at->start) / BLOCK_SIZE, write);
+    pthread_mutex_unlock(&managed_lock);
+    if (at != NULL && status != GP_SUCCESS) {
+        gp_say("managed memory cannot be read from the server: error %d", status);
+    }
+    return status == GP_SUCCESS;
+}
+
+static void handle(int layer, int number, siginfo_t *info, void *context) {
+    int before = errno;
+    uint64_t address = (uint64_t)(uintptr_t)info->si_addr;
+    bool repaired = info->si_code > 0 && repair(address, is_write(context));
+    errno = before;
+    if (repaired) return;
+    const struct sigaction *next = &previous[layer];
+    if (next->sa_flags & SA_SIGINFO) {
+        next->sa_sigaction(number, info, context);
+    } else if (next->sa_handler != SIG_DFL && next->sa_handler != SIG_IGN) {
+        next->sa_handler(number);
+    } else {
+        signal(number, SIG_DFL);  // and it faults again, for good
+    }
+}
+
+#define ENTRY(layer)                                                                \
+    static void on_fault_##layer(int number, siginfo_t *info, void *context) {      \
+        handle(layer, number, info, context);                                       \
+    }
+ENTRY(0)
+ENTRY(1)
+ENTRY(2)
+ENTRY(3)
+static void (*const entries[LAYERS])(int, siginfo_t *, void *) = {on_fault_0, on_fault_1,
+                                                                  on_fault_2, on_fault_3};
+
+// Programs install handlers of their own, sometimes late, which may call the one before; ours has
+// to come first. So each time that another one is found, an entry is put before it that passes on
+// to just that one; managed_lock is held.
+static void install(void) {
+    struct sigaction now;
+    if (sigaction(SIGSEGV, NULL, &now) != 0) return;
+    for (int layer = 0; layer < layers; layer++) {
+        if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == entries[layer]) return;
+    }
+    if (layers == LAYERS) return;
+    previous[layers] = now;
+    // On the stack for signals only where somebody relies on that: it may be small.
+    struct sigaction ours = {.sa_flags = SA_SIGINFO | (now.sa_flags & SA_ONSTACK)};
+    ours.sa_sigaction = entries[layers++];
+    sigemptyset(&ours.sa_mask);
+    sigaction(SIGSEGV, &ours, NULL);
+}
+
+void gp_managed_release(void) {
+    pthread_mutex_lock(&managed_lock);
+    if (open_regions != NULL) {
+        install();
+        __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+    }
+    while (open_regions != NULL) {
+        struct gp_region *region = open_regions;
+        open_regions = region->next_open;
+        // Closed before it is sent: what is written from now on is another turn.
+        protect(region, region->low, region->high, PROT_NONE);
+        send_dirty(region);
+        memset(region->states + region->low, STALE, region->high - region->low);
+        region->low = region->blocks;
+        region->high = region->dirty = region->expected = 0;
+        region->open = false;
+    }
+    pthread_mutex_unlock(&managed_lock);
+}
+
+// --- regions --------------------------------------------------------------------------------------
+
+// Addresses that are free here, for the server to take if they are free there.
+static void *find_room(size_t size) {
+    size_t whole = size + GP_REGION_UNIT;
+    unsigned char *got = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                              -1, 0);
+    if (got == MAP_FAILED) return NULL;
+    size_t skipped = round_up((uintptr_t)got, GP_REGION_UNIT) - (uintptr_t)got;
+    if (skipped > 0) munmap(got, skipped);
+    munmap(got + skipped + size, whole - skipped - size);
+    return got + skipped;
+}
+
+static void *hold(uint64_t address, size_t size) {
+    void *wanted = (void *)(uintptr_t)address;
+    void *got = mmap(wanted, size, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got == wanted) return wanted;
+    if (got != MAP_FAILED) munmap(got, size);
+    return NULL;
+}
+
+// Map the file at addresses that are held already; managed_lock is held.
+static bool map_file(struct gp_region *region) {
+    if (file < 0) file = memfd_create("gpupool-managed", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, file_end + (off_t)region->span) != 0) return false;
+    int how = MAP_SHARED | MAP_NORESERVE;
+    region->alias = mmap(NULL, region->span, PROT_READ | PROT_WRITE, how, file, file_end);
+    if (region->alias == MAP_FAILED) return false;
+    void *start = (void *)(uintptr_t)region->start;
+    if (mmap(start, region->span, PROT_NONE, how | MAP_FIXED, file, file_end) != start) {
+        munmap(region->alias, region->span);
+        return false;
+    }
+    madvise(start, region->span, MADV_DONTFORK);
+    madvise(region->alias, region->span, MADV_DONTFORK);
+    file_end += (off_t)region->span;
+    return true;
+}
+
+// Take charge of addresses that are held; they are given back when that fails.
+static int add_region(struct gp_region *region) {
+    region->span = round_up(region->size, 4096);
+    region->blocks = (region->size + BLOCK_SIZE - 1) / BLOCK_SIZE;
+    region->low = region->blocks;
+    region->states = calloc(region->blocks, 1);  // STALE
+    pthread_mutex_lock(&managed_lock);
+    bool mapped = region->states != NULL && map_file(region);
+    if (mapped) {
+        owner = getpid();
+        install();
+        region->next = regions;
+        regions = region;
+        __atomic_fetch_add(&gp_managed_count, 1, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&managed_lock);
+    if (mapped) return GP_SUCCESS;
+    munmap((void *)(uintptr_t)region->start, region->span);
+    free(region->states);
+    return GP_OUT_OF_MEMORY;
+}
+
+static void give_back(const struct gp_region *region) {
+    uint64_t values[3] = {region->id, region->start, region->size};
+    gp_post(GP_MANAGED_FREE, values, 3);
+}
+
+int gp_region_new(size_t size, struct gp_region **made) {
+    struct gp_region *region = calloc(1, sizeof *region);
+    if (region == NULL) return GP_OUT_OF_MEMORY;
+    region->size = size;
+    region->device = gp_server_device(gp_current_device());
+    int status = GP_OUT_OF_MEMORY;
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+        void *wish = find_room(size);
+        if (wish == NULL) break;
+        region->id = gp_new_id();
+        uint64_t values[3] = {region->id, size, (uint64_t)(uintptr_t)wish}, reply[1] = {0};
+        status = gp_call(GP_MANAGED_ALLOCATE, values, 3, reply, sizeof reply);
+        region->start = reply[0];
+        bool granted = status == GP_SUCCESS && region->start == (uint64_t)(uintptr_t)wish;
+        if (!granted) munmap(wish, size);
+        if (status != GP_SUCCESS) break;
+        // Where the server had other things, this process may have room at what it got instead.
+        if (granted || hold(region->start, size) != NULL) {
+            status = add_region(region);
+            if (status != GP_SUCCESS) give_back(region);
+            break;
+        }
+        give_back(region);
+        status = GP_OUT_OF_MEMORY;
+    }
+    if (status != GP_SUCCESS) {
+        free(region);
+        return status;
+    }
+    // The server has filled it with zeros, which are here as well.
+    pthread_mutex_lock(&managed_lock);
+    mark(region, 0, region->blocks, CLEAN);
+    protect(region, 0, region->blocks, PROT_READ);
+    pthread_mutex_unlock(&managed_lock);
+    *made = region;
+    return GP_SUCCESS;
+}
+
+int gp_region_borrow(uint64_t start, size_t size, int device) {
+    bool known = false;
+    pthread_mutex_lock(&managed_lock);
+    for (struct gp_region *at = regions; at != NULL; at = at->next) known |= at->start == start;
+    pthread_mutex_unlock(&managed_lock);
+    if (known) return GP_SUCCESS;
+    if ((start & 4095) != 0 || hold(start, round_up(size, 4096)) == NULL) return GP_OUT_OF_MEMORY;
+    struct gp_region *region = calloc(1, sizeof *region);
+    if (region == NULL) return GP_OUT_OF_MEMORY;
+    *region = (struct gp_region){.start = start, .size = size, .device = device, .borrowed = true};
+    int status = add_region(region);
+    if (status != GP_SUCCESS) free(region);
+    return status;
+}
+
+static void forget(struct gp_region *region) {
+    struct gp_region **at = &regions;
+    while (*at != region) at = &(*at)->next;
+    *at = region->next;
+    if (!region->open) return;
+    for (at = &open_regions; *at != region;) at = &(*at)->next_open;
+    *at = region->next_open;
+    if (open_regions == NULL) __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+}
+
+// With managed_lock held.
+static void unmap(struct gp_region *region) {
+    forget(region);
+    // Its part of the file is never used again.
+    madvise(region->alias, region->span, MADV_REMOVE);
+    munmap(region->alias, region->span);
+    munmap((void *)(uintptr_t)region->start, region->span);
+    __atomic_fetch_sub(&gp_managed_count, 1, __ATOMIC_RELAXED);
+}
+
+void gp_region_end(struct gp_region *region) {
+    pthread_mutex_lock(&managed_lock);
+    unmap(region);
+    pthread_mutex_unlock(&managed_lock);
+    give_back(region);
+    free(region->states);
+    free(region);
+}
+
+void gp_region_return(uint64_t address) {
+    pthread_mutex_lock(&managed_lock);
+    struct gp_region *at = regions;
+    while (at != NULL && (!at->borrowed || address - at->start >= at->size)) at = at->next;
+    if (at != NULL) unmap(at);
+    pthread_mutex_unlock(&managed_lock);
+    if (at == NULL) return;
+    free(at->states);
+    free(at);
+}

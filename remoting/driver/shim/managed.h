@@ -1,0 +1,24 @@
+// Managed memory: what managed.c tracks, and what managed_calls.c and others ask of it.
+#ifndef GP_MANAGED_H
+#define GP_MANAGED_H
+
+#include "core.h"
+
+struct gp_region;
+
+extern int gp_managed_count;  // regions there are; zero lets every copy and launch skip the search
+void gp_managed_release(void);  // give all of it to the GPU, with what the program has written
+
+// Memory of the server at the same addresses here; its size is a multiple of GP_REGION_UNIT.
+#define GP_REGION_UNIT ((size_t)2 << 20)
+int gp_region_new(size_t size, struct gp_region **region);
+void gp_region_end(struct gp_region *region);
+uint64_t gp_region_start(const struct gp_region *region);
+// A variable of a module, which the server has allocated already.
+int gp_region_borrow(uint64_t start, size_t size, int device);
+void gp_region_return(uint64_t address);
+
+// managed_calls.c
+int gp_managed_free(uint64_t address);  // GP_INVALID_VALUE: it is not managed
+
+#endif
