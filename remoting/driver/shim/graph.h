@@ -142,6 +142,7 @@ struct gp_slot {
 struct gp_staged {
     struct gp_slot *slot;
     struct gp_handle *node;  // NULL when a capture made it, and nobody has asked for the node
+    uint64_t serial;         // copies of an entry keep it
     uint64_t address;
     size_t pitch, slice, width, height, depth;
     bool out, disabled;
@@ -217,6 +218,7 @@ struct gp_handle *gp_captured_graph(void *stream);  // NULL when it is not captu
 
 // graph_read.c
 int gp_know(struct gp_handle *graph);
+int gp_know_all(struct gp_handle *graph);  // and the graphs within it
 int gp_read_front(struct gp_handle *graph, uint64_t stream, int *status, struct gp_handle ***nodes,
                   struct gp_edge_data **data, size_t *count);
 
@@ -241,6 +243,7 @@ int gp_stage(struct gp_handle *graph, const struct gp_box *box, const struct gp_
 int gp_keep_staged(struct gp_staged_list *list, const struct gp_staged *staged);
 int gp_copy_staged(struct gp_staged_list *to, const struct gp_staged_list *from,
                    struct gp_handle *node);
+void gp_match_staged(struct gp_staged_list *list, struct gp_handle *graph);
 void gp_forget_staged(struct gp_staged_list *list, struct gp_handle *node);
 void gp_drop_slot(struct gp_slot *slot);
 int gp_send_staged(const struct gp_staged_list *list);

@@ -117,7 +117,8 @@ GP_EXPORT int cuGraphExecDestroy(void *exec) {
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
     struct gp_handle *handle = exec;
     // A user object lives until the launches that use it are over.
-    if (GP_EXEC_OF(handle)->objects != NULL) gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(handle->device));
+    uint64_t device = (uint64_t)gp_server_device(handle->device);
+    if (GP_EXEC_OF(handle)->objects != NULL) gp_synchronize(GP_SYNC_DEVICE, device);
     uint64_t values[1] = {handle->id};
     int status = gp_post(GP_GRAPH_EXEC_DESTROY, values, 1);
     drop_exec(handle);  // behind it: the worker must not take slots back that it still uses
@@ -173,9 +174,11 @@ GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *c
     GP_CHECK(find(exec, node, GP_NODE_GRAPH));
     GP_CHECK(gp_check(child, GP_GRAPH));
     struct gp_staged_list *list = &GP_EXEC_OF(exec)->staged;
+    if (list->count > 0) GP_CHECK(gp_know_all(GP_NODE_OF(node)->children[0]));
     uint64_t values[3] = {((struct gp_handle *)exec)->id, ((struct gp_handle *)node)->id,
                           ((struct gp_handle *)child)->id};
     GP_CHECK(gp_post(GP_GRAPH_SET_CHILD, values, 3));
+    gp_match_staged(list, GP_NODE_OF(node)->graph);
     struct gp_staged_list fresh = {0};
     int status = gp_gather_staged(&fresh, child, node);
     if (status == GP_SUCCESS) {
@@ -203,6 +206,7 @@ GP_EXPORT int cuGraphNodeSetEnabled(void *given, void *node, unsigned enabled) {
         exec->disabled = grown;
         grown[exec->disabled_count++] = node;
     }
+    gp_match_staged(&exec->staged, GP_NODE_OF(node)->graph);
     for (unsigned one = 0; one < exec->staged.count; one++) {
         struct gp_staged *staged = &exec->staged.items[one];
         if (staged->node == node) staged->disabled = !enabled;
@@ -230,6 +234,7 @@ static int replace_staged(struct gp_exec *exec, struct gp_handle *graph) {
     int status = gp_gather_staged(&fresh, graph, NULL);
     for (unsigned at = 0; at < fresh.count && at < exec->staged.count; at++) {
         fresh.items[at].node = exec->staged.items[at].node;
+        fresh.items[at].serial = exec->staged.items[at].serial;
         fresh.items[at].disabled = exec->staged.items[at].disabled;
     }
     gp_forget_staged(&exec->staged, NULL);

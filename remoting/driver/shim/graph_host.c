@@ -93,8 +93,21 @@ int gp_keep_staged(struct gp_staged_list *list, const struct gp_staged *staged) 
         list->items = grown;
         list->room = room;
     }
-    list->items[list->count++] = *staged;
+    struct gp_staged *kept = &list->items[list->count++];
+    *kept = *staged;
+    if (kept->serial == 0) kept->serial = gp_new_id();
     return GP_SUCCESS;
+}
+
+// Tell an executable's entries the nodes that have become known since it was made.
+void gp_match_staged(struct gp_staged_list *list, struct gp_handle *graph) {
+    const struct gp_staged_list *known = &GP_GRAPH_OF(graph)->staged;
+    for (unsigned at = 0; at < list->count; at++) {
+        struct gp_staged *one = &list->items[at];
+        for (unsigned other = 0; one->node == NULL && other < known->count; other++) {
+            if (known->items[other].serial == one->serial) one->node = known->items[other].node;
+        }
+    }
 }
 
 // Append all entries, with references of their own; as those of node unless it is NULL.

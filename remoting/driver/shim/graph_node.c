@@ -562,6 +562,7 @@ static int set_in_exec(void *exec, void *handle, const struct gp_node_params *gi
     GP_CHECK(gp_pack(node->graph, given, &packed));
     int status = send_params(handle, ((struct gp_handle *)exec)->id, &packed);
     if (status == GP_SUCCESS && given->type == GP_NODE_MEMCPY) {
+        gp_match_staged(&GP_EXEC_OF(exec)->staged, node->graph);
         status = replace_staged(&GP_EXEC_OF(exec)->staged, handle, &packed);
     }
     gp_drop_packed(&packed);

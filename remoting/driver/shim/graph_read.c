@@ -43,7 +43,8 @@ static struct gp_handle *look_up(const struct known *known, size_t count, uint64
     return found == NULL ? NULL : found->node;
 }
 
-// The host's side of a copy. Graphs within a graph have their entries in one of those around them.
+// The host's side of a copy. Graphs within a graph have their entries in one of those around them,
+// where they belong to the node that leads here.
 static void find_side(struct gp_handle *graph, struct gp_handle *node, struct gp_box *box,
                       bool out) {
     if (box->kind != 1) return;
@@ -57,13 +58,13 @@ static void find_side(struct gp_handle *graph, struct gp_handle *node, struct gp
             if (one->slot->id != id) continue;
             box->host = (const void *)(uintptr_t)(one->slot->start + offset);
             bool same = one->address == one->slot->start + offset && one->out == out;
-            if (same && one->node == NULL && GP_NODE_OF(node)->graph == graph) {
-                one->node = node;
-                return;
-            }
+            if (!same || one->node != NULL) continue;
+            one->node = node;
+            return;
         }
         if (box->host != NULL) return;
-        graph = of->within == NULL ? NULL : GP_NODE_OF(of->within)->graph;
+        node = of->within;
+        graph = node == NULL ? NULL : GP_NODE_OF(node)->graph;
     }
 }
 
@@ -216,6 +217,18 @@ int gp_know(struct gp_handle *graph) {
     free(front.data);
     if (result == GP_SUCCESS) GP_GRAPH_OF(graph)->partial = false;
     return result;
+}
+
+int gp_know_all(struct gp_handle *graph) {
+    GP_CHECK(gp_know(graph));
+    const struct gp_graph *of = GP_GRAPH_OF(graph);
+    for (unsigned at = 0; at < of->count; at++) {
+        const struct gp_node *node = GP_NODE_OF(of->nodes[at]);
+        for (unsigned child = 0; child < node->child_count; child++) {
+            GP_CHECK(gp_know_all(node->children[child]));
+        }
+    }
+    return GP_SUCCESS;
 }
 
 int gp_read_front(struct gp_handle *graph, uint64_t stream, int *status, struct gp_handle ***nodes,

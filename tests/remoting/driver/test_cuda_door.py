@@ -325,6 +325,11 @@ MALFORMED = {
         frame(record(table.COPY_IN, 4096, 99, 1), bulk=b"12345678"),
         "malformed upload",
     ),
+    "edges beyond the record": (frame(record(table.GRAPH_EDGES, 1, 0, 5)), "malformed record"),
+    "too many edges": (frame(record(table.GRAPH_EDGES, 1, 0, 1 << 40)), "malformed record"),
+    "a node of no size": (frame(record(table.GRAPH_NODE, 1, 2, 0, 0, 0)), "malformed record"),
+    "a slot of no size": (frame(record(table.SLOT_MAKE, 99, 0)), "cannot be made"),
+    "a slot twice": (frame(record(table.SLOT_MAKE, 99, 8) * 2), "cannot be made"),
     "image of another size": (
         frame(record(table.LOAD_MODULE, 1, 2, 9999, flags=1), bulk=b"12345678"),
         "malformed image",

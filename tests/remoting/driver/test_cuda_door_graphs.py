@@ -35,3 +35,11 @@ def test_graphs_by_node(library: Path, tmp_path: Path, monkeypatch: pytest.Monke
     drawn = (tmp_path / "graph.dot").read_text()
     assert drawn.startswith("digraph dot {") and drawn.count("subgraph") == 2
     assert "increment" in drawn
+
+
+def test_captures(library: Path, tmp_path: Path) -> None:
+    """The host's memory is read at each launch; a capture's nodes are asked for and changed."""
+    program = compiled("captures", tmp_path, library)
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), str(KERNELS / "test_kernels.sm_90.cubin")]))
+        assert control.missing_calls() == 0

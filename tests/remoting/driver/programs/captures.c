@@ -1,0 +1,284 @@
+// Capture behind the door: the host's memory, nodes that a capture made, memory allocated in it.
+// Argument: a cubin with the kernels of fake_cuda/kernels/test_kernels.cu.
+#include "graphs.h"
+
+enum { N = 500, BYTES = N * 4, MIB = 1 << 20 };
+
+static void *module, *increment, *stream, *other;
+static uint64_t numbers;
+static int n = N;
+
+static void count(void *on) {
+    void *two[] = {&numbers, &n};
+    launch(increment, N, two, on);
+}
+
+static void *ready(void *graph) {
+    void *exec;
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    return exec;
+}
+
+static void fire(void *exec) {
+    CHECK(cuGraphLaunch(exec, stream));
+    CHECK(cuStreamSynchronize(stream));
+}
+
+static bool are(const int *got, int wanted) {
+    for (int at = 0; at < N; at++) {
+        if (got[at] != wanted) return false;
+    }
+    return true;
+}
+
+// Up, twice counted, down; the memory of the host is read and written again at each launch.
+static void *copies(int *in, int *out) {
+    void *graph;
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CHECK(cuMemcpyHtoDAsync_v2(numbers, in, BYTES, stream));
+    count(stream);
+    count(stream);
+    CHECK(cuMemcpyDtoHAsync_v2(out, numbers, BYTES, stream));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    return graph;
+}
+
+static void fill(int *in, int with) {
+    for (int at = 0; at < N; at++) in[at] = with;
+}
+
+static void host_memory(int *in, int *out) {
+    void *nodes[8], *to[8], *outer, *clone;
+    int types[4], used = 0;
+    size_t found = 8;
+    void *graph = copies(in, out), *exec = ready(graph);
+    for (int round = 0; round < 3; round++) {
+        fill(in, round * 10);
+        fire(exec);
+        NEED(are(out, round * 10 + 2));
+    }
+    // Its nodes are as good as those that are made one by one.
+    CHECK(cuGraphGetNodes(graph, nodes, &found));
+    NEED(found == 4);
+    for (int at = 0; at < 4; at++) CHECK(cuGraphNodeGetType(nodes[at], &types[at]));
+    NEED(types[0] == 1 && types[1] == 0 && types[2] == 0 && types[3] == 1);
+    struct copy copy;
+    CHECK(cuGraphMemcpyNodeGetParams(nodes[0], &copy));
+    NEED(copy.source.host == in && copy.target.device == numbers && copy.width == BYTES);
+    CHECK(cuGraphMemcpyNodeGetParams(nodes[3], &copy));
+    NEED(copy.target.host == out && copy.source.device == numbers);
+    struct kernel_node kernel;
+    CHECK(cuGraphKernelNodeGetParams_v2(nodes[1], &kernel));
+    NEED(kernel.function == increment && *(uint64_t *)kernel.parameters[0] == numbers);
+    found = 8;
+    CHECK(cuGraphGetEdges(graph, nodes + 4, to, &found));
+    NEED(found == 3 && nodes[4] == nodes[0] && to[0] == nodes[1]);
+    int *elsewhere = calloc(N, 4);
+    copy.target.host = elsewhere;
+    CHECK(cuGraphExecMemcpyNodeSetParams(exec, nodes[3], &copy, NULL));
+    fill(in, 5);
+    fill(out, 1);
+    fire(exec);
+    NEED(are(elsewhere, 7));
+    NEED(are(out, 1));
+    // Another capture takes the place of the first, with memory of its own.
+    int *fresh = calloc(N, 4);
+    void *next = copies(fresh, out);
+    struct update update;
+    CHECK(cuGraphExecUpdate_v2(exec, next, &update));
+    fire(exec);
+    NEED(are(out, 2));
+    CHECK(cuGraphDestroy(next));
+    fill(fresh, 20);
+    fire(exec);
+    NEED(are(out, 22));
+    CHECK(cuGraphClone(&clone, graph));
+    void *twin = ready(clone);
+    fill(in, 30);
+    fire(twin);
+    NEED(are(out, 32));
+    // A launch that is captured copies as well, when the outer graph is launched.
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CHECK(cuGraphLaunch(twin, stream));
+    CHECK(cuStreamEndCapture(stream, &outer));
+    found = 8;
+    CHECK(cuGraphGetNodes(outer, nodes, &found));
+    CHECK(cuGraphNodeGetType(nodes[0], &used));
+    NEED(found == 1 && used == 4);
+    CHECK(cuGraphChildGraphNodeGetGraph(nodes[0], &next));
+    found = 8;
+    CHECK(cuGraphGetNodes(next, nodes, &found));
+    NEED(found == 4);
+    CHECK(cuGraphMemcpyNodeGetParams(nodes[0], &copy));
+    NEED(copy.source.host == in);
+    void *nested = ready(outer);
+    fill(in, 40);
+    fire(nested);
+    NEED(are(out, 42));
+    CHECK(cuGraphExecDestroy(nested));
+    CHECK(cuGraphExecDestroy(twin));
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(outer));
+    CHECK(cuGraphDestroy(clone));
+    CHECK(cuGraphDestroy(graph));
+    free(elsewhere);
+    free(fresh);
+}
+
+// Many rows, and more bytes than fit into one record, read and written by one launch.
+static void large(void) {
+    enum { WIDTH = 3000, ROWS = 100, PITCH = 4096 };
+    uint64_t device;
+    void *graph;
+    unsigned char *in = malloc(PITCH * ROWS), *out = malloc(PITCH * ROWS);
+    CHECK(cuMemAlloc_v2(&device, PITCH * ROWS));
+    for (int at = 0; at < PITCH * ROWS; at++) in[at] = (unsigned char)(at * 13 >> 2);
+    memset(out, 0x77, PITCH * ROWS);
+    struct {
+        size_t x, y;
+        int kind;
+        const void *host;
+        uint64_t device;
+        void *array;
+        size_t pitch;
+    } sides[2] = {{.kind = 1, .host = in, .pitch = PITCH}, {.kind = 2, .device = device,
+                                                            .pitch = WIDTH}};
+    struct {
+        __typeof__(sides[0]) source, target;
+        size_t width, height;
+    } there = {sides[0], sides[1], WIDTH, ROWS}, back = there;
+    back.source = sides[1];
+    back.target = sides[0];
+    back.target.host = out;
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CHECK(cuMemcpy2DAsync_v2(&there, stream));
+    CHECK(cuMemcpy2DAsync_v2(&back, stream));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    fire(ready(graph));
+    for (int row = 0; row < ROWS; row++) {
+        for (int at = 0; at < PITCH; at++) {
+            NEED(out[row * PITCH + at] == (at < WIDTH ? in[row * PITCH + at] : 0x77));
+        }
+    }
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuMemFree_v2(device));
+    free(in);
+    free(out);
+}
+
+// What a capture says of itself, and nodes that are put between captured work.
+static void information(void) {
+    int status = 9, *out = calloc(N, 4);
+    uint64_t id = 0, again = 0;
+    void *graph, *same, **front, *fork, *joined, *nodes[8], *node, *edges;
+    size_t found;
+    CHECK(cuMemsetD8_v2(numbers, 0, BYTES));
+    CHECK(cuCtxSynchronize());
+    CHECK(cuEventCreate(&fork, 2));
+    CHECK(cuEventCreate(&joined, 2));
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CHECK(cuStreamGetCaptureInfo_v3(stream, &status, &id, &graph, &front, &edges, &found));
+    NEED(status == 1 && id != 0 && graph != NULL && found == 0);
+    count(stream);
+    CHECK(cuEventRecord(fork, stream));
+    CHECK(cuStreamWaitEvent(other, fork, 0));
+    CHECK(cuStreamIsCapturing(other, &status));
+    NEED(status == 1);
+    CHECK(cuMemcpyDtoHAsync_v2(out, numbers, BYTES, other));
+    CHECK(cuEventRecord(joined, other));
+    CHECK(cuStreamWaitEvent(stream, joined, 0));
+    CHECK(cuStreamGetCaptureInfo_v3(stream, &status, &again, &same, &front, NULL, &found));
+    NEED(id == again && same == graph && found == 2);
+    CHECK(cuGraphAddEmptyNode(&node, graph, front, found));
+    CHECK(cuStreamUpdateCaptureDependencies_v2(stream, &node, NULL, 1, 1));
+    count(stream);
+    CHECK(cuStreamEndCapture(stream, &same));
+    NEED(same == graph);
+    CHECK(cuStreamIsCapturing(other, &status));
+    NEED(status == 0);
+    found = 8;
+    CHECK(cuGraphNodeGetDependentNodes(node, nodes, &found));
+    NEED(found == 1);
+    found = 8;
+    CHECK(cuGraphNodeGetDependencies(node, nodes, &found));
+    NEED(found == 2);
+    // More work behind what is there.
+    CHECK(cuStreamBeginCaptureToGraph(stream, graph, &node, NULL, 1, 0));
+    count(stream);
+    CHECK(cuStreamEndCapture(stream, &same));
+    NEED(same == graph);
+    found = 0;
+    CHECK(cuGraphGetNodes(graph, NULL, &found));
+    NEED(found == 5);
+    found = 8;
+    CHECK(cuGraphNodeGetDependentNodes(node, nodes, &found));
+    NEED(found == 2);
+    void *exec = ready(graph);
+    fire(exec);
+    NEED(are(out, 1));
+    fire(exec);
+    NEED(are(out, 4));
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuEventDestroy_v2(fork));
+    CHECK(cuEventDestroy_v2(joined));
+    NEED(cuStreamEndCapture(stream, &same) == 401);
+    free(out);
+}
+
+static void memory(void) {
+    size_t before = left();
+    uint64_t inside = 0, kept = 0;
+    void *graph, *nodes[4];
+    size_t found = 4;
+    int types[3], got[4];
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CHECK(cuMemAllocAsync(&inside, 16 * MIB, stream));
+    CHECK(cuMemsetD8Async(inside, 1, N, stream));
+    CHECK(cuMemFreeAsync(inside, stream));
+    CHECK(cuMemAllocAsync(&kept, 4 * MIB, stream));
+    CHECK(cuMemsetD8Async(kept, 2, N, stream));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    NEED(left() == before);
+    void *exec = ready(graph);
+    NEED(left() == before - 20 * MIB);
+    fire(exec);
+    CHECK(cuMemcpyDtoH_v2(got, kept, sizeof got));
+    NEED(got[3] == 0x02020202);
+    CHECK(cuMemFreeAsync(kept, stream));
+    fire(exec);
+    CHECK(cuMemcpyDtoH_v2(got, kept, sizeof got));
+    CHECK(cuMemFree_v2(kept));
+    CHECK(cuGraphGetNodes(graph, nodes, &found));
+    for (int at = 0; at < 3; at++) CHECK(cuGraphNodeGetType(nodes[at], &types[at]));
+    NEED(types[0] == 10 && types[1] == 2 && types[2] == 11);
+    uint64_t freed;
+    CHECK(cuGraphMemFreeNodeGetParams(nodes[2], &freed));
+    NEED(freed == inside);
+    CHECK(cuGraphExecDestroy(exec));
+    NEED(left() == before);
+    CHECK(cuGraphDestroy(graph));
+}
+
+int main(int arguments, char **values) {
+    int *in, *out, *plain = calloc(N, 4), *result = calloc(N, 4);
+    NEED(arguments == 2);
+    start(0);
+    CHECK(cuModuleLoad(&module, values[1]));
+    CHECK(cuModuleGetFunction(&increment, module, "increment"));
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuStreamCreate(&other, 1));
+    CHECK(cuMemAlloc_v2(&numbers, BYTES));
+    CHECK(cuMemAllocHost_v2((void **)&in, BYTES));
+    CHECK(cuMemAllocHost_v2((void **)&out, BYTES));
+    host_memory(in, out);
+    host_memory(plain, result);
+    large();
+    information();
+    memory();
+    CHECK(cuMemFreeHost(in));
+    CHECK(cuMemFreeHost(out));
+    CHECK(cuCtxSynchronize());
+    puts("results right");
+    return 0;
+}
