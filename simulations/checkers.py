@@ -5,23 +5,18 @@ as the first server to apply each command saw it: Raft promises that all others 
 """
 
 from collections.abc import Iterable
-from fractions import Fraction
 
 from gpupool.consensus.core import RaftCore
 from gpupool.consensus.raft import LEADER
-from gpupool.pool import leases
 from gpupool.pool.ids import LeaseId, Plain, ServerId
 from gpupool.pool.invariants import violations
 from gpupool.pool.ports import Committed
 from gpupool.pool.state import (
-    WAITING_LAPSE_MS,
     Lease,
     Partition,
     PartStatus,
     PoolState,
-    Request,
     ServerStatus,
-    Waiting,
 )
 from gpupool.simulations.history import History
 from gpupool.simulations.judge import Judge
@@ -254,6 +249,7 @@ class RevokedMeansRevoked:
         self._judge = judge
         self._revoked_at: dict[str, float] = {}
         self._drained: dict[ServerId, float] = {}
+        self._version = 0
 
     def revoked(self, token: str, at: float) -> None:
         """Take note of a revocation that was confirmed to its operator."""
@@ -266,6 +262,16 @@ class RevokedMeansRevoked:
         else:
             self._drained[server] = at
 
+    def put(self, version: int) -> None:
+        """Take note that a version of the policy was confirmed to its operator."""
+        self._version = max(self._version, version)
+
+    def applied(self, lease: Lease, state: PoolState) -> None:
+        """Judge a new lease: the policy that was confirmed, or a later one, is in force."""
+        if state.policy.version < self._version:
+            text = f"version {state.policy.version} of the policy, not {self._version}"
+            self._judge.fail("policy-stays", f"lease {lease.id} was granted by {text}")
+
     def granted(
         self, token: str, lease: LeaseId, servers: Iterable[ServerId], called_at: float
     ) -> None:
@@ -277,99 +283,6 @@ class RevokedMeansRevoked:
             if called_at > self._drained.get(server, called_at):
                 text = f"lease {lease} was granted on {server} after it was drained"
                 self._judge.fail("policy-stays", text)
-
-
-class LimitsHold:
-    """No grant gives a user more than the policy lets them hold, counted anew from all leases."""
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-
-    def granted(self, lease: Lease, state: PoolState) -> None:
-        """Judge a new lease; ``state`` is the table that has it."""
-        limit = user_limit(state)
-        held = held_gpus(state, lease.user)
-        if limit is not None and held > limit + Fraction(1, 10**6):
-            text = f"{lease.user} holds {float(held):.4f} GPUs of {float(limit)}"
-            self._judge.fail("limits-hold", f"lease {lease.id}: {text}")
-
-
-class NobodyStarves:
-    """What a request that has waited long enough could be given at once goes to nobody else."""
-
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
-        self._before = PoolState()
-
-    def applied(self, lease: Lease | None, state: PoolState) -> None:
-        """Look at the table after a command was applied, and at the lease that it granted."""
-        before, self._before = self._before, state
-        if lease is None:
-            return
-        starved = [
-            entry
-            for entry in before.waiting.values()
-            if entry.since <= state.now - leases.STARVED_AFTER_MS
-            and entry.renewed >= state.now - WAITING_LAPSE_MS
-            and not _held_back(before, entry)
-        ]
-        if not starved:
-            return
-        first = min(starved, key=lambda w: (-w.priority, w.since, w.request.id))
-        if first.request.id == lease.request or first.request.across:
-            return
-        if priority_of(state, lease.user) > first.priority:
-            return
-        if _servable(before, first.request) and not _servable(state, first.request):
-            waited_s = (state.now - first.since) / 1000
-            text = f"lease {lease.id} took what {first.user} could have had after {waited_s:.0f} s"
-            self._judge.fail("nobody-starves", text)
-
-
-def user_limit(state: PoolState) -> Fraction | None:
-    """Return how many GPUs the simulated policy lets each user hold."""
-    found = [r for r in state.policy.rules if (r.target, r.key) == ("defaults", "max_gpus")]
-    return Fraction(found[0].number, 1000) if found else None
-
-
-def priority_of(state: PoolState, user: str) -> int:
-    """Return the priority that the simulated policy gives a user's class."""
-    groups = {member.user: member.group for member in state.policy.members}
-    rules = [r for r in state.policy.rules if r.key == "priority" and r.name == groups.get(user)]
-    return rules[0].number if rules else 0
-
-
-def held_gpus(state: PoolState, user: str) -> Fraction:
-    """Return how many GPUs the leases of a user take, whatever the books say."""
-    total = Fraction(0)
-    for lease in state.leases.values():
-        for part in lease.partitions if lease.user == user else ():
-            server = state.servers.get(part.server)
-            gpu = server.gpus.get(part.gpu) if server is not None else None
-            if gpu is not None and lease.parts[part.server] is not PartStatus.FREED:
-                total += Fraction(part.memory, gpu.capacity)
-    return total
-
-
-def _held_back(state: PoolState, entry: Waiting) -> bool:
-    limit = user_limit(state)
-    if limit is None:
-        return False
-    wanted = entry.request.count * Fraction(entry.request.fraction).limit_denominator(1000)
-    return held_gpus(state, entry.user) + wanted > limit
-
-
-def _servable(state: PoolState, request: Request) -> bool:
-    """Return whether one server has room for a request by fraction."""
-    return any(
-        server.grantable
-        and sum(
-            not gpu.unfit and gpu.memory_free >= gpu.capacity * request.fraction
-            for gpu in server.gpus.values()
-        )
-        >= request.count
-        for server in state.servers.values()
-    )
 
 
 class Linearizable:

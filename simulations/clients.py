@@ -31,6 +31,7 @@ from gpupool.simulations.environment import Environment
 from gpupool.simulations.network import End
 from gpupool.simulations.process import Process
 from gpupool.simulations.servers import CONTROL, Packet
+from gpupool.simulations.wishes import draw_request
 
 DIAL_TIMEOUT_S = 3.0
 RECONNECT_S = 0.3
@@ -188,18 +189,8 @@ class ClientProcess(Process):
     def _begin(self) -> None:
         if self.retired:
             return
-        random, options = self._random, self._environment.options
-        count = random.choice((1, 1, 1, 2)) if options.gpus > 1 else 1
-        across = random.random() < options.across
-        if across:
-            count = random.randint(1, max(2, options.gpus))
-        request = Request(
-            id=RequestId(random.randbytes(16)),
-            count=count,
-            fraction=random.choice((0.25, 0.5, 0.6, 1.0, 1.0)),
-            across=across,
-            client=self.machine,
-        )
+        random = self._random
+        request = draw_request(random, self._environment.options, self.machine)
         self._ticket = random.randbytes(32)
         self._began_at = self.world.now
         self._allocation = Allocation(
@@ -270,6 +261,8 @@ class ClientProcess(Process):
         done: Callable[[m.Message | GpupoolError], None],
     ) -> None:
         """Send a call; ``done`` gets the answer, or the error in its place, exactly once."""
+        if isinstance(message, m.Claim):
+            self._environment.requests[message.request.id] = message.request
         self._number += 1
         number, now = self._number, self.world.now
         connection = self._by_server.get(server)

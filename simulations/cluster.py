@@ -16,10 +16,11 @@ from gpupool.simulations.disk import SimulatedDisk
 from gpupool.simulations.environment import Checkers, Environment
 from gpupool.simulations.judge import Judge
 from gpupool.simulations.links import KIND as PEER
-from gpupool.simulations.machines import Machine
+from gpupool.simulations.machines import RACKS, Machine
 from gpupool.simulations.network import Network
 from gpupool.simulations.operators import Joiner, Operator, draw_credentials
 from gpupool.simulations.options import Options
+from gpupool.simulations.policies import USERS, draw_policy
 from gpupool.simulations.servers import CONTROL, ServerProcess
 from gpupool.simulations.trace import Trace
 from gpupool.simulations.world import World
@@ -28,12 +29,8 @@ PEER_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 10.0
 """As ``remoting.links`` and ``remoting.server`` have them."""
 
-USER_COUNT = 3
 WITHOUT_VOTE_S = 0.1
 """How often an operator looks whether a removed server has no vote any more."""
-
-POLICY_S = 10.0
-"""Mean time until operators put another policy in force."""
 
 RESPAWN_S = 2.0
 """Mean time until another client comes for one that is gone."""
@@ -70,6 +67,7 @@ class Cluster:
         self._joiners: dict[str, Joiner] = {}
         self._random = world.random("cluster")
         self._client_numbers = itertools.count(1)
+        self._policy_numbers = itertools.count(1)
         self._restarts: set[str] = set()
         self._replacing = ""
         self._turn = 0
@@ -108,8 +106,8 @@ class Cluster:
 
     def _propose_all(self, process: ServerProcess, commands: list[Command]) -> None:
         if not commands:
-            for number in range(1, USER_COUNT + 1):
-                self._new_user_token(f"user{number}")
+            for user in USERS:
+                self._new_user_token(user)
             for name in sorted(self.environment.machines):
                 if name != process.machine:
                     self._join(name)
@@ -138,21 +136,25 @@ class Cluster:
 
     def start_clients(self) -> None:
         """Let the clients come."""
-        if self.options.max_gpus:
-            self._put_policy()
+        if self.options.policy_s:
+            self._policy_later()
         for _ in range(self.options.clients):
             self._spawn_client()
 
+    def _policy_later(self) -> None:
+        delay_s = self.options.policy_s * self._random.expovariate(1.0)
+        self.world.after(delay_s, self._put_policy)
+
     def _put_policy(self) -> None:
-        """Put a policy in force, and after a while another one: limits, and one user goes first."""
+        """Put a policy in force, and after a while another one."""
         state = self.environment.checkers.logs.state
-        draw = self.world.random(f"policy/{state.policy.version}")
-        max_gpus = draw.choice((self.options.max_gpus, 1.0, 2 * self.options.max_gpus))
-        text = f"[defaults]\nmax_gpus = {max_gpus}\n"
-        if draw.random() < 0.5:
-            text += '[class.first]\nusers = ["user1"]\npriority = 5\n'
-        self.operator.put_policy(text, state.policy.version)
-        self.world.after(POLICY_S * draw.expovariate(1.0), self._put_policy)
+        number = next(self._policy_numbers)
+        random = self.world.random(f"policy/{number}")
+        text = draw_policy(random, self.options, state.now)
+        # No two documents are the same, so that each is a version of its own.
+        text += f"# {number}\n"
+        self.trace.note("operator", "policy", " ".join(text.split()))
+        self.operator.put_policy(text, state.policy.version, self._policy_later)
 
     def _add_machine(self, name: str) -> None:
         options, random = self.options, self.world.random(f"machine/{name}")
@@ -173,6 +175,8 @@ class Cluster:
             random=random,
             clock=clock,
             gpu_count=options.gpus,
+            gpu_gib=random.choice(options.gpu_gib),
+            idle=options.idle,
             kill_s=options.kill_s,
             workers_changed=environment.checkers.memory.changed,
         )
@@ -262,7 +266,7 @@ class Cluster:
     def _spawn_client(self) -> None:
         name = f"c{next(self._client_numbers)}"
         random = self.world.random(f"client/{name}")
-        user = f"user{1 + random.randrange(USER_COUNT)}"
+        user = random.choice(USERS)
         clock = DriftingClock(
             self.world,
             origin_s=random.random() * 1e6,
@@ -464,7 +468,7 @@ class Cluster:
         if what == "end-lease" and state.leases:
             self.operator.end_lease(random.choice(sorted(state.leases)))
         elif what == "revoke":
-            user = f"user{1 + random.randrange(USER_COUNT)}"
+            user = random.choice(USERS)
             credentials = self._users.get(user)
             if credentials is not None:
                 self.operator.revoke(credentials.token)
@@ -472,6 +476,9 @@ class Cluster:
         elif what == "drain":
             server = self.environment.machines[random.choice(self.server_names())].server
             self.operator.drain(server, 0.5 + 4 * random.random())
+        elif what == "relabel":
+            server = self.environment.machines[random.choice(self.server_names())].server
+            self.operator.relabel(server, {"rack": random.choice(RACKS)})
         elif what == "replace":
             self._replace(random.choice(self.server_names()))
 

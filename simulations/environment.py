@@ -3,17 +3,15 @@
 from dataclasses import dataclass, field
 
 from gpupool.pool.ids import LeaseId, RequestId, ServerId
-from gpupool.pool.state import PoolState
+from gpupool.pool.state import PoolState, Request
 from gpupool.simulations.calm import Calm
 from gpupool.simulations.checkers import (
     AnswersInTime,
     DeadClientsLeave,
     GrantedIsWanted,
-    LimitsHold,
     Linearizable,
     LogsAgree,
     MemoryTruth,
-    NobodyStarves,
     OneLeader,
     RevokedMeansRevoked,
     TableSound,
@@ -23,6 +21,13 @@ from gpupool.simulations.judge import Judge
 from gpupool.simulations.machines import Machine
 from gpupool.simulations.network import Network
 from gpupool.simulations.options import Options
+from gpupool.simulations.policy_checkers import (
+    GrantedAsAsked,
+    LeasesEnd,
+    NobodyStarves,
+    PolicyHolds,
+)
+from gpupool.simulations.rules import RulesInForce
 from gpupool.simulations.tables import SharedTables
 from gpupool.simulations.trace import Trace
 from gpupool.simulations.world import World
@@ -41,8 +46,11 @@ class Checkers:
         self.wanted = GrantedIsWanted(judge)
         self.policy = RevokedMeansRevoked(judge)
         self.answers = AnswersInTime(judge)
-        self.limits = LimitsHold(judge)
-        self.fairness = NobodyStarves(judge)
+        in_force = RulesInForce()
+        self.allowed = PolicyHolds(judge, in_force)
+        self.fairness = NobodyStarves(judge, in_force)
+        self.asked = GrantedAsAsked(judge)
+        self.ends = LeasesEnd(judge)
         self.linearizable = Linearizable(judge)
 
 
@@ -61,6 +69,8 @@ class Environment:
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
     turned_from: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
     """Requests that a living client has left behind for another, with its machine."""
+    requests: dict[RequestId, Request] = field(default_factory=dict[RequestId, Request])
+    """What clients have claimed GPUs for, each under every id that it went by."""
     machine_of: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
     """Where a server is; the table's addresses say the same."""
 
@@ -73,7 +83,11 @@ class Environment:
         lease = state.leases.get(LeaseId(index))
         checkers.fairness.applied(lease, state)
         if lease is not None:
-            checkers.limits.granted(lease, state)
+            request = self.requests.get(lease.request)
+            checkers.policy.applied(lease, state)
+            checkers.allowed.granted(lease, state, request)
+            if request is not None:
+                checkers.asked.granted(lease, state, request)
             wanted = lease.request not in self.turned_from
             checkers.wanted.granted(lease.id, lease.client, wanted=wanted)
 

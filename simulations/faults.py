@@ -103,7 +103,7 @@ class Victims(Protocol):
         ...
 
     def operate(self, what: str, random: Random) -> None:
-        """Let an operator do something: "end-lease", "revoke", "drain" or "replace"."""
+        """Let an operator do something: "end-lease", "revoke", "drain", "relabel", "replace"."""
         ...
 
 
@@ -318,5 +318,6 @@ EFFECTS: dict[str, Callable[[Victims, Random], None]] = {
     "end-lease": _operate("end-lease"),
     "revoke": _operate("revoke"),
     "drain": _operate("drain"),
+    "relabel": _operate("relabel"),
     "replace": _operate("replace"),
 }

@@ -19,7 +19,13 @@ from gpupool.simulations.process import Process
 from gpupool.simulations.trace import Trace
 from gpupool.simulations.world import World
 
-GPU_MEMORY = 16 << 30
+RACKS = ("r1", "r2")
+
+REST_S = 2.0
+"""Mean time after which a program that rests at times does."""
+
+RESTS_S = 4.0
+"""Mean time for which it does."""
 
 NOTICE_S = 0.001
 """From the end of a process to the moment at which its server knows of it."""
@@ -33,6 +39,7 @@ class Worker:
     partitions: tuple[Partition, ...]
     server: ServerId  # the identity under which it was started
     incarnation: Incarnation  # of the server process that started it
+    rested_since: tuple[float, float] | None = None  # virtual time and the machine's seconds
     dying: bool = False
     ends: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
 
@@ -50,12 +57,16 @@ class Machine:
         random: Random,
         clock: DriftingClock,
         gpu_count: int,
+        gpu_gib: int,
+        idle: float,
         kill_s: float,
         workers_changed: Callable[["Machine"], None],
     ) -> None:
         self.name = name
         self.server = server
         """The server's identity; another one after it was removed and joined again."""
+        self.rack = random.choice(RACKS)
+        """Its label when its server starts."""
         self.clock = clock
         self.disk = SimulatedDisk(random)
         self.incarnation = Incarnation(0)
@@ -65,6 +76,7 @@ class Machine:
         """Mean time that a worker takes to be gone once it is killed."""
         self.dark = False
         """Without power."""
+        self._idle = idle
         self._world = world
         self._trace = trace
         self._random = random
@@ -73,8 +85,8 @@ class Machine:
             Gpu(
                 id=self.gpu_id(index),
                 index=index,
-                name="Simulated",
-                memory_total=GPU_MEMORY,
+                name=f"Simulated-{gpu_gib}",
+                memory_total=gpu_gib << 30,
                 emulated=True,
             )
             for index in range(gpu_count)
@@ -98,9 +110,23 @@ class Machine:
 
     def start_worker(self, lease: LeaseId, partitions: Sequence[Partition]) -> None:
         """Start a worker, which occupies its memory from now on."""
-        self.workers.append(Worker(lease, tuple(partitions), self.server, self.incarnation))
+        worker = Worker(lease, tuple(partitions), self.server, self.incarnation)
+        self.workers.append(worker)
+        if self._idle and self._random.random() < self._idle:
+            self._world.after(REST_S * self._random.expovariate(1.0), partial(self._rest, worker))
         self._trace.note(self.name, "worker", f"starts for lease {lease}")
         self._workers_changed(self)
+
+    def _rest(self, worker: Worker) -> None:
+        """Let a program make no more calls for a while."""
+        if worker in self.workers:
+            worker.rested_since = (self._world.now, self.clock.monotonic())
+            self._world.after(RESTS_S * self._random.expovariate(1.0), partial(self._work, worker))
+
+    def _work(self, worker: Worker) -> None:
+        if worker in self.workers:
+            worker.rested_since = None
+            self._world.after(REST_S * self._random.expovariate(1.0), partial(self._rest, worker))
 
     def kill(self, worker: Worker, gone: Callable[[], None] | None = None) -> None:
         """Kill a worker; ``gone`` is called once it is really gone, which takes a while."""
@@ -173,8 +199,13 @@ class SimulatedHost:
         return counts
 
     def idle_s(self) -> dict[LeaseId, float]:
-        """Return when each lease was last used: now, as the simulated clients ask no timeout."""
-        return dict.fromkeys(self.worker_count(), 0.0)
+        """Return for how many seconds each lease has not been used."""
+        now = self._machine.clock.monotonic()
+        found: dict[LeaseId, float] = {}
+        for worker in self._machine.workers:
+            rested_s = now - worker.rested_since[1] if worker.rested_since is not None else 0.0
+            found[worker.lease] = min(rested_s, found.get(worker.lease, rested_s))
+        return found
 
     def open_session(
         self,

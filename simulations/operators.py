@@ -82,9 +82,23 @@ class Operator:
         undrained = partial(self._draining.discard, server)
         self._order(order, lambda _at: undrained(), undrained)
 
-    def put_policy(self, text: str, base: int) -> None:
-        """Put a policy in force."""
-        self._order(m.PutPolicy(pack_text(text), base), lambda _at: None)
+    def relabel(self, server: ServerId, labels: dict[str, str]) -> None:
+        """Set labels of a server."""
+        self._order(m.LabelServer(server, labels, (), self._random.randbytes(16)), lambda _at: None)
+
+    def put_policy(self, text: str, base: int, done: Callable[[], None]) -> None:
+        """Put a policy in force that is made from version ``base``; ``done`` follows in any case.
+
+        That version may be older than the one in force, when an earlier order was lost: then the
+        pool refuses.
+        """
+        stays = self._environment.checkers.policy.put
+
+        def in_force(_at: float) -> None:
+            stays(base + 1)
+            done()
+
+        self._order(m.PutPolicy(pack_text(text), base), in_force, done)
 
     def end_lease(self, lease: LeaseId) -> None:
         """End a lease by order."""
@@ -161,6 +175,8 @@ def describe(order: m.Call) -> str:
             return f"revoke {order.token}"
         case m.DrainServer():
             return f"{'drain' if order.reason else 'undrain'} {order.server}"
+        case m.LabelServer():
+            return f"label {order.server} {order.labels}"
         case m.PutPolicy():
             return f"policy after version {order.base}"
         case m.EndLease():

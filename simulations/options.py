@@ -7,6 +7,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+POLICY_KINDS = (
+    "gpus",  # limits of GPUs: of users, of classes and their members, of all
+    "memory",
+    "leases",
+    "priority",
+    "places",  # which GPUs a class may use
+    "idle",
+    "lifetime",
+    "window",
+    "reservation",
+)
+"""What a policy may be about."""
+
 FAULT_KINDS = (
     "reset",  # connections of one pair of servers break, with all that is in flight
     "slow-link",  # one direction of one pair becomes slow
@@ -37,6 +50,7 @@ FAULT_KINDS = (
     "end-lease",  # by an operator
     "revoke",  # of a user's token, by an operator
     "drain",
+    "relabel",  # a server gets other labels
     "replace",  # a server is removed for good, and its machine joins under a new identity
 )
 """Kinds of faults, and of what operators do, which is as bad. Scenarios have some of their own."""
@@ -53,6 +67,7 @@ class Options:
     fault_s: float = 30.0
     heal_s: float = 10.0
     gpus: int = 2  # of each server
+    gpu_gib: tuple[int, ...] = (16,)  # their memory: all GPUs of a server have one of these
     delay_s: float = 0.0003  # one way
     jitter_s: float = 0.0002
     sync_s: float = 0.0002  # of every disk
@@ -64,7 +79,13 @@ class Options:
     think_s: float = 1.0  # mean time between two leases of a client
     across: float = 0.1  # share of requests that several servers may satisfy together
     snapshot_entries: int = 10_000
-    max_gpus: float = 0.0  # that the policy lets each user hold; 0 for no policy
+    by_memory: float = 0.0  # share of requests that say bytes instead of a fraction
+    filtered: float = 0.0  # share of requests that not every GPU will do for
+    wide: float = 0.0  # share of requests for as many GPUs as a server has
+    placements: tuple[str, ...] = ("pack",)
+    idle: float = 0.0  # share of programs that rest at times, and of requests with an idle timeout
+    policy_s: float = 0.0  # mean time until operators put another policy in force; 0 for none
+    policy: tuple[str, ...] = ()  # what policies may say; see ``policies``
     starved_s: float = 60.0  # after so long a wait, others may not overtake
     faults: tuple[tuple[str, float], ...] = ()  # kind, mean seconds between two of them
     keep: tuple[int, ...] | None = None  # numbers of the faults that happen; None for all
@@ -93,11 +114,14 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
         interval_s = random.choice((3.0, 6.0, 12.0, 25.0)) * (0.5 + random.random())
         if random.random() < some:
             faults.append((kind, round(interval_s, 2)))
+    policy_s = _pick(seed, "policy_s", 0.0, 4.0, 8.0, 16.0)
+    policy = tuple(k for k in POLICY_KINDS if chance(seed, f"options/policy/{k}").random() < 0.4)
     drawn = Options(
         seed=seed,
         servers=_pick(seed, "servers", 3, 3, 5, 5, 5, 7),
         clients=_pick(seed, "clients", 6, 12, 20, 20),
         gpus=_pick(seed, "gpus", 1, 2, 2, 4),
+        gpu_gib=_pick(seed, "gpu_gib", (16,), (16,), (16, 32), (8, 16, 40)),
         delay_s=_pick(seed, "delay_s", 0.0001, 0.0003, 0.001, 0.005),
         jitter_s=_pick(seed, "jitter_s", 0.00005, 0.0002, 0.002),
         sync_s=_pick(seed, "sync_s", 0.0, 0.0002, 0.001, 0.005),
@@ -108,6 +132,14 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
         hold_s=_pick(seed, "hold_s", 1.0, 3.0, 8.0),
         think_s=_pick(seed, "think_s", 0.3, 1.0, 3.0),
         across=_pick(seed, "across", 0.0, 0.1, 0.4),
+        by_memory=_pick(seed, "by_memory", 0.0, 0.3),
+        filtered=_pick(seed, "filtered", 0.0, 0.1, 0.5),
+        wide=_pick(seed, "wide", 0.0, 0.1, 0.3),
+        placements=_pick(seed, "placements", ("pack",), ("spread",), ("pack", "spread", "near")),
+        idle=_pick(seed, "idle", 0.0, 0.0, 0.5),
+        policy_s=policy_s if policy else 0.0,
+        policy=policy if policy_s else (),
+        starved_s=_pick(seed, "starved_s", 1.0, 3.0, 10.0, 60.0),
         snapshot_entries=_pick(seed, "snapshot_entries", 40, 200, 1000, 10_000),
         faults=tuple(faults),
     )

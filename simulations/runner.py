@@ -3,10 +3,11 @@
 import gc
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gpupool.pool import leases
+from gpupool.pool.ids import Milliseconds
 from gpupool.pool.placement import Offer, make_offer
 from gpupool.pool.state import Request, Server
 from gpupool.simulations.cluster import Cluster
@@ -154,6 +155,7 @@ class _Run:
             world.run_until(min(world.now + LOOK_EVERY_S, end))
             self._look_at_convergence()
             self._look_at_waiting()
+            self._look_at_ends()
         self._settle()
         if world.stopped:
             return
@@ -169,6 +171,7 @@ class _Run:
         end = self._healed_at + max(GONE_S_MAX, self._options.heal_s)
         while world.now < end and not world.stopped:
             world.run_until(world.now + LOOK_EVERY_S)
+            self._look_at_ends()
             if not self._left_over() and self._quiet():
                 return
         # A lease that has only just ended may take the time that its workers take to die.
@@ -201,6 +204,17 @@ class _Run:
         elif elapsed_s > CONVERGE_S_MAX:
             cluster.judge.fail("converges", f"not within {CONVERGE_S_MAX:.0f} s of healing")
 
+    def _look_at_ends(self) -> None:
+        """Fail when a lease should have ended."""
+        cluster = self._cluster
+        leader = cluster.leader_name()
+        if self._converged_s < 0.0 or leader is None:
+            return
+        environment = cluster.environment
+        state, machines = environment.checkers.logs.state, environment.machines
+        now_ms = max(state.now, machines[leader].clock.wall_ms())
+        environment.checkers.ends.look(state, now_ms, machines.values(), cluster.world.now)
+
     def _look_at_waiting(self) -> None:
         """Fail when a request could have been granted for long, and was not."""
         cluster = self._cluster
@@ -208,13 +222,20 @@ class _Run:
             return
         state, now = cluster.environment.checkers.logs.state, cluster.world.now
         seen: set[bytes] = set()
+        # Each server opens the policy's windows by its own clock.
+        tables = [
+            (replace(state, now=Milliseconds(process.steward.proposals.at_ms())), server)
+            for process in cluster.servers.values()
+            if process.steward is not None
+            if (server := state.servers.get(process.server)) is not None
+        ]
         for client in cluster.clients.values():
             request = client.waits_for
             if request is None:
                 continue
             # Most servers have plainly no room, which is quicker to see.
-            servers = [server for server in state.servers.values() if _has_room(server, request)]
-            answers = (make_offer(state, server, request, client.user) for server in servers)
+            roomy = [(at, server) for at, server in tables if _has_room(server, request)]
+            answers = (make_offer(at, server, request, client.user) for at, server in roomy)
             if not request.across and any(isinstance(answer, Offer) for answer in answers):
                 seen.add(request.id)
                 since = self._grantable_since.setdefault(request.id, now)

@@ -155,7 +155,7 @@ class ServerProcess(Process):
             self.table,
             self_id=self.server,
             incarnation=machine.incarnation,
-            software=Software(address=f"{machine.name}:7470"),
+            software=Software(address=f"{machine.name}:7470", labels=(("rack", machine.rack),)),
             ca_pem=b"ca",
             signer=_Signer(),
             host=self.host,  # type: ignore[arg-type]

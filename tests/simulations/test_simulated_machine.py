@@ -293,6 +293,8 @@ def test_slow_deaths_of_workers_end_with_the_fault() -> None:
         random=Random(1),
         clock=DriftingClock(world, origin_s=0.0, rate=1.0, wall_error_ms=0),
         gpu_count=1,
+        gpu_gib=16,
+        idle=0.0,
         kill_s=1000.0,
         workers_changed=lambda _machine: None,
     )
