@@ -18,6 +18,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.ids import ServerId
+from gpupool.pool.policy_log import pack_text
 from gpupool.pool.state import TokenKind
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import Address
@@ -419,3 +420,19 @@ async def test_a_server_that_has_just_started_asks_for_a_moment(
     nursery.start_soon(admit_later)
     async with cluster.client(servers=["gpu-2"]) as pool:
         assert "gpu-2" in {connection.name for connection in pool.connections.by_server.values()}
+
+
+async def test_a_server_that_is_late_takes_a_policy_that_follows_one_it_does_not_know(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    """Found by simulation: it said that it was made from a later version than the one in force."""
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1, 1])
+    late = cluster.nodes[2]
+    cluster.cut_off(late)
+    async with cluster.client("root", servers=["gpu-1"]) as root:
+        await root.put_policy(pack_text("[defaults]\nmax_gpus = 1\n"), 0)
+    cluster.heal(late, late=True)
+    async with cluster.client("root", servers=[late.name]) as root:
+        await root.put_policy(pack_text("[defaults]\nmax_gpus = 2\n"), 1)
+    assert cluster.state.policy.version == 2
