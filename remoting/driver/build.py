@@ -4,6 +4,7 @@ Run ``python -m gpupool.remoting.driver.build [FOLDER]``. The installation does 
 setup.py; tests and editable checkouts call ``build``.
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -44,9 +45,8 @@ def build(folder: Path, compiler: str = "") -> Path:
     _compile(compiler, folder / NVML, sources, link)
     target = folder / LIBRARY
     _compile(compiler, target, SOURCES, LINK)
-    link = folder / "libcuda.so"
-    if not link.is_symlink():
-        link.symlink_to(LIBRARY)
+    with contextlib.suppress(FileExistsError):
+        (folder / "libcuda.so").symlink_to(LIBRARY)
     return target
 
 

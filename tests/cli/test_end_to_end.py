@@ -322,6 +322,10 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("numpy", "numpy.libs"):
         if (source.parent / name).is_dir():
             (packages / name).symlink_to(source.parent / name)
+    # A PYTHONPATH that the tests run with may lead to gpupool's sources.
+    keep = "not os.path.isdir(os.path.join(path, 'gpupool'))"
+    line = f"import os, sys; sys.path[:] = [path for path in sys.path if {keep}]\n"
+    (packages / "nothing_else.pth").write_text(line)
     return folder
 
 

@@ -1,5 +1,6 @@
 """Build the fake libcuda.so.1 with gcc, once for each content of its sources."""
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -39,10 +40,9 @@ def build(cache: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
         made = Path(scratch) / "libcuda.so.1"
         command = ["gcc", *FLAGS, *WARNINGS, *extra, *map(str, sources()), *LINK, "-o", str(made)]
         subprocess.run(command, check=True)
+        with contextlib.suppress(FileExistsError):
+            (folder / "libcuda.so").symlink_to("libcuda.so.1")
         made.replace(library)
-    link = folder / "libcuda.so"
-    if not link.exists():
-        link.symlink_to("libcuda.so.1")
     return library
 
 
