@@ -14,7 +14,7 @@ passed = [0]
 send_some, begin_bulk = link.Link.send_some, session.Session._begin_bulk
 def counted_send(self, buffers):
     sent = send_some(self, buffers)
-    passed[0] += sent
+    passed[0] += self.sent[-1] if sent else 0
     return sent
 def counted_bulk(self, reply, body, bulk):
     passed[0] += bulk

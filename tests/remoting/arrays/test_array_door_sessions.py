@@ -403,6 +403,75 @@ print(interrupted, cp.arange(4).sum())
     assert signal.SIGINT
 
 
+@pytest.mark.parametrize("transport", ["tcp", "tls"])
+def test_a_keyboard_interrupt_in_an_upload_leaves_the_session_usable(transport: str) -> None:
+    """A terminal interrupts the program in the middle of a frame, and its forked child with it."""
+    source = """
+import os, signal, time
+import cupy as cp, numpy as np
+from cupy._door.link import Link
+os.setpgid(0, 0)
+a = cp.arange(4)
+host = np.arange(1 << 19)
+pool = cp.get_default_memory_pool()
+used = pool.used_bytes()
+ours, theirs = os.pipe()
+child = os.fork()
+if child == 0:
+    try:
+        os.write(theirs, b"x")
+        time.sleep(60)
+    except KeyboardInterrupt:
+        os._exit(7)
+os.read(ours, 1)
+send, sends = Link.send_some, []
+def send_a_little(link, buffers):
+    result = send(link, [buffers[0][:65536]])
+    sends.append(1)
+    if len(sends) == 10:
+        os.killpg(0, signal.SIGINT)
+        time.sleep(1)  # in another thread, which the main thread stops meanwhile
+    return result
+Link.send_some = send_a_little
+interrupted = False
+try:
+    cp.asarray(host)
+except KeyboardInterrupt:
+    interrupted = True
+Link.send_some = send
+assert 10 <= len(sends) < 64, len(sends)
+assert np.array_equal(cp.asarray(host).get(), host)
+print(interrupted, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), a.sum(), end=" ")
+print(pool.used_bytes() - used)
+"""
+    with door_kit.pool(1, transport=transport) as agent:
+        assert run(agent, source).split() == ["True", "7", "6", "0"]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "tls"])
+def test_a_program_that_is_interrupted_in_an_upload_ends_at_once(transport: str) -> None:
+    source = """
+import os, signal, time
+import cupy as cp, numpy as np
+from cupy._door.link import Link
+a = cp.arange(4)
+send, sends = Link.send_some, []
+def send_a_little(link, buffers):
+    sends.append(1)
+    if len(sends) == 10:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+    assert len(sends) < 20
+    return send(link, [buffers[0][:65536]])
+Link.send_some = send_a_little
+cp.asarray(np.arange(1 << 19))
+"""
+    with door_kit.pool(1, transport=transport) as agent:
+        done = door_kit.run_program(agent, source)
+    assert done.stderr.endswith("KeyboardInterrupt\n"), done.stderr
+    assert done.returncode == -signal.SIGINT
+
+
 def test_an_upload_without_room_is_an_error_and_the_session_goes_on(cp: Any) -> None:
     host = np.ones(600 << 20, np.uint8)  # of 512 MiB
     with pytest.raises(MemoryError):

@@ -197,6 +197,10 @@ class Link:
         #: Counts of bytes that were read; whoever reads takes them from here. A list, because a
         #: signal's exception may take the place of a call's result, never of a list's item.
         self.counts: list[int] = []
+        #: The same of bytes that were written.
+        self.sent: list[int] = []
+        # TLS is written in Python, where that holds for no call: these are true while it works.
+        self._reads = self._writes = False
         # On Linux the kernel itself waits for room, which takes far fewer system calls than
         # polling, and gives up after a while, so that this side can read what the other sends.
         self._patient = sys.platform == "linux" and not self.tls
@@ -229,11 +233,15 @@ class Link:
                 self._receive_message(target, flags, self._descriptors)
                 return True
             # Both calls are made by the list, between which no signal is handled.
-            self.counts.extend(map(self.socket.recv_into, (target,), (0,), (flags,)))
+            reading = map(self.socket.recv_into, (target,), (0,), (flags,))
+            self._reads = self.tls
+            self.counts.extend(reading)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
+            self._reads = False
             return False
         except (ConnectionError, ssl.SSLError, TimeoutError, OSError):
             self.counts.append(0)
+        self._reads = False
         return True
 
     def readable(self) -> bool:
@@ -264,19 +272,35 @@ class Link:
                 found += struct.unpack(f"{len(data) // 4}i", data[: len(data) // 4 * 4])
         self.counts.append(count)
 
-    def send_some(self, buffers: list[memoryview]) -> int:
-        """Write what fits of ``buffers``; return how many bytes that was, 0 if none fits.
+    def send_some(self, buffers: list[memoryview]) -> bool:
+        """Write what fits of ``buffers``, and put its count into ``sent``; False if none fits.
 
         Raises:
             OSError: the connection is gone.
         """
+        if self.tls or not hasattr(self.socket, "sendmsg"):
+            # 1 MiB at a time, because OpenSSL repeats a refused write from its start.
+            writing = map(self.socket.send, (buffers[0][: 1 << 20],))
+        else:
+            writing = map(self.socket.sendmsg, (buffers[:_IOV_MAX],))
         try:
-            if self.tls or not hasattr(self.socket, "sendmsg"):
-                # 1 MiB at a time, because OpenSSL repeats a refused write from its start.
-                return self.socket.send(buffers[0][: 1 << 20])
-            return self.socket.sendmsg(buffers[:_IOV_MAX])
+            self._writes = self.tls
+            self.sent.extend(writing)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, InterruptedError):
-            return 0
+            self._writes = False
+            return False
+        self._writes = False
+        return True
+
+    @property
+    def reads_in_doubt(self) -> bool:
+        """Whether a signal's exception hides how much was read; asked by whoever reads."""
+        return self._reads and not self.counts
+
+    @property
+    def writes_in_doubt(self) -> bool:
+        """Whether a signal's exception hides how much was written; asked by whoever writes."""
+        return self._writes and not self.sent
 
     def pending(self) -> bool:
         """Say whether decrypted bytes wait that `poll` cannot see."""

@@ -35,6 +35,8 @@ SPIN_S = 0.00005
 SPIN_PAUSE = 32
 """Waits without spinning after one in which that was in vain: the network is slower than that."""
 SITES_MAX = 1 << 16
+ASIDE_MIN = 1 << 20
+"""Bytes from which a frame that TLS encrypts is worth a thread of its own."""
 DEFERRED_MAX = 16
 INLINE_MAX = 4096
 _READ = 1 << 16
@@ -96,6 +98,9 @@ class Session:
         self._lock = threading.RLock()
         self._sending = False
         self._parts: list[bytes] = []
+        # Of the frame that leaves at this moment, or that an interrupt stopped half-way.
+        self._unsent: list[memoryview] = []
+        self._stop = False  # asks the thread that sends to leave it at that for now
         self._calls = 0
         self._size = 0
         self._context: state.Context | None = None
@@ -104,7 +109,8 @@ class Session:
         self._templates: dict[Any, int] = {}
         self._gets: dict[str, Plan] = {}
         self._metas: dict[Meta, int] = {}
-        self._sites: deque[tuple[Any, int]] = deque(maxlen=SITES_MAX)
+        # Of the latest calls: the number, and where in the program it was made.
+        self._sites: deque[tuple[int, Any, int]] = deque(maxlen=SITES_MAX)
         self._requests = itertools.count(1)
         self._replies: dict[int, Reply] = {}
         self._described: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -143,7 +149,7 @@ class Session:
         reply = self._replies[0] = Reply(None)
         if self.link.expect_descriptor():
             hello["shared"] = [wire.SHARED_SLOTS, wire.SHARED_SLOT]
-        self._transmit(wire.HELLO, cbor.encode(hello), 0, 0, None)
+        self._transmit(wire.HELLO, cbor.encode(hello), 0, None)
         self._await(reply)
         welcome = reply.body
         descriptor = self.link.take_descriptor()
@@ -204,8 +210,9 @@ class Session:
             garbage = self.garbage
             if garbage:
                 # In the place where the program dropped it, so that no more memory is in use
-                # there than here.
-                self._parts.append(_FREE(wire.FREE, garbage.popleft()))
+                # there than here. To free it twice would be harmless.
+                self._parts.append(_FREE(wire.FREE, garbage[0]))
+                del garbage[0]
                 if garbage:
                     self._sweep()
             context = state.local.context
@@ -214,11 +221,13 @@ class Session:
             epoch, prefix = plan.wire
             if epoch is not self._epoch:
                 prefix = self._register(plan)
-            self._parts.append(prefix + packed)
-            self._sites.append((frame.f_code, frame.f_lasti))
-            self.sequence += 1
             self._size += len(packed)
+            number = self.sequence + 1
+            self._sites.append((number, frame.f_code, frame.f_lasti))
+            # No signal's exception comes before the end of these lines, the first call in them.
+            self.sequence = number
             self._calls += 1
+            self._parts.append(prefix + packed)
             if self._calls >= BATCH_CALLS or self._size >= wire.MAX_BATCH:
                 self.flush()
             elif not self._flusher_awake:
@@ -292,18 +301,25 @@ class Session:
         self._context = known
 
     def _sweep(self) -> None:
-        garbage, parts = self.garbage, self._parts
+        garbage = self.garbage
         for _ in range(len(garbage)):
-            parts.append(_FREE(wire.FREE, garbage.popleft()))
+            self._parts.append(_FREE(wire.FREE, garbage[0]))
+            del garbage[0]
             self._size += wire.FREE_RECORD.size
             if self._size >= wire.MAX_BATCH:
                 self.flush()
-                parts = self._parts
 
-    def _control(self, code: int, body: Any) -> None:
+    def _define(self, code: int, known: dict[Any, int], key: Any, body: list[Any]) -> int:
+        """Tell the worker what a number means from now on: ``body``'s first; return that."""
         data = cbor.encode(body)
-        self._size += len(data)
-        self._parts.append(wire.SIZED_RECORD.pack(code, len(data)) + data)
+        record = wire.SIZED_RECORD.pack(code, len(data)) + data
+        size, number = len(record), body[0]
+        # No calls in these lines, so no signal's exception comes between them: the worker hears
+        # of every number that is known here.
+        known[key] = number
+        self._parts += (record,)
+        self._size += size
+        return number
 
     def _register(self, plan: Plan) -> bytes:
         number = self.operations.get(plan.name)
@@ -312,18 +328,17 @@ class Session:
                 f"{plan.name}: the server (gpupool {self.server.get('version')}) does not offer it"
             )
         if len(self._templates) >= wire.MAX_TEMPLATES or len(self._metas) >= wire.MAX_METAS - 64:
-            self._parts.append(_U32.pack(wire.RESET))
-            self._templates.clear()
-            self._metas.clear()
-            self._epoch = object()
+            record, epoch = _U32.pack(wire.RESET), object()
+            # No calls in these lines, as below.
+            self._parts += (record,)
+            self._templates, self._metas = {}, {}
+            self._epoch = epoch
         key = (plan.name, plan.nodes, plan.keywords, plan.outputs)
         template = self._templates.get(key)
         if template is None:
-            template = wire.FIRST_TEMPLATE + len(self._templates)
-            self._templates[key] = template
-            self._control(
-                wire.TEMPLATE, [template, number, plan.outputs, plan.nodes, plan.keywords]
-            )
+            new = wire.FIRST_TEMPLATE + len(self._templates)
+            body = [new, number, plan.outputs, plan.nodes, plan.keywords]
+            template = self._define(wire.TEMPLATE, self._templates, key, body)
         metas = [self._meta_id(meta) for meta in plan.metas]
         prefix = _U32S[1 + len(metas)].pack(template, *metas)
         plan.wire = (self._epoch, prefix)
@@ -334,8 +349,9 @@ class Session:
             return meta
         found = self._metas.get(meta)
         if found is None:
-            found = self._metas[meta] = wire.FIRST_META + len(self._metas)
-            self._control(wire.META, [found, meta.dtype.str, meta.shape, meta.strides])
+            new = wire.FIRST_META + len(self._metas)
+            body = [new, meta.dtype.str, meta.shape, meta.strides]
+            found = self._define(wire.META, self._metas, meta, body)
         return found
 
     # --- sending --------------------------------------------------------------------------------
@@ -382,42 +398,64 @@ class Session:
             if self._sending or not self._parts:
                 return
             body = b"".join(self._parts)
-            calls = self._calls
-            self._parts = []
-            self._calls = self._size = 0
-            self.unfinished = True
-            self._transmit(wire.CALLS, body, calls, 0, None)
+            self._transmit(wire.CALLS, body, self._calls, None, queued=len(self._parts))
         self._listen()
 
     def _transmit(
-        self, kind: int, body: bytes, calls: int, request: int, bulk: memoryview | None
+        self,
+        kind: int,
+        body: bytes,
+        calls: int,
+        bulk: memoryview | None,
+        *,
+        queued: int = 0,
+        reply: Reply | None = None,
     ) -> None:
-        """Send one frame whole, reading meanwhile what the worker may have to say."""
+        """Send one frame whole, reading meanwhile what the worker may have to say.
+
+        A signal's exception, such as KeyboardInterrupt, leaves the frame either unsent as a
+        whole, or to be continued before the next one. ``queued`` of the parts are in it, and
+        ``reply`` is where the answer to its question goes.
+        """
         if self.failure is not None:
             raise self.failure
         if self._sending:
             # Only a destructor that the garbage collector ran in the middle of a frame gets here.
             raise DoorError("a destructor cannot wait for the GPU server at this moment")
+        if self._unsent:
+            self._send()
         size = bulk.nbytes if bulk is not None else 0
+        request = 0 if reply is None else reply.request
         header = wire.HEADER.pack(len(body), kind, 0, 0, request, calls, size)
-        buffers = [memoryview(header + body)]
+        frame = [memoryview(header + body)]
         if bulk is not None and size:
-            buffers.append(bulk)
+            frame.append(bulk)
         self.flushes += 1
+        # No calls in these lines, so no signal's exception comes between them.
+        self._unsent = frame
+        if queued:
+            self.unfinished = True
+            del self._parts[:queued]
+            self._calls = self._size = 0
+        if reply is not None:
+            self._replies[request] = reply
+            self.sequence += 1
+            reply.sequence = self.sequence
+        self._send()
+
+    def _send(self) -> None:
+        """Send what is in ``_unsent``."""
+        aside = (
+            self.link.tls
+            and sum(part.nbytes for part in self._unsent) >= ASIDE_MIN
+            and threading.current_thread() is threading.main_thread()
+        )
         self._sending = True
-        whole = False
         try:
-            while buffers:
-                sent = self.link.send_some(buffers)
-                if not sent:
-                    self._wait_to_send()
-                while sent:
-                    if sent >= buffers[0].nbytes:
-                        sent -= buffers.pop(0).nbytes
-                    else:
-                        buffers[0] = buffers[0][sent:]
-                        sent = 0
-            whole = True
+            if aside:
+                self._send_aside()
+            else:
+                self._send_here()
         except ConnectionError as error:
             with contextlib.suppress(Exception):
                 self._listen()  # the worker may have said why before it went
@@ -426,8 +464,50 @@ class Session:
             raise self.lose(f"the connection to the GPU server broke ({error})") from error
         finally:
             self._sending = False
-            if not whole and self.failure is None:
+            if (self._stop or self.link.writes_in_doubt) and self.failure is None:
                 self.lose("a transfer to the GPU server was interrupted half-way")
+
+    def _send_here(self) -> None:
+        sent = self.link.sent
+        while self._unsent and not self._stop:
+            if not sent and not self.link.send_some(self._unsent):
+                self._wait_to_send()
+                continue
+            left, rest = sent[0], list(self._unsent)
+            while rest and left >= rest[0].nbytes:
+                left -= rest.pop(0).nbytes
+            if left:
+                rest[0] = rest[0][left:]
+            # No calls in these lines, so no signal's exception comes between them.
+            self._unsent = rest
+            del sent[0]
+
+    def _send_aside(self) -> None:
+        """Send from another thread, for signals' exceptions are raised in the main thread only.
+
+        One in the middle of OpenSSL's work would hide how much it has taken.
+        """
+        failures: list[BaseException] = []
+        done = threading.Event()  # Thread.join takes a thread for dead once it was interrupted
+
+        def send() -> None:
+            try:
+                self._send_here()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+            finally:
+                done.set()
+
+        threading.Thread(target=send, name="cupy-send", daemon=True).start()
+        try:
+            done.wait()
+        except BaseException:
+            self._stop = True
+            done.wait()  # for the piece of 1 MiB that leaves at this moment
+            self._stop = False
+            raise
+        if failures:
+            raise failures[0]
 
     def _wait_to_send(self) -> None:
         reading = self._reading.acquire(blocking=False)
@@ -435,7 +515,7 @@ class Session:
             readers: list[Any] = [self.link.socket] if reading else []
             if self.agent is not None:
                 readers.append(self.agent.socket)
-            ready = watch(readers, [self.link.socket])(1.0)
+            ready = watch(readers, [self.link.socket])(POLL_S)
             if self.agent is not None and self.agent.socket.fileno() in ready:
                 self._hear_agent()
             if reading:
@@ -484,16 +564,10 @@ class Session:
             if epoch is not self._epoch:
                 prefix = self._register(plan)
             reply.first = 0 if name in _NO_RESULTS else self.reserve(64)
-            self._parts.append(prefix + plan.packer.pack(reply.first, *values))
+            record = prefix + plan.packer.pack(reply.first, *values)
             # One frame with what waits, so that the worker wakes up once.
-            body = b"".join(self._parts)
-            self._parts = []
-            self._calls = self._size = 0
-            self.sequence += 1
-            self._sites.append((None, 0))
-            self._replies[reply.request] = reply
-            reply.sequence = self.sequence
-            self._transmit(wire.ASK, body, 1, reply.request, None)
+            body = b"".join((*self._parts, record))
+            self._transmit(wire.ASK, body, 1, None, queued=len(self._parts), reply=reply)
         return reply
 
     def _question(
@@ -670,6 +744,8 @@ class Session:
             return self._pump_bulk()
         counts = self.link.counts
         if not counts:
+            if self.link.reads_in_doubt:
+                raise self.lose("a transfer from the GPU server was interrupted half-way")
             if len(self._inbox) - self._end < _READ:
                 self._inbox[: self._end - self._start] = self._inbox[self._start : self._end]
                 self._start, self._end = 0, self._end - self._start
@@ -690,6 +766,8 @@ class Session:
         reply, target = self._bulk
         counts = self.link.counts
         if not counts:
+            if self.link.reads_in_doubt:
+                raise self.lose("a transfer from the GPU server was interrupted half-way")
             rest = target[target.nbytes - self._bulk_left :]
             if not self.link.receive_into(rest, all_of_it=all_of_it):
                 return False
@@ -780,7 +858,7 @@ class Session:
             body = struct.pack(f"<{len(handles)}Q", *handles)
             # Calls queued here may still use what is freed, so they go first.
             self.flush()
-            self._transmit(wire.COLLECTED, body, 0, 0, None)
+            self._transmit(wire.COLLECTED, body, 0, None)
 
     def _raise_deferred(self) -> None:
         if not self._deferred:
@@ -796,10 +874,8 @@ class Session:
         raise error
 
     def _site(self, sequence: int) -> str:
-        back = self.sequence - sequence
-        if not 0 <= back < len(self._sites):
-            return ""
-        code, instruction = self._sites[len(self._sites) - 1 - back]
+        found = (site for site in reversed(self._sites) if site[0] == sequence)
+        _, code, instruction = next(found, (0, None, 0))
         if code is None:
             return ""
         line = next(
@@ -820,7 +896,9 @@ class Session:
             if data.nbytes <= INLINE_MAX and not existing:
                 number = self._meta_id(meta)
                 head = wire.PUT_RECORD.pack(wire.INLINE_PUT, handle, number, data.nbytes)
-                self._parts.append(head + bytes(data))
+                record = head + bytes(data)
+                # No calls in these lines, so no signal's exception comes between them.
+                self._parts += (record,)
                 self._size += data.nbytes
                 self._calls += 1
                 if self._calls >= BATCH_CALLS or self._size >= wire.MAX_BATCH:
@@ -833,7 +911,12 @@ class Session:
             self.flush()
             self.unfinished = True
             body = cbor.encode([handle, number, existing])
-            self._transmit(wire.PUT, body, 0, 0, data)
+            try:
+                self._transmit(wire.PUT, body, 0, data)
+            except BaseException:
+                if not existing:
+                    self.garbage.append(handle)  # nobody will ever have it
+                raise
             where = self._where
             if not existing:
                 self._room[where - self.first_device] -= meta.nbytes
@@ -863,10 +946,12 @@ class Session:
             frame = frame.f_back
         with self._lock:
             self._begin("peer.send")
-            self._parts.append(record)
-            self._sites.append((frame.f_code, frame.f_lasti))
-            self.sequence += 1
+            number = self.sequence + 1
+            self._sites.append((number, frame.f_code, frame.f_lasti))
+            # No signal's exception comes before the end of these lines, the first call in them.
+            self.sequence = number
             self._calls += 1
+            self._parts.append(record)
             self.flush()
 
     def take(self, index: int, number: int, handle: int, meta: Meta, *, existing: bool) -> int:
@@ -886,10 +971,12 @@ class Session:
         """End the session. What is queued is run first, and what failed is reported."""
         if self.failure is None:
             try:
+                if self._unsent:
+                    return  # an interrupt stopped a frame, and this program does not go on
                 if self.unfinished or self._parts:
                     self.synchronize()
                 with contextlib.suppress(Exception):  # nothing is lost if it has gone already
-                    self._transmit(wire.BYE, b"", 0, 0, None)
+                    self._transmit(wire.BYE, b"", 0, None)
             finally:
                 if self.failure is None:
                     self.failure = DoorError("the GPU session is closed")
