@@ -48,7 +48,7 @@ def areas_of(client: Client) -> list[Area]:
         Managed(client, memory, transfers),
         kernels,
         Modules(client, direct, kernels, memory),
-        Tensors(client),
+        Tensors(client, direct),
         Arrays(client, direct, memory),
         Streams(client),
         slots,

@@ -6,15 +6,20 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
-from gpupool.remoting.driver.api import Api
-from gpupool.remoting.driver.client import HEADER, REQUEST, SIGNED, WORDS, Area, Client
+from gpupool.remoting.driver.client import HEADER, REQUEST, WORDS, Area, Client
+from gpupool.remoting.driver.direct import Direct
+
+MAP_SIZE, MAP_WORDS = 128, 16
+RANK_MAX = 5
+TILED, REPLACE = 0, 2  # 1: by im2col
 
 
 class Tensors(Area):
     """Encodes tensor maps."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
+        self._direct = direct
         self.asked = {
             table.TENSOR_MAP: (0, self._tensor_map),
         }
@@ -25,52 +30,38 @@ class Tensors(Area):
         if not 18 <= count < len(WORDS):
             raise RemoteProtocolError("malformed tensor map")
         words = self.client.values(count, HEADER + REQUEST)
-        return encode_tensor_map(self.api, words)
+        return encode_tensor_map(self._direct, words)
 
 
-def encode_tensor_map(api: Api, words: Sequence[int]) -> bytes:
-    """Return the 128 bytes of a CUtensorMap; ``words`` as shim/module.c packs them."""
-    cu = api.cu
-    rank = words[2]
-    if words[0] == 2:
-        tensor = cu.CUtensorMap()
-        tensor.opaque = [cu.cuuint64_t(word) for word in words[2:18]]
-        api.call("cuTensorMapReplaceAddress", tensor, words[1])
-        return ctypes.string_at(tensor.getPtr(), 128)
-    tiled = words[0] == 0
+def encode_tensor_map(direct: Direct, words: Sequence[int]) -> bytes:
+    """Return the 128 bytes of a CUtensorMap; ``words`` as shim/module.c packs them.
+
+    Not by cuda.bindings: its tensor maps lie where Python puts them, at multiples of 16 bytes, and
+    the driver wants 64, by newer headers 128; nor does it give the strides of rank 1 an address.
+    """
+    room = (ctypes.c_uint64 * (2 * MAP_WORDS))()
+    start = -ctypes.addressof(room) % MAP_SIZE
+    made = (ctypes.c_uint64 * MAP_WORDS).from_buffer(room, start)
+    if words[0] == REPLACE:
+        made[:] = words[2:18]
+        direct.call("cuTensorMapReplaceAddress", made, words[1])
+        return bytes(made)
+    tiled = words[0] == TILED
     base = 8 if tiled else 10
-    if not 1 <= rank <= 5 or len(words) != base + (20 if tiled else 25):
+    if not 1 <= words[2] <= RANK_MAX or len(words) != base + (20 if tiled else 25):
         raise RemoteProtocolError("malformed tensor map")
 
-    def narrow(start: int, count: int) -> list[Any]:
-        return [cu.cuuint32_t(word) for word in words[base + start : base + start + count]]
+    def array(kind: type[Any], start: int) -> Any:
+        # Always RANK_MAX long, so that each has an address, whatever the rank.
+        return (kind * RANK_MAX)(*words[base + start : base + start + RANK_MAX])
 
-    def wide(start: int, count: int) -> list[Any]:
-        return [cu.cuuint64_t(word) for word in words[base + start : base + start + count]]
-
-    def signed(start: int, count: int) -> list[int]:
-        found = words[base + start : base + start + count]
-        return [word - 2 * SIGNED if word >= SIGNED else word for word in found]
-
-    tail = (
-        api.enumerated("CUtensorMapInterleave", words[4]),
-        api.enumerated("CUtensorMapSwizzle", words[5]),
-        api.enumerated("CUtensorMapL2promotion", words[6]),
-        api.enumerated("CUtensorMapFloatOOBfill", words[7]),
-    )
-    kind = api.enumerated("CUtensorMapDataType", words[1])
-    head = (kind, cu.cuuint32_t(rank), words[3], wide(0, rank), wide(5, rank - 1))
+    sizes, strides = array(ctypes.c_uint64, 0), array(ctypes.c_uint64, 5)
+    head = (made, words[1], words[2], words[3], sizes, strides)
     if tiled:
-        made = api.call("cuTensorMapEncodeTiled", *head, narrow(10, rank), narrow(15, rank), *tail)
+        shape = (array(ctypes.c_uint32, 10), array(ctypes.c_uint32, 15))
+        direct.call("cuTensorMapEncodeTiled", *head, *shape, *words[4:8])
     else:
-        made = api.call(
-            "cuTensorMapEncodeIm2col",
-            *head,
-            signed(10, rank - 2),
-            signed(15, rank - 2),
-            cu.cuuint32_t(words[8]),
-            cu.cuuint32_t(words[9]),
-            narrow(20, rank),
-            *tail,
-        )
-    return ctypes.string_at(made.getPtr(), 128)
+        corners = (array(ctypes.c_int32, 10), array(ctypes.c_int32, 15))
+        shape = (*corners, words[8], words[9], array(ctypes.c_uint32, 20))
+        direct.call("cuTensorMapEncodeIm2col", *head, *shape, *words[4:8])
+    return bytes(made)

@@ -354,6 +354,7 @@ API CUresult cuTensorMapEncodeTiled(CUtensorMap *tensorMap, CUtensorMapDataType 
     ENTER();
     REQUIRE(tensorMap != NULL && tensorRank >= 1 && tensorRank <= 5 && globalDim && boxDim);
     REQUIRE((uintptr_t)tensorMap % 64 == 0 && (uintptr_t)globalAddress % 16 == 0);
+    REQUIRE(globalStrides != NULL && elementStrides != NULL); /* whatever the rank */
     unsigned at = 0;
     memset(tensorMap, 0, sizeof *tensorMap);
     mix(tensorMap, &at, (uint64_t)(uintptr_t)globalAddress);
@@ -363,9 +364,40 @@ API CUresult cuTensorMapEncodeTiled(CUtensorMap *tensorMap, CUtensorMapDataType 
     for (unsigned i = 0; i < tensorRank; i++) {
         mix(tensorMap, &at, globalDim[i]);
         mix(tensorMap, &at, boxDim[i]);
-        mix(tensorMap, &at, elementStrides ? elementStrides[i] : 1);
-        mix(tensorMap, &at, i + 1 < tensorRank && globalStrides ? globalStrides[i] : 0);
+        mix(tensorMap, &at, elementStrides[i]);
+        mix(tensorMap, &at, i + 1 < tensorRank ? globalStrides[i] : 0);
     }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuTensorMapEncodeIm2col(CUtensorMap *tensorMap, CUtensorMapDataType tensorDataType,
+                                     cuuint32_t tensorRank, void *globalAddress,
+                                     const cuuint64_t *globalDim, const cuuint64_t *globalStrides,
+                                     const int *pixelBoxLowerCorner, const int *pixelBoxUpperCorner,
+                                     cuuint32_t channelsPerPixel, cuuint32_t pixelsPerColumn,
+                                     const cuuint32_t *elementStrides,
+                                     CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                     CUtensorMapL2promotion l2Promotion,
+                                     CUtensorMapFloatOOBfill oobFill) {
+    REQUIRE(tensorRank >= 3 && pixelBoxLowerCorner && pixelBoxUpperCorner);
+    const cuuint32_t box[5] = {channelsPerPixel, pixelsPerColumn};
+    TRY(cuTensorMapEncodeTiled(tensorMap, tensorDataType, tensorRank, globalAddress, globalDim,
+                               globalStrides, box, elementStrides, interleave, swizzle,
+                               l2Promotion, oobFill));
+    unsigned at = 1;
+    for (unsigned i = 0; i + 2 < tensorRank; i++) {
+        mix(tensorMap, &at, (uint64_t)(int64_t)pixelBoxLowerCorner[i]);
+        mix(tensorMap, &at, (uint64_t)(int64_t)pixelBoxUpperCorner[i]);
+    }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuTensorMapReplaceAddress(CUtensorMap *tensorMap, void *globalAddress) {
+    ENTER();
+    REQUIRE(tensorMap != NULL && (uintptr_t)tensorMap % 64 == 0);
+    REQUIRE((uintptr_t)globalAddress % 16 == 0);
+    unsigned at = 0;
+    mix(tensorMap, &at, (uint64_t)(uintptr_t)globalAddress);
     return CUDA_SUCCESS;
 }
 
