@@ -1,5 +1,6 @@
 """Programs that print the same behind the CUDA door as on the driver itself."""
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,21 @@ def test_tensor_maps(library: Path, tmp_path: Path) -> None:
     printed = both("tensors", library, tmp_path)
     assert printed.count("tiled") == 5
     assert printed.endswith("refused 1 1\n")
+
+
+# As CUUIDs: what the runtime asks for, cuBLASLt, cuFFT, and CUPTI, without which JAX does not start.
+TABLES = [
+    *("6bd5fb6c5bf4e74a8987d93912fd9df9", "a094798c2e742e7493f20800200c0a66"),
+    *("42d85a8123f6cb478298f6e78a3aecdc", "c693336e1121df11a8c368f355d89593"),
+    *("263e88607cd2614392f6bbd5006dfa7e", "d4082055bde6704b8d34ba123c66e1f2"),
+    *("21318c60971432488ca641ff7324c8f2", "1734dc26800d47458726c0f1e7dd8bca"),
+    *("6e163fbeb958444d835ce182aff1991e", "7cb63f9b9ca48e42a484beb66e6aed7f"),
+]
+
+
+def test_the_tables_that_libraries_ask_for(library: Path) -> None:
+    shim = ctypes.CDLL(str(library / build.LIBRARY))
+    table = ctypes.c_void_p()
+    for name in TABLES:
+        status = shim.cuGetExportTable(ctypes.byref(table), bytes.fromhex(name))
+        assert (status, bool(table)) == (0, True), name
