@@ -5,7 +5,8 @@ exported all the same; it returns CUDA_ERROR_NOT_SUPPORTED and is counted.
 
 An entry of ``CALLS`` is ``async`` or ``sync``, then one token per parameter of the C function:
 
-- ``v`` an integer or device address; ``z`` one that must be zero, and is not sent;
+- ``v`` an integer; ``a`` an address: of a device, or of pinned memory, which is then mapped;
+  ``z`` an integer that must be zero, and is not sent;
 - ``s`` stream, ``e`` event, ``g`` graph, ``x`` executable graph, ``d`` device, ``f`` function or
   kernel: a handle that the client made;
 - ``+s`` and so on: an output, a new handle made by the client; ``!s``: a handle that ends here;
@@ -23,20 +24,20 @@ CALLS: dict[str, str] = {
     "cuEventDestroy_v2": "async !e",
     "cuEventElapsedTime_v2": "sync > e e",
     # Memory.
-    "cuMemcpyDtoD_v2": "async v v v",
-    "cuMemcpyDtoDAsync_v2": "async v v v s",
-    "cuMemsetD8_v2": "async v v v",
-    "cuMemsetD16_v2": "async v v v",
-    "cuMemsetD32_v2": "async v v v",
-    "cuMemsetD2D8_v2": "async v v v v v",
-    "cuMemsetD2D16_v2": "async v v v v v",
-    "cuMemsetD2D32_v2": "async v v v v v",
-    "cuMemsetD8Async": "async v v v s",
-    "cuMemsetD16Async": "async v v v s",
-    "cuMemsetD32Async": "async v v v s",
-    "cuMemsetD2D8Async": "async v v v v v s",
-    "cuMemsetD2D16Async": "async v v v v v s",
-    "cuMemsetD2D32Async": "async v v v v v s",
+    "cuMemcpyDtoD_v2": "async a a v",
+    "cuMemcpyDtoDAsync_v2": "async a a v s",
+    "cuMemsetD8_v2": "async a v v",
+    "cuMemsetD16_v2": "async a v v",
+    "cuMemsetD32_v2": "async a v v",
+    "cuMemsetD2D8_v2": "async a v v v v",
+    "cuMemsetD2D16_v2": "async a v v v v",
+    "cuMemsetD2D32_v2": "async a v v v v",
+    "cuMemsetD8Async": "async a v v s",
+    "cuMemsetD16Async": "async a v v s",
+    "cuMemsetD32Async": "async a v v s",
+    "cuMemsetD2D8Async": "async a v v v v s",
+    "cuMemsetD2D16Async": "async a v v v v s",
+    "cuMemsetD2D32Async": "async a v v v v s",
     # Contexts.
     "cuCtxGetCacheConfig": "sync >",
     "cuCtxSetCacheConfig": "sync =CUfunc_cache",
@@ -145,6 +146,9 @@ RECORDS: tuple[str, ...] = (
     "LINK_ADD",
     "LINK_COMPLETE",
     "LINK_DESTROY",
+    "HOST_CALL",
+    "HOST_NODE",
+    "HOST_DONE",
     "ARRAY_CREATE",
     "ARRAY_DESTROY",
     "ARRAY_LEVEL",
@@ -221,6 +225,7 @@ HAND: tuple[str, ...] = (
     *("cuThreadExchangeStreamCaptureMode", "cuStreamGetAttribute", "cuStreamSetAttribute"),
     *("cuEventRecord", "cuEventRecordWithFlags", "cuEventSynchronize", "cuEventQuery"),
     *("cuEventElapsedTime",),
+    *("cuLaunchHostFunc", "cuStreamAddCallback"),
     *("cuGraphGetNodes", "cuGraphInstantiate", "cuGraphInstantiate_v2"),
     "cuGraphInstantiateWithParams",
     *("cuDeviceGetGraphMemAttribute", "cuDeviceGraphMemTrim", "cuDeviceSetGraphMemAttribute"),

@@ -16,6 +16,7 @@ from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.generic import Generic
 from gpupool.remoting.driver.graph_launches import GraphLaunches
 from gpupool.remoting.driver.graphs import Graphs
+from gpupool.remoting.driver.hosts import HostFunctions
 from gpupool.remoting.driver.kernels import LAUNCH, Kernels
 from gpupool.remoting.driver.managed import Managed
 from gpupool.remoting.driver.mapped import Mapped
@@ -35,7 +36,8 @@ RECORD = struct.Struct("<HHI")
 def areas_of(client: Client) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
     direct, slots = Direct(), Slots(client)
-    pools, translator = Pools(client, direct), Translator(client, direct, slots)
+    pools, hosts = Pools(client, direct), HostFunctions(client, direct)
+    translator = Translator(client, direct, slots, hosts)
     graphs = Graphs(client, direct, translator)
     memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
     return [
@@ -51,6 +53,7 @@ def areas_of(client: Client) -> list[Area]:
         Tensors(client, direct),
         Arrays(client, direct, memory),
         Streams(client),
+        hosts,
         slots,
         graphs,
         GraphLaunches(client, direct, graphs, memory, slots, translator),

@@ -13,6 +13,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver.api import INVALID_VALUE, NOT_SUPPORTED, CudaError
 from gpupool.remoting.driver.client import Client
 from gpupool.remoting.driver.direct import Direct
+from gpupool.remoting.driver.hosts import HostFunctions
 from gpupool.remoting.driver.slots import Slots
 
 PARAMS_SIZE, COPY_SIZE = 256, 200
@@ -66,10 +67,11 @@ class Params:
 class Translator:
     """Puts CUDA's handles and addresses in place of the client's, and the other way round."""
 
-    def __init__(self, client: Client, direct: Direct, slots: Slots) -> None:
+    def __init__(self, client: Client, direct: Direct, slots: Slots, hosts: HostFunctions) -> None:
         self._client = client
         self._direct = direct
         self._slots = slots
+        self._hosts = hosts
         self._contexts: dict[int, int] = {}
 
     def context(self, word: int) -> int:
@@ -106,6 +108,10 @@ class Translator:
             made.bytes[MEMCPY_COPY : MEMCPY_COPY + COPY_SIZE] = copy
         elif kind == MEMSET:
             self._context(made, MEMSET_CONTEXT)
+        elif kind == HOST:
+            self._hosts.begin()
+            words = (self._hosts.function, made.word(UNION))
+            struct.pack_into("<2Q", made.bytes, UNION, *words)
         elif kind in (WAIT_EVENT, RECORD_EVENT):
             WORD.pack_into(made.bytes, UNION, self._client.objects["e"][made.word(UNION)])
         elif kind == GRAPH:
@@ -202,6 +208,10 @@ class Translator:
             fill = ctypes.create_string_buffer(MEMSET_SIZE)
             self._direct.call("cuGraphMemsetNodeGetParams", node, fill)
             made[UNION : UNION + MEMSET_SIZE] = fill.raw
+        elif kind == HOST:
+            words = (ctypes.c_uint64 * 2)()
+            self._direct.call("cuGraphHostNodeGetParams", node, words)
+            WORD.pack_into(made, UNION, words[1])
         elif kind == ALLOCATE:
             memory = ctypes.create_string_buffer(ALLOCATE_SIZE)
             self._direct.call("cuGraphMemAllocNodeGetParams", node, memory)

@@ -16,7 +16,7 @@ FRAME_MAGIC = 0x47504331
 BODY_SIZE_MAX = 1 << 20
 BULK_SIZE_MAX = 1 << 40
 ANSWER = struct.Struct("<IiQIiQ")
-REPLY, DATA, NOTICE, MIRROR, PRINTED = 1, 2, 3, 4, 5
+REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST = 1, 2, 3, 4, 5, 6
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
@@ -124,6 +124,11 @@ class Session:
     def printed(self, text: bytes) -> None:
         """Write what kernels printed to the program's standard output."""
         self._send([ANSWER.pack(PRINTED, 0, 0, len(text), 0, 0), text])
+
+    def host(self, number: int, status: int, ticket: int) -> None:
+        """Say that a host function's turn has come; ``ticket`` 0: its stream does not wait."""
+        head = ANSWER.pack(HOST, status, number, 8, 0, 0)
+        self._send([head, ticket.to_bytes(8, "little")])
 
     def _send(self, buffers: list[bytes | memoryview]) -> None:
         with self.sending:

@@ -51,7 +51,7 @@ def encode_tensor_map(direct: Direct, words: Sequence[int]) -> bytes:
     if not 1 <= words[2] <= RANK_MAX or len(words) != base + (20 if tiled else 25):
         raise RemoteProtocolError("malformed tensor map")
 
-    def array(kind: type[Any], start: int) -> Any:
+    def array(kind: Any, start: int) -> Any:
         # Always RANK_MAX long, so that each has an address, whatever the rank.
         return (kind * RANK_MAX)(*words[base + start : base + start + RANK_MAX])
 

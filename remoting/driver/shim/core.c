@@ -80,7 +80,9 @@ int gp_ready(void) {
 
 int gp_enter(void) {
     GP_CHECK(gp_ready());
-    return gp_current() == NULL ? GP_INVALID_CONTEXT : GP_SUCCESS;
+    if (__builtin_expect(gp_current() != NULL, 1)) return GP_SUCCESS;
+    // The thread of host functions never has a context.
+    return gp_in_host_function() ? GP_NOT_PERMITTED : GP_INVALID_CONTEXT;
 }
 
 GP_EXPORT int cuInit(unsigned flags) {

@@ -36,6 +36,7 @@ enum {
     GP_NOT_READY = 600,
     GP_HOST_ALREADY_REGISTERED = 712,
     GP_HOST_NOT_REGISTERED = 713,
+    GP_NOT_PERMITTED = 800,
     GP_NOT_SUPPORTED = 801,
     GP_CAPTURE_UNSUPPORTED = 900,
     GP_CAPTURE_INVALIDATED = 901,
@@ -74,6 +75,7 @@ struct gp_handle {
     uint64_t capture;        // stream, event: the capture that it belongs to, 0 for none
     uint64_t clean;          // stream: the position of the line up to which it is known idle;
                              // event: the record, counted from one, that is known to be over
+    uint64_t after;          // stream, event: the last host function before what it has got
     void *detail;
 };
 
@@ -196,6 +198,7 @@ int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int 
                 const void *text, size_t text_size, const void *bulk, size_t bulk_size);
 int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size);
 uint64_t gp_expect_download(void *target, size_t size, uint64_t stream);
+void gp_await_host(void);  // until a host function's turn comes, or the GPU is lost
 bool gp_awaits_download(const void *start, size_t size);
 void gp_spoil_downloads(void);
 
@@ -223,6 +226,21 @@ void **gp_function_pointers(void *function, unsigned char *bytes);  // to each, 
 void *gp_function_by_id(uint64_t id);
 const char *gp_function_name(void *function);
 
+// host.c
+extern int gp_hosts_pending;
+bool gp_in_host_function(void);
+void gp_host_arrived(uint64_t id, int status, uint64_t ticket);  // a function's turn has come
+void gp_host_gate(int op, uint64_t size);  // wait until such a record may be sent
+// While functions are pending: what an event stands for, what a stream waits for, and a wait for
+// the functions whose results a stream's next operation may read from the host's memory.
+void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream);
+void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event);
+void gp_host_settle(const struct gp_handle *stream);
+// Host nodes of graphs: the number by which the worker calls one, and what a number stands for.
+int gp_host_node(void (*function)(void *), void *data, uint64_t *id);
+bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data);
+int gp_host_launched(void *stream);  // a graph was, and may call its host nodes until it ends
+
 // memory.c
 struct gp_range {
     uint64_t start, size;
@@ -232,6 +250,14 @@ struct gp_range {
     uint64_t serial;
     void *detail;
 };
+// Kernels see the host's pinned memory under the program's own address natively, and here under
+// another one, which gp_see puts in its place.
+extern uint64_t gp_pinned_low, gp_pinned_high;
+static inline bool gp_may_be_pinned(uint64_t address) {
+    return address < __atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED) &&
+           address >= __atomic_load_n(&gp_pinned_low, __ATOMIC_RELAXED);
+}
+int gp_see(uint64_t *address);
 extern int gp_mapped_count;
 void gp_push_mapped(void);  // what the program wrote to memory that kernels see
 unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written);

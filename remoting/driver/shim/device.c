@@ -175,6 +175,7 @@ int gp_device_of(const void *context) {
 }
 
 int gp_push(struct gp_context *context) {
+    if (gp_in_host_function()) return GP_NOT_PERMITTED;
     if (depth >= GP_STACK_MAX) return GP_OUT_OF_MEMORY;
     stack[depth++] = context;
     return GP_SUCCESS;
@@ -182,6 +183,7 @@ int gp_push(struct gp_context *context) {
 
 GP_EXPORT int cuCtxSetCurrent(void *context) {
     GP_CHECK(gp_ready());
+    if (gp_in_host_function()) return GP_NOT_PERMITTED;
     if (context == NULL) {
         if (depth > 0) depth--;
         return GP_SUCCESS;

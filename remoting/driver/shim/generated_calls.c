@@ -72,6 +72,8 @@ GP_EXPORT int cuEventElapsedTime_v2(float *a0, void *a1, void *a2) {
 
 GP_EXPORT int cuMemcpyDtoD_v2(uint64_t a0, uint64_t a1, size_t a2) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
+    GP_CHECK(gp_see(&a1));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(262, values, 3);
     return status;
@@ -79,6 +81,8 @@ GP_EXPORT int cuMemcpyDtoD_v2(uint64_t a0, uint64_t a1, size_t a2) {
 
 GP_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t a0, uint64_t a1, size_t a2, void *a3) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
+    GP_CHECK(gp_see(&a1));
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
@@ -88,6 +92,7 @@ GP_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t a0, uint64_t a1, size_t a2, void *a3
 
 GP_EXPORT int cuMemsetD8_v2(uint64_t a0, unsigned char a1, size_t a2) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(264, values, 3);
     return status;
@@ -95,6 +100,7 @@ GP_EXPORT int cuMemsetD8_v2(uint64_t a0, unsigned char a1, size_t a2) {
 
 GP_EXPORT int cuMemsetD16_v2(uint64_t a0, unsigned short a1, size_t a2) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(265, values, 3);
     return status;
@@ -102,6 +108,7 @@ GP_EXPORT int cuMemsetD16_v2(uint64_t a0, unsigned short a1, size_t a2) {
 
 GP_EXPORT int cuMemsetD32_v2(uint64_t a0, unsigned int a1, size_t a2) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(266, values, 3);
     return status;
@@ -109,6 +116,7 @@ GP_EXPORT int cuMemsetD32_v2(uint64_t a0, unsigned int a1, size_t a2) {
 
 GP_EXPORT int cuMemsetD2D8_v2(uint64_t a0, size_t a1, unsigned char a2, size_t a3, size_t a4) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(267, values, 5);
     return status;
@@ -116,6 +124,7 @@ GP_EXPORT int cuMemsetD2D8_v2(uint64_t a0, size_t a1, unsigned char a2, size_t a
 
 GP_EXPORT int cuMemsetD2D16_v2(uint64_t a0, size_t a1, unsigned short a2, size_t a3, size_t a4) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(268, values, 5);
     return status;
@@ -123,6 +132,7 @@ GP_EXPORT int cuMemsetD2D16_v2(uint64_t a0, size_t a1, unsigned short a2, size_t
 
 GP_EXPORT int cuMemsetD2D32_v2(uint64_t a0, size_t a1, unsigned int a2, size_t a3, size_t a4) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(269, values, 5);
     return status;
@@ -130,6 +140,7 @@ GP_EXPORT int cuMemsetD2D32_v2(uint64_t a0, size_t a1, unsigned int a2, size_t a
 
 GP_EXPORT int cuMemsetD8Async(uint64_t a0, unsigned char a1, size_t a2, void *a3) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
@@ -139,6 +150,7 @@ GP_EXPORT int cuMemsetD8Async(uint64_t a0, unsigned char a1, size_t a2, void *a3
 
 GP_EXPORT int cuMemsetD16Async(uint64_t a0, unsigned short a1, size_t a2, void *a3) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
@@ -148,6 +160,7 @@ GP_EXPORT int cuMemsetD16Async(uint64_t a0, unsigned short a1, size_t a2, void *
 
 GP_EXPORT int cuMemsetD32Async(uint64_t a0, unsigned int a1, size_t a2, void *a3) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
@@ -157,6 +170,7 @@ GP_EXPORT int cuMemsetD32Async(uint64_t a0, unsigned int a1, size_t a2, void *a3
 
 GP_EXPORT int cuMemsetD2D8Async(uint64_t a0, size_t a1, unsigned char a2, size_t a3, size_t a4, void *a5) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
@@ -166,6 +180,7 @@ GP_EXPORT int cuMemsetD2D8Async(uint64_t a0, size_t a1, unsigned char a2, size_t
 
 GP_EXPORT int cuMemsetD2D16Async(uint64_t a0, size_t a1, unsigned short a2, size_t a3, size_t a4, void *a5) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
@@ -175,6 +190,7 @@ GP_EXPORT int cuMemsetD2D16Async(uint64_t a0, size_t a1, unsigned short a2, size
 
 GP_EXPORT int cuMemsetD2D32Async(uint64_t a0, size_t a1, unsigned int a2, size_t a3, size_t a4, void *a5) {
     GP_ENTER();
+    GP_CHECK(gp_see(&a0));
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
@@ -263,6 +279,11 @@ GP_EXPORT int cuGraphUpload_ptsz(void *a0, void *a1) {
 int cuLaunchCooperativeKernel(void *, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, unsigned int, void *, void *);
 GP_EXPORT int cuLaunchCooperativeKernel_ptsz(void *a0, unsigned int a1, unsigned int a2, unsigned int a3, unsigned int a4, unsigned int a5, unsigned int a6, unsigned int a7, void *a8, void *a9) {
     return cuLaunchCooperativeKernel(a0, a1, a2, a3, a4, a5, a6, a7, gp_thread_stream(a8), a9);
+}
+
+int cuLaunchHostFunc(void *, void *, void *);
+GP_EXPORT int cuLaunchHostFunc_ptsz(void *a0, void *a1, void *a2) {
+    return cuLaunchHostFunc(gp_thread_stream(a0), a1, a2);
 }
 
 int cuLaunchKernelEx(void *, void *, void *, void *);
@@ -481,6 +502,11 @@ GP_EXPORT int cuMemsetD8Async_ptsz(uint64_t a0, unsigned char a1, size_t a2, voi
 int cuMemsetD8_v2(uint64_t, unsigned char, size_t);
 GP_EXPORT int cuMemsetD8_v2_ptds(uint64_t a0, unsigned char a1, size_t a2) {
     return cuMemsetD8_v2(a0, a1, a2);
+}
+
+int cuStreamAddCallback(void *, void *, void *, unsigned int);
+GP_EXPORT int cuStreamAddCallback_ptsz(void *a0, void *a1, void *a2, unsigned int a3) {
+    return cuStreamAddCallback(gp_thread_stream(a0), a1, a2, a3);
 }
 
 int cuStreamAttachMemAsync(void *, uint64_t, size_t, unsigned int);

@@ -82,150 +82,146 @@ GP_EXPORT int cuLaunch(void) { return gp_missing(77); }
 GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(78); }
 GP_EXPORT int cuLaunchGrid(void) { return gp_missing(79); }
 GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(80); }
-GP_EXPORT int cuLaunchHostFunc(void) { return gp_missing(81); }
-GP_EXPORT int cuLaunchHostFunc_ptsz(void) { return gp_missing(82); }
-GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(83); }
-GP_EXPORT int cuLogsCurrent(void) { return gp_missing(84); }
-GP_EXPORT int cuLogsDumpToFile(void) { return gp_missing(85); }
-GP_EXPORT int cuLogsDumpToMemory(void) { return gp_missing(86); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(87); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(88); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(89); }
-GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(90); }
-GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(91); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(92); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(93); }
-GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(94); }
-GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(95); }
-GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(96); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(97); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(98); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(99); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(100); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(101); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(102); }
-GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(103); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(104); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(105); }
-GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(106); }
-GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(107); }
-GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(108); }
-GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(109); }
-GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(110); }
-GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(111); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(112); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(113); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(114); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(115); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(116); }
-GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(117); }
-GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(118); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(119); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(120); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(121); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(122); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(123); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(124); }
-GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(125); }
-GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(126); }
-GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(127); }
-GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(128); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(129); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(130); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(131); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(132); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(133); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(134); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(135); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(136); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(137); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(138); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(139); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(140); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(141); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(142); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(143); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(144); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(145); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(146); }
-GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(147); }
-GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(148); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(149); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(150); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(151); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(152); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(153); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(154); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(155); }
-GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(156); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(157); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(158); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(159); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(160); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(161); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(162); }
-GP_EXPORT int cuStreamAddCallback(void) { return gp_missing(163); }
-GP_EXPORT int cuStreamAddCallback_ptsz(void) { return gp_missing(164); }
-GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(165); }
-GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(166); }
-GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(167); }
-GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(168); }
-GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(169); }
-GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(170); }
-GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(171); }
-GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(172); }
-GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(173); }
-GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(174); }
-GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(175); }
-GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(176); }
-GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(177); }
-GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(178); }
-GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(179); }
-GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(180); }
-GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(181); }
-GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(182); }
-GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(183); }
-GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(184); }
-GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(185); }
-GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(186); }
-GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(187); }
-GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(188); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(189); }
-GP_EXPORT int cuTexRefCreate(void) { return gp_missing(190); }
-GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(191); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(192); }
-GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(193); }
-GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(194); }
-GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(195); }
-GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(196); }
-GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(197); }
-GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(198); }
-GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(199); }
-GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(200); }
-GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(201); }
-GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(202); }
-GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(203); }
-GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(204); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(205); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(206); }
-GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(207); }
-GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(208); }
-GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(209); }
-GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(210); }
-GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(211); }
-GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(212); }
-GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(213); }
-GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(214); }
-GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(215); }
-GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(216); }
-GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(217); }
-GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(218); }
-GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(219); }
-GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(220); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(221); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(222); }
+GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(81); }
+GP_EXPORT int cuLogsCurrent(void) { return gp_missing(82); }
+GP_EXPORT int cuLogsDumpToFile(void) { return gp_missing(83); }
+GP_EXPORT int cuLogsDumpToMemory(void) { return gp_missing(84); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(85); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(86); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(87); }
+GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(88); }
+GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(89); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(90); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(91); }
+GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(92); }
+GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(93); }
+GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(94); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(95); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(96); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(97); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(98); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(99); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(100); }
+GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(101); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(102); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(103); }
+GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(104); }
+GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(105); }
+GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(106); }
+GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(107); }
+GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(108); }
+GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(109); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(110); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(111); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(112); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(113); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(114); }
+GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(115); }
+GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(116); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(117); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(118); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(119); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(120); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(121); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(122); }
+GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(123); }
+GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(124); }
+GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(125); }
+GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(126); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(127); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(128); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(129); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(130); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(131); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(132); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(133); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(134); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(135); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(136); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(137); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(138); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(139); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(140); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(141); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(142); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(143); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(144); }
+GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(145); }
+GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(146); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(147); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(148); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(149); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(150); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(151); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(152); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(153); }
+GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(154); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(155); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(156); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(157); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(158); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(159); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(160); }
+GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(161); }
+GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(162); }
+GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(163); }
+GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(164); }
+GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(165); }
+GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(166); }
+GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(167); }
+GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(168); }
+GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(169); }
+GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(170); }
+GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(171); }
+GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(172); }
+GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(173); }
+GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(174); }
+GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(175); }
+GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(176); }
+GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(177); }
+GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(178); }
+GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(179); }
+GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(180); }
+GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(181); }
+GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(182); }
+GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(183); }
+GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(184); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(185); }
+GP_EXPORT int cuTexRefCreate(void) { return gp_missing(186); }
+GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(187); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(188); }
+GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(189); }
+GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(190); }
+GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(191); }
+GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(192); }
+GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(193); }
+GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(194); }
+GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(195); }
+GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(196); }
+GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(197); }
+GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(198); }
+GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(199); }
+GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(200); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(201); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(202); }
+GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(203); }
+GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(204); }
+GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(205); }
+GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(206); }
+GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(207); }
+GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(208); }
+GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(209); }
+GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(210); }
+GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(211); }
+GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(212); }
+GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(213); }
+GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(214); }
+GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(215); }
+GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(216); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(217); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(218); }
 
-const int gp_missing_count = 223;
+const int gp_missing_count = 219;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -308,8 +304,6 @@ const char *const gp_missing_names[] = {
     "cuLaunchCooperativeKernelMultiDevice",
     "cuLaunchGrid",
     "cuLaunchGridAsync",
-    "cuLaunchHostFunc",
-    "cuLaunchHostFunc_ptsz",
     "cuLibraryGetUnifiedFunction",
     "cuLogsCurrent",
     "cuLogsDumpToFile",
@@ -390,8 +384,6 @@ const char *const gp_missing_names[] = {
     "cuProfilerInitialize",
     "cuSignalExternalSemaphoresAsync",
     "cuSignalExternalSemaphoresAsync_ptsz",
-    "cuStreamAddCallback",
-    "cuStreamAddCallback_ptsz",
     "cuStreamBatchMemOp",
     "cuStreamBatchMemOp_ptsz",
     "cuStreamBatchMemOp_v2",
@@ -452,7 +444,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[223];
+unsigned long gp_missing_calls[219];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -636,6 +628,8 @@ int cuKernelSetAttribute();
 int cuKernelSetCacheConfig();
 int cuLaunchCooperativeKernel();
 int cuLaunchCooperativeKernel_ptsz();
+int cuLaunchHostFunc();
+int cuLaunchHostFunc_ptsz();
 int cuLaunchKernel();
 int cuLaunchKernelEx();
 int cuLaunchKernelEx_ptsz();
@@ -804,6 +798,8 @@ int cuPointerGetAttributes();
 int cuPointerSetAttribute();
 int cuProfilerStart();
 int cuProfilerStop();
+int cuStreamAddCallback();
+int cuStreamAddCallback_ptsz();
 int cuStreamAttachMemAsync();
 int cuStreamAttachMemAsync_ptsz();
 int cuStreamBeginCapture();
@@ -1133,8 +1129,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuLaunchCooperativeKernelMultiDevice", 9000, 0, 0, (void (*)(void))cuLaunchCooperativeKernelMultiDevice},
     {"cuLaunchGrid", 2000, 0, 0, (void (*)(void))cuLaunchGrid},
     {"cuLaunchGridAsync", 2000, 0, 0, (void (*)(void))cuLaunchGridAsync},
-    {"cuLaunchHostFunc", 10000, 0, 0, (void (*)(void))cuLaunchHostFunc},
-    {"cuLaunchHostFunc", 10000, 1, 0, (void (*)(void))cuLaunchHostFunc_ptsz},
+    {"cuLaunchHostFunc", 10000, 0, 1, (void (*)(void))cuLaunchHostFunc},
+    {"cuLaunchHostFunc", 10000, 1, 1, (void (*)(void))cuLaunchHostFunc_ptsz},
     {"cuLaunchKernel", 4000, 0, 1, (void (*)(void))cuLaunchKernel},
     {"cuLaunchKernel", 7000, 1, 1, (void (*)(void))cuLaunchKernel_ptsz},
     {"cuLaunchKernelEx", 11060, 0, 1, (void (*)(void))cuLaunchKernelEx},
@@ -1383,8 +1379,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuProfilerStop", 4000, 0, 1, (void (*)(void))cuProfilerStop},
     {"cuSignalExternalSemaphoresAsync", 10000, 0, 0, (void (*)(void))cuSignalExternalSemaphoresAsync},
     {"cuSignalExternalSemaphoresAsync", 10000, 1, 0, (void (*)(void))cuSignalExternalSemaphoresAsync_ptsz},
-    {"cuStreamAddCallback", 5000, 0, 0, (void (*)(void))cuStreamAddCallback},
-    {"cuStreamAddCallback", 7000, 1, 0, (void (*)(void))cuStreamAddCallback_ptsz},
+    {"cuStreamAddCallback", 5000, 0, 1, (void (*)(void))cuStreamAddCallback},
+    {"cuStreamAddCallback", 7000, 1, 1, (void (*)(void))cuStreamAddCallback_ptsz},
     {"cuStreamAttachMemAsync", 6000, 0, 1, (void (*)(void))cuStreamAttachMemAsync},
     {"cuStreamAttachMemAsync", 7000, 1, 1, (void (*)(void))cuStreamAttachMemAsync_ptsz},
     {"cuStreamBatchMemOp", 8000, 0, 0, (void (*)(void))cuStreamBatchMemOp},

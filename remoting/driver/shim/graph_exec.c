@@ -139,10 +139,7 @@ static int note_allocations(const struct gp_exec *exec) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuGraphLaunch(void *given, void *stream) {
-    GP_ENTER();
-    GP_CHECK(gp_check(given, GP_GRAPH_EXEC));
-    struct gp_handle *handle = given;
+static int launch(struct gp_handle *handle, void *stream) {
     uint64_t values[2] = {handle->id};
     GP_CHECK(gp_stream_id(stream, &values[1]));
     struct gp_exec *exec = GP_EXEC_OF(handle);
@@ -156,9 +153,20 @@ GP_EXPORT int cuGraphLaunch(void *given, void *stream) {
         pthread_mutex_unlock(&gp_graph_lock);
         return status == GP_SUCCESS ? gp_post(GP_GRAPH_LAUNCH, values, 2) : status;
     }
+    // The graph copies what the host's memory holds now, so host functions before it must be over.
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
+        gp_host_settle(gp_stream_handle(stream));
+    }
     GP_CHECK(gp_send_staged(&exec->staged));
     GP_CHECK(gp_post(GP_GRAPH_LAUNCH, values, 2));
     return gp_expect_staged(&exec->staged, values[1], handle);
+}
+
+GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
+    GP_ENTER();
+    GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
+    GP_CHECK(launch(exec, stream));
+    return gp_host_launched(stream);
 }
 
 // --- changes --------------------------------------------------------------------------------------

@@ -143,6 +143,15 @@ static int pack_conditional(const struct gp_conditional_node *given, struct gp_p
     return pack_context(&packed->params.conditional.context);
 }
 
+static int pack_host(const struct gp_host_node *given, struct gp_packed *packed) {
+    uint64_t number;
+    if (given->function == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_host_node(given->function, given->data, &number));
+    memcpy(&packed->params.host.function, &number, sizeof number);
+    packed->params.host.data = NULL;
+    return GP_SUCCESS;
+}
+
 static int pack(struct gp_handle *graph, const struct gp_node_params *given,
                 struct gp_packed *packed) {
     switch (given->type) {
@@ -157,7 +166,8 @@ static int pack(struct gp_handle *graph, const struct gp_node_params *given,
         case GP_NODE_FREE: return given->address == 0 ? GP_INVALID_VALUE : GP_SUCCESS;
         case GP_NODE_BATCH: return pack_batch(&given->batch, packed);
         case GP_NODE_CONDITIONAL: return pack_conditional(&given->conditional, packed);
-        default: return GP_NOT_SUPPORTED;  // host functions, external semaphores
+        case GP_NODE_HOST: return pack_host(&given->host, packed);
+        default: return GP_NOT_SUPPORTED;  // external semaphores
     }
 }
 

@@ -87,6 +87,7 @@ static int take_children(struct reply *reply, struct gp_handle *handle, uint64_t
 static void translate(struct gp_handle *graph, struct gp_handle *handle,
                       struct gp_node_params *params) {
     void *context = &gp.primaries[handle->device < 0 ? 0 : handle->device];
+    uint64_t number;
     switch (params->type) {
         case GP_NODE_KERNEL:
             params->kernel.function = gp_function_by_id((uint64_t)(uintptr_t)params->kernel.function);
@@ -96,6 +97,10 @@ static void translate(struct gp_handle *graph, struct gp_handle *handle,
             find_side(graph, handle, &params->memcpy.copy.source, false);
             find_side(graph, handle, &params->memcpy.copy.target, true);
             params->memcpy.context = context;
+            break;
+        case GP_NODE_HOST:
+            memcpy(&number, &params->host.function, sizeof number);
+            gp_host_node_at(number, &params->host.function, &params->host.data);
             break;
         case GP_NODE_MEMSET: params->memset.context = context; break;
         case GP_NODE_GRAPH: params->graph.graph = GP_NODE_OF(handle)->children[0]; break;

@@ -40,8 +40,17 @@ bool gp_find_range(uint64_t address, struct gp_range *found) {
     return hit;
 }
 
+uint64_t gp_pinned_low = UINT64_MAX, gp_pinned_high;
+
 int gp_add_range(struct gp_range range) {
     pthread_rwlock_wrlock(&range_lock);
+    if (range.kind == GP_HOST_MEMORY) {
+        uint64_t end = range.start + range.size;
+        if (range.start < gp_pinned_low) {
+            __atomic_store_n(&gp_pinned_low, range.start, __ATOMIC_RELAXED);
+        }
+        if (end > gp_pinned_high) __atomic_store_n(&gp_pinned_high, end, __ATOMIC_RELAXED);
+    }
     if (range_count == range_room) {
         size_t room = range_room ? range_room * 2 : 256;
         struct gp_range *grown = realloc(ranges, room * sizeof *grown);
@@ -336,8 +345,21 @@ GP_EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *device, void *address, unsi
     uint64_t wanted = (uint64_t)(uintptr_t)address, base = 0;
     if (device == NULL || flags != 0) return GP_INVALID_VALUE;
     if (!gp_find_range(wanted, &range) || range.kind != GP_HOST_MEMORY) return GP_INVALID_VALUE;
+    // Before the lock of the mapped memory, which the thread of host functions needs as well.
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_gate(GP_ALLOCATE, 0);
     GP_CHECK(map_range(&range, &base));
     *device = base + (wanted - range.start);
+    return GP_SUCCESS;
+}
+
+int gp_see(uint64_t *address) {
+    if (!gp_may_be_pinned(*address)) return GP_SUCCESS;
+    struct gp_range range;
+    uint64_t base;
+    if (!gp_find_range(*address, &range) || range.kind != GP_HOST_MEMORY) return GP_SUCCESS;
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_gate(GP_ALLOCATE, 0);
+    GP_CHECK(map_range(&range, &base));
+    *address = base + (*address - range.start);
     return GP_SUCCESS;
 }
 
@@ -411,6 +433,13 @@ static int copy_managed(uint64_t target, uint64_t source, size_t size, void *str
     return gp_synchronize(GP_SYNC_STREAM, id);
 }
 
+// What host functions before a copy write must be there when it reads the host's memory. Pageable
+// memory is read by an asynchronous copy when it is called, also by CUDA.
+static void settle(void *stream, const void *source, bool async) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0) return;
+    if (!async || is_pinned(source)) gp_host_settle(gp_stream_handle(stream));
+}
+
 static int copy_in(uint64_t target, const void *source, size_t size, uint64_t stream) {
     if (size == 0) return GP_SUCCESS;
     if (source == NULL) return GP_INVALID_VALUE;
@@ -433,6 +462,7 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
     }
     uint64_t id;
     GP_CHECK(gp_stream_id(NULL, &id));
+    settle(NULL, source, false);
     GP_CHECK(copy_in(target, source, size, id));
     // CUDA returns before small ones are over (API synchronization behavior, CUDA driver API).
     return size > SMALL_COPY_MAX ? gp_synchronize(GP_SYNC_STREAM, id) : GP_SUCCESS;
@@ -449,6 +479,7 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t s
     if (gp_capture_of(stream)) {
         return gp_capture_copy(target, (uint64_t)(uintptr_t)source, size, false, stream);
     }
+    settle(stream, source, true);
     return copy_in(target, source, size, id);
 }
 
@@ -468,6 +499,7 @@ GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
     }
     uint64_t id;
     GP_CHECK(gp_stream_id(NULL, &id));
+    GP_CHECK(gp_see(&source));
     return copy_out(target, source, size, id);
 }
 
@@ -482,6 +514,7 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, v
         return gp_capture_copy((uint64_t)(uintptr_t)target, source, size, true, stream);
     }
     if (size == 0) return GP_SUCCESS;
+    GP_CHECK(gp_see(&source));
     if (is_pinned(target)) {
         uint64_t id = gp_expect_download(target, size, handle->id);
         if (id == 0) return GP_OUT_OF_MEMORY;

@@ -688,6 +688,18 @@ static int find_extra(void **extra, const unsigned char **bytes, size_t *size) {
     return *bytes == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
+// Addresses of pinned memory among parameters become those under which the kernel sees it. What
+// cannot be mapped stays as it is, and is refused when the kernel uses it.
+static void see_pinned(unsigned char *bytes, size_t size) {
+    for (size_t at = 0; at + 8 <= size; at += 8) {
+        uint64_t word, before;
+        memcpy(&word, bytes + at, 8);
+        if (!gp_may_be_pinned(word)) continue;
+        before = word;
+        if (gp_see(&word) == GP_SUCCESS && word != before) memcpy(bytes + at, &word, 8);
+    }
+}
+
 int gp_function_bytes(void *of, void **parameters, void **extra, unsigned char **bytes,
                       uint32_t *size) {
     GP_CHECK(gp_check(of, GP_FUNCTION));
@@ -701,6 +713,7 @@ int gp_function_bytes(void *of, void **parameters, void **extra, unsigned char *
     *bytes = calloc(1, function->bytes + 1u);
     if (*bytes == NULL) return GP_OUT_OF_MEMORY;
     pack(*bytes, function, &given);
+    if (__atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED)) see_pinned(*bytes, function->bytes);
     return GP_SUCCESS;
 }
 
@@ -719,12 +732,13 @@ static int launch(struct launch *head, struct function *function, void *stream, 
         if (extra == NULL) return GP_INVALID_VALUE;
         GP_CHECK(find_extra(extra, &given.buffer, &given.size));
     }
-    unsigned char *early = NULL;
-    if (__builtin_expect(__atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0, 0)) {
-        // They may lie in managed memory, which nobody may touch once the line is locked.
-        early = malloc(function->bytes + 1);
-        if (early == NULL) return GP_OUT_OF_MEMORY;
-        pack(early, function, &given);
+    bool pinned = __atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED) != 0;
+    bool early = pinned || __atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0;
+    unsigned char copied[early ? function->bytes + 1u : 1u];
+    if (early) {
+        // Managed memory may not be touched once the line is locked, nor pinned memory be mapped.
+        pack(copied, function, &given);
+        if (pinned) see_pinned(copied, function->bytes);
     }
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     head->function = function->handle.id;
@@ -733,23 +747,19 @@ static int launch(struct launch *head, struct function *function, void *stream, 
     if (attribute_count) before += 8 + (size_t)attribute_count * LAUNCH_ATTRIBUTE_SIZE;
     int op = attribute_count ? GP_LAUNCH_EX : GP_LAUNCH;
     unsigned char *at = gp_open(op, flags, before + function->bytes);
-    if (at == NULL) {
-        free(early);
-        return GP_INVALID_VALUE;
-    }
+    if (at == NULL) return GP_INVALID_VALUE;
     memcpy(at, head, sizeof *head);
     if (attribute_count) {
         uint64_t count = attribute_count;
         memcpy(at + sizeof *head, &count, 8);
         memcpy(at + sizeof *head + 8, attributes, count * LAUNCH_ATTRIBUTE_SIZE);
     }
-    if (early == NULL) {
-        pack(at + before, function, &given);
+    if (early) {
+        memcpy(at + before, copied, function->bytes);
     } else {
-        memcpy(at + before, early, function->bytes);
+        pack(at + before, function, &given);
     }
     gp_close();
-    free(early);
     if (__builtin_expect(gp_launches_block(), 0) && !gp_capture_of(stream)) {
         return gp_synchronize(GP_SYNC_STREAM, head->stream);
     }

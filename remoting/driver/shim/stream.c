@@ -42,6 +42,8 @@ int gp_stream_id(void *stream, uint64_t *id) {
 }
 
 int gp_synchronize(int op, uint64_t id) {
+    // A kernel may wait for what the program has written to memory that both see.
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     uint64_t values[1] = {id};
     return gp_call(op, values, 1, NULL, 0);
 }
@@ -79,6 +81,7 @@ GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     // A stream that waits for an event of a capture joins the capture.
     uint64_t capture = gp_capture_of_handle(from);
     if (capture) __atomic_store_n(&to->capture, capture, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_waits(to, from);
     uint64_t values[3] = {to->id, from->id, flags};
     return gp_post(GP_WAIT_EVENT, values, 3);
 }
@@ -112,6 +115,7 @@ GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) 
                      __ATOMIC_RELAXED);
     if (flags != 0) gp_recorded_elsewhere(event);  // CU_EVENT_RECORD_EXTERNAL: by graphs
     forget_end(event);
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_recorded(event, of);
     uint64_t values[3] = {((struct gp_handle *)event)->id, of->id, flags};
     return gp_post(GP_RECORD_EVENT, values, 3);
 }

@@ -30,7 +30,7 @@
 #define BODY_MAX (64u << 20)
 #define DOWNLOADS_MAX 65536
 
-enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4, PRINTED = 5 };
+enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4, PRINTED = 5, HOST = 6 };
 
 struct frame {
     uint32_t magic, body;
@@ -81,6 +81,7 @@ static unsigned download_count;
 static unsigned char read_buffer[READ_SIZE];
 static size_t read_start, read_end;
 static int lost;
+static struct gp_request announced;  // done: a host function's turn has come
 unsigned long gp_waits[GP_WAITS];
 
 bool gp_is_lost(void) { return __atomic_load_n(&lost, __ATOMIC_RELAXED) != 0; }
@@ -227,6 +228,15 @@ static bool read_answer(void) {
         if (target == NULL || !read_exactly(target, head.bulk)) return false;
         return gp_mapped_target(head.request, offset, head.bulk, true) != NULL;
     }
+    if (head.kind == HOST) {
+        uint64_t ticket;
+        if (head.body != sizeof ticket || !read_exactly(&ticket, sizeof ticket)) return false;
+        gp_host_arrived(head.request, head.status, ticket);
+        pthread_mutex_lock(&read_lock);
+        announced.done = true;
+        pthread_mutex_unlock(&read_lock);
+        return true;
+    }
     pthread_mutex_lock(&read_lock);
     struct gp_request **at = &waiting;
     while (*at != NULL && (*at)->id != head.request) at = &(*at)->next;
@@ -284,6 +294,14 @@ static void await(struct gp_request *request) {
         pthread_cond_broadcast(&answered);
         if (request == NULL) break;
     }
+    pthread_mutex_unlock(&read_lock);
+}
+
+void gp_await_host(void) {
+    await(&announced);
+    // What is announced from now on is seen by the next call; the rest is queued already.
+    pthread_mutex_lock(&read_lock);
+    announced.done = false;
     pthread_mutex_unlock(&read_lock);
 }
 
@@ -418,6 +436,13 @@ static unsigned char *append(int op, int flags, size_t size, int device) {
     return at + sizeof head;
 }
 
+// Host functions that are pending must not get behind what waits for them; see host.c.
+static void gate(int op, uint64_t size) {
+    if (__builtin_expect(__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0, 0)) {
+        gp_host_gate(op, size);
+    }
+}
+
 static int wanted_device(void) {
     int ordinal = gp_current_device();
     return ordinal < 0 ? -1 : gp_server_device(ordinal);
@@ -425,6 +450,7 @@ static int wanted_device(void) {
 
 unsigned char *gp_open(int op, int flags, size_t size) {
     if (sizeof(struct record) + size > BUFFER_SIZE - 64) return NULL;
+    gate(op, 0);
     int device = wanted_device();
     pthread_mutex_lock(&line_lock);
     return append(op, flags, sizeof(struct record) + size, device);
@@ -456,6 +482,7 @@ int gp_post(int op, const uint64_t *values, int count) {
 }
 
 int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size) {
+    gate(op, size);
     int device = wanted_device();
     pthread_mutex_lock(&send_lock);
     pthread_mutex_lock(&line_lock);
@@ -474,6 +501,7 @@ int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, si
 int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
                 const void *text, size_t text_size, const void *bulk, size_t bulk_size) {
     static uint64_t next_request = 1;
+    gate(op, 0);
     if (op < GP_WAITS) __atomic_fetch_add(&gp_waits[op], 1, __ATOMIC_RELAXED);
     request->id = __atomic_fetch_add(&next_request, 1, __ATOMIC_RELAXED);
     request->done = false;

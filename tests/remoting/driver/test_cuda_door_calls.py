@@ -15,6 +15,8 @@ from test_cuda_door import compiled, run
 
 from gpupool.remoting.driver import build
 
+IMAGE = Path(__file__).resolve().parent / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
+
 
 @pytest.fixture(scope="session")
 def library() -> Path:
@@ -53,7 +55,7 @@ def test_tensor_maps(library: Path, tmp_path: Path) -> None:
     assert printed.endswith("refused 1 1\n")
 
 
-# As CUUIDs: what the runtime asks for, cuBLASLt, cuFFT, and CUPTI, without which JAX does not start.
+# What the runtime asks for, cuBLASLt, cuFFT, and CUPTI, without which JAX does not start.
 TABLES = [
     *("6bd5fb6c5bf4e74a8987d93912fd9df9", "a094798c2e742e7493f20800200c0a66"),
     *("42d85a8123f6cb478298f6e78a3aecdc", "c693336e1121df11a8c368f355d89593"),
@@ -69,3 +71,13 @@ def test_the_tables_that_libraries_ask_for(library: Path) -> None:
     for name in TABLES:
         status = shim.cuGetExportTable(ctypes.byref(table), bytes.fromhex(name))
         assert (status, bool(table)) == (0, True), name
+
+
+def test_host_functions(library: Path, tmp_path: Path) -> None:
+    """Between the operations before and behind them, in streams, graphs and mapped memory."""
+    printed = both("hosts", library, tmp_path, str(IMAGE))
+    assert printed.splitlines() == [
+        *("in order 15 15", "in order 15 15", "across streams 42", "many 500 2500"),
+        *("with other calls 20", "callback 1, calls of CUDA 800, refused 1 1"),
+        *("captured 4 8, callback 900", "pinned 7 8 8 7 0", "behind a host function 1001 1001"),
+    ]

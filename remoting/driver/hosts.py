@@ -1,0 +1,106 @@
+"""Host functions: the client's, which a stream calls between two of its operations."""
+
+import ctypes
+import queue
+import threading
+from typing import Any
+
+from gpupool.remoting.driver import table
+from gpupool.remoting.driver.api import UNKNOWN
+from gpupool.remoting.driver.client import Area, Client
+from gpupool.remoting.driver.direct import Direct
+
+FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+
+
+def _address_of(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+class HostFunctions(Area):
+    """Has the driver come to a function's place in its stream, and wait there for the client.
+
+    The driver calls us on a thread of its own, which may not call CUDA, so another one sends what
+    the function may read and tells the client. A callback tells of errors, unlike a host function,
+    which is then not called at all; only graphs cannot have callbacks. Their host nodes call
+    ``function`` with the client's number.
+    """
+
+    def __init__(self, client: Client, direct: Direct) -> None:
+        super().__init__(client)
+        self._direct = direct
+        # Kept: the driver calls them until the process ends.
+        self._functions = (FUNCTION(self._node), CALLBACK(self._callback))
+        self.function, self._callback_address = map(_address_of, self._functions)
+        self._turns: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._tickets = 0
+        self._waiting: dict[int, threading.Lock] = {}
+        self._teller: threading.Thread | None = None
+        self.posted = {
+            table.HOST_CALL: (3, self._call),
+            table.HOST_NODE: (2, self._capture),
+            table.HOST_DONE: (1, self._done),
+        }
+
+    def begin(self) -> None:
+        """Get ready to tell the client of turns: before anything is given ``function`` to call."""
+        if self._teller is None:
+            self._teller = threading.Thread(target=self._tell, daemon=True)
+            self._teller.start()
+
+    def _call(self, stream: int, number: int, waits: int) -> None:
+        """Call function ``number`` in a stream, which waits for its end if it ``waits``."""
+        self.begin()
+        try:
+            handle = self.streams[stream]
+            data = number << 1 | (waits & 1)
+            self._direct.call("cuStreamAddCallback", handle, self._callback_address, data, 0)
+        except (*self.api.errors, KeyError):
+            self.session.host(number, UNKNOWN, 0)
+            raise
+
+    def _capture(self, stream: int, number: int) -> None:
+        handle = self.streams[stream]
+        self.begin()
+        self._direct.call("cuLaunchHostFunc", handle, self.function, number)
+
+    def _done(self, ticket: int) -> None:
+        with self._lock:
+            turn = self._waiting.pop(ticket)
+        turn.release()
+
+    def _callback(self, _stream: int | None, status: int, data: int | None) -> None:
+        word = data or 0
+        self._turn(word >> 1, status, waits=bool(word & 1))
+
+    def _node(self, data: int | None) -> None:
+        self._turn(data or 0, 0, waits=True)
+
+    def _turn(self, number: int, status: int, *, waits: bool) -> None:
+        """Hand a function's turn to the teller, on the driver's thread, and wait for its end."""
+        if not waits or status:
+            self._turns.put((number, status, 0))
+            return
+        turn = threading.Lock()
+        turn.acquire()
+        with self._lock:
+            self._tickets += 1
+            ticket = self._tickets
+            self._waiting[ticket] = turn
+        self._turns.put((number, status, ticket))
+        turn.acquire()
+
+    def _tell(self) -> None:
+        self.api.runtime.setDevice(self.client.ordinals[0])
+        while True:
+            number, status, ticket = self._turns.get()
+            try:
+                self.waiter.push()  # the bytes of copies that came before the function
+            except self.api.errors as error:
+                self.client.log(f"CUDA session: downloads before a host function: {error}")
+            try:
+                self.session.host(number, status, ticket)
+            except ConnectionError:
+                return  # the client has gone, and the main thread notices as well

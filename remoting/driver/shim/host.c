@@ -1,0 +1,349 @@
+// Host functions: what a stream calls on this machine, between two of its operations.
+//
+// The server's driver comes to a function's place in its stream, waits there, and the worker says
+// so. One thread here runs the functions, in the order in which they are announced, and answers
+// with HOST_DONE; then the stream goes on. HOST_DONE travels behind whatever was sent before, so the
+// worker must get through that without waiting for the GPU: while functions are pending, callers
+// wait here before they send more than a stream's queue holds, or a call that may wait for the GPU.
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define AHEAD_MAX 400  // operations behind the oldest pending function: CUDA queues 1,024
+#define STAGING_SIZE (4u << 20)  // of the worker's 64 buffers, one or more for each upload
+#define ALONE UINT64_MAX
+#define NODE (1ULL << 62)
+#define NODES_MAX 65536
+
+struct call {
+    uint64_t id;
+    void (*function)(void *);                       // cuLaunchHostFunc
+    void (*callback)(void *stream, int status, void *);  // cuStreamAddCallback
+    void *data, *stream;
+    uint64_t mark;  // of sent, when it was posted
+    struct call *next;
+};
+
+struct arrival {
+    uint64_t id, ticket;
+    int status;
+    struct arrival *next;
+};
+
+int gp_hosts_pending;
+static __thread bool serving;  // this is the thread that runs the functions
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct call *pending, **pending_end = &pending;  // in the order of their ids
+static struct arrival *arrivals, **arrivals_end = &arrivals;
+static uint64_t sent;            // weight of what was sent while functions were pending
+static uint64_t blocking_after;  // the last function in any stream that waits for the legacy one
+static bool started;
+static struct call *nodes[NODES_MAX];  // of graphs, which may call them as long as they exist
+static unsigned node_count;
+
+bool gp_in_host_function(void) { return serving; }
+
+// --- running --------------------------------------------------------------------------------------
+
+void gp_host_arrived(uint64_t id, int status, uint64_t ticket) {
+    struct arrival *made = malloc(sizeof *made);
+    if (made == NULL) return;  // its stream stands still, as it would without memory anywhere
+    *made = (struct arrival){id, ticket, status, NULL};
+    pthread_mutex_lock(&lock);
+    *arrivals_end = made;
+    arrivals_end = &made->next;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
+static struct call *find(uint64_t id) {
+    if (id & NODE) {
+        uint64_t at = id & ~NODE;
+        return at < __atomic_load_n(&node_count, __ATOMIC_ACQUIRE) ? nodes[at] : NULL;
+    }
+    pthread_mutex_lock(&lock);
+    struct call *at = pending;
+    while (at != NULL && at->id != id) at = at->next;
+    pthread_mutex_unlock(&lock);
+    return at;
+}
+
+static void take_out(uint64_t id) {
+    pthread_mutex_lock(&lock);
+    struct call **at = &pending;
+    while (*at != NULL && (*at)->id != id) at = &(*at)->next;
+    struct call *found = *at;
+    if (found != NULL) {
+        *at = found->next;
+        if (pending_end == &found->next) pending_end = at;
+        __atomic_fetch_sub(&gp_hosts_pending, 1, __ATOMIC_RELAXED);
+    }
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    free(found);
+}
+
+// After an error CUDA does not run host functions any more; callbacks get to know of it.
+static void run(const struct call *call, int status) {
+    if (call->callback != NULL) {
+        call->callback(call->stream, status, call->data);
+    } else if (call->function != NULL && status == GP_SUCCESS) {
+        call->function(call->data);
+    }
+}
+
+static void answer(const struct arrival *arrival) {
+    struct call *call = find(arrival->id);
+    if (call != NULL) run(call, arrival->status);
+    if (arrival->ticket != 0) {
+        // What the function wrote where kernels read it goes first.
+        if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
+        uint64_t values[1] = {arrival->ticket};
+        memcpy(gp_open(GP_HOST_DONE, 0, sizeof values), values, sizeof values);
+        gp_close();
+        gp_flush();
+    }
+    if (!(arrival->id & NODE)) take_out(arrival->id);
+}
+
+static struct arrival *next_arrival(void) {
+    pthread_mutex_lock(&lock);
+    // Without pending functions nothing is announced, and nobody needs to read.
+    while (arrivals == NULL && pending == NULL) pthread_cond_wait(&changed, &lock);
+    struct arrival *found = arrivals;
+    if (found != NULL) {
+        arrivals = found->next;
+        if (arrivals == NULL) arrivals_end = &arrivals;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+static void *serve(void *unused) {
+    (void)unused;
+    serving = true;
+    for (;;) {
+        struct arrival *arrival = next_arrival();
+        if (arrival != NULL) {
+            answer(arrival);
+            free(arrival);
+        } else if (!gp_is_lost()) {
+            gp_await_host();
+        } else {
+            pthread_mutex_lock(&lock);
+            struct call *call = pending;
+            pthread_mutex_unlock(&lock);
+            if (call == NULL) continue;
+            run(call, GP_DEVICE_UNAVAILABLE);
+            take_out(call->id);
+        }
+    }
+    return NULL;
+}
+
+// --- waiting --------------------------------------------------------------------------------------
+
+// How much of a stream's queue a record takes, or ALONE when it may wait for the GPU itself.
+static uint64_t weight_of(int op, uint64_t size) {
+    switch (op) {
+        case GP_QUERY_STREAM: case GP_QUERY_EVENT: case GP_DRAIN: case GP_TENSOR_MAP:
+        case GP_MEMORY_INFO: case GP_FUNCTION_ATTRIBUTES: case GP_OCCUPANCY: case GP_MAP_FREE:
+            return 0;
+        case GP_SET_DEVICE: case GP_LAUNCH: case GP_LAUNCH_EX: case GP_FREE: case GP_FREE_ASYNC:
+        case GP_RECORD_EVENT: case GP_WAIT_EVENT: case GP_BEGIN_CAPTURE: case GP_END_CAPTURE:
+        case GP_COPY_3D: case GP_HOST_NODE: case GP_HOST_DONE:
+        case GP_SYNC_STREAM: case GP_SYNC_EVENT: case GP_SYNC_DEVICE:
+        case GP_BEGIN_CAPTURE_TO: case GP_CAPTURE_DEPENDENCIES: case GP_CAPTURE_COPY:
+        case GP_GRAPH_CREATE: case GP_GRAPH_NODE: case GP_GRAPH_EDGES: case GP_GRAPH_READ:
+            return 1;
+        case GP_DOWNLOAD: case GP_COPY_OUT: case GP_ALLOCATE_ASYNC: case GP_HOST_CALL:
+            return 2;
+        case GP_GRAPH_LAUNCH: return 4;
+        case GP_COPY_IN: return size == 0 ? 1 : 8 * (1 + size / STAGING_SIZE);
+        default: return op >= GP_FIRST_CALL ? 4 : ALONE;
+    }
+}
+
+static void wait_changed(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 1;
+    pthread_cond_timedwait(&changed, &lock, &until);
+}
+
+void gp_host_gate(int op, uint64_t size) {
+    // Those are sent with a lock held that the serving thread may need as well.
+    bool locked = op == GP_MAP_WRITE || op == GP_MAP_HOST || op == GP_MANAGED_WRITE ||
+                  op == GP_MANAGED_READ;
+    if (serving || locked) return;
+    uint64_t weight = weight_of(op, size);
+    bool flushed = false;
+    pthread_mutex_lock(&lock);
+    while (pending != NULL && !gp_is_lost()) {
+        // A record that is heavier than the whole queue goes alone.
+        if (weight != ALONE && sent - pending->mark + weight <= AHEAD_MAX) break;
+        if (!flushed) {
+            pthread_mutex_unlock(&lock);
+            gp_flush();
+            pthread_mutex_lock(&lock);
+            flushed = true;
+            continue;
+        }
+        wait_changed();
+    }
+    if (weight != ALONE) sent += weight;
+    pthread_mutex_unlock(&lock);
+}
+
+static uint64_t later(uint64_t one, uint64_t other) { return one > other ? one : other; }
+
+static bool waits_for_legacy(const struct gp_handle *stream) { return !(stream->flags & 1); }
+
+// The last host function that what is added to a stream now comes behind.
+static uint64_t after(const struct gp_handle *stream) {
+    uint64_t own = __atomic_load_n(&stream->after, __ATOMIC_RELAXED);
+    if (!waits_for_legacy(stream)) return own;
+    return later(own, __atomic_load_n(&blocking_after, __ATOMIC_RELAXED));
+}
+
+static void set_after(struct gp_handle *stream, uint64_t id) {
+    __atomic_store_n(&stream->after, id, __ATOMIC_RELAXED);
+    if (waits_for_legacy(stream)) __atomic_store_n(&blocking_after, id, __ATOMIC_RELAXED);
+}
+
+void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream) {
+    __atomic_store_n(&event->after, after(stream), __ATOMIC_RELAXED);
+}
+
+void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event) {
+    uint64_t id = later(after(stream), __atomic_load_n(&event->after, __ATOMIC_RELAXED));
+    set_after(stream, id);
+}
+
+void gp_host_settle(const struct gp_handle *stream) {
+    uint64_t last = after(stream);
+    bool flushed = false;
+    pthread_mutex_lock(&lock);
+    while (!serving && pending != NULL && pending->id <= last && !gp_is_lost()) {
+        if (flushed) {
+            wait_changed();
+            continue;
+        }
+        pthread_mutex_unlock(&lock);
+        gp_flush();
+        pthread_mutex_lock(&lock);
+        flushed = true;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+// --- adding ---------------------------------------------------------------------------------------
+
+static int start(void) {
+    int failed = 0;
+    pthread_mutex_lock(&lock);
+    if (!started) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        pthread_attr_init(&attributes);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        failed = pthread_create(&thread, &attributes, serve, NULL);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        pthread_attr_destroy(&attributes);
+        started = failed == 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return failed ? GP_OUT_OF_MEMORY : GP_SUCCESS;
+}
+
+static int add(struct call call, struct gp_handle *stream) {
+    struct call *made = malloc(sizeof *made);
+    if (made == NULL) return GP_OUT_OF_MEMORY;
+    int status = start();
+    if (status != GP_SUCCESS) {
+        free(made);
+        return status;
+    }
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
+    bool waits = call.function != NULL || call.callback != NULL;
+    // Known here before the worker hears of it, and in the line's order.
+    unsigned char *at = gp_open(GP_HOST_CALL, 0, 3 * 8);
+    call.id = gp_new_id();
+    pthread_mutex_lock(&lock);
+    call.mark = sent;
+    *made = call;
+    *pending_end = made;
+    pending_end = &made->next;
+    __atomic_fetch_add(&gp_hosts_pending, 1, __ATOMIC_RELAXED);
+    set_after(stream, call.id);
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+    uint64_t values[3] = {stream->id, call.id, waits};
+    memcpy(at, values, sizeof values);
+    gp_close();
+    return GP_SUCCESS;
+}
+
+int gp_host_node(void (*function)(void *), void *data, uint64_t *id) {
+    struct call *made = malloc(sizeof *made);
+    if (made == NULL) return GP_OUT_OF_MEMORY;
+    *made = (struct call){.function = function, .data = data};
+    pthread_mutex_lock(&lock);
+    unsigned at = node_count;
+    if (at < NODES_MAX) {
+        nodes[at] = made;
+        __atomic_store_n(&node_count, at + 1, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&lock);
+    if (at == NODES_MAX) {
+        free(made);
+        return GP_OUT_OF_MEMORY;
+    }
+    *id = NODE | at;
+    return start();
+}
+
+bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data) {
+    struct call *found = id & NODE ? find(id) : NULL;
+    if (found == NULL) return false;
+    *function = found->function;
+    *data = found->data;
+    return true;
+}
+
+int gp_host_launched(void *stream) {
+    if (__atomic_load_n(&node_count, __ATOMIC_RELAXED) == 0) return GP_SUCCESS;
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    return gp_capture_of_handle(handle) ? GP_SUCCESS : add((struct call){0}, handle);
+}
+
+GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+    GP_ENTER();
+    if (function == NULL) return GP_INVALID_VALUE;
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (!gp_capture_of_handle(handle)) {
+        return add((struct call){.function = function, .data = data}, handle);
+    }
+    uint64_t values[2] = {handle->id, 0};
+    GP_CHECK(gp_host_node(function, data, &values[1]));
+    return gp_post(GP_HOST_NODE, values, 2);
+}
+
+GP_EXPORT int cuStreamAddCallback(void *stream, void (*callback)(void *, int, void *), void *data,
+                                  unsigned flags) {
+    GP_ENTER();
+    if (callback == NULL || flags != 0) return GP_INVALID_VALUE;
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (gp_capture_of_handle(handle)) return GP_CAPTURE_UNSUPPORTED;
+    return add((struct call){.callback = callback, .data = data, .stream = stream}, handle);
+}
