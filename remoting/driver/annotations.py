@@ -23,6 +23,11 @@ CALLS: dict[str, str] = {
     "cuEventCreate": "async +e v",
     "cuEventDestroy_v2": "async !e",
     "cuEventElapsedTime_v2": "sync > e e",
+    # Values in memory.
+    "cuStreamWaitValue32_v2": "async s a v v",
+    "cuStreamWaitValue64_v2": "async s a v v",
+    "cuStreamWriteValue32_v2": "async s a v v",
+    "cuStreamWriteValue64_v2": "async s a v v",
     # Memory.
     "cuMemcpyDtoD_v2": "async a a v",
     "cuMemcpyDtoDAsync_v2": "async a a v s",
@@ -41,7 +46,7 @@ CALLS: dict[str, str] = {
     # Contexts.
     "cuCtxGetCacheConfig": "sync >",
     "cuCtxSetCacheConfig": "sync =CUfunc_cache",
-    "cuCtxEnablePeerAccess": "sync d z",
+    "cuCtxResetPersistingL2Cache": "async",
     "cuFuncSetCacheConfig": "async f =CUfunc_cache",
     # Graphs.
     "cuGraphUpload": "async x s",
@@ -149,6 +154,9 @@ RECORDS: tuple[str, ...] = (
     "HOST_CALL",
     "HOST_NODE",
     "HOST_DONE",
+    "STREAM_VALUES",
+    "CONTEXT_EVENT",
+    "PEER_ACCESS",
     "ARRAY_CREATE",
     "ARRAY_DESTROY",
     "ARRAY_LEVEL",
@@ -225,7 +233,11 @@ HAND: tuple[str, ...] = (
     *("cuThreadExchangeStreamCaptureMode", "cuStreamGetAttribute", "cuStreamSetAttribute"),
     *("cuEventRecord", "cuEventRecordWithFlags", "cuEventSynchronize", "cuEventQuery"),
     *("cuEventElapsedTime",),
-    *("cuLaunchHostFunc", "cuStreamAddCallback"),
+    *("cuLaunchHostFunc", "cuStreamAddCallback", "cuStreamWaitValue32", "cuStreamWaitValue64"),
+    *("cuStreamWriteValue32", "cuStreamWriteValue64", "cuStreamBatchMemOp"),
+    *("cuStreamBatchMemOp_v2", "cuStreamCopyAttributes", "cuCtxRecordEvent", "cuCtxWaitEvent"),
+    *("cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess", "cuCtxSetFlags"),
+    *("cuDeviceGetProperties", "cuLogsCurrent", "cuLogsDumpToFile", "cuLogsDumpToMemory"),
     *("cuGraphGetNodes", "cuGraphInstantiate", "cuGraphInstantiate_v2"),
     "cuGraphInstantiateWithParams",
     *("cuDeviceGetGraphMemAttribute", "cuDeviceGraphMemTrim", "cuDeviceSetGraphMemAttribute"),

@@ -52,7 +52,7 @@ def areas_of(client: Client) -> list[Area]:
         Modules(client, direct, kernels, memory),
         Tensors(client, direct),
         Arrays(client, direct, memory),
-        Streams(client),
+        Streams(client, direct),
         hosts,
         slots,
         graphs,

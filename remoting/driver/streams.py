@@ -3,18 +3,27 @@
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import CudaError
 from gpupool.remoting.driver.client import Area, Client
+from gpupool.remoting.driver.direct import Direct
+
+OPERATION_SIZE = 48
+"""Of CUstreamBatchMemOpParams."""
 
 
 class Streams(Area):
     """What a client process does with its streams and events."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
+        self._direct = direct
+        self._contexts: dict[int, int] = {}
         self.posted = {
             table.RECORD_EVENT: (3, self._record_event),
             table.WAIT_EVENT: (3, self._wait_event),
+            table.STREAM_VALUES: (3, self._values),
+            table.CONTEXT_EVENT: (3, self._context_event),
         }
         self.asked = {
+            table.PEER_ACCESS: (2, self._peer_access),
             table.SYNC_STREAM: (1, self._sync_stream),
             table.SYNC_EVENT: (1, self._sync_event),
             table.SYNC_DEVICE: (1, self._sync_device),
@@ -89,3 +98,28 @@ class Streams(Area):
             return None
         status = self.api.cu.cuEventQuery(self.objects["e"][event])[0]
         return self._query(int(status), "cuEventQuery")
+
+    # --- values in memory, and contexts -----------------------------------------------------------
+
+    def _values(self, stream: int, count: int, flags: int) -> None:
+        operations = bytes(self.client.rest(3, count * OPERATION_SIZE))
+        handle = self.streams[stream]
+        self._direct.call("cuStreamBatchMemOp_v2", handle, count, operations, flags)
+
+    def _context(self, device: int) -> int:
+        if device not in self._contexts:
+            ordinal = self.client.ordinals[self.client.index(device)]
+            self._contexts[device] = self._direct.get("cuDevicePrimaryCtxRetain", ordinal)
+        return self._contexts[device]
+
+    def _context_event(self, device: int, event: int, waits: int) -> None:
+        name = "cuCtxWaitEvent" if waits else "cuCtxRecordEvent"
+        self._direct.call(name, self._context(device), self.objects["e"][event])
+
+    def _peer_access(self, device: int, on: int) -> bytes:
+        peer = self._context(device)
+        if on:
+            self._direct.call("cuCtxEnablePeerAccess", peer, 0)
+        else:
+            self._direct.call("cuCtxDisablePeerAccess", peer)
+        return b""

@@ -100,19 +100,22 @@ LINK_DESTROY = 97
 HOST_CALL = 98
 HOST_NODE = 99
 HOST_DONE = 100
-ARRAY_CREATE = 101
-ARRAY_DESTROY = 102
-ARRAY_LEVEL = 103
-ARRAY_COPY = 104
-ARRAY_WRITE = 105
-ARRAY_READ = 106
-TEXTURE_CREATE = 107
-TEXTURE_DESTROY = 108
-MANAGED_ALLOCATE = 109
-MANAGED_FREE = 110
-MANAGED_READ = 111
-MANAGED_WRITE = 112
-FIND_MANAGED = 113
+STREAM_VALUES = 101
+CONTEXT_EVENT = 102
+PEER_ACCESS = 103
+ARRAY_CREATE = 104
+ARRAY_DESTROY = 105
+ARRAY_LEVEL = 106
+ARRAY_COPY = 107
+ARRAY_WRITE = 108
+ARRAY_READ = 109
+TEXTURE_CREATE = 110
+TEXTURE_DESTROY = 111
+MANAGED_ALLOCATE = 112
+MANAGED_FREE = 113
+MANAGED_READ = 114
+MANAGED_WRITE = 115
+FIND_MANAGED = 116
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),
@@ -121,24 +124,28 @@ CALLS: dict[int, tuple[str, str, bool]] = {
     259: ("cuEventCreate", "+e v", False),
     260: ("cuEventDestroy", "!e", False),
     261: ("cuEventElapsedTime", "e e", True),
-    262: ("cuMemcpyDtoD", "v v v", False),
-    263: ("cuMemcpyDtoDAsync", "v v v s", False),
-    264: ("cuMemsetD8", "v v v", False),
-    265: ("cuMemsetD16", "v v v", False),
-    266: ("cuMemsetD32", "v v v", False),
-    267: ("cuMemsetD2D8", "v v v v v", False),
-    268: ("cuMemsetD2D16", "v v v v v", False),
-    269: ("cuMemsetD2D32", "v v v v v", False),
-    270: ("cuMemsetD8Async", "v v v s", False),
-    271: ("cuMemsetD16Async", "v v v s", False),
-    272: ("cuMemsetD32Async", "v v v s", False),
-    273: ("cuMemsetD2D8Async", "v v v v v s", False),
-    274: ("cuMemsetD2D16Async", "v v v v v s", False),
-    275: ("cuMemsetD2D32Async", "v v v v v s", False),
-    276: ("cuCtxGetCacheConfig", "", True),
-    277: ("cuCtxSetCacheConfig", "=CUfunc_cache", True),
-    278: ("cuCtxEnablePeerAccess", "d", True),
-    279: ("cuFuncSetCacheConfig", "f =CUfunc_cache", False),
-    280: ("cuGraphUpload", "x s", False),
+    262: ("cuStreamWaitValue32", "s v v v", False),
+    263: ("cuStreamWaitValue64", "s v v v", False),
+    264: ("cuStreamWriteValue32", "s v v v", False),
+    265: ("cuStreamWriteValue64", "s v v v", False),
+    266: ("cuMemcpyDtoD", "v v v", False),
+    267: ("cuMemcpyDtoDAsync", "v v v s", False),
+    268: ("cuMemsetD8", "v v v", False),
+    269: ("cuMemsetD16", "v v v", False),
+    270: ("cuMemsetD32", "v v v", False),
+    271: ("cuMemsetD2D8", "v v v v v", False),
+    272: ("cuMemsetD2D16", "v v v v v", False),
+    273: ("cuMemsetD2D32", "v v v v v", False),
+    274: ("cuMemsetD8Async", "v v v s", False),
+    275: ("cuMemsetD16Async", "v v v s", False),
+    276: ("cuMemsetD32Async", "v v v s", False),
+    277: ("cuMemsetD2D8Async", "v v v v v s", False),
+    278: ("cuMemsetD2D16Async", "v v v v v s", False),
+    279: ("cuMemsetD2D32Async", "v v v v v s", False),
+    280: ("cuCtxGetCacheConfig", "", True),
+    281: ("cuCtxSetCacheConfig", "=CUfunc_cache", True),
+    282: ("cuCtxResetPersistingL2Cache", "", False),
+    283: ("cuFuncSetCacheConfig", "f =CUfunc_cache", False),
+    284: ("cuGraphUpload", "x s", False),
 }
 """Function, parameters as annotated, whether the client waits for a reply."""

@@ -70,12 +70,52 @@ GP_EXPORT int cuEventElapsedTime_v2(float *a0, void *a1, void *a2) {
     return status;
 }
 
+GP_EXPORT int cuStreamWaitValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
+    GP_ENTER();
+    uint64_t v0;
+    GP_CHECK(gp_stream_id(a0, &v0));
+    GP_CHECK(gp_see(&a1));
+    uint64_t values[4] = {v0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3};
+    int status = gp_post(262, values, 4);
+    return status;
+}
+
+GP_EXPORT int cuStreamWaitValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
+    GP_ENTER();
+    uint64_t v0;
+    GP_CHECK(gp_stream_id(a0, &v0));
+    GP_CHECK(gp_see(&a1));
+    uint64_t values[4] = {v0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3};
+    int status = gp_post(263, values, 4);
+    return status;
+}
+
+GP_EXPORT int cuStreamWriteValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
+    GP_ENTER();
+    uint64_t v0;
+    GP_CHECK(gp_stream_id(a0, &v0));
+    GP_CHECK(gp_see(&a1));
+    uint64_t values[4] = {v0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3};
+    int status = gp_post(264, values, 4);
+    return status;
+}
+
+GP_EXPORT int cuStreamWriteValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
+    GP_ENTER();
+    uint64_t v0;
+    GP_CHECK(gp_stream_id(a0, &v0));
+    GP_CHECK(gp_see(&a1));
+    uint64_t values[4] = {v0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3};
+    int status = gp_post(265, values, 4);
+    return status;
+}
+
 GP_EXPORT int cuMemcpyDtoD_v2(uint64_t a0, uint64_t a1, size_t a2) {
     GP_ENTER();
     GP_CHECK(gp_see(&a0));
     GP_CHECK(gp_see(&a1));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(262, values, 3);
+    int status = gp_post(266, values, 3);
     return status;
 }
 
@@ -86,7 +126,7 @@ GP_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t a0, uint64_t a1, size_t a2, void *a3
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
-    int status = gp_post(263, values, 4);
+    int status = gp_post(267, values, 4);
     return status;
 }
 
@@ -94,7 +134,7 @@ GP_EXPORT int cuMemsetD8_v2(uint64_t a0, unsigned char a1, size_t a2) {
     GP_ENTER();
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(264, values, 3);
+    int status = gp_post(268, values, 3);
     return status;
 }
 
@@ -102,7 +142,7 @@ GP_EXPORT int cuMemsetD16_v2(uint64_t a0, unsigned short a1, size_t a2) {
     GP_ENTER();
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(265, values, 3);
+    int status = gp_post(269, values, 3);
     return status;
 }
 
@@ -110,7 +150,7 @@ GP_EXPORT int cuMemsetD32_v2(uint64_t a0, unsigned int a1, size_t a2) {
     GP_ENTER();
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
-    int status = gp_post(266, values, 3);
+    int status = gp_post(270, values, 3);
     return status;
 }
 
@@ -118,7 +158,7 @@ GP_EXPORT int cuMemsetD2D8_v2(uint64_t a0, size_t a1, unsigned char a2, size_t a
     GP_ENTER();
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
-    int status = gp_post(267, values, 5);
+    int status = gp_post(271, values, 5);
     return status;
 }
 
@@ -126,7 +166,7 @@ GP_EXPORT int cuMemsetD2D16_v2(uint64_t a0, size_t a1, unsigned short a2, size_t
     GP_ENTER();
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
-    int status = gp_post(268, values, 5);
+    int status = gp_post(272, values, 5);
     return status;
 }
 
@@ -134,7 +174,7 @@ GP_EXPORT int cuMemsetD2D32_v2(uint64_t a0, size_t a1, unsigned int a2, size_t a
     GP_ENTER();
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
-    int status = gp_post(269, values, 5);
+    int status = gp_post(273, values, 5);
     return status;
 }
 
@@ -144,7 +184,7 @@ GP_EXPORT int cuMemsetD8Async(uint64_t a0, unsigned char a1, size_t a2, void *a3
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
-    int status = gp_post(270, values, 4);
+    int status = gp_post(274, values, 4);
     return status;
 }
 
@@ -154,7 +194,7 @@ GP_EXPORT int cuMemsetD16Async(uint64_t a0, unsigned short a1, size_t a2, void *
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
-    int status = gp_post(271, values, 4);
+    int status = gp_post(275, values, 4);
     return status;
 }
 
@@ -164,7 +204,7 @@ GP_EXPORT int cuMemsetD32Async(uint64_t a0, unsigned int a1, size_t a2, void *a3
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
     uint64_t values[4] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, v3};
-    int status = gp_post(272, values, 4);
+    int status = gp_post(276, values, 4);
     return status;
 }
 
@@ -174,7 +214,7 @@ GP_EXPORT int cuMemsetD2D8Async(uint64_t a0, size_t a1, unsigned char a2, size_t
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
-    int status = gp_post(273, values, 6);
+    int status = gp_post(277, values, 6);
     return status;
 }
 
@@ -184,7 +224,7 @@ GP_EXPORT int cuMemsetD2D16Async(uint64_t a0, size_t a1, unsigned short a2, size
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
-    int status = gp_post(274, values, 6);
+    int status = gp_post(278, values, 6);
     return status;
 }
 
@@ -194,7 +234,7 @@ GP_EXPORT int cuMemsetD2D32Async(uint64_t a0, size_t a1, unsigned int a2, size_t
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
     uint64_t values[6] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4, v5};
-    int status = gp_post(275, values, 6);
+    int status = gp_post(279, values, 6);
     return status;
 }
 
@@ -203,7 +243,7 @@ GP_EXPORT int cuCtxGetCacheConfig(int *a0) {
     if (a0 == NULL) return GP_INVALID_VALUE;
     uint64_t values[1] = {0};
     uint64_t reply[1] = {0};
-    int status = gp_call(276, values, 0, reply, sizeof reply);
+    int status = gp_call(280, values, 0, reply, sizeof reply);
     if (status != 0) return status;
     memcpy(a0, reply, sizeof *a0);
     return status;
@@ -213,20 +253,15 @@ GP_EXPORT int cuCtxSetCacheConfig(int a0) {
     GP_ENTER();
     uint64_t values[1] = {(uint64_t)a0};
     uint64_t reply[1] = {0};
-    int status = gp_call(277, values, 1, reply, sizeof reply);
+    int status = gp_call(281, values, 1, reply, sizeof reply);
     if (status != 0) return status;
     return status;
 }
 
-GP_EXPORT int cuCtxEnablePeerAccess(void *a0, unsigned int a1) {
-    GP_ENTER_DEVICE();
-    int v0 = gp_device_of(a0);
-    GP_CHECK(gp_check_device(v0));
-    if (a1 != 0) return GP_INVALID_VALUE;
-    uint64_t values[1] = {gp_server_device(v0)};
-    uint64_t reply[1] = {0};
-    int status = gp_call(278, values, 1, reply, sizeof reply);
-    if (status != 0) return status;
+GP_EXPORT int cuCtxResetPersistingL2Cache(void) {
+    GP_ENTER();
+    uint64_t values[1] = {0};
+    int status = gp_post(282, values, 0);
     return status;
 }
 
@@ -234,7 +269,7 @@ GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
     GP_ENTER();
     GP_CHECK(gp_check(a0, GP_FUNCTION));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
-    int status = gp_post(279, values, 2);
+    int status = gp_post(283, values, 2);
     return status;
 }
 
@@ -244,7 +279,7 @@ GP_EXPORT int cuGraphUpload(void *a0, void *a1) {
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, v1};
-    int status = gp_post(280, values, 2);
+    int status = gp_post(284, values, 2);
     return status;
 }
 
@@ -514,6 +549,16 @@ GP_EXPORT int cuStreamAttachMemAsync_ptsz(void *a0, uint64_t a1, size_t a2, unsi
     return cuStreamAttachMemAsync(gp_thread_stream(a0), a1, a2, a3);
 }
 
+int cuStreamBatchMemOp(void *, unsigned int, void *, unsigned int);
+GP_EXPORT int cuStreamBatchMemOp_ptsz(void *a0, unsigned int a1, void *a2, unsigned int a3) {
+    return cuStreamBatchMemOp(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamBatchMemOp_v2(void *, unsigned int, void *, unsigned int);
+GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void *a0, unsigned int a1, void *a2, unsigned int a3) {
+    return cuStreamBatchMemOp_v2(gp_thread_stream(a0), a1, a2, a3);
+}
+
 int cuStreamBeginCaptureToGraph(void *, void *, void *, void *, size_t, int);
 GP_EXPORT int cuStreamBeginCaptureToGraph_ptsz(void *a0, void *a1, void *a2, void *a3, size_t a4, int a5) {
     return cuStreamBeginCaptureToGraph(gp_thread_stream(a0), a1, a2, a3, a4, a5);
@@ -527,6 +572,11 @@ GP_EXPORT int cuStreamBeginCapture_ptsz(void *a0) {
 int cuStreamBeginCapture_v2(void *, int);
 GP_EXPORT int cuStreamBeginCapture_v2_ptsz(void *a0, int a1) {
     return cuStreamBeginCapture_v2(gp_thread_stream(a0), a1);
+}
+
+int cuStreamCopyAttributes(void *, void *);
+GP_EXPORT int cuStreamCopyAttributes_ptsz(void *a0, void *a1) {
+    return cuStreamCopyAttributes(gp_thread_stream(a0), gp_thread_stream(a1));
 }
 
 int cuStreamEndCapture(void *, void *);
@@ -617,4 +667,44 @@ GP_EXPORT int cuStreamUpdateCaptureDependencies_v2_ptsz(void *a0, void *a1, void
 int cuStreamWaitEvent(void *, void *, unsigned int);
 GP_EXPORT int cuStreamWaitEvent_ptsz(void *a0, void *a1, unsigned int a2) {
     return cuStreamWaitEvent(gp_thread_stream(a0), a1, a2);
+}
+
+int cuStreamWaitValue32(void *, uint64_t, uint32_t, unsigned int);
+GP_EXPORT int cuStreamWaitValue32_ptsz(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
+    return cuStreamWaitValue32(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamWaitValue32_v2(void *, uint64_t, uint32_t, unsigned int);
+GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
+    return cuStreamWaitValue32_v2(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamWaitValue64(void *, uint64_t, uint64_t, unsigned int);
+GP_EXPORT int cuStreamWaitValue64_ptsz(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
+    return cuStreamWaitValue64(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamWaitValue64_v2(void *, uint64_t, uint64_t, unsigned int);
+GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
+    return cuStreamWaitValue64_v2(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamWriteValue32(void *, uint64_t, uint32_t, unsigned int);
+GP_EXPORT int cuStreamWriteValue32_ptsz(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
+    return cuStreamWriteValue32(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamWriteValue32_v2(void *, uint64_t, uint32_t, unsigned int);
+GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
+    return cuStreamWriteValue32_v2(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamWriteValue64(void *, uint64_t, uint64_t, unsigned int);
+GP_EXPORT int cuStreamWriteValue64_ptsz(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
+    return cuStreamWriteValue64(gp_thread_stream(a0), a1, a2, a3);
+}
+
+int cuStreamWriteValue64_v2(void *, uint64_t, uint64_t, unsigned int);
+GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
+    return cuStreamWriteValue64_v2(gp_thread_stream(a0), a1, a2, a3);
 }

@@ -21,207 +21,176 @@ GP_EXPORT int cuCoredumpSetAttributeGlobal(void) { return gp_missing(16); }
 GP_EXPORT int cuCtxAttach(void) { return gp_missing(17); }
 GP_EXPORT int cuCtxCreate(void) { return gp_missing(18); }
 GP_EXPORT int cuCtxDetach(void) { return gp_missing(19); }
-GP_EXPORT int cuCtxDisablePeerAccess(void) { return gp_missing(20); }
-GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(21); }
-GP_EXPORT int cuCtxGetExecAffinity(void) { return gp_missing(22); }
-GP_EXPORT int cuCtxRecordEvent(void) { return gp_missing(23); }
-GP_EXPORT int cuCtxResetPersistingL2Cache(void) { return gp_missing(24); }
-GP_EXPORT int cuCtxSetFlags(void) { return gp_missing(25); }
-GP_EXPORT int cuCtxWaitEvent(void) { return gp_missing(26); }
-GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(27); }
-GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(28); }
-GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(29); }
-GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(30); }
-GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(31); }
-GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(32); }
-GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(33); }
-GP_EXPORT int cuDeviceGetProperties(void) { return gp_missing(34); }
-GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(35); }
-GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(36); }
-GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(37); }
-GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(38); }
-GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(39); }
-GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(40); }
-GP_EXPORT int cuFuncSetBlockShape(void) { return gp_missing(41); }
-GP_EXPORT int cuFuncSetSharedSize(void) { return gp_missing(42); }
-GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(43); }
-GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(44); }
-GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(45); }
-GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(46); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(47); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(48); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(49); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(50); }
-GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(51); }
-GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(52); }
-GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(53); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(54); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(55); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(56); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(57); }
-GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(58); }
-GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(59); }
-GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(60); }
-GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(61); }
-GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(62); }
-GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(63); }
-GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(64); }
-GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(65); }
-GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(66); }
-GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(67); }
-GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(68); }
-GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(69); }
-GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(70); }
-GP_EXPORT int cuIpcCloseMemHandle(void) { return gp_missing(71); }
-GP_EXPORT int cuIpcGetEventHandle(void) { return gp_missing(72); }
-GP_EXPORT int cuIpcGetMemHandle(void) { return gp_missing(73); }
-GP_EXPORT int cuIpcOpenEventHandle(void) { return gp_missing(74); }
-GP_EXPORT int cuIpcOpenMemHandle(void) { return gp_missing(75); }
-GP_EXPORT int cuIpcOpenMemHandle_v2(void) { return gp_missing(76); }
-GP_EXPORT int cuLaunch(void) { return gp_missing(77); }
-GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(78); }
-GP_EXPORT int cuLaunchGrid(void) { return gp_missing(79); }
-GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(80); }
-GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(81); }
-GP_EXPORT int cuLogsCurrent(void) { return gp_missing(82); }
-GP_EXPORT int cuLogsDumpToFile(void) { return gp_missing(83); }
-GP_EXPORT int cuLogsDumpToMemory(void) { return gp_missing(84); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(85); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(86); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(87); }
-GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(88); }
-GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(89); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(90); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(91); }
-GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(92); }
-GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(93); }
-GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(94); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(95); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(96); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(97); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(98); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(99); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(100); }
-GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(101); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(102); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(103); }
-GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(104); }
-GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(105); }
-GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(106); }
-GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(107); }
-GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(108); }
-GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(109); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(110); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(111); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(112); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(113); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(114); }
-GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(115); }
-GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(116); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(117); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(118); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(119); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(120); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(121); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(122); }
-GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(123); }
-GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(124); }
-GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(125); }
-GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(126); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(127); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(128); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(129); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(130); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(131); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(132); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(133); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(134); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(135); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(136); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(137); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(138); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(139); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(140); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(141); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(142); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(143); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(144); }
-GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(145); }
-GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(146); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(147); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(148); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(149); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(150); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(151); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(152); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(153); }
-GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(154); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(155); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(156); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(157); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(158); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(159); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(160); }
-GP_EXPORT int cuStreamBatchMemOp(void) { return gp_missing(161); }
-GP_EXPORT int cuStreamBatchMemOp_ptsz(void) { return gp_missing(162); }
-GP_EXPORT int cuStreamBatchMemOp_v2(void) { return gp_missing(163); }
-GP_EXPORT int cuStreamBatchMemOp_v2_ptsz(void) { return gp_missing(164); }
-GP_EXPORT int cuStreamCopyAttributes(void) { return gp_missing(165); }
-GP_EXPORT int cuStreamCopyAttributes_ptsz(void) { return gp_missing(166); }
-GP_EXPORT int cuStreamWaitValue32(void) { return gp_missing(167); }
-GP_EXPORT int cuStreamWaitValue32_ptsz(void) { return gp_missing(168); }
-GP_EXPORT int cuStreamWaitValue32_v2(void) { return gp_missing(169); }
-GP_EXPORT int cuStreamWaitValue32_v2_ptsz(void) { return gp_missing(170); }
-GP_EXPORT int cuStreamWaitValue64(void) { return gp_missing(171); }
-GP_EXPORT int cuStreamWaitValue64_ptsz(void) { return gp_missing(172); }
-GP_EXPORT int cuStreamWaitValue64_v2(void) { return gp_missing(173); }
-GP_EXPORT int cuStreamWaitValue64_v2_ptsz(void) { return gp_missing(174); }
-GP_EXPORT int cuStreamWriteValue32(void) { return gp_missing(175); }
-GP_EXPORT int cuStreamWriteValue32_ptsz(void) { return gp_missing(176); }
-GP_EXPORT int cuStreamWriteValue32_v2(void) { return gp_missing(177); }
-GP_EXPORT int cuStreamWriteValue32_v2_ptsz(void) { return gp_missing(178); }
-GP_EXPORT int cuStreamWriteValue64(void) { return gp_missing(179); }
-GP_EXPORT int cuStreamWriteValue64_ptsz(void) { return gp_missing(180); }
-GP_EXPORT int cuStreamWriteValue64_v2(void) { return gp_missing(181); }
-GP_EXPORT int cuStreamWriteValue64_v2_ptsz(void) { return gp_missing(182); }
-GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(183); }
-GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(184); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(185); }
-GP_EXPORT int cuTexRefCreate(void) { return gp_missing(186); }
-GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(187); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(188); }
-GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(189); }
-GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(190); }
-GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(191); }
-GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(192); }
-GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(193); }
-GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(194); }
-GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(195); }
-GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(196); }
-GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(197); }
-GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(198); }
-GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(199); }
-GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(200); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(201); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(202); }
-GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(203); }
-GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(204); }
-GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(205); }
-GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(206); }
-GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(207); }
-GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(208); }
-GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(209); }
-GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(210); }
-GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(211); }
-GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(212); }
-GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(213); }
-GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(214); }
-GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(215); }
-GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(216); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(217); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(218); }
+GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(20); }
+GP_EXPORT int cuCtxGetExecAffinity(void) { return gp_missing(21); }
+GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(22); }
+GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(23); }
+GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(24); }
+GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(25); }
+GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(26); }
+GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(27); }
+GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(28); }
+GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(29); }
+GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(30); }
+GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(31); }
+GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(32); }
+GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(33); }
+GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(34); }
+GP_EXPORT int cuFuncSetBlockShape(void) { return gp_missing(35); }
+GP_EXPORT int cuFuncSetSharedSize(void) { return gp_missing(36); }
+GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(37); }
+GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(38); }
+GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(39); }
+GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(40); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(41); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(42); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(43); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(44); }
+GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(45); }
+GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(46); }
+GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(47); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(48); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(49); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(50); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(51); }
+GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(52); }
+GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(53); }
+GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(54); }
+GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(55); }
+GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(56); }
+GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(57); }
+GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(58); }
+GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(59); }
+GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(60); }
+GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(61); }
+GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(62); }
+GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(63); }
+GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(64); }
+GP_EXPORT int cuIpcCloseMemHandle(void) { return gp_missing(65); }
+GP_EXPORT int cuIpcGetEventHandle(void) { return gp_missing(66); }
+GP_EXPORT int cuIpcGetMemHandle(void) { return gp_missing(67); }
+GP_EXPORT int cuIpcOpenEventHandle(void) { return gp_missing(68); }
+GP_EXPORT int cuIpcOpenMemHandle(void) { return gp_missing(69); }
+GP_EXPORT int cuIpcOpenMemHandle_v2(void) { return gp_missing(70); }
+GP_EXPORT int cuLaunch(void) { return gp_missing(71); }
+GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(72); }
+GP_EXPORT int cuLaunchGrid(void) { return gp_missing(73); }
+GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(74); }
+GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(75); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(76); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(77); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(78); }
+GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(79); }
+GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(80); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(81); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(82); }
+GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(83); }
+GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(84); }
+GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(85); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(86); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(87); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(88); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(89); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(90); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(91); }
+GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(92); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(93); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(94); }
+GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(95); }
+GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(96); }
+GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(97); }
+GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(98); }
+GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(99); }
+GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(100); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(101); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(102); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(103); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(104); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(105); }
+GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(106); }
+GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(107); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(108); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(109); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(110); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(111); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(112); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(113); }
+GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(114); }
+GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(115); }
+GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(116); }
+GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(117); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(118); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(119); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(120); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(121); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(122); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(123); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(124); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(125); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(126); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(127); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(128); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(129); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(130); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(131); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(132); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(133); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(134); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(135); }
+GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(136); }
+GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(137); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(138); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(139); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(140); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(141); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(142); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(143); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(144); }
+GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(145); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(146); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(147); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(148); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(149); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(150); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(151); }
+GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(152); }
+GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(153); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(154); }
+GP_EXPORT int cuTexRefCreate(void) { return gp_missing(155); }
+GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(156); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(157); }
+GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(158); }
+GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(159); }
+GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(160); }
+GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(161); }
+GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(162); }
+GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(163); }
+GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(164); }
+GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(165); }
+GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(166); }
+GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(167); }
+GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(168); }
+GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(169); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(170); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(171); }
+GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(172); }
+GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(173); }
+GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(174); }
+GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(175); }
+GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(176); }
+GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(177); }
+GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(178); }
+GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(179); }
+GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(180); }
+GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(181); }
+GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(182); }
+GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(183); }
+GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(184); }
+GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(185); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(186); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(187); }
 
-const int gp_missing_count = 219;
+const int gp_missing_count = 188;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -243,13 +212,8 @@ const char *const gp_missing_names[] = {
     "cuCtxAttach",
     "cuCtxCreate",
     "cuCtxDetach",
-    "cuCtxDisablePeerAccess",
     "cuCtxFromGreenCtx",
     "cuCtxGetExecAffinity",
-    "cuCtxRecordEvent",
-    "cuCtxResetPersistingL2Cache",
-    "cuCtxSetFlags",
-    "cuCtxWaitEvent",
     "cuDestroyExternalMemory",
     "cuDestroyExternalSemaphore",
     "cuDevResourceGenerateDesc",
@@ -257,7 +221,6 @@ const char *const gp_missing_names[] = {
     "cuDeviceGetHostAtomicCapabilities",
     "cuDeviceGetNvSciSyncAttributes",
     "cuDeviceGetP2PAtomicCapabilities",
-    "cuDeviceGetProperties",
     "cuDeviceRegisterAsyncNotification",
     "cuDeviceTotalMem",
     "cuDeviceUnregisterAsyncNotification",
@@ -305,9 +268,6 @@ const char *const gp_missing_names[] = {
     "cuLaunchGrid",
     "cuLaunchGridAsync",
     "cuLibraryGetUnifiedFunction",
-    "cuLogsCurrent",
-    "cuLogsDumpToFile",
-    "cuLogsDumpToMemory",
     "cuMemAlloc",
     "cuMemAllocHost",
     "cuMemAllocPitch",
@@ -384,28 +344,6 @@ const char *const gp_missing_names[] = {
     "cuProfilerInitialize",
     "cuSignalExternalSemaphoresAsync",
     "cuSignalExternalSemaphoresAsync_ptsz",
-    "cuStreamBatchMemOp",
-    "cuStreamBatchMemOp_ptsz",
-    "cuStreamBatchMemOp_v2",
-    "cuStreamBatchMemOp_v2_ptsz",
-    "cuStreamCopyAttributes",
-    "cuStreamCopyAttributes_ptsz",
-    "cuStreamWaitValue32",
-    "cuStreamWaitValue32_ptsz",
-    "cuStreamWaitValue32_v2",
-    "cuStreamWaitValue32_v2_ptsz",
-    "cuStreamWaitValue64",
-    "cuStreamWaitValue64_ptsz",
-    "cuStreamWaitValue64_v2",
-    "cuStreamWaitValue64_v2_ptsz",
-    "cuStreamWriteValue32",
-    "cuStreamWriteValue32_ptsz",
-    "cuStreamWriteValue32_v2",
-    "cuStreamWriteValue32_v2_ptsz",
-    "cuStreamWriteValue64",
-    "cuStreamWriteValue64_ptsz",
-    "cuStreamWriteValue64_v2",
-    "cuStreamWriteValue64_v2_ptsz",
     "cuSurfRefGetArray",
     "cuSurfRefSetArray",
     "cuTensorMapEncodeIm2colWide",
@@ -444,7 +382,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[219];
+unsigned long gp_missing_calls[188];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -456,6 +394,7 @@ int cuCtxCreate_v3();
 int cuCtxCreate_v4();
 int cuCtxDestroy();
 int cuCtxDestroy_v2();
+int cuCtxDisablePeerAccess();
 int cuCtxEnablePeerAccess();
 int cuCtxGetApiVersion();
 int cuCtxGetCacheConfig();
@@ -472,12 +411,16 @@ int cuCtxPopCurrent();
 int cuCtxPopCurrent_v2();
 int cuCtxPushCurrent();
 int cuCtxPushCurrent_v2();
+int cuCtxRecordEvent();
+int cuCtxResetPersistingL2Cache();
 int cuCtxSetCacheConfig();
 int cuCtxSetCurrent();
+int cuCtxSetFlags();
 int cuCtxSetLimit();
 int cuCtxSetSharedMemConfig();
 int cuCtxSynchronize();
 int cuCtxSynchronize_v2();
+int cuCtxWaitEvent();
 int cuDeviceCanAccessPeer();
 int cuDeviceComputeCapability();
 int cuDeviceGet();
@@ -493,6 +436,7 @@ int cuDeviceGetMemPool();
 int cuDeviceGetName();
 int cuDeviceGetP2PAttribute();
 int cuDeviceGetPCIBusId();
+int cuDeviceGetProperties();
 int cuDeviceGetTexture1DLinearMaxWidth();
 int cuDeviceGetUuid();
 int cuDeviceGetUuid_v2();
@@ -651,6 +595,9 @@ int cuLinkComplete();
 int cuLinkCreate();
 int cuLinkCreate_v2();
 int cuLinkDestroy();
+int cuLogsCurrent();
+int cuLogsDumpToFile();
+int cuLogsDumpToMemory();
 int cuLogsRegisterCallback();
 int cuLogsUnregisterCallback();
 int cuMemAddressFree();
@@ -802,12 +749,18 @@ int cuStreamAddCallback();
 int cuStreamAddCallback_ptsz();
 int cuStreamAttachMemAsync();
 int cuStreamAttachMemAsync_ptsz();
+int cuStreamBatchMemOp();
+int cuStreamBatchMemOp_ptsz();
+int cuStreamBatchMemOp_v2();
+int cuStreamBatchMemOp_v2_ptsz();
 int cuStreamBeginCapture();
 int cuStreamBeginCaptureToGraph();
 int cuStreamBeginCaptureToGraph_ptsz();
 int cuStreamBeginCapture_ptsz();
 int cuStreamBeginCapture_v2();
 int cuStreamBeginCapture_v2_ptsz();
+int cuStreamCopyAttributes();
+int cuStreamCopyAttributes_ptsz();
 int cuStreamCreate();
 int cuStreamCreateWithPriority();
 int cuStreamDestroy();
@@ -849,6 +802,22 @@ int cuStreamUpdateCaptureDependencies_v2();
 int cuStreamUpdateCaptureDependencies_v2_ptsz();
 int cuStreamWaitEvent();
 int cuStreamWaitEvent_ptsz();
+int cuStreamWaitValue32();
+int cuStreamWaitValue32_ptsz();
+int cuStreamWaitValue32_v2();
+int cuStreamWaitValue32_v2_ptsz();
+int cuStreamWaitValue64();
+int cuStreamWaitValue64_ptsz();
+int cuStreamWaitValue64_v2();
+int cuStreamWaitValue64_v2_ptsz();
+int cuStreamWriteValue32();
+int cuStreamWriteValue32_ptsz();
+int cuStreamWriteValue32_v2();
+int cuStreamWriteValue32_v2_ptsz();
+int cuStreamWriteValue64();
+int cuStreamWriteValue64_ptsz();
+int cuStreamWriteValue64_v2();
+int cuStreamWriteValue64_v2_ptsz();
 int cuSurfObjectCreate();
 int cuSurfObjectDestroy();
 int cuSurfObjectGetResourceDesc();
@@ -896,7 +865,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuCtxDestroy", 2000, 0, 1, (void (*)(void))cuCtxDestroy},
     {"cuCtxDestroy", 4000, 0, 1, (void (*)(void))cuCtxDestroy_v2},
     {"cuCtxDetach", 2000, 0, 0, (void (*)(void))cuCtxDetach},
-    {"cuCtxDisablePeerAccess", 4000, 0, 0, (void (*)(void))cuCtxDisablePeerAccess},
+    {"cuCtxDisablePeerAccess", 4000, 0, 1, (void (*)(void))cuCtxDisablePeerAccess},
     {"cuCtxEnablePeerAccess", 4000, 0, 1, (void (*)(void))cuCtxEnablePeerAccess},
     {"cuCtxFromGreenCtx", 12040, 0, 0, (void (*)(void))cuCtxFromGreenCtx},
     {"cuCtxGetApiVersion", 3020, 0, 1, (void (*)(void))cuCtxGetApiVersion},
@@ -915,16 +884,16 @@ const struct gp_symbol gp_symbols[] = {
     {"cuCtxPopCurrent", 4000, 0, 1, (void (*)(void))cuCtxPopCurrent_v2},
     {"cuCtxPushCurrent", 2000, 0, 1, (void (*)(void))cuCtxPushCurrent},
     {"cuCtxPushCurrent", 4000, 0, 1, (void (*)(void))cuCtxPushCurrent_v2},
-    {"cuCtxRecordEvent", 12050, 0, 0, (void (*)(void))cuCtxRecordEvent},
-    {"cuCtxResetPersistingL2Cache", 11000, 0, 0, (void (*)(void))cuCtxResetPersistingL2Cache},
+    {"cuCtxRecordEvent", 12050, 0, 1, (void (*)(void))cuCtxRecordEvent},
+    {"cuCtxResetPersistingL2Cache", 11000, 0, 1, (void (*)(void))cuCtxResetPersistingL2Cache},
     {"cuCtxSetCacheConfig", 3020, 0, 1, (void (*)(void))cuCtxSetCacheConfig},
     {"cuCtxSetCurrent", 4000, 0, 1, (void (*)(void))cuCtxSetCurrent},
-    {"cuCtxSetFlags", 12010, 0, 0, (void (*)(void))cuCtxSetFlags},
+    {"cuCtxSetFlags", 12010, 0, 1, (void (*)(void))cuCtxSetFlags},
     {"cuCtxSetLimit", 3010, 0, 1, (void (*)(void))cuCtxSetLimit},
     {"cuCtxSetSharedMemConfig", 4020, 0, 1, (void (*)(void))cuCtxSetSharedMemConfig},
     {"cuCtxSynchronize", 2000, 0, 1, (void (*)(void))cuCtxSynchronize},
     {"cuCtxSynchronize", 13000, 0, 1, (void (*)(void))cuCtxSynchronize_v2},
-    {"cuCtxWaitEvent", 12050, 0, 0, (void (*)(void))cuCtxWaitEvent},
+    {"cuCtxWaitEvent", 12050, 0, 1, (void (*)(void))cuCtxWaitEvent},
     {"cuDestroyExternalMemory", 10000, 0, 0, (void (*)(void))cuDestroyExternalMemory},
     {"cuDestroyExternalSemaphore", 10000, 0, 0, (void (*)(void))cuDestroyExternalSemaphore},
     {"cuDevResourceGenerateDesc", 12040, 0, 0, (void (*)(void))cuDevResourceGenerateDesc},
@@ -947,7 +916,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuDeviceGetP2PAtomicCapabilities", 13000, 0, 0, (void (*)(void))cuDeviceGetP2PAtomicCapabilities},
     {"cuDeviceGetP2PAttribute", 8000, 0, 1, (void (*)(void))cuDeviceGetP2PAttribute},
     {"cuDeviceGetPCIBusId", 4010, 0, 1, (void (*)(void))cuDeviceGetPCIBusId},
-    {"cuDeviceGetProperties", 2000, 0, 0, (void (*)(void))cuDeviceGetProperties},
+    {"cuDeviceGetProperties", 2000, 0, 1, (void (*)(void))cuDeviceGetProperties},
     {"cuDeviceGetTexture1DLinearMaxWidth", 11010, 0, 1, (void (*)(void))cuDeviceGetTexture1DLinearMaxWidth},
     {"cuDeviceGetUuid", 9020, 0, 1, (void (*)(void))cuDeviceGetUuid},
     {"cuDeviceGetUuid", 11040, 0, 1, (void (*)(void))cuDeviceGetUuid_v2},
@@ -1153,9 +1122,9 @@ const struct gp_symbol gp_symbols[] = {
     {"cuLinkCreate", 5050, 0, 1, (void (*)(void))cuLinkCreate},
     {"cuLinkCreate", 6050, 0, 1, (void (*)(void))cuLinkCreate_v2},
     {"cuLinkDestroy", 5050, 0, 1, (void (*)(void))cuLinkDestroy},
-    {"cuLogsCurrent", 12090, 0, 0, (void (*)(void))cuLogsCurrent},
-    {"cuLogsDumpToFile", 12090, 0, 0, (void (*)(void))cuLogsDumpToFile},
-    {"cuLogsDumpToMemory", 12090, 0, 0, (void (*)(void))cuLogsDumpToMemory},
+    {"cuLogsCurrent", 12090, 0, 1, (void (*)(void))cuLogsCurrent},
+    {"cuLogsDumpToFile", 12090, 0, 1, (void (*)(void))cuLogsDumpToFile},
+    {"cuLogsDumpToMemory", 12090, 0, 1, (void (*)(void))cuLogsDumpToMemory},
     {"cuLogsRegisterCallback", 12090, 0, 1, (void (*)(void))cuLogsRegisterCallback},
     {"cuLogsUnregisterCallback", 12090, 0, 1, (void (*)(void))cuLogsUnregisterCallback},
     {"cuMemAddressFree", 10020, 0, 1, (void (*)(void))cuMemAddressFree},
@@ -1383,18 +1352,18 @@ const struct gp_symbol gp_symbols[] = {
     {"cuStreamAddCallback", 7000, 1, 1, (void (*)(void))cuStreamAddCallback_ptsz},
     {"cuStreamAttachMemAsync", 6000, 0, 1, (void (*)(void))cuStreamAttachMemAsync},
     {"cuStreamAttachMemAsync", 7000, 1, 1, (void (*)(void))cuStreamAttachMemAsync_ptsz},
-    {"cuStreamBatchMemOp", 8000, 0, 0, (void (*)(void))cuStreamBatchMemOp},
-    {"cuStreamBatchMemOp", 8000, 1, 0, (void (*)(void))cuStreamBatchMemOp_ptsz},
-    {"cuStreamBatchMemOp", 11070, 0, 0, (void (*)(void))cuStreamBatchMemOp_v2},
-    {"cuStreamBatchMemOp", 11070, 1, 0, (void (*)(void))cuStreamBatchMemOp_v2_ptsz},
+    {"cuStreamBatchMemOp", 8000, 0, 1, (void (*)(void))cuStreamBatchMemOp},
+    {"cuStreamBatchMemOp", 8000, 1, 1, (void (*)(void))cuStreamBatchMemOp_ptsz},
+    {"cuStreamBatchMemOp", 11070, 0, 1, (void (*)(void))cuStreamBatchMemOp_v2},
+    {"cuStreamBatchMemOp", 11070, 1, 1, (void (*)(void))cuStreamBatchMemOp_v2_ptsz},
     {"cuStreamBeginCapture", 10000, 0, 1, (void (*)(void))cuStreamBeginCapture},
     {"cuStreamBeginCapture", 10000, 1, 1, (void (*)(void))cuStreamBeginCapture_ptsz},
     {"cuStreamBeginCapture", 10010, 0, 1, (void (*)(void))cuStreamBeginCapture_v2},
     {"cuStreamBeginCapture", 10010, 1, 1, (void (*)(void))cuStreamBeginCapture_v2_ptsz},
     {"cuStreamBeginCaptureToGraph", 12030, 0, 1, (void (*)(void))cuStreamBeginCaptureToGraph},
     {"cuStreamBeginCaptureToGraph", 12030, 1, 1, (void (*)(void))cuStreamBeginCaptureToGraph_ptsz},
-    {"cuStreamCopyAttributes", 11000, 0, 0, (void (*)(void))cuStreamCopyAttributes},
-    {"cuStreamCopyAttributes", 11000, 1, 0, (void (*)(void))cuStreamCopyAttributes_ptsz},
+    {"cuStreamCopyAttributes", 11000, 0, 1, (void (*)(void))cuStreamCopyAttributes},
+    {"cuStreamCopyAttributes", 11000, 1, 1, (void (*)(void))cuStreamCopyAttributes_ptsz},
     {"cuStreamCreate", 2000, 0, 1, (void (*)(void))cuStreamCreate},
     {"cuStreamCreateWithPriority", 5050, 0, 1, (void (*)(void))cuStreamCreateWithPriority},
     {"cuStreamDestroy", 2000, 0, 1, (void (*)(void))cuStreamDestroy},
@@ -1436,22 +1405,22 @@ const struct gp_symbol gp_symbols[] = {
     {"cuStreamUpdateCaptureDependencies", 12030, 1, 1, (void (*)(void))cuStreamUpdateCaptureDependencies_v2_ptsz},
     {"cuStreamWaitEvent", 3020, 0, 1, (void (*)(void))cuStreamWaitEvent},
     {"cuStreamWaitEvent", 7000, 1, 1, (void (*)(void))cuStreamWaitEvent_ptsz},
-    {"cuStreamWaitValue32", 8000, 0, 0, (void (*)(void))cuStreamWaitValue32},
-    {"cuStreamWaitValue32", 8000, 1, 0, (void (*)(void))cuStreamWaitValue32_ptsz},
-    {"cuStreamWaitValue32", 11070, 0, 0, (void (*)(void))cuStreamWaitValue32_v2},
-    {"cuStreamWaitValue32", 11070, 1, 0, (void (*)(void))cuStreamWaitValue32_v2_ptsz},
-    {"cuStreamWaitValue64", 9000, 0, 0, (void (*)(void))cuStreamWaitValue64},
-    {"cuStreamWaitValue64", 9000, 1, 0, (void (*)(void))cuStreamWaitValue64_ptsz},
-    {"cuStreamWaitValue64", 11070, 0, 0, (void (*)(void))cuStreamWaitValue64_v2},
-    {"cuStreamWaitValue64", 11070, 1, 0, (void (*)(void))cuStreamWaitValue64_v2_ptsz},
-    {"cuStreamWriteValue32", 8000, 0, 0, (void (*)(void))cuStreamWriteValue32},
-    {"cuStreamWriteValue32", 8000, 1, 0, (void (*)(void))cuStreamWriteValue32_ptsz},
-    {"cuStreamWriteValue32", 11070, 0, 0, (void (*)(void))cuStreamWriteValue32_v2},
-    {"cuStreamWriteValue32", 11070, 1, 0, (void (*)(void))cuStreamWriteValue32_v2_ptsz},
-    {"cuStreamWriteValue64", 9000, 0, 0, (void (*)(void))cuStreamWriteValue64},
-    {"cuStreamWriteValue64", 9000, 1, 0, (void (*)(void))cuStreamWriteValue64_ptsz},
-    {"cuStreamWriteValue64", 11070, 0, 0, (void (*)(void))cuStreamWriteValue64_v2},
-    {"cuStreamWriteValue64", 11070, 1, 0, (void (*)(void))cuStreamWriteValue64_v2_ptsz},
+    {"cuStreamWaitValue32", 8000, 0, 1, (void (*)(void))cuStreamWaitValue32},
+    {"cuStreamWaitValue32", 8000, 1, 1, (void (*)(void))cuStreamWaitValue32_ptsz},
+    {"cuStreamWaitValue32", 11070, 0, 1, (void (*)(void))cuStreamWaitValue32_v2},
+    {"cuStreamWaitValue32", 11070, 1, 1, (void (*)(void))cuStreamWaitValue32_v2_ptsz},
+    {"cuStreamWaitValue64", 9000, 0, 1, (void (*)(void))cuStreamWaitValue64},
+    {"cuStreamWaitValue64", 9000, 1, 1, (void (*)(void))cuStreamWaitValue64_ptsz},
+    {"cuStreamWaitValue64", 11070, 0, 1, (void (*)(void))cuStreamWaitValue64_v2},
+    {"cuStreamWaitValue64", 11070, 1, 1, (void (*)(void))cuStreamWaitValue64_v2_ptsz},
+    {"cuStreamWriteValue32", 8000, 0, 1, (void (*)(void))cuStreamWriteValue32},
+    {"cuStreamWriteValue32", 8000, 1, 1, (void (*)(void))cuStreamWriteValue32_ptsz},
+    {"cuStreamWriteValue32", 11070, 0, 1, (void (*)(void))cuStreamWriteValue32_v2},
+    {"cuStreamWriteValue32", 11070, 1, 1, (void (*)(void))cuStreamWriteValue32_v2_ptsz},
+    {"cuStreamWriteValue64", 9000, 0, 1, (void (*)(void))cuStreamWriteValue64},
+    {"cuStreamWriteValue64", 9000, 1, 1, (void (*)(void))cuStreamWriteValue64_ptsz},
+    {"cuStreamWriteValue64", 11070, 0, 1, (void (*)(void))cuStreamWriteValue64_v2},
+    {"cuStreamWriteValue64", 11070, 1, 1, (void (*)(void))cuStreamWriteValue64_v2_ptsz},
     {"cuSurfObjectCreate", 5000, 0, 1, (void (*)(void))cuSurfObjectCreate},
     {"cuSurfObjectDestroy", 5000, 0, 1, (void (*)(void))cuSurfObjectDestroy},
     {"cuSurfObjectGetResourceDesc", 5000, 0, 1, (void (*)(void))cuSurfObjectGetResourceDesc},

@@ -155,7 +155,7 @@ static uint64_t weight_of(int op, uint64_t size) {
             return 0;
         case GP_SET_DEVICE: case GP_LAUNCH: case GP_LAUNCH_EX: case GP_FREE: case GP_FREE_ASYNC:
         case GP_RECORD_EVENT: case GP_WAIT_EVENT: case GP_BEGIN_CAPTURE: case GP_END_CAPTURE:
-        case GP_COPY_3D: case GP_HOST_NODE: case GP_HOST_DONE:
+        case GP_CONTEXT_EVENT: case GP_STREAM_VALUES: case GP_COPY_3D: case GP_HOST_NODE: case GP_HOST_DONE:
         case GP_SYNC_STREAM: case GP_SYNC_EVENT: case GP_SYNC_DEVICE:
         case GP_BEGIN_CAPTURE_TO: case GP_CAPTURE_DEPENDENCIES: case GP_CAPTURE_COPY:
         case GP_GRAPH_CREATE: case GP_GRAPH_NODE: case GP_GRAPH_EDGES: case GP_GRAPH_READ:

@@ -81,3 +81,13 @@ def test_host_functions(library: Path, tmp_path: Path) -> None:
         *("with other calls 20", "callback 1, calls of CUDA 800, refused 1 1"),
         *("captured 4 8, callback 900", "pinned 7 8 8 7 0", "behind a host function 1001 1001"),
     ]
+
+
+def test_values_and_contexts(library: Path, tmp_path: Path) -> None:
+    """Streams that wait for values in memory, events of contexts, access between devices."""
+    program = compiled("values", tmp_path, library)
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(program)], devices=2)
+        assert done.stdout == "results right\n", done.stderr
+        assert done.stderr == ""
+        assert control.missing_calls() == 0

@@ -316,6 +316,23 @@ API CUresult cuDevicePrimaryCtxSetFlags(CUdevice dev, unsigned int flags) {
     return cuDevicePrimaryCtxSetFlags_v2(dev, flags);
 }
 
+/* ---- events of a context: of its blocking streams, which is what the legacy stream waits for ---- */
+
+extern CUresult cuEventRecord(CUevent, CUstream);
+extern CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);
+
+API CUresult cuCtxRecordEvent(CUcontext hCtx, CUevent hEvent) {
+    ENTER_CONTEXT(ctx);
+    REQUIRE_HANDLE(hCtx == ctx);
+    return cuEventRecord(hEvent, NULL);
+}
+
+API CUresult cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) {
+    ENTER_CONTEXT(ctx);
+    REQUIRE_HANDLE(hCtx == ctx);
+    return cuStreamWaitEvent(NULL, hEvent, 0);
+}
+
 /* ---- peers ---- */
 
 API CUresult cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) {

@@ -1,0 +1,154 @@
+// Values in memory that streams wait for and write, and small calls on streams and contexts.
+#include "core.h"
+
+#include <stdio.h>
+
+#define OPERATIONS_MAX 256
+#define EVENT_OF_CONTEXT_WAITS 1
+
+int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
+int cuStreamWaitValue64_v2(void *stream, uint64_t address, uint64_t value, unsigned flags);
+int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
+int cuStreamWriteValue64_v2(void *stream, uint64_t address, uint64_t value, unsigned flags);
+
+GP_EXPORT int cuStreamWaitValue32(void *stream, uint64_t address, uint32_t value, unsigned flags) {
+    return cuStreamWaitValue32_v2(stream, address, value, flags);
+}
+
+GP_EXPORT int cuStreamWaitValue64(void *stream, uint64_t address, uint64_t value, unsigned flags) {
+    return cuStreamWaitValue64_v2(stream, address, value, flags);
+}
+
+GP_EXPORT int cuStreamWriteValue32(void *stream, uint64_t address, uint32_t value,
+                                   unsigned flags) {
+    return cuStreamWriteValue32_v2(stream, address, value, flags);
+}
+
+GP_EXPORT int cuStreamWriteValue64(void *stream, uint64_t address, uint64_t value,
+                                   unsigned flags) {
+    return cuStreamWriteValue64_v2(stream, address, value, flags);
+}
+
+// CUstreamBatchMemOpParams.
+struct operation {
+    uint32_t kind, padding;
+    uint64_t address, value;
+    uint32_t flags, more;
+    uint64_t alias, rest;
+};
+
+enum { WAIT_32 = 1, WRITE_32 = 2, WAIT_64 = 4, WRITE_64 = 5 };
+
+GP_EXPORT int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct operation *given,
+                                    unsigned flags) {
+    GP_ENTER();
+    uint64_t head[3] = {0, count, flags};
+    GP_CHECK(gp_stream_id(stream, &head[0]));
+    if (count > OPERATIONS_MAX || (count > 0 && given == NULL)) return GP_INVALID_VALUE;
+    struct operation seen[OPERATIONS_MAX];
+    for (unsigned at = 0; at < count; at++) {
+        seen[at] = given[at];
+        uint32_t kind = given[at].kind;
+        if (kind == WAIT_32 || kind == WRITE_32 || kind == WAIT_64 || kind == WRITE_64) {
+            GP_CHECK(gp_see(&seen[at].address));
+        }
+    }
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
+    unsigned char *at = gp_open(GP_STREAM_VALUES, 0, sizeof head + count * sizeof *seen);
+    if (at == NULL) return GP_INVALID_VALUE;
+    memcpy(at, head, sizeof head);
+    memcpy(at + sizeof head, seen, count * sizeof *seen);
+    gp_close();
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamBatchMemOp(void *stream, unsigned count, const struct operation *given,
+                                 unsigned flags) {
+    return cuStreamBatchMemOp_v2(stream, count, given, flags);
+}
+
+GP_EXPORT int cuStreamCopyAttributes(void *target, void *source) {
+    GP_ENTER();
+    // Only hints are kept at all, and those without effect on any result.
+    bool known = gp_stream_handle(target) != NULL && gp_stream_handle(source) != NULL;
+    return known ? GP_SUCCESS : GP_INVALID_HANDLE;
+}
+
+// --- contexts -------------------------------------------------------------------------------------
+
+static int context_event(void *context, void *event, uint64_t how) {
+    GP_ENTER();
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(context, &known));
+    GP_CHECK(gp_check(event, GP_EVENT));
+    if (how != EVENT_OF_CONTEXT_WAITS) gp_recorded_elsewhere(event);
+    uint64_t device = (uint64_t)gp_server_device(known->handle.device);
+    uint64_t values[3] = {device, ((struct gp_handle *)event)->id, how};
+    return gp_post(GP_CONTEXT_EVENT, values, 3);
+}
+
+GP_EXPORT int cuCtxRecordEvent(void *context, void *event) {
+    return context_event(context, event, 0);
+}
+
+GP_EXPORT int cuCtxWaitEvent(void *context, void *event) {
+    return context_event(context, event, EVENT_OF_CONTEXT_WAITS);
+}
+
+static int peer_access(void *peer, uint64_t on) {
+    GP_ENTER();
+    struct gp_context *known;
+    if (gp_context_of(peer, &known) != GP_SUCCESS) return GP_INVALID_CONTEXT;
+    uint64_t values[2] = {(uint64_t)gp_server_device(known->handle.device), on};
+    return gp_call(GP_PEER_ACCESS, values, 2, NULL, 0);
+}
+
+GP_EXPORT int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
+    return flags == 0 ? peer_access(peer, 1) : GP_INVALID_VALUE;
+}
+
+GP_EXPORT int cuCtxDisablePeerAccess(void *peer) { return peer_access(peer, 0); }
+
+GP_EXPORT int cuCtxSetFlags(unsigned flags) {
+    GP_ENTER();
+    if (flags > 0xff) return GP_INVALID_VALUE;
+    gp_current()->flags = flags;
+    return GP_SUCCESS;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device);
+
+GP_EXPORT int cuDeviceGetProperties(int *properties, int device) {
+    // CUdevprop's members, in their order, by CUdevice_attribute.
+    static const int attributes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
+    if (properties == NULL) return GP_INVALID_VALUE;
+    for (size_t at = 0; at < sizeof attributes / sizeof *attributes; at++) {
+        GP_CHECK(cuDeviceGetAttribute(&properties[at], attributes[at], device));
+    }
+    return GP_SUCCESS;
+}
+
+// --- the driver's log, which is empty here --------------------------------------------------------
+
+GP_EXPORT int cuLogsCurrent(unsigned *iterator, unsigned flags) {
+    if (iterator == NULL || flags != 0) return GP_INVALID_VALUE;
+    *iterator = 0;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuLogsDumpToFile(unsigned *iterator, const char *path, unsigned flags) {
+    if (path == NULL || flags != 0) return GP_INVALID_VALUE;
+    FILE *file = fopen(path, "a");
+    if (file == NULL) return GP_INVALID_VALUE;
+    fclose(file);
+    if (iterator != NULL) *iterator = 0;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuLogsDumpToMemory(unsigned *iterator, char *buffer, size_t *size, unsigned flags) {
+    if (buffer == NULL || size == NULL || flags != 0) return GP_INVALID_VALUE;
+    if (*size > 0) *buffer = '\0';
+    *size = 0;
+    if (iterator != NULL) *iterator = 0;
+    return GP_SUCCESS;
+}
