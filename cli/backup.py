@@ -10,14 +10,14 @@ from gpupool.cli.output import say
 
 
 @click.command()
-@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
 @pool_options
 def command(credentials: str | None, file: str) -> None:
     """Write policy, tokens, labels, history and audit of the pool to FILE.
 
     Of tokens the pool has hashes only, and so has the backup. The key of the cluster CA is not in
     it: copy ca.pem and ca.key from a server's state directory to a safe place, once. An existing
-    FILE is replaced once the new one is complete. Operators only.
+    FILE is replaced once the new one is complete; "-" is standard output. Operators only.
     """
     from gpupool.cli.files import write_private
 
@@ -26,5 +26,8 @@ def command(credentials: str | None, file: str) -> None:
             return await pool.backup()
 
     data = run_async(ask)
+    if file == "-":
+        click.get_binary_stream("stdout").write(data)
+        return
     write_private(Path(file), data)
     say(f"gpupool: {len(data) / 1024:.0f} KiB written to {file}")

@@ -44,10 +44,20 @@ def replace_file(path: Path, data: bytes) -> None:
 def write_private(path: Path, data: bytes) -> None:
     """Put ``data`` in the place of a file that the user named, as `replace_file`.
 
+    A link stays one: what it leads to is replaced. Into what is no file, such as a pipe or
+    ``/dev/stdout``, it is written.
+
     Raises:
         StorageError: when the disk is full, or the folder refuses.
     """
     try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            with path.open("wb", buffering=0) as opened:
+                view = memoryview(data)
+                while view:
+                    view = view[opened.write(view) :]
+            return
         replace_file(path, data)
     except OSError as error:
         why = (error.strerror or str(error)).lower()

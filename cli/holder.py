@@ -24,6 +24,7 @@ from gpupool.cli.devices import describe_lease
 from gpupool.cli.held import HeldRecord, RecordFile, holder_dir
 from gpupool.cli.leasing import RELEASE_S
 from gpupool.cli.logs import log_to_file
+from gpupool.cli.requesting import unknown_text
 from gpupool.cli.running import lease_text
 from gpupool.cli.values import duration_text
 from gpupool.pool.codec import CodecError, decode
@@ -166,6 +167,9 @@ class _Holder:
     async def run(self) -> None:
         """Allocate, hold, release."""
         async with connected(self._spec.credentials) as pool:
+            unknown = pool.unknown_servers(self._spec.request.servers)
+            if unknown and unknown != self._spec.request.servers:
+                _say(warning=unknown_text(unknown))
             hold: LeaseHold | None = None
             with self._waiting:
                 hold = await pool.allocate(

@@ -39,7 +39,10 @@ def command(credentials: str | None, server: str, changes: tuple[str, ...]) -> N
         run_async(change)
         say(f"gpupool: {server}: {' '.join(changes)}")
         return
-    for name, value in sorted(run_async(show).items()):
+    found = run_async(show)
+    if not found:
+        say(f"gpupool: {server} has no labels")
+    for name, value in sorted(found.items()):
         stdout_console().print(f"{name}={value}", markup=False, highlight=False, soft_wrap=True)
 
 

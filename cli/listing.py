@@ -67,7 +67,8 @@ def print_table(
     keep = [
         at
         for at, column in enumerate(shown)
-        if not rows or {line[at].text for line in cells} - {"", NOT_KNOWN if column.live else ""}
+        if not (rows or column.classes)
+        or {line[at].text for line in cells} - {"", NOT_KNOWN if column.live else ""}
     ]
     widths = [max([len(shown[at].title), *(len(line[at].text) for line in cells)]) for at in keep]
     console = stdout_console()

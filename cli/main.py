@@ -5,6 +5,7 @@ keeps ``gpupool --help`` and completion below 100 ms.
 """
 
 import importlib
+import re
 import signal
 import sys
 import traceback
@@ -160,6 +161,8 @@ def _run(args: list[str], invocation: Invocation) -> int:
         context = error.ctx.command_path if error.ctx is not None else "gpupool"
         message = error.format_message().rstrip(".")
         what = message[:1].lower() + message[1:]
+        # click names an argument as its usage does: '[FILE]', '[LEASE]...'.
+        what = re.sub(r"'\[(\w+)\](?:\.\.\.)?'", r"'\1'", what)
         wrong = UsageError(what, hint=f'"{context} --help" shows what can be written')
         report(wrong, as_json=invocation.json)
         return wrong.exit_code

@@ -65,6 +65,8 @@ def history(credentials: str | None, as_json: bool) -> None:
     if as_json:
         print_json(versions=[{"version": v.version, "by": v.by, "at": v.at} for v in versions])
         return
+    if not versions:
+        say("gpupool: the pool has no policy; gpupool policy edit writes the first")
     for each in versions:
         click.echo(f"{each.version:>4}  {_when(each.at)}  {each.by}")
 
@@ -151,7 +153,14 @@ def edit(credentials: str | None) -> None:
     handle, name = tempfile.mkstemp(prefix="gpupool-policy-", suffix=".toml")
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         stream.write(text)
-    _open_editor(name)
+    try:
+        _open_editor(name)
+    except GpupoolError as error:
+        if _read(name) == text:
+            Path(name).unlink()
+        else:
+            error.hint = f"your text is kept in {name}"
+        raise
     changed = _read(name)
     if changed == text:
         Path(name).unlink()
@@ -238,7 +247,8 @@ def _parse_request(text: str) -> "Request":
         found.append(wanted)
 
     try:
-        ask.main(shlex.split(text), standalone_mode=False)
+        # Under the name of the command whose options these are.
+        ask.main(shlex.split(text), prog_name="gpupool run", standalone_mode=False)
     except ValueError as error:
         raise UsageError("--request cannot be read", why=str(error)) from error
     return found[0].request("policy check")
@@ -251,7 +261,7 @@ def _open_editor(name: str) -> None:
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot start the editor {editor!r}", hint="set EDITOR") from error
     if done.returncode:
-        raise GpupoolError(f"the editor ended with {done.returncode}", hint=f"your text: {name}")
+        raise GpupoolError(f"the editor ended with {done.returncode}")
 
 
 def _when(at_ms: int) -> str:

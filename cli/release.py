@@ -6,7 +6,7 @@ from gpupool.cli.connect import connected, run_async
 from gpupool.cli.options import pool_options
 from gpupool.cli.output import say
 from gpupool.cli.values import Parsed, parse_lease
-from gpupool.pool.errors import GpupoolError, UsageError
+from gpupool.pool.errors import DeniedError, GpupoolError, UsageError
 from gpupool.pool.ids import LeaseId, lease_name
 
 
@@ -64,5 +64,10 @@ async def release(name: str, credentials: str | None) -> str:
     if found is not None and found.record.ended:
         return f"lease {name} has ended already: {found.record.ended}"
     async with connected(credentials) as pool:
+        lease = next((each for each in (await pool.view()).leases if each.name == name), None)
+        if lease is not None and lease.user != pool.credentials.user:
+            # An operator's token would end it: what is another's is not released by a slip.
+            hint = f'operators end any lease: "gpupool kill {name}"'
+            raise DeniedError(f"lease {name} belongs to {lease.user}", hint=hint)
         await pool.end_lease(LeaseId(int(name, 16)), "released")
     return f"lease {name} is ending: it was not held on this machine"

@@ -1,7 +1,7 @@
 """The options with which commands ask for GPUs, and the request that comes of them."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -50,6 +50,11 @@ class Wanted:
             program=program,
             idle_timeout_s=self.idle_timeout_s,
         )
+
+
+def unknown_text(names: Sequence[str]) -> str:
+    """Return what to say of servers that were asked for and do not exist."""
+    return f"the pool has no server named {', '.join(names)}"
 
 
 OPTIONS = (
@@ -143,11 +148,14 @@ def _wanted(
         check_filters(filters)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    servers = tuple(name for names in server for name in names.split(",") if name)
+    if server and not servers:
+        raise UsageError("--server names no server", hint='"gpupool status" lists them')
     return Wanted(
         count=count,
         fraction=0.0 if memory else fraction or 1.0,
         memory=memory or 0,
-        servers=tuple(name for names in server for name in names.split(",") if name),
+        servers=servers,
         filters=tuple(dict.fromkeys(filters)),
         across=across,
         placement=Placement(placement),

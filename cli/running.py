@@ -20,7 +20,7 @@ from gpupool.cli.held import HeldLease
 from gpupool.cli.leasing import RELEASE_S, LazyLease, ProgramLease, held_record
 from gpupool.cli.output import say
 from gpupool.cli.program import DoorChoice, choose_door, program_environment
-from gpupool.cli.requesting import Wanted
+from gpupool.cli.requesting import Wanted, unknown_text
 from gpupool.cli.values import duration_text, size_text
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.errors import ExitCode
@@ -171,6 +171,10 @@ class _Run:
 
     async def _allocate(self, pool: Pool) -> LeaseHold:
         """Wait for GPUs, and say meanwhile what for."""
+        servers = self._options.wanted.servers
+        unknown = pool.unknown_servers(servers)
+        if unknown and unknown != servers and not self._options.quiet:
+            say(f"gpupool: {unknown_text(unknown)}")
         line = WaitingLine(shown=not self._options.quiet)
 
         def news(text: str) -> None:

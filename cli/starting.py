@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import cast
 
 import trio
 
 from gpupool.cli.child import Supervisor, caught_signals
 from gpupool.cli.held import HeldRecord, parse_record
+from gpupool.cli.output import say
 from gpupool.cli.requesting import Wanted
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.codec import encode
@@ -51,12 +53,17 @@ async def start_holder(
     async with process.stdin, process.stdout:
         await process.stdin.send_all(json.dumps(spec).encode() + b"\n")
         line = WaitingLine(shown=shown)
+
+        def warn(text: str) -> None:
+            if shown:
+                say(f"gpupool: {text}")
+
         interrupted = Supervisor(on_early=lambda _number: nursery.cancel_scope.cancel())
         with caught_signals() as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(line.show)
                 nursery.start_soon(interrupted.watch, signals)
-                granted.append(await _await_grant(process.stdout, line))
+                granted.append(await _await_grant(process.stdout, line, warn))
                 await process.stdin.send_all(b"taken\n")
                 nursery.cancel_scope.cancel()
     if not granted:
@@ -75,7 +82,9 @@ def _interruption(number: int) -> BaseException:
     return GpupoolError("interrupted")
 
 
-async def _await_grant(stream: trio.abc.ReceiveStream, line: WaitingLine) -> HeldRecord:
+async def _await_grant(
+    stream: trio.abc.ReceiveStream, line: WaitingLine, warn: Callable[[str], None]
+) -> HeldRecord:
     buffer = bytearray()
     while True:
         while (end := buffer.find(b"\n")) < 0:
@@ -87,6 +96,8 @@ async def _await_grant(stream: trio.abc.ReceiveStream, line: WaitingLine) -> Hel
         del buffer[: end + 1]
         if "status" in body:
             line.update(str(body["status"]))
+        elif "warning" in body:
+            warn(str(body["warning"]))
         elif "granted" in body:
             return parse_record(json.dumps(body["granted"]))
         elif "failed" in body:

@@ -84,4 +84,6 @@ def _export(credentials: str | None, path: str, interval_s: float, look: Look) -
         with open(path, "w", encoding="utf-8") as file:
             file.write(svg)
     except OSError as error:
-        raise StorageError(f"cannot write {path}", why=error.strerror or str(error)) from error
+        raise StorageError(
+            f"cannot write {path}", why=(error.strerror or str(error)).lower()
+        ) from error

@@ -130,7 +130,9 @@ class Admission:
     def _limit_text(self, terms: Terms, cap: Cap) -> str:
         who = {"user": terms.user, "class": f"class {terms.group}"}.get(cap.holder, "all users")
         together = " together" if cap.holder != "user" else ""
-        limit = f"{amount(cap.limit, cap)} {NOUNS[cap.dimension]}"
+        limit = amount(cap.limit, cap)
+        noun = NOUNS[cap.dimension]
+        limit = f"{limit} {noun.removesuffix('s') if limit == '1' else noun}"
         return f"{who} may hold {limit}{together} ({self._name(cap.source)}),"
 
     # --- words -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -123,6 +123,12 @@ class Pool:
     def new_request_id(self) -> RequestId:
         """Return an id for a request."""
         return RequestId(self._chance.randbytes(16))
+
+    def unknown_servers(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those of ``names`` that no server of the pool has, as far as is known here."""
+        members = self.connections.members.values()
+        known = {name for member in members for name in (member.name, member.server)}
+        return tuple(name for name in names if name not in known)
 
     async def allocate(
         self,

@@ -35,7 +35,8 @@ def policy_is(state: PoolState, version: int) -> m.PolicyIs:
     found = next((each for each in state.policies if each.version == wanted), None)
     if found is None:
         kept = ", ".join(str(each.version) for each in state.policies)
-        raise UsageError(f"version {wanted} of the policy is not kept", why=f"kept are {kept}")
+        why = f"kept are {kept}" if kept else "the pool has no policy yet"
+        raise UsageError(f"version {wanted} of the policy is not kept", why=why)
     return m.PolicyIs(found.version, found.by, found.at, found.packed)
 
 
@@ -123,9 +124,11 @@ def _error(state: PoolState, message: m.PutPolicy, result: Result) -> GpupoolErr
 
 
 def _conflict(state: PoolState, base: int) -> ConflictError:
-    by = state.policies[-1].by if state.policies else "nobody"
+    now = "the pool has no policy yet"
+    if state.policies:
+        now = f"{state.policies[-1].by} has applied version {state.policy.version}"
     return ConflictError(
         REFUSED,
-        why=f"it was made from version {base}, and {by} has applied version {state.policy.version}",
+        why=f"it was made from version {base}, and {now}" if base else now,
         hint="gpupool policy show, and make your changes to that",
     )

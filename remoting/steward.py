@@ -27,6 +27,7 @@ from gpupool.pool.errors import (
     GpupoolError,
     LeaseLostError,
     NoQuorumError,
+    NotNowError,
     UsageError,
 )
 from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, lease_name
@@ -530,7 +531,16 @@ class Steward:
         now = self.clock.monotonic()
         self.waiters.add(client.connection, message.request, now, client.user)
         command = commands.Wait(message.request, client.user, client.token, message.reason)
-        self.propose_for(client, call, command, lambda _result: m.Done())
+
+        def kept(result: Result) -> m.Message:
+            if result.ok:
+                return m.Done()
+            if result.kind != "busy":
+                self.waiters.discard(client.connection, message.request.id)
+            kind = NotNowError if result.kind == "busy" else DeniedError
+            raise kind("the request has no place in the waiting line", why=result.why)
+
+        self.propose_for(client, call, command, kept)
 
     def _claim(self, client: Client, call: int, message: m.Claim) -> None:
         check_request(message.request)

@@ -61,3 +61,21 @@ def test_a_file_where_a_folder_should_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="not a directory"):
         write_private(tmp_path / "file" / "pool.backup", b"x")
+
+
+def test_a_link_stays_one_and_a_pipe_is_written_to(tmp_path: Path) -> None:
+    target, link, pipe = (tmp_path / name for name in ("target", "link", "pipe"))
+    link.symlink_to(target)
+    write_private(link, b"x")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"x"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_private(pipe, b"through the pipe")
+        assert os.read(reading, 100) == b"through the pipe"
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo()
+    with pytest.raises(StorageError, match="no space left on device"):
+        write_private(Path("/dev/full"), b"x")

@@ -115,9 +115,11 @@ def test_a_denied_run_names_the_rule(pool: OnePool) -> None:
     done = pool.run("run", "-n", "2", *PASS, env=pool.ada)
     assert done.returncode == ExitCode.RUN_FAILED
     assert "the pool's rules forbid this request" in done.stderr
-    assert "ada may hold 1 GPUs (policy v" in done.stderr
+    assert "ada may hold 1 GPU (policy v" in done.stderr
     assert "line 5: [class.students] max_gpus_per_user)" in done.stderr
-    assert pool.run("run", "-n", "2", *PASS).returncode == 0  # the operator is of another class
+    # The operator is of another class. A server that does not exist is named.
+    done = pool.run("run", "-n", "2", "--server", "a,typo", *PASS)
+    assert (done.returncode, done.stderr) == (0, "gpupool: the pool has no server named typo\n")
 
 
 def test_at_the_limit_a_run_waits_until_a_lease_of_its_own_ends(pool: OnePool) -> None:
@@ -131,10 +133,13 @@ def test_at_the_limit_a_run_waits_until_a_lease_of_its_own_ends(pool: OnePool) -
         view = pool.wait_until(some_wait)
         waiting = view["waiting"][0]
         assert (waiting["user"], waiting["priority"]) == ("ada", 0)
-        assert "ada may hold 1 GPUs" in waiting["reason"]
+        assert "ada may hold 1 GPU" in waiting["reason"]
         header, row = pool.run("leases", "--waiting").stdout.splitlines()
         assert header.split()[2:5] == ["USER", "CLASS", "PRIORITY"]
         assert row.split()[2:5] == ["ada", "students", "0"]
+        [lease] = view["leases"]
+        slip = pool.run("release", lease["name"])  # an operator could
+        assert (slip.returncode, "belongs to ada" in slip.stderr) == (ExitCode.FAILED, True)
         status = pool.run("status").stdout
         assert f", policy v{view['policy_version']}, as seen by a" in status
         assert "ada   students" in status
@@ -156,7 +161,7 @@ def test_check_explains_the_verdict(pool: OnePool, tmp_path: Path) -> None:
     assert done.returncode == ExitCode.FAILED
     assert "ada is in class students" in done.stdout
     assert "a lease lasts 1h at most (policy v" in done.stdout
-    assert "denied: ada may hold 1 GPUs" in done.stdout
+    assert "denied: ada may hold 1 GPU" in done.stdout
     assert pool.run("policy", "check", "--request", "-n 2", "--user", "root").returncode == 0
     draft = tmp_path / "draft.toml"
     draft.write_text("[user.ada]\nmax_gpus = 2\n")
@@ -186,6 +191,9 @@ def test_edit_keeps_the_text_when_somebody_was_faster(pool: OnePool, tmp_path: P
     done = pool.run("policy", "edit", env={"EDITOR": str(editor)})
     assert done.returncode == 0, done.stderr
     assert pool.run("policy", "show").stdout == LIMITS + "# theirs\n# mine\n"
+    failed = pool.run("policy", "edit", env={"EDITOR": "false"})
+    assert failed.stderr == "gpupool: the editor ended with 1\n"
+    assert list(pool.folder.glob("gpupool-policy-*")) == [kept]
     unchanged = pool.run("policy", "edit", env={"EDITOR": "true"})
     assert "nothing was changed" in unchanged.stderr
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from gpupool.cli.keys import KEYS, Mode, UiState
+from gpupool.cli.listing import print_table
 from gpupool.cli.screen import chosen_row, extent, gpu_counts, quorum_counts, render, row_json
-from gpupool.cli.tables import Look, Seen, ServerRow, bar, mini_cell
+from gpupool.cli.tables import LEASE_COLUMNS, Look, Seen, ServerRow, bar, mini_cell
 
 LOOK = Look()
 
@@ -66,6 +67,11 @@ def test_the_policy_and_its_classes_are_shown_where_there_are_some(seen: Seen) -
     assert re.search(r"USER  CLASS  PRIORITY +GPUS", text)
     assert re.search(r"ada   staff +2 x H200", text)
     assert re.search(r"bob +-3  8 x 1", text)
+
+
+def test_a_list_of_nothing_has_no_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(LEASE_COLUMNS, [], wide=False, look=LOOK)
+    assert capsys.readouterr().out.split()[:4] == ["STATE", "LEASE", "USER", "GPUS"]
 
 
 def test_leases_and_who_waits_for_what(seen: Seen) -> None:

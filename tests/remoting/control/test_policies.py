@@ -1,0 +1,29 @@
+"""What a server says of a policy that is not there."""
+
+import pytest
+from tests.pool.policy_kit import Pool
+
+from gpupool.pool.errors import UsageError
+from gpupool.remoting import policies
+
+
+def test_a_version_that_is_not_kept() -> None:
+    with pytest.raises(UsageError) as none:
+        policies.policy_is(Pool().state, 5)
+    assert none.value.why == "the pool has no policy yet"
+    with pytest.raises(UsageError) as other:
+        policies.policy_is(Pool("[pool]\nmax_leases = 1\n").state, 5)
+    assert other.value.why == "kept are 1"
+
+
+@pytest.mark.parametrize(
+    ("policy", "base", "why"),
+    [
+        ("", 7, "it was made from version 7, and the pool has no policy yet"),
+        ("[pool]", 7, "it was made from version 7, and root has applied version 1"),
+        ("[pool]", 0, "root has applied version 1"),
+    ],
+)
+def test_a_policy_made_from_another_version(policy: str, base: int, why: str) -> None:
+    error = policies._conflict(Pool(policy).state, base)  # pyright: ignore[reportPrivateUsage]
+    assert error.why == why
