@@ -1,5 +1,6 @@
 """``gpupool backup``: what people have decided about the pool, in one file."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -27,7 +28,7 @@ def command(credentials: str | None, file: str) -> None:
 
     data = run_async(ask)
     if file == "-":
-        click.get_binary_stream("stdout").write(data)
+        sys.stdout.buffer.write(data)
         return
     write_private(Path(file), data)
     say(f"gpupool: {len(data) / 1024:.0f} KiB written to {file}")

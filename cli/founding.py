@@ -6,7 +6,6 @@ import os
 import secrets
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import click
 
@@ -25,7 +24,7 @@ from gpupool.remoting.addresses import parse_address
 from gpupool.remoting.credentials import (
     Credentials,
     credentials_path,
-    load_credentials,
+    keep_former,
     save_credentials,
 )
 from gpupool.remoting.identity import fingerprint
@@ -129,7 +128,7 @@ def _log_in(founder: Founder, token: TokenText, ca_pem: bytes) -> None:
     )
     path = credentials_path(os.environ)
     try:
-        kept = _keep_former(path)
+        kept = keep_former(path, credentials.token)
         save_credentials(path, credentials)
     except GpupoolError as error:
         founder.log.warning("nobody is logged in: %s", error)
@@ -138,16 +137,3 @@ def _log_in(founder: Founder, token: TokenText, ca_pem: bytes) -> None:
     founder.logged_in = f"You ({user_name()}) are logged in as its operator."
     if kept is not None:
         founder.logged_in += f" Your former login was kept as {kept}."
-
-
-def _keep_former(path: Path) -> Path | None:
-    """Move the login of another pool aside, and return where it went."""
-    if not path.exists():
-        return None
-    try:
-        former = load_credentials(path).cluster_id[:8]
-    except GpupoolError:
-        former = "former"
-    kept = path.with_name(f"{path.stem}-{former}.json")
-    path.replace(kept)
-    return kept

@@ -41,10 +41,13 @@ def command(credentials: str | None, token: str | None) -> None:
     Without TOKEN it is asked for, or with "-" read from stdin, so that it shows in no history.
     """
     from gpupool.remoting.client import login
-    from gpupool.remoting.credentials import save_credentials
+    from gpupool.remoting.credentials import keep_former, save_credentials
 
     text = read_token(token)
     found = run_async(lambda: login(text, version=__version__, client=client_name()))
     path = credentials_file(credentials)
+    kept = keep_former(path, found.token)
     save_credentials(path, found)
     say(f"gpupool: logged in to pool {found.pool} as {found.user}")
+    if kept is not None:
+        say(f"gpupool: your former login is kept as {kept}")

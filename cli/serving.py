@@ -26,6 +26,7 @@ from gpupool.cli.statedir import (
     Member,
     ServerIdentity,
     StateDir,
+    may_be_new,
     open_state_dir,
     remembered_listen,
 )
@@ -33,11 +34,11 @@ from gpupool.cli.values import Emulation, parse_listen, size_text
 from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.storage import Storage, bootstrap, open_storage
 from gpupool.pool.commands import Command, DrainServer, EndLease, seal
-from gpupool.pool.errors import GpupoolError, StorageError
+from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.ids import LeaseId, ServerId
 from gpupool.pool.leases import encryption_of
 from gpupool.pool.ports import Outcome
-from gpupool.pool.state import PartStatus, PoolState
+from gpupool.pool.state import PartStatus, PoolState, TokenKind
 from gpupool.pool.transition import PoolMachine
 from gpupool.remoting.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.caretaker import Software
@@ -95,7 +96,9 @@ async def serve(options: JoinOptions, log: logging.Logger) -> None:
     Raises:
         GpupoolError: when it cannot start, or must not go on.
     """
-    # A port that is taken is found out before anything is created.
+    # What makes a start pointless is found out before anything is created, here or in the pool.
+    if may_be_new(options.state_dir):
+        await _check_options(options)
     remembered = remembered_listen(options.state_dir)
     listen = options.listen or (parse_listen(remembered) if remembered else ANYWHERE)
     listeners = await open_listeners(listen)
@@ -114,6 +117,40 @@ async def serve(options: JoinOptions, log: logging.Logger) -> None:
     finally:
         for listener in listeners:
             await listener.aclose()
+
+
+async def _check_options(options: JoinOptions) -> None:
+    """Check what a new server needs.
+
+    Raises:
+        GpupoolError: when it can be none.
+    """
+    if options.token and parse_token(options.token).kind is not TokenKind.SERVER:
+        raise UsageError(
+            "this token lets a user log in, and no server join",
+            hint='"gpupool token create --server" makes one for a server',
+        )
+    if not options.witness and options.emulate is None:
+        await trio.to_thread.run_sync(require_gpu)
+
+
+def require_gpu() -> None:
+    """Look for a GPU on this machine; blocks while the driver wakes them.
+
+    Raises:
+        GpupoolError: when there is none.
+    """
+    inventory = Inventory.discover("", PynvmlNvml())
+    if not inventory.gpus():
+        raise _no_gpu(inventory)
+
+
+def _no_gpu(inventory: Inventory) -> GpupoolError:
+    return GpupoolError(
+        "this machine has no GPU to offer",
+        why=inventory.problem,
+        hint="--witness joins without GPUs, --emulate 2 offers two emulated ones",
+    )
 
 
 async def open_listeners(listen: Address) -> list[trio.SocketListener]:
@@ -439,11 +476,7 @@ class _Server:
                 "GPU %d: %s, %s, %s", gpu.index, gpu.name, size_text(gpu.capacity), gpu.id
             )
         if not inventory.gpus() and not self._identity.witness:
-            raise GpupoolError(
-                "this machine has no GPU to offer",
-                why=inventory.problem,
-                hint="--witness joins without GPUs, --emulate 2 offers two emulated ones",
-            )
+            raise _no_gpu(inventory)
         if inventory.problem and emulate is None and not self._identity.witness:
             self._log.warning("%s", inventory.problem)
         return inventory

@@ -217,16 +217,26 @@ def open_state_dir(path: Path) -> StateDir:
 
 
 def remembered_listen(path: Path) -> str:
-    """Return what the server of this directory listened on last; empty when nobody knows.
+    """Return what the server of this directory listened on last; empty when nobody knows."""
+    found = _peek(path).get("listen")
+    return found if isinstance(found, str) else ""
 
-    Read before the directory is opened, since a port that is taken must be found out first;
-    whatever is wrong with the directory is said when it is opened.
+
+def may_be_new(path: Path) -> bool:
+    """Return whether no server seems to live in this directory yet; it need not exist."""
+    return _peek(path).get("complete") is not True
+
+
+def _peek(path: Path) -> Mapping[str, object]:
+    """Read the identity before the directory is opened, which makes it.
+
+    Whatever is wrong with the directory is said when it is opened.
     """
     try:
-        found = json.loads((path / IDENTITY).read_bytes()[:FILE_SIZE_MAX])["listen"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return found if isinstance(found, str) else ""
+        found: object = json.loads((path / IDENTITY).read_bytes()[:FILE_SIZE_MAX])
+    except (OSError, ValueError):
+        return {}
+    return cast("Mapping[str, object]", found) if isinstance(found, dict) else {}
 
 
 def _read_identity(state: StateDir) -> ServerIdentity | None:

@@ -479,10 +479,16 @@ async def login(
     """Return the credentials that a pasted token is good for, after trying them.
 
     Raises:
+        UsageError: the token is a server's.
         AuthenticationError: the token is damaged, refused, or of another pool.
         UnreachableError: no address of the token answers.
     """
     text = parse_token(token)
+    if text.kind is TokenKind.SERVER:
+        raise UsageError(
+            "this token lets a server join, and nobody log in",
+            hint='on that server: "gpupool join --token"; "gpupool token create" makes one for you',
+        )
     greeting = Greeting(text.token, text.secret, version, client)
     connection, welcome, ca_pem = await first_contact(text, greeting, dial=dial)
     await connection.aclose()

@@ -120,6 +120,30 @@ def save_credentials(path: Path, credentials: Credentials) -> None:
         raise StorageError(f"cannot write {path}", why=error.strerror or str(error)) from error
 
 
+def keep_former(path: Path, token: TokenId) -> Path | None:
+    """Move a login by another token aside, and return where it went; None when there is none.
+
+    It may be the only copy of a token, an operator's for example.
+
+    Raises:
+        StorageError: when it cannot be moved.
+    """
+    if not path.is_file():
+        return None
+    try:
+        former: str = load_credentials(path).token
+    except GpupoolError:
+        former = "former"
+    if former == token:
+        return None
+    kept = path.with_name(f"{path.stem}-{former}{path.suffix}")
+    try:
+        path.replace(kept)
+    except OSError as error:
+        raise StorageError(f"cannot write {kept}", why=error.strerror or str(error)) from error
+    return kept
+
+
 def _from_plain(plain: object) -> Credentials:
     if not isinstance(plain, dict):
         raise ValueError("it is no JSON object")

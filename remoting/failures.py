@@ -1,6 +1,7 @@
 """How connections fail, in words: the one line on either side that says why."""
 
 import logging
+import os
 import ssl
 from typing import Any, cast
 
@@ -37,6 +38,11 @@ def explain(error: BaseException) -> str:
     if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
         # trio wraps what OpenSSL or the kernel said.
         error = error.__cause__
+    if isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
+        # "all attempts to connect to ... failed": the attempts say why, and where again.
+        error = innermost(error.__cause__)
+        if isinstance(error, OSError) and error.errno:
+            error = OSError(error.errno, os.strerror(error.errno))
     if isinstance(error, ssl.SSLZeroReturnError | ssl.SSLEOFError):
         # The same event has another name, or none, in other versions of Python and OpenSSL.
         return _TLS["UNEXPECTED_EOF_WHILE_READING"]

@@ -9,7 +9,12 @@ from gpupool.cli import connect
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.ids import TokenId
 from gpupool.remoting.addresses import Address
-from gpupool.remoting.credentials import Credentials, load_credentials, save_credentials
+from gpupool.remoting.credentials import (
+    Credentials,
+    keep_former,
+    load_credentials,
+    save_credentials,
+)
 
 OLD = Credentials(
     cluster_id="c0ffee",
@@ -48,3 +53,15 @@ def test_a_logout_is_not_undone(tmp_path: Path) -> None:
     assert not path.exists()
     with pytest.raises(AuthenticationError):
         connect.stored_credentials(str(path))
+
+
+def test_a_login_by_another_token_is_kept(tmp_path: Path) -> None:
+    path, new = tmp_path / "credentials.json", TokenId("ffffffffffff")
+    assert keep_former(path, new) is None
+    save_credentials(path, OLD)
+    assert keep_former(path, OLD.token) is None
+    assert path.exists()
+    kept = tmp_path / "credentials-a1b2c3d4e5f6.json"
+    assert keep_former(path, new) == kept
+    assert load_credentials(kept) == OLD
+    assert not path.exists()
