@@ -179,6 +179,10 @@ class _Run:
         world.run_until(world.now + END_S_MAX)
         if not world.stopped:
             cluster.environment.checkers.dead_clients.end(before, self._left_over())
+        # A command that has only just been committed may still be on its way to some servers.
+        end = world.now + END_S_MAX
+        while world.now < end and not world.stopped and not self._quiet():
+            world.run_until(world.now + LOOK_EVERY_S)
 
     def _left_over(self) -> set[str]:
         environment = self._cluster.environment
