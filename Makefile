@@ -43,8 +43,9 @@ lint: $(VENV)/installed-dev
 	$(BIN)/pyright --pythonpath $(BIN)/python --pythonplatform Darwin $(CLIENT)
 	$(BIN)/pytest -q tests/test_layout.py
 
+# Two processes, each with a pool of its own: most tests wait for others or use one core.
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist worksteal
 
 docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md

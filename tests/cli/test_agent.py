@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -139,13 +140,14 @@ def test_deeply_nested_json_is_refused() -> None:
         parse_request(b"[" * 60_000)
 
 
-def test_the_folder_is_private_and_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with private_dir() as folder:
-        assert folder.parent == tmp_path / "gpupool"
-        assert folder.stat().st_mode & 0o777 == 0o700
-        (folder / "x").write_text("")
-    assert not folder.exists()
+def test_the_folder_is_private_and_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory() as runtime:  # short enough for sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        with private_dir() as folder:
+            assert folder.parent == Path(runtime) / "gpupool"
+            assert folder.stat().st_mode & 0o777 == 0o700
+            (folder / "x").write_text("")
+        assert not folder.exists()
 
 
 def test_a_long_runtime_folder_is_avoided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -57,13 +57,13 @@ def test_killed_servers_come_back_with_everything(cluster: Any) -> None:
     assert len(set(counts)) == 1
 
 
-def test_a_killed_leader_is_replaced_within_the_budget(cluster: Any) -> None:
+def test_a_killed_leader_is_replaced(cluster: Any) -> None:
+    """How soon is measured by the benchmarks, and tested in virtual time."""
     leader = cluster.leader()
     survivors = [process for name, process in cluster.processes.items() if name != leader]
-    killed = time.monotonic()
     cluster.processes[leader].process.kill()
     for survivor in survivors:
         survivor.ask(do="first_write")
-    first = min(survivor.answer() for survivor in survivors)
-    # The budget is 0.5 s; a test machine that is busy with other things gets twice that.
-    assert first - killed < 1.0
+    for survivor in survivors:
+        survivor.answer()  # once its write is committed
+    assert [survivor.do(do="count") for survivor in survivors] == [2, 2]

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,11 +60,8 @@ def run(
             return b""
         case b"u":
             return struct.pack(">Q", budget.usage(int.from_bytes(body, "big")))
-        case b"T":  # time of many reservations, in microseconds each
-            started = time.perf_counter()
-            for _ in range(1000):
-                budget.reserve(0, 512)
-            return struct.pack(">d", (time.perf_counter() - started) * 1000)
+        case b"T":  # the number of a thousand reservations that are granted
+            return str(sum(budget.reserve(0, 512) for _ in range(1000))).encode()
         case b"d":
             return repr(devices).encode()
         case b"l":

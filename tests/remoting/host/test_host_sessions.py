@@ -5,7 +5,6 @@ import socket
 import ssl
 import struct
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -61,15 +60,10 @@ async def tcp_front(kit: HostKit) -> tuple[TcpFront, SessionInfo]:
     return front, info
 
 
-async def test_session_opens_fast_with_a_warm_spare(make_host: MakeHost) -> None:
+async def test_session_opens_with_a_warm_spare(make_host: MakeHost) -> None:
     kit = await make_host(idle_spares=1)
     spare = await kit.warm()
-    started = time.perf_counter()
     info = await kit.open(kit.lease())
-    elapsed_s = time.perf_counter() - started
-    assert (
-        elapsed_s < 0.5
-    )  # a few milliseconds; a new process takes longer than this machine's noise
     assert kit.worker_of(info) is spare
     assert len(info.session) == 16
     assert len(info.ticket) == 32
@@ -290,11 +284,11 @@ async def test_partition_bounds_all_workers_of_the_lease(make_host: MakeHost) ->
     assert kit.host.budget.used_on(gpu) == 2 * GIB
 
 
-async def test_budget_call_is_fast(make_host: MakeHost) -> None:
+async def test_no_budget_call_of_many_goes_unanswered(make_host: MakeHost) -> None:
     kit = await make_host()
     client, _ = await kit.connect(kit.lease())
-    (microseconds,) = struct.unpack(">d", await client.ask(b"T"))
-    assert microseconds < 2000  # 20 where nothing else runs; this only finds a lost wake-up
+    assert await client.ask(b"T") == b"1000"
+    assert await client.usage() == 1000 * 512
 
 
 async def test_worker_that_returns_too_much_is_killed(make_host: MakeHost) -> None:
