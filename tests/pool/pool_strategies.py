@@ -1,6 +1,7 @@
 """Random pools and commands for the property tests of the pool's rules."""
 
 from hypothesis import strategies as st
+from tests.pool.policy_kit import policy_commands
 
 from gpupool.pool import commands as c
 from gpupool.pool.filters import KEYS, LABELS, Kind, parse_filter
@@ -144,7 +145,27 @@ readings = st.dictionaries(
     max_size=3,
 )
 
+POLICIES = (
+    "[defaults]\nmax_gpus = 0.6\nidle_timeout = '2s'\n[user.bob]\nmax_leases = 1\n",
+    "[class.x]\nusers = ['a*']\ngpus = ['Large']\npriority = 2\nmax_lease_time = '20s'\n"
+    "[[reservation]]\nclass = 'x'\ncount = 2\n"
+    "from = 1970-01-01T00:00:30\nto = 1970-01-02T00:00:00\n",
+    "[pool]\nmax_memory = '80GiB'\n[[window]]\nfrom = '00:00:20'\nto = '00:02'\n"
+    "leases = 'end'\ngrace = '1s'\n[window.pool]\nmax_memory = '8GiB'\n",
+)
+"""They change something within the minutes that a sequence of commands takes."""
+
+staged = [part for text in POLICIES for part in policy_commands(text, 0)[:-1]]
+"""Policies on their way into the table: to put one in force is one command more."""
+
+apply_policies = st.sampled_from(
+    [policy_commands(text, base)[-1] for text in POLICIES for base in (0, 0, 1, 2)]
+)
+
 commands = st.one_of(
+    apply_policies,
+    st.sampled_from(staged),
+    st.builds(c.GiveNotice, lease=leases),
     st.builds(
         c.JoinServer,
         server=servers,
@@ -168,7 +189,7 @@ commands = st.one_of(
         without=st.lists(words, max_size=2).map(tuple),
         by=REASONS,
     ),
-    *[grants()] * 6,
+    *[grants()] * 9,
     st.builds(
         c.CancelRequest,
         request=request_ids,
@@ -204,10 +225,11 @@ commands = st.one_of(
     st.just(c.Tick()),
 )
 
-steps = st.lists(
-    st.tuples(commands, st.sampled_from([0, 1, 100, 20_000]), st.sampled_from([0, 0, 50])),
-    min_size=15,
-    max_size=50,
+pauses, lifetimes = st.sampled_from([0, 1, 100, 20_000]), st.sampled_from([0, 0, 50])
+steps = st.builds(
+    lambda first, others: [*first, *others],
+    st.lists(st.tuples(apply_policies, pauses, st.just(0)), max_size=1),
+    st.lists(st.tuples(commands, pauses, lifetimes), min_size=15, max_size=50),
 )
 """Commands with the milliseconds since the one before, and their time to live."""
 

@@ -3,7 +3,7 @@
 import cbor2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.pool.pool_strategies import commands, founding, steps
+from tests.pool.pool_strategies import commands, founding, staged, steps
 
 from gpupool.pool import commands as c
 from gpupool.pool.codec import decode
@@ -19,7 +19,7 @@ KINDS = {"", "busy", "never", "denied", "conflict", "closed", "expired", "invali
 
 def founded() -> PoolMachine:
     machine = PoolMachine(PoolState())
-    for index, command in enumerate(founding(), start=1):
+    for index, command in enumerate([*founding(), *staged], start=1):
         result = decode(Result, machine.apply(index, seal(command, at_ms=1000, ttl_ms=0)))
         assert result.ok, (command, result)
     return machine
