@@ -25,6 +25,7 @@ from gpupool.simulations.policy_checkers import (
     GrantedAsAsked,
     LeasesEnd,
     NobodyStarves,
+    PlacesInLine,
     PolicyHolds,
 )
 from gpupool.simulations.rules import RulesInForce
@@ -49,6 +50,7 @@ class Checkers:
         in_force = RulesInForce()
         self.allowed = PolicyHolds(judge, in_force)
         self.fairness = NobodyStarves(judge, in_force)
+        self.places = PlacesInLine(judge)
         self.asked = GrantedAsAsked(judge)
         self.ends = LeasesEnd(judge)
         self.linearizable = Linearizable(judge)
@@ -82,6 +84,7 @@ class Environment:
         self.history.pool_holds(state.leases.values(), self.world.now)
         lease = state.leases.get(LeaseId(index))
         checkers.fairness.applied(lease, state)
+        checkers.places.applied(state)
         if lease is not None:
             request = self.requests.get(lease.request)
             checkers.policy.applied(lease, state)

@@ -13,27 +13,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpupool.pool import filters, leases, notices, placement, policy_log, transition
-from gpupool.pool.admission import Admission
-from gpupool.pool.commands import ApplyPolicy, Grant, ServerContact
+from gpupool.pool import leases, transition
+from gpupool.pool.commands import Grant, ServerContact
 from gpupool.pool.duties import HostPlan, host_plan, leader_plan
 from gpupool.pool.errors import LeaseLostError
-from gpupool.pool.idleness import IdlePlan
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Plain, RequestId, ServerId
-from gpupool.pool.policy import Usage
-from gpupool.pool.policy_time import FOREVER
+from gpupool.pool.ids import Incarnation, LeaseId, Plain, RequestId, ServerId
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.results import Result
-from gpupool.pool.rulebook import Moment, Rulebook, Terms
 from gpupool.pool.state import (
-    Filter,
-    Gpu,
     Lease,
     PoolState,
     Server,
     ServerStatus,
     Token,
-    Waiting,
 )
 from gpupool.pool.transition import PoolMachine
 from gpupool.remoting import caretaker, steward
@@ -42,7 +34,7 @@ from gpupool.remoting.allocation import Allocation, Phase
 from gpupool.remoting.clients import Client
 from gpupool.remoting.proposals import Decision, Proposals, Propose
 from gpupool.remoting.steward import StartSession, Steward, StewardSettings
-from gpupool.simulations import broken_consensus
+from gpupool.simulations import broken_consensus, broken_policy
 from gpupool.simulations.broken_consensus import patched
 from gpupool.simulations.machines import SimulatedHost
 from gpupool.simulations.options import Options, swarm
@@ -76,117 +68,6 @@ def _space_unchecked() -> AbstractContextManager[None]:
         return None
 
     return patched(leases, "_space_refusal", space_refusal)
-
-
-def _limits_unchecked() -> AbstractContextManager[None]:
-    def limit_refusal(self: Admission, user: str, need: Usage) -> Result | None:
-        del self, user, need
-        return None
-
-    return patched(Admission, "limit_refusal", limit_refusal)
-
-
-def _windows_ignored() -> AbstractContextManager[None]:
-    def moment(self: Rulebook, now: int) -> Moment:
-        del now
-        return Moment(self, frozenset(), 0, FOREVER)
-
-    return patched(Rulebook, "moment", moment)
-
-
-def _places_unchecked() -> AbstractContextManager[None]:
-    def misses(self: Terms, server: Server, gpu: Gpu) -> None:
-        del self, server, gpu
-
-    return patched(Terms, "misses", misses)
-
-
-def _reservations_ignored() -> AbstractContextManager[None]:
-    def reserved(self: Rulebook, state: PoolState) -> dict[object, object]:
-        del self, state
-        return {}
-
-    return patched(Rulebook, "reserved", reserved)
-
-
-def _terms_forgotten() -> AbstractContextManager[None]:
-    def with_terms(state: PoolState, lease: Lease) -> Lease:
-        del state
-        return lease
-
-    return patched(leases, "with_terms", with_terms)
-
-
-def _policy_not_kept() -> AbstractContextManager[None]:
-    original = policy_log.apply_policy
-
-    def apply_policy(state: PoolState, command: ApplyPolicy) -> tuple[PoolState, Result]:
-        return original(state, command) if command.base < 1 else (state, Result(ok=True))
-
-    return patched(policy_log, "apply_policy", apply_policy)
-
-
-def _filters_ignored() -> AbstractContextManager[None]:
-    def first_mismatch(filters: tuple[Filter, ...], server: Server, gpu: Gpu) -> None:
-        del filters, server, gpu
-
-    @contextmanager
-    def broken() -> Generator[None]:
-        with (
-            patched(filters, "first_mismatch", first_mismatch),
-            patched(leases, "first_mismatch", first_mismatch),
-        ):
-            yield
-
-    return broken()
-
-
-def _keeps_what_is_free() -> AbstractContextManager[None]:
-    """Keep GPUs for a waiting request only once it could have all of them at once."""
-    original = leases.needed_by
-
-    def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
-        found = original(state, entry)
-        request = entry.request
-        for server, gpu_id in found:
-            gpu = state.servers[server].gpus[gpu_id]
-            size = request.memory or leases.partition_size(gpu.capacity, request.fraction)
-            if gpu.memory_free < size:
-                return set()
-        return found
-
-    return patched(leases, "needed_by", needed_by)
-
-
-def _outlives_its_time() -> AbstractContextManager[None]:
-    def due(state: PoolState, now: int) -> tuple[()]:
-        del state, now
-        return ()
-
-    return patched(notices, "due", due)
-
-
-def _never_idle() -> AbstractContextManager[None]:
-    def idle_plan(*_: object) -> IdlePlan:
-        return IdlePlan(frozenset(), ())
-
-    return patched(caretaker, "idle_plan", idle_plan)
-
-
-def _nothing_kept(*_: object) -> None:
-    return None
-
-
-def _overtakes() -> AbstractContextManager[None]:
-    @contextmanager
-    def broken() -> Generator[None]:
-        with (
-            patched(leases, "kept_for_others", _nothing_kept),
-            patched(placement, "kept_for_others", _nothing_kept),
-        ):
-            yield
-
-    return broken()
 
 
 def _apply_differs() -> AbstractContextManager[None]:
@@ -575,56 +456,56 @@ MUTATIONS = (
         "limits-unchecked",
         "limits-hold",
         "the policy's limits are not checked when a grant is applied",
-        _limits_unchecked,
+        broken_policy.limits_unchecked,
         tune=_with_policy("gpus"),
     ),
     Mutation(
         "windows-ignored",
         "limits-hold",
         "a limit is the same whether its window is open or not",
-        _windows_ignored,
+        broken_policy.windows_ignored,
         tune=_with_policy("window"),
     ),
     Mutation(
         "places-unchecked",
         "places-hold",
         "everybody may use every GPU",
-        _places_unchecked,
+        broken_policy.places_unchecked,
         tune=_with_policy("places"),
     ),
     Mutation(
         "reservations-ignored",
         "reservations-hold",
         "GPUs that are kept for a class are granted to others",
-        _reservations_ignored,
+        broken_policy.reservations_ignored,
         tune=_with_policy("reservation"),
     ),
     Mutation(
         "terms-forgotten",
         "terms-given",
         "a lease gets no end and no idle timeout from the policy",
-        _terms_forgotten,
+        broken_policy.terms_forgotten,
         tune=_with_policy("lifetime", "idle"),
     ),
     Mutation(
         "policy-not-kept",
         "policy-stays",
         "a new policy is confirmed, and the old one stays in force",
-        _policy_not_kept,
+        broken_policy.policy_not_kept,
         tune=_with_policy("priority"),
     ),
     Mutation(
         "filters-ignored",
         "granted-as-asked",
         "whatever a request says of its GPUs, any will do",
-        _filters_ignored,
+        broken_policy.filters_ignored,
         tune=lambda options: replace(options, filtered=0.5),
     ),
     Mutation(
         "outlives-its-time",
         "time-is-over",
         "nobody ends a lease whose time is over",
-        _outlives_its_time,
+        broken_policy.outlives_its_time,
         tune=lambda options: _with_policy("lifetime")(
             _short(8.0, 10.0)(replace(options, hold_s=8.0))
         ),
@@ -633,22 +514,35 @@ MUTATIONS = (
         "never-idle",
         "unused-ends",
         "a lease that is not used goes on",
-        _never_idle,
+        broken_policy.never_idle,
         tune=lambda options: replace(_short(8.0, 10.0)(options), idle=0.9, hold_s=8.0),
     ),
     Mutation(
         "keeps-what-is-free",
         "nobody-starves",
         "nothing is kept for a large request before all that it needs is free at once",
-        _keeps_what_is_free,
+        broken_policy.keeps_what_is_free,
         tune=lambda options: replace(options, starved_s=1.0, think_s=0.3, gpus=2, wide=0.3),
     ),
     Mutation(
         "overtakes",
         "nobody-starves",
         "small requests take what one that has waited for long needs",
-        _overtakes,
+        broken_policy.overtakes,
         tune=lambda options: replace(options, starved_s=1.0, think_s=0.3, gpus=2, servers=3),
+    ),
+    Mutation(
+        "waits-anew",
+        "keeps-its-place",
+        "a wait begins anew whenever the client asks again",
+        broken_policy.waits_anew,
+    ),
+    Mutation(
+        "has-no-place",
+        "keeps-its-place",
+        "clients wait without the pool's knowledge",
+        broken_policy.has_no_place,
+        tune=_short(2.0, 10.0),
     ),
     Mutation(
         "apply-differs",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from gpupool.pool import leases
-from gpupool.pool.ids import LeaseId
+from gpupool.pool.ids import LeaseId, RequestId
 from gpupool.pool.state import WAITING_LAPSE_MS, Lease, PoolState, Request, Waiting
 from gpupool.simulations.judge import Judge
 from gpupool.simulations.machines import Machine
@@ -176,6 +176,45 @@ def nearness(state: PoolState, entry: Waiting, rules: Rules) -> tuple[int, int]:
         if len(chosen) == entry.request.count:
             best = max(best, (chosen.count(0), -sum(chosen)))
     return best
+
+
+class PlacesInLine:
+    """Whoever waits has a place in the table, and how long they have waited counts from its first.
+
+    With this, ``nobody-starves`` and ``everything-granted``, no request is overtaken for ever.
+    """
+
+    WITHIN_S = 7.0
+    """A client renews its place every 5 s, at one server after the other."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._before: dict[RequestId, Waiting] = {}
+        self._without_since: dict[RequestId, float] = {}
+
+    def applied(self, state: PoolState) -> None:
+        """Look at the places after a command was applied, whatever goes wrong meanwhile."""
+        before, self._before = self._before, state.waiting
+        if before is state.waiting:
+            return
+        for request, entry in state.waiting.items():
+            known = before.get(request)
+            lapsed = known is not None and known.renewed < state.now - WAITING_LAPSE_MS
+            if known is not None and not lapsed and entry.since != known.since:
+                text = f"{entry.user} has waited since {known.since}, and now since {entry.since}"
+                self._judge.fail("keeps-its-place", text)
+
+    def look(self, waiting: Iterable[RequestId], state: PoolState, now: float) -> None:
+        """Look at the requests of clients that wait while nothing is disturbed."""
+        self._without_since = {
+            each: self._without_since.get(each, now)
+            for each in waiting
+            if each not in state.waiting
+        }
+        for request, since in self._without_since.items():
+            if now - since > self.WITHIN_S:
+                text = f"request {request.hex()} has waited {now - since:.1f} s without a place"
+                self._judge.fail("keeps-its-place", text)
 
 
 class LeasesEnd:

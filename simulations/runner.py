@@ -225,6 +225,8 @@ class _Run:
         if self._converged_s < 0.0:
             return
         state, now = cluster.environment.checkers.logs.state, cluster.world.now
+        waiting = [w.id for c in cluster.clients.values() if (w := c.waits_for) is not None]
+        cluster.environment.checkers.places.look(waiting, state, now)
         seen: set[bytes] = set()
         # Each server opens the policy's windows by its own clock.
         tables = [
