@@ -226,11 +226,10 @@ commands = st.one_of(
 )
 
 pauses, lifetimes = st.sampled_from([0, 1, 100, 20_000]), st.sampled_from([0, 0, 50])
-steps = st.builds(
-    lambda first, others: [*first, *others],
+steps = st.tuples(
     st.lists(st.tuples(apply_policies, pauses, st.just(0)), max_size=1),
     st.lists(st.tuples(commands, pauses, lifetimes), min_size=15, max_size=50),
-)
+).map(lambda both: [*both[0], *both[1]])
 """Commands with the milliseconds since the one before, and their time to live."""
 
 
