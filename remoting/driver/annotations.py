@@ -78,6 +78,7 @@ RECORDS: tuple[str, ...] = (
     "POOL_GET_ACCESS",
     "LOAD_LIBRARY",
     "LOAD_MODULE",
+    "LOAD_KNOWN",
     "UNLOAD_LIBRARY",
     "UNLOAD_MODULE",
     "LIBRARY_MODULE",

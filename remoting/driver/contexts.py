@@ -3,6 +3,7 @@
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.client import WORDS, Area, Client
+from gpupool.remoting.driver.images import Images
 from gpupool.remoting.driver.memory import Memory, charged
 from gpupool.remoting.driver.snapshot import encode_snapshot
 
@@ -13,9 +14,10 @@ PRINTF_SIZE, HEAP_SIZE = 1, 2
 class Contexts(Area):
     """What concerns a device as a whole."""
 
-    def __init__(self, client: Client, memory: Memory) -> None:
+    def __init__(self, client: Client, memory: Memory, images: Images) -> None:
         super().__init__(client)
         self.memory = memory
+        self.images = images
         self._initial: dict[tuple[int, int], int] = {}  # limits, by device and CUlimit
         self._held: dict[tuple[int, int], int] = {}  # bytes that those above cost
         self.posted = {
@@ -32,7 +34,7 @@ class Contexts(Area):
             raise RemoteProtocolError("the client speaks another version of the CUDA door")
         snapshot = encode_snapshot(self.api, self.client.devices)
         self.api.runtime.setDevice(self.client.ordinals[self.client.device])
-        return snapshot
+        return snapshot + self.images.encoded()
 
     def _set_device(self, device: int) -> None:
         self.client.device = self.client.index(device)

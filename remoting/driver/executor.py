@@ -17,6 +17,7 @@ from gpupool.remoting.driver.generic import Generic
 from gpupool.remoting.driver.graph_launches import GraphLaunches
 from gpupool.remoting.driver.graphs import Graphs
 from gpupool.remoting.driver.hosts import HostFunctions
+from gpupool.remoting.driver.images import Images
 from gpupool.remoting.driver.kernels import LAUNCH, Kernels
 from gpupool.remoting.driver.managed import Managed
 from gpupool.remoting.driver.mapped import Mapped
@@ -33,7 +34,7 @@ from gpupool.remoting.driver.virtual import Virtual
 RECORD = struct.Struct("<HHI")
 
 
-def areas_of(client: Client) -> list[Area]:
+def areas_of(client: Client, images: Images) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
     direct, slots = Direct(), Slots(client)
     pools, hosts = Pools(client, direct), HostFunctions(client, direct)
@@ -41,7 +42,7 @@ def areas_of(client: Client) -> list[Area]:
     graphs = Graphs(client, direct, translator)
     memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
     return [
-        Contexts(client, memory),
+        Contexts(client, memory, images),
         memory,
         pools,
         Virtual(client, memory),
@@ -49,7 +50,7 @@ def areas_of(client: Client) -> list[Area]:
         Mapped(client),
         Managed(client, memory, transfers),
         kernels,
-        Modules(client, direct, kernels, memory),
+        Modules(client, direct, kernels, memory, images),
         Tensors(client, direct),
         Arrays(client, direct, memory),
         Streams(client, direct),
@@ -71,12 +72,13 @@ class Executor:
         devices: Sequence[DeviceSpec],
         budget: Budget,
         log: Callable[[str], None],
+        images: Images,
     ) -> None:
         self.client = client = Client(api, session, devices, budget, log)
         self.buffer = bytearray()
         self.buffer_address = 0
         self.handlers: Raw = {}
-        for area in areas_of(client):
+        for area in areas_of(client, images):
             for op, (count, method) in area.posted.items():
                 self._add(op, self._posted(count, method))
             for op, (count, method) in area.asked.items():

@@ -6,9 +6,10 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
-from gpupool.remoting.driver.api import INVALID_HANDLE, CudaError
+from gpupool.remoting.driver.api import INVALID_HANDLE, NOT_FOUND, CudaError
 from gpupool.remoting.driver.client import OBJECTS_MAX, WORDS, Area, Client
 from gpupool.remoting.driver.direct import Direct
+from gpupool.remoting.driver.images import Images
 from gpupool.remoting.driver.kernels import Kernels
 from gpupool.remoting.driver.linker import Linker
 from gpupool.remoting.driver.memory import Memory
@@ -21,8 +22,11 @@ IS_MANAGED = 8  # CU_POINTER_ATTRIBUTE_IS_MANAGED
 class Modules(Area):
     """The libraries and modules of a client process, and its links."""
 
-    def __init__(self, client: Client, direct: Direct, kernels: Kernels, memory: Memory) -> None:
+    def __init__(
+        self, client: Client, direct: Direct, kernels: Kernels, memory: Memory, images: Images
+    ) -> None:
         super().__init__(client)
+        self.images = images
         self.direct = direct
         self.kernels = kernels
         self.variables = Variables(client, memory)
@@ -36,6 +40,7 @@ class Modules(Area):
         self.asked = {
             table.LOAD_LIBRARY: (2, self._load_library),
             table.LOAD_MODULE: (2, self._load_module),
+            table.LOAD_KNOWN: (7, self._load_known),
             table.LIBRARY_MODULE: (2, self._library_module),
             table.FIND_KERNEL: (2, self._find_kernel),
             table.FIND_FUNCTION: (2, self._find_function),
@@ -57,19 +62,31 @@ class Modules(Area):
 
     def _load_library(self, number: int, size: int) -> bytes:
         image = self._image(size)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(image))
-        with self.variables.charged(number, image):
-            library = self.api.call("cuLibraryLoadData", address, [], [], 0, [], [], 0)
-            self._keep_module(number, int(library), library=True)
+        self._load(number, image, library=True)
+        self.images.keep(image)
         return b""
 
     def _load_module(self, number: int, size: int) -> bytes:
         image = self._image(size)
+        self._load(number, image, library=False)
+        self.images.keep(image)
+        return b""
+
+    def _load_known(self, number: int, library: int, size: int, *digest: int) -> bytes:
+        image = self.images.load(WORDS[4].pack(*digest), size)
+        if image is None:
+            raise CudaError(NOT_FOUND, "cuModuleLoadData")
+        self._load(number, image, library=bool(library))
+        return b""
+
+    def _load(self, number: int, image: bytearray, *, library: bool) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(image))
         with self.variables.charged(number, image):
-            module = self.api.call("cuModuleLoadData", address)
-            self._keep_module(number, int(module), library=False)
-        return b""
+            if library:
+                made = self.api.call("cuLibraryLoadData", address, [], [], 0, [], [], 0)
+            else:
+                made = self.api.call("cuModuleLoadData", address)
+            self._keep_module(number, int(made), library=library)
 
     def _link_create(self, number: int, *given: int) -> bytes:
         self.linker.create(number, *given)

@@ -10,6 +10,7 @@ from gpupool.pool.errors import ProtocolError, RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver.api import Api
 from gpupool.remoting.driver.executor import Executor
+from gpupool.remoting.driver.images import Images
 
 FRAME = struct.Struct("<IIQ")
 FRAME_MAGIC = 0x47504331
@@ -170,16 +171,16 @@ def serve(
         budget: where their memory is reserved.
         log: takes one line about something that an operator may want to know.
     """
-    session = Session(stream)
+    session, images = Session(stream), Images.of_worker()
     try:
         if any(spec.ordinal is None for spec in devices):
             session.notice("emulated GPUs have the array door only: use gpupool run --door arrays")
             return
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        executor = Executor(Api(), session, devices, budget, log)
+        executor = Executor(Api(), session, devices, budget, log, images)
         session.run(executor)
     except ClosedError:
-        pass  # the client's process is gone; nothing is left to answer
+        images.finish()  # the client's process is gone; nothing is left to answer
     except (ConnectionError, TimeoutError) as error:
         log(f"CUDA session: the connection broke ({error})")
     except (ProtocolError, struct.error) as error:

@@ -94,8 +94,11 @@ class Fleet:
         self._directory = Path()
         self._said: set[str] = set()
         self._kernels: KernelCache | None = None
+        self._images: KernelCache | None = None
         if settings.state_dir is not None:
             self._kernels = KernelCache(settings.state_dir / kernels.DIRECTORY_NAME, log)
+            images = settings.state_dir / kernels.IMAGE_DIRECTORY_NAME
+            self._images = KernelCache(images, log, kernels.IMAGES)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Keep spare workers warm until cancelled; then kill every worker and wait for it."""
@@ -140,7 +143,7 @@ class Fleet:
         return worker
 
     async def give_kernels(self, worker: Worker, user: str) -> None:
-        """Let a worker load what the workers of ``user`` have compiled.
+        """Let a worker load what the workers of ``user`` have compiled, or got from its clients.
 
         It is called once the worker can serve nobody else. A worker that could write where others
         load from, being confined by neither its uid nor Landlock, gets none and leaves none.
@@ -151,6 +154,9 @@ class Fleet:
         cache = spawn.kernel_directory(worker.directory)
         uid = self._own_uid(worker)
         await trio.to_thread.run_sync(self._kernels.give, user, cache, uid)
+        if self._images is not None:
+            images = spawn.image_directory(worker.directory)
+            await trio.to_thread.run_sync(self._images.give, user, images, uid)
 
     def _own_uid(self, worker: Worker) -> int:
         return worker.uid if "own-uid" in worker.confinement else -1
@@ -321,6 +327,9 @@ class Fleet:
         elif self._kernels is not None and worker.user:
             cache = spawn.kernel_directory(worker.directory)
             self._kernels.take(worker.user, cache, self._own_uid(worker))
+            if self._images is not None:
+                images = spawn.image_directory(worker.directory)
+                self._images.take_later(worker.user, images, self._own_uid(worker))
         spawn.remove_directory(worker.directory, self._log)
 
     def _message(self, worker: Worker, message: messages.WorkerMessage) -> None:

@@ -1,7 +1,8 @@
-"""Compiled kernels of each user, kept between sessions, so that only the first one compiles them.
+"""Compiled kernels and images of each user, kept between sessions.
 
-Compiled kernels are code, and whoever writes one decides what runs in the worker that loads it. So
-no worker ever writes here: the host gives each worker what its own user's workers have left, and
+Only the first session compiles a kernel, and only the first one needs a module's image from its
+client. Both are code, and whoever writes one decides what runs in the worker that loads it. So no
+worker ever writes here: the host gives each worker what its own user's workers have left, and
 takes what a worker leaves once nothing of it is alive. One user's kernels reach no other user's.
 """
 
@@ -13,6 +14,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 DIRECTORY_NAME = "kernels"
@@ -23,17 +25,46 @@ USER_SIZE_MAX = 64 << 20
 USER_FILE_COUNT_MAX = 2048
 USER_COUNT_MAX = 64
 
+IMAGE_DIRECTORY_NAME = "images"
+IMAGE_SIZE_MAX = 64 << 20
+USER_IMAGE_SIZE_MAX = 256 << 20
+"""Bytes of one user's images; those of PyTorch's start are 10 to 60 MB."""
+
+USER_IMAGE_COUNT_MAX = 512
+IMAGE_USER_COUNT_MAX = 16
+COPIED_SIZE_MAX = 64 << 20
+"""Bytes that a worker gets at most where the host's files cannot be linked to: they are copied."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _UNFINISHED = "tmp"
 """How the names of Python's temporary files begin, which CuPy renames when they are whole."""
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a cache keeps at most, and whether its names are the SHA-256 of what they name."""
+
+    file_size: int = FILE_SIZE_MAX
+    user_size: int = USER_SIZE_MAX
+    user_count: int = USER_COUNT_MAX
+    user_file_count: int = USER_FILE_COUNT_MAX
+    by_content: bool = False
+
+
+IMAGES = Limits(
+    IMAGE_SIZE_MAX, USER_IMAGE_SIZE_MAX, IMAGE_USER_COUNT_MAX, USER_IMAGE_COUNT_MAX, by_content=True
+)
+
+
 class KernelCache:
     """A directory for each user under one that only the host may enter. Thread-safe."""
 
-    def __init__(self, directory: Path, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, directory: Path, log: Callable[[str], None], limits: Limits | None = None
+    ) -> None:
         self._directory = directory
         self._log = log
+        self._limits = limits or Limits()
         self._lock = threading.Lock()
 
     def give(self, user: str, target: Path, uid: int) -> None:
@@ -63,6 +94,20 @@ class KernelCache:
         except OSError as error:
             self._log(f"the kernels that a worker compiled cannot be kept: {error}")
 
+    def take_later(self, user: str, source: Path, uid: int) -> None:
+        """Keep what a dead worker has left, soon: nobody waits for large files to be read."""
+        aside = source.parent.with_name(f"{source.parent.name}-{source.name}")
+        try:
+            source.rename(aside)
+        except OSError:
+            return  # it has left none
+
+        def run() -> None:
+            self.take(user, aside, uid)
+            shutil.rmtree(aside, ignore_errors=True)
+
+        threading.Thread(target=run, daemon=True).start()
+
     def _of(self, user: str) -> Path:
         return self._directory / hashlib.sha256(user.encode()).hexdigest()[:32]
 
@@ -74,12 +119,16 @@ class KernelCache:
             target.mkdir(mode=0o700)
             if uid >= 0:
                 os.chown(target, uid, -1)
-        for path in own.iterdir():
+        copied = 0
+        for path in _newest_first(own):
             made = target / path.name
             if uid >= 0:
                 with contextlib.suppress(OSError):  # another file system: a copy does
                     os.link(path, made)
                     continue
+            copied += path.stat().st_size
+            if copied > COPIED_SIZE_MAX:
+                break
             shutil.copyfile(path, made)
             made.chmod(0o644)
 
@@ -89,24 +138,32 @@ class KernelCache:
         except (FileNotFoundError, NotADirectoryError):
             return
         try:
-            names = sorted(os.listdir(directory))[:USER_FILE_COUNT_MAX]
+            names = sorted(os.listdir(directory))[: self._limits.user_file_count]
             wanted = [name for name in names if _wanted(name) and not (own / name).exists()]
             if not wanted:
                 return
             own.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._directory.chmod(0o700)
             for name in wanted:
-                data = _read(directory, name, uid)
-                if data:
+                data = _read(directory, name, uid, self._limits.file_size)
+                if data and (not self._limits.by_content or _sha256(data) == name):
                     _write(own, name, data)
         finally:
             os.close(directory)
-        _keep_newest(own)
+        self._keep_newest(own)
         self._forget_users()
+
+    def _keep_newest(self, own: Path) -> None:
+        """Remove the oldest files until the rest is within the limits."""
+        size = 0
+        for count, path in enumerate(_newest_first(own), 1):
+            size += path.stat().st_size
+            if size > self._limits.user_size or count > self._limits.user_file_count:
+                path.unlink()
 
     def _forget_users(self) -> None:
         users = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime)
-        for path in users[:-USER_COUNT_MAX]:
+        for path in users[: -self._limits.user_count]:
             shutil.rmtree(path)
 
 
@@ -114,7 +171,7 @@ def _wanted(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and not name.startswith(_UNFINISHED)
 
 
-def _read(directory: int, name: str, uid: int) -> bytes:
+def _read(directory: int, name: str, uid: int, size_max: int) -> bytes:
     """Return the bytes of one plain file; none if it is anything else."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -123,11 +180,11 @@ def _read(directory: int, name: str, uid: int) -> bytes:
         return b""  # a link, or something that cannot be opened
     try:
         found = os.fstat(descriptor)
-        plain = stat.S_ISREG(found.st_mode) and 0 < found.st_size <= FILE_SIZE_MAX
+        plain = stat.S_ISREG(found.st_mode) and 0 < found.st_size <= size_max
         # A second link would be a file of somebody else's: the worker's own have one.
         if not plain or found.st_nlink != 1 or (uid >= 0 and found.st_uid != uid):
             return b""
-        return os.pread(descriptor, FILE_SIZE_MAX, 0)
+        return os.pread(descriptor, size_max, 0)
     finally:
         os.close(descriptor)
 
@@ -140,11 +197,9 @@ def _write(own: Path, name: str, data: bytes) -> None:
     temporary.replace(own / name)
 
 
-def _keep_newest(own: Path) -> None:
-    """Remove the oldest files until the rest is within the limits."""
-    size = 0
-    newest_first = sorted(own.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for count, path in enumerate(newest_first, 1):
-        size += path.stat().st_size
-        if size > USER_SIZE_MAX or count > USER_FILE_COUNT_MAX:
-            path.unlink()
+def _newest_first(own: Path) -> list[Path]:
+    return sorted(own.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -206,6 +206,7 @@ def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str
         "TMPDIR": str(directory),
         "CUPY_CACHE_DIR": str(kernel_directory(directory)),
         "CUDA_CACHE_PATH": str(directory / "cuda"),
+        "GPUPOOL_IMAGES": str(image_directory(directory)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONUNBUFFERED": "1",
@@ -217,6 +218,11 @@ def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str
 def kernel_directory(directory: Path) -> Path:
     """Return where a worker with this private directory keeps the kernels that it compiles."""
     return directory / "cupy"
+
+
+def image_directory(directory: Path) -> Path:
+    """Return where a worker with this private directory keeps the images that clients sent."""
+    return directory / "images"
 
 
 def start_process(control: socket.socket, errors: int, directory: Path) -> subprocess.Popen[bytes]:

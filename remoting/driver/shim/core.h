@@ -178,6 +178,10 @@ int gp_push(struct gp_context *context);
 int cuCtxSynchronize(void);
 int cuCtxGetCurrent(void **context);
 
+// known.c: images that the server has already
+bool gp_read_known(const unsigned char *bytes, size_t size);  // the end of the snapshot
+int gp_load_known(uint64_t module, bool library, const void *bytes, size_t size);
+
 // link.c: the agent and the data connection; 0 or an error
 int gp_connect(void);
 

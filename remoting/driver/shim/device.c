@@ -92,24 +92,26 @@ static void take_device(struct gp_device *device, const struct wire_device *from
     device->server = index;
 }
 
-static bool take_errors(const unsigned char *at, const unsigned char *end, uint32_t count) {
-    if (count > 4096) return false;
+// Return where the texts end, NULL when they do not end well.
+static const unsigned char *take_errors(const unsigned char *at, const unsigned char *end,
+                                        uint32_t count) {
+    if (count > 4096) return NULL;
     errors = calloc(count ? count : 1, sizeof *errors);
     for (uint32_t index = 0; errors != NULL && index < count; index++) {
         int32_t code;
         uint16_t sizes[2];
-        if (end - at < 8) return false;
+        if (end - at < 8) return NULL;
         memcpy(&code, at, 4);
         memcpy(sizes, at + 4, 4);
         at += 8;
-        if (end - at < sizes[0] + sizes[1]) return false;
+        if (end - at < sizes[0] + sizes[1]) return NULL;
         errors[index].code = code;
         errors[index].name = strndup((const char *)at, sizes[0]);
         errors[index].text = strndup((const char *)at + sizes[0], sizes[1]);
         at += sizes[0] + sizes[1];
         error_count = index + 1;
     }
-    return errors != NULL;
+    return errors == NULL ? NULL : at;
 }
 
 int gp_read_snapshot(const unsigned char *bytes, size_t size) {
@@ -139,7 +141,9 @@ int gp_read_snapshot(const unsigned char *bytes, size_t size) {
     }
     free(found);
     size_t used = head.devices * sizeof(struct wire_device);
-    return take_errors(bytes + used, bytes + size, head.errors) ? GP_SUCCESS : GP_UNKNOWN;
+    const unsigned char *end = bytes + size;
+    const unsigned char *rest = take_errors(bytes + used, end, head.errors);
+    return rest != NULL && gp_read_known(rest, (size_t)(end - rest)) ? GP_SUCCESS : GP_UNKNOWN;
 }
 
 // --- contexts -------------------------------------------------------------------------------------

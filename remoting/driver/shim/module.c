@@ -158,7 +158,12 @@ static int load(int op, const void *data, void **made) {
     if (!gp_find_image(data, architecture(), &image)) return GP_INVALID_IMAGE;
     struct module *module = make_module(op == GP_LOAD_LIBRARY);
     int status = module == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
-    if (status == GP_SUCCESS) {
+    bool sent = status != GP_SUCCESS;
+    if (!sent) {
+        status = gp_load_known(module->handle.id, module->library, image.bytes, image.size);
+        sent = status != GP_NOT_FOUND;
+    }
+    if (!sent) {
         uint64_t values[2] = {module->handle.id, image.size};
         struct gp_request request = {0};
         status = gp_exchange(&request, op, values, 2, NULL, 0, image.bytes, image.size);

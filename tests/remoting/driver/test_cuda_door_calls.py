@@ -1,6 +1,8 @@
 """Programs that print the same behind the CUDA door as on the driver itself."""
 
 import ctypes
+import hashlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +15,7 @@ from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
 from test_cuda_door import compiled, run
 
-from gpupool.remoting.driver import build
+from gpupool.remoting.driver import build, table
 
 IMAGE = Path(__file__).resolve().parent / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
 
@@ -91,3 +93,29 @@ def test_values_and_contexts(library: Path, tmp_path: Path) -> None:
         assert done.stdout == "results right\n", done.stderr
         assert done.stderr == ""
         assert control.missing_calls() == 0
+
+
+def test_an_image_travels_once(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process of the user asks for it by its hash; what is not what it was is not used."""
+    kept = tmp_path / "images"
+    monkeypatch.setenv("GPUPOOL_IMAGES", str(kept))
+    program = compiled("everything", tmp_path, library)
+
+    def loads() -> set[str]:
+        monkeypatch.setenv("GPUPOOL_VERBOSE", "2")
+        with Control(tmp_path) as control:
+            done = run(library, control, [str(program), str(IMAGE)])
+        assert done.stdout == "results right\n", done.stderr
+        names = {table.LOAD_LIBRARY: "sent", table.LOAD_MODULE: "sent", table.LOAD_KNOWN: "known"}
+        waits = re.findall(r"waited for the server (\d+) times: record (\d+) ", done.stderr)
+        return {names[int(record)] for _, record in waits if int(record) in names}
+
+    assert loads() == {"sent"}
+    (image,) = kept.iterdir()
+    assert image.name == hashlib.sha256(image.read_bytes()).hexdigest()
+    assert loads() == {"known"}
+    image.unlink()
+    image.with_name("0" * 64).write_bytes(IMAGE.read_bytes())  # of the right size
+    assert loads() == {"sent"}

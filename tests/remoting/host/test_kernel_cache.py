@@ -1,5 +1,6 @@
 """Kernels that one session compiled are there in the user's next one, and in nobody else's."""
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +10,7 @@ import pytest
 from host_kit import HostKit, MakeHost
 
 from gpupool.remoting.host import kernels
-from gpupool.remoting.host.kernels import KernelCache
+from gpupool.remoting.host.kernels import IMAGES, KernelCache, Limits
 
 
 @pytest.fixture
@@ -99,11 +100,10 @@ def test_a_cache_that_is_a_link_is_not_followed(cache: KernelCache, tmp_path: Pa
 
 
 def test_the_oldest_go_when_there_is_no_room(
-    cache: KernelCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(kernels, "USER_SIZE_MAX", 25)
-    monkeypatch.setattr(kernels, "USER_COUNT_MAX", 2)
     own = tmp_path / "state" / "kernels"
+    cache = KernelCache(own, pytest.fail, Limits(user_size=25, user_count=2))
     for number in range(4):
         files = {f"k{number}": bytes([65 + number]) * 10}
         cache.take("ada", left_by_worker(tmp_path, number, files), -1)
@@ -160,3 +160,21 @@ async def test_workers_that_nothing_confines_share_no_kernels(make_host: MakeHos
     await session(kit, 1, "ada", b"a.cubin\0compiled")
     assert await session(kit, 2, "ada") == b""
     assert not (kit.directory / "kernels").exists()
+
+
+def test_an_image_is_what_its_name_says(tmp_path: Path) -> None:
+    """A worker may leave what it likes under any name; only bytes that have that hash are kept."""
+    cache = KernelCache(tmp_path / "state" / "images", pytest.fail, IMAGES)
+    good, lie = hashlib.sha256(b"image").hexdigest(), hashlib.sha256(b"other").hexdigest()
+    left = left_by_worker(tmp_path, 1, {good: b"image", lie: b"evil", "plain": b"x"})
+    cache.take("ada", left, -1)
+    assert given(cache, "ada", tmp_path) == {good: b"image"}
+    assert given(cache, "bob", tmp_path) == {}
+
+
+def test_what_is_copied_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "COPIED_SIZE_MAX", 25)
+    cache = KernelCache(tmp_path / "state" / "kernels", pytest.fail)
+    cache.take("ada", left_by_worker(tmp_path, 1, {f"k{n}": b"0123456789" for n in range(4)}), -1)
+    assert len(given(cache, "ada", tmp_path)) == 2
+    assert len(given(cache, "ada", tmp_path, os.getuid())) == 4  # links cost nothing
