@@ -148,14 +148,22 @@ class Arrays(Area):
 
     # --- copies -----------------------------------------------------------------------------------
 
+    def handle(self, number: int) -> int:
+        """Return CUDA's handle of an array, or of one level of several.
+
+        Raises:
+            CudaError: when it is an array of arrays.
+        """
+        array = self._arrays[number]
+        if array.levels:
+            raise CudaError(INVALID_HANDLE, "cuMemcpy3D")
+        return array.handle
+
     def _end(self, words: tuple[int, ...]) -> tuple[int, ...]:
         """Return an end as CUDA_MEMCPY3D has it."""
         kind, what, x, y, z, pitch, height = words
         if kind == ARRAY:
-            array = self._arrays[what]
-            if array.levels:
-                raise CudaError(INVALID_HANDLE, "cuMemcpy3D")
-            return (x, y, z, 0, ARRAY, 0, 0, array.handle, 0, pitch, height)
+            return (x, y, z, 0, ARRAY, 0, 0, self.handle(what), 0, pitch, height)
         if kind != DEVICE:
             raise RemoteProtocolError("malformed copy of an array")
         return (x, y, z, 0, DEVICE, 0, what, 0, 0, pitch, height)

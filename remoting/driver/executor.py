@@ -38,9 +38,10 @@ def areas_of(client: Client, images: Images) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
     direct, slots = Direct(), Slots(client)
     pools, hosts = Pools(client, direct), HostFunctions(client, direct)
-    translator = Translator(client, direct, slots, hosts)
-    graphs = Graphs(client, direct, translator)
     memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
+    arrays = Arrays(client, direct, memory)
+    translator = Translator(client, direct, slots, arrays, hosts)
+    graphs = Graphs(client, direct, translator)
     return [
         Contexts(client, memory, images),
         memory,
@@ -52,7 +53,7 @@ def areas_of(client: Client, images: Images) -> list[Area]:
         kernels,
         Modules(client, direct, kernels, memory, images),
         Tensors(client, direct),
-        Arrays(client, direct, memory),
+        arrays,
         Streams(client, direct),
         hosts,
         slots,

@@ -204,7 +204,8 @@ class Graphs(Area):
         source = node_params.BOX.unpack_from(made)
         target = node_params.BOX.unpack_from(made, node_params.BOX_SIZE)
         handle = self.streams[stream]
-        if height != 1 or depth != 1:
+        plain = all(box[4] != node_params.IN_ARRAY for box in (source, target))
+        if height != 1 or depth != 1 or not plain:
             self._direct.call("cuMemcpy3DAsync_v2", made, handle)
             return
         # Of both sides, the address is in the field of their kind.

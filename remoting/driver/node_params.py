@@ -11,6 +11,7 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver.api import INVALID_VALUE, NOT_SUPPORTED, CudaError
+from gpupool.remoting.driver.arrays import Arrays
 from gpupool.remoting.driver.client import Client
 from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.hosts import HostFunctions
@@ -67,10 +68,13 @@ class Params:
 class Translator:
     """Puts CUDA's handles and addresses in place of the client's, and the other way round."""
 
-    def __init__(self, client: Client, direct: Direct, slots: Slots, hosts: HostFunctions) -> None:
+    def __init__(
+        self, client: Client, direct: Direct, slots: Slots, arrays: Arrays, hosts: HostFunctions
+    ) -> None:
         self._client = client
         self._direct = direct
         self._slots = slots
+        self._arrays = arrays
         self._hosts = hosts
         self._contexts: dict[int, int] = {}
 
@@ -149,6 +153,8 @@ class Translator:
             box = list(BOX.unpack_from(copy, at))
             if box[4] == ON_HOST:
                 self._host_side(box, extent)
+            elif box[4] == IN_ARRAY:
+                box[7] = self._arrays.handle(box[7])
             elif box[4] != ON_DEVICE:
                 raise CudaError(NOT_SUPPORTED, "cuGraphAddMemcpyNode")
             BOX.pack_into(made, at, *box)

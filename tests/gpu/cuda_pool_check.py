@@ -28,6 +28,7 @@ from gpupool.remoting.driver import build  # noqa: E402
 MEASURED = ("_us", "_ms", "_s", "_GBps")
 PROGRAMS: list[tuple[str, float, bool]] = [
     ("runtime.cu", 60, True),
+    ("graphs.cu", 60, False),
     ("torch_basic.py", 75, True),
     ("cupy_arrays.py", 60, False),
     ("numba_kernel.py", 50, False),

@@ -275,7 +275,7 @@ int gp_copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async) {
     GP_CHECK(check_end(&copy->target, copy->width, copy->height, &to));
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
-    if ((from.host || to.host) && gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    if ((from.host || to.host) && gp_capture_of(stream)) return gp_capture_box(copy, stream);
     if (to.host) return read_array(copy, &to, id);
     if (from.host) {
         GP_CHECK(write_array(copy, &from, id));

@@ -247,7 +247,7 @@ int gp_capture_box(const void *copy, void *stream) {
     struct gp_handle *handle = gp_stream_handle(stream);
     if (graph == NULL || handle == NULL) return GP_ILLEGAL_STATE;
     struct gp_node_params given = {.type = GP_NODE_MEMCPY};
-    given.memcpy.copy = *(const struct gp_copy *)copy;
+    given.memcpy.copy = *(const struct gp_copy_3d *)copy;
     struct gp_packed packed;
     GP_CHECK(gp_pack(graph, &given, &packed));
     unsigned char *at = gp_open(GP_CAPTURE_COPY, 0, 16 + sizeof given.memcpy.copy);
@@ -272,7 +272,7 @@ int gp_capture_box(const void *copy, void *stream) {
 
 int gp_capture_copy(uint64_t target, uint64_t source, size_t size, bool out, void *stream) {
     if (size == 0) return GP_SUCCESS;
-    struct gp_copy copy = {.width = size, .height = 1, .depth = 1};
+    struct gp_copy_3d copy = {.width = size, .height = 1, .depth = 1};
     copy.source = (struct gp_box){.kind = out ? 2 : 1, .device = source,
                                   .host = (const void *)(uintptr_t)source, .pitch = size};
     copy.target = (struct gp_box){.kind = out ? 1 : 2, .device = target,

@@ -229,6 +229,7 @@ int gp_function_bytes(void *function, void **parameters, void **extra, unsigned 
 void **gp_function_pointers(void *function, unsigned char *bytes);  // to each, to be freed
 void *gp_function_by_id(uint64_t id);
 const char *gp_function_name(void *function);
+bool gp_function_is_kernel(void *function);  // of a library
 
 // host.c
 extern int gp_hosts_pending;

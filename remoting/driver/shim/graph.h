@@ -2,7 +2,7 @@
 #ifndef GP_GRAPH_H
 #define GP_GRAPH_H
 
-#include "core.h"
+#include "copies.h"
 
 #define GP_GRAPH_NODES_MAX 65536
 #define GP_EDGES_AT_ONCE 4096  // in one record
@@ -23,21 +23,6 @@ enum {
     GP_NODE_FREE,
     GP_NODE_BATCH,
     GP_NODE_CONDITIONAL,
-};
-
-// One side of CUDA_MEMCPY3D.
-struct gp_box {
-    size_t x, y, z, level;
-    int kind;
-    const void *host;
-    uint64_t device;
-    void *array, *reserved;
-    size_t pitch, height;
-};
-
-struct gp_copy {
-    struct gp_box source, target;
-    size_t width, height, depth;
 };
 
 struct gp_location {
@@ -106,7 +91,7 @@ struct gp_node_params {
         struct {
             int flags, reserved;
             void *context;
-            struct gp_copy copy;
+            struct gp_copy_3d copy;
         } memcpy;
         struct gp_memset_node memset;
         struct gp_host_node host;
@@ -238,7 +223,7 @@ int gp_note_params(struct gp_handle *node, const struct gp_node_params *given,
                    struct gp_packed *packed);
 
 // graph_host.c
-int gp_stage(struct gp_handle *graph, const struct gp_box *box, const struct gp_copy *copy,
+int gp_stage(struct gp_handle *graph, const struct gp_box *box, const struct gp_copy_3d *copy,
              bool out, struct gp_staged *staged);
 int gp_keep_staged(struct gp_staged_list *list, const struct gp_staged *staged);
 int gp_copy_staged(struct gp_staged_list *to, const struct gp_staged_list *from,

@@ -49,7 +49,7 @@ static int make_slot(uint64_t start, uint64_t size, struct gp_slot **made) {
 }
 
 // Find memory of the worker for the host's side of a copy; the entry holds a reference to it.
-int gp_stage(struct gp_handle *of, const struct gp_box *box, const struct gp_copy *copy, bool out,
+int gp_stage(struct gp_handle *of, const struct gp_box *box, const struct gp_copy_3d *copy, bool out,
              struct gp_staged *staged) {
     struct gp_graph *graph = GP_GRAPH_OF(of);
     if (graph->conditional) return GP_NOT_SUPPORTED;  // it may not run, and would bring old bytes

@@ -42,28 +42,37 @@ static int pack_kernel(const struct gp_kernel_node *given, struct gp_packed *pac
     return pack_context(&kernel->context);
 }
 
-// One side of a copy: device memory as it is, the host's as a slot and an offset.
-static int pack_side(struct gp_handle *graph, const struct gp_copy *copy, bool out,
+// One side of a copy: device memory as it is, an array by its number, the host's memory as a slot
+// and an offset.
+static int pack_side(struct gp_handle *graph, const struct gp_copy_3d *copy, bool out,
                      struct gp_packed *packed) {
-    struct gp_copy *sent = &packed->params.memcpy.copy;
+    struct gp_copy_3d *sent = &packed->params.memcpy.copy;
     struct gp_box *box = out ? &sent->target : &sent->source;
-    if (box->kind < 1 || box->kind > 4) return GP_INVALID_VALUE;
-    if (box->kind == 3 || box->level != 0) return GP_NOT_SUPPORTED;  // CU_MEMORYTYPE_ARRAY
+    if (box->kind < GP_ON_HOST || box->kind > GP_UNIFIED || box->level != 0) {
+        return GP_INVALID_VALUE;
+    }
+    if (box->kind == GP_IN_ARRAY) {
+        GP_CHECK(gp_check(box->array, GP_ARRAY));
+        *box = (struct gp_box){box->x, box->y, box->z, .kind = GP_IN_ARRAY,
+                               .array = (void *)(uintptr_t)((struct gp_handle *)box->array)->id};
+        return GP_SUCCESS;
+    }
+    bool host = box->kind == GP_ON_HOST;
+    uint64_t address = host ? (uint64_t)(uintptr_t)box->host : box->device;
     struct gp_range range;
-    uint64_t unified = box->device;
-    if (box->kind == 4) {  // CU_MEMORYTYPE_UNIFIED
-        bool there = gp_find_range(unified, &range) && range.kind != GP_HOST_MEMORY;
-        box->kind = there ? 2 : 1;
-        box->host = (const void *)(uintptr_t)unified;
-    }
-    if (box->kind == 2) {
-        box->host = NULL;
-        return box->device == 0 ? GP_INVALID_VALUE : GP_SUCCESS;
-    }
+    bool known = gp_find_range(address, &range);
+    if (box->kind == GP_UNIFIED) host = !known || range.kind == GP_HOST_MEMORY;
+    if (known && range.kind == GP_MANAGED_MEMORY) host = false;
+    if (address == 0) return GP_INVALID_VALUE;
+    box->kind = host ? GP_ON_HOST : GP_ON_DEVICE;
+    box->host = host ? (const void *)(uintptr_t)address : NULL;
+    box->device = host ? 0 : address;
+    if (!host) return GP_SUCCESS;
     struct gp_staged *staged = &packed->staged[packed->staged_count];
     GP_CHECK(gp_stage(graph, box, copy, out, staged));
     packed->staged_count++;
-    *box = (struct gp_box){.kind = 1, .host = (const void *)(uintptr_t)staged->slot->id,
+    *box = (struct gp_box){.kind = GP_ON_HOST,
+                           .host = (const void *)(uintptr_t)staged->slot->id,
                            .device = staged->address - staged->slot->start,
                            .pitch = staged->pitch, .height = staged->slice / staged->pitch};
     return GP_SUCCESS;
@@ -71,7 +80,7 @@ static int pack_side(struct gp_handle *graph, const struct gp_copy *copy, bool o
 
 static int pack_copy(struct gp_handle *graph, const struct gp_node_params *given,
                      struct gp_packed *packed) {
-    const struct gp_copy *copy = &given->memcpy.copy;
+    const struct gp_copy_3d *copy = &given->memcpy.copy;
     if (copy->width == 0 || copy->height == 0 || copy->depth == 0) return GP_INVALID_VALUE;
     GP_CHECK(pack_side(graph, copy, false, packed));
     GP_CHECK(pack_side(graph, copy, true, packed));
@@ -400,7 +409,7 @@ static void widen_fill(struct gp_node_params *full, const void *given, void *con
     full->memset.context = context;
 }
 
-static void widen_copy(struct gp_node_params *full, const struct gp_copy *given, void *context) {
+static void widen_copy(struct gp_node_params *full, const struct gp_copy_3d *given, void *context) {
     full->memcpy.copy = *given;
     full->memcpy.context = context;
 }
@@ -422,7 +431,7 @@ GP_EXPORT int cuGraphAddKernelNode(void **made, void *graph, void **on, size_t c
 }
 
 GP_EXPORT int cuGraphAddMemcpyNode(void **made, void *graph, void **on, size_t count,
-                                   const struct gp_copy *given, void *context) {
+                                   const struct gp_copy_3d *given, void *context) {
     NEW_PARAMS(full, GP_NODE_MEMCPY);
     if (given == NULL) return GP_INVALID_VALUE;
     widen_copy(&full, given, context);
@@ -630,14 +639,14 @@ GP_EXPORT int cuGraphExecKernelNodeSetParams(void *exec, void *node, const void 
     return exec == NULL ? GP_INVALID_HANDLE : kernel_set(exec, node, given, true);
 }
 
-GP_EXPORT int cuGraphMemcpyNodeGetParams(void *handle, struct gp_copy *out) {
+GP_EXPORT int cuGraphMemcpyNodeGetParams(void *handle, struct gp_copy_3d *out) {
     struct gp_node *node;
     GP_CHECK(find(handle, GP_NODE_MEMCPY, out, &node));
     *out = node->params.memcpy.copy;
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuGraphMemcpyNodeSetParams(void *handle, const struct gp_copy *given) {
+GP_EXPORT int cuGraphMemcpyNodeSetParams(void *handle, const struct gp_copy_3d *given) {
     NEW_PARAMS(full, GP_NODE_MEMCPY);
     struct gp_node *node;
     GP_CHECK(find(handle, GP_NODE_MEMCPY, given, &node));
@@ -645,7 +654,7 @@ GP_EXPORT int cuGraphMemcpyNodeSetParams(void *handle, const struct gp_copy *giv
     return set(handle, &full);
 }
 
-GP_EXPORT int cuGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct gp_copy *given,
+GP_EXPORT int cuGraphExecMemcpyNodeSetParams(void *exec, void *node, const struct gp_copy_3d *given,
                                              void *context) {
     NEW_PARAMS(full, GP_NODE_MEMCPY);
     if (given == NULL) return GP_INVALID_VALUE;

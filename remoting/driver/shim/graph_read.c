@@ -47,7 +47,7 @@ static struct gp_handle *look_up(const struct known *known, size_t count, uint64
 // where they belong to the node that leads here.
 static void find_side(struct gp_handle *graph, struct gp_handle *node, struct gp_box *box,
                       bool out) {
-    if (box->kind != 1) return;
+    if (box->kind != GP_ON_HOST) return;
     uint64_t id = (uint64_t)(uintptr_t)box->host, offset = box->device;
     box->host = NULL;
     box->device = 0;
@@ -91,6 +91,10 @@ static void translate(struct gp_handle *graph, struct gp_handle *handle,
     switch (params->type) {
         case GP_NODE_KERNEL:
             params->kernel.function = gp_function_by_id((uint64_t)(uintptr_t)params->kernel.function);
+            // The runtime knows its kernels by these, and not by their functions.
+            if (gp_function_is_kernel(params->kernel.function)) {
+                params->kernel.kernel = params->kernel.function;
+            }
             params->kernel.context = context;
             break;
         case GP_NODE_MEMCPY:

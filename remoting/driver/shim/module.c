@@ -346,6 +346,11 @@ void *gp_function_by_id(uint64_t id) {
     return at;
 }
 
+bool gp_function_is_kernel(void *function) {
+    const struct gp_handle *of = function == NULL ? NULL : ((struct function *)function)->module;
+    return of != NULL && ((const struct module *)of)->library;
+}
+
 const char *gp_function_name(void *function) {
     if (gp_check(function, GP_FUNCTION) != GP_SUCCESS) return NULL;
     return ((struct function *)function)->name;

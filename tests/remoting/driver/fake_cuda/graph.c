@@ -590,6 +590,15 @@ API CUresult cuGraphAddNode_v3(CUgraphNode *phGraphNode, CUgraph hGraph,
                              nodeParams);
 }
 
+API CUresult cuGraphAddBatchMemOpNode(CUgraphNode *phGraphNode, CUgraph hGraph,
+                                      const CUgraphNode *dependencies, size_t numDependencies,
+                                      const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) {
+    REQUIRE(nodeParams != NULL);
+    CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP};
+    params.memOp = *nodeParams;
+    return cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, NULL, numDependencies, &params);
+}
+
 API CUresult cuGraphAddNode(CUgraphNode *phGraphNode, CUgraph hGraph,
                             const CUgraphNode *dependencies, size_t numDependencies,
                             CUgraphNodeParams *nodeParams) {
@@ -1100,13 +1109,26 @@ CUresult graph_run(CUgraphExec exec) {
     return CUDA_SUCCESS;
 }
 
+/* Events of the graph's nodes complete with the graph, at the latest. */
+static void events_recorded(CUgraphExec exec, CUstream stream) {
+    pthread_mutex_lock(&engine);
+    for (unsigned i = 0; i < exec->node_count && stream->capture == NULL; i++)
+        if (exec->nodes[i].work.kind == WORK_RECORD) {
+            exec->nodes[i].work.record.event->stream = stream;
+            exec->nodes[i].work.record.event->ticket = stream->submitted;
+        }
+    pthread_mutex_unlock(&engine);
+}
+
 API CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
     ENTER_CONTEXT(ctx);
     CUstream stream;
     REQUIRE(IS(hGraphExec, MAGIC_EXEC));
     TRY(stream_resolve(ctx, hStream, &stream));
     struct work work = {.kind = WORK_GRAPH, .graph = hGraphExec};
-    return stream_submit(stream, &work);
+    TRY(stream_submit(stream, &work));
+    events_recorded(hGraphExec, stream);
+    return CUDA_SUCCESS;
 }
 
 API CUresult cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream) {

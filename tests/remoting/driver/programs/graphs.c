@@ -246,6 +246,33 @@ static void rectangles(void) {
     CHECK(cuMemFree_v2(device));
 }
 
+static void arrays(void) {
+    enum { WIDTH = 64, ROWS = 6 };
+    struct {
+        size_t width, height;
+        int format;
+        unsigned channels;
+    } bytes = {WIDTH, ROWS, 1, 1};
+    unsigned char in[WIDTH * ROWS], out[WIDTH * ROWS] = {0};
+    void *array, *graph, *up, *down;
+    CHECK(cuArrayCreate_v2(&array, &bytes));
+    for (int at = 0; at < WIDTH * ROWS; at++) in[at] = (unsigned char)(at * 5);
+    struct copy there = {.width = WIDTH - 8, .height = ROWS, .depth = 1}, back = there;
+    there.source = (struct box){.kind = 1, .host = in, .pitch = WIDTH};
+    there.target = (struct box){.kind = 3, .array = array, .x = 8};
+    back.source = there.target;
+    back.target = (struct box){.kind = 1, .host = out, .pitch = WIDTH};
+    CHECK(cuGraphCreate(&graph, 0));
+    CHECK(cuGraphAddMemcpyNode(&up, graph, NULL, 0, &there, NULL));
+    CHECK(cuGraphAddMemcpyNode(&down, graph, &up, 1, &back, NULL));
+    run(graph, 1);
+    for (int at = 0; at < WIDTH * ROWS; at++) {
+        NEED(out[at] == (at % WIDTH < WIDTH - 8 ? in[at] : 0));
+    }
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuArrayDestroy(array));
+}
+
 static void events_and_batches(void) {
     uint64_t word;
     void *graph, *record, *wait, *batch, *event, *other, *back;
@@ -411,6 +438,7 @@ int main(int count, char **arguments) {
     host_memory(0);
     host_memory(1);
     rectangles();
+    arrays();
     events_and_batches();
     memory();
     objects();

@@ -76,6 +76,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
 int cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
 int cuMemcpy2DAsync_v2(const void *, void *);
+int cuArrayCreate_v2(void **, const void *), cuArrayDestroy(void *);
 int cuEventCreate(void **, unsigned), cuEventDestroy_v2(void *), cuEventSynchronize(void *);
 int cuEventRecord(void *, void *), cuStreamWaitEvent(void *, void *, unsigned);
 int cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **);
