@@ -1089,6 +1089,15 @@ static CUresult conditional_run(struct work *work) {
     return body < size ? graph_run(work->conditional.bodies[body]) : CUDA_SUCCESS;
 }
 
+/* What a node waits for that another node of the same graph records has been recorded before it:
+   nodes run one after the other. */
+static bool records(CUgraphExec exec, CUevent event) {
+    for (unsigned i = 0; i < exec->node_count; i++)
+        if (exec->nodes[i].work.kind == WORK_RECORD && exec->nodes[i].work.record.event == event)
+            return true;
+    return false;
+}
+
 CUresult graph_run(CUgraphExec exec) {
     for (unsigned i = 0; i < exec->node_count; i++) {
         struct work *work = &exec->nodes[i].work;
@@ -1104,6 +1113,8 @@ CUresult graph_run(CUgraphExec exec) {
             TRY(conditional_run(work));
             continue;
         }
+        if (work->kind == WORK_WAIT && records(exec, work->record.event))
+            continue;
         TRY(work->kind == WORK_WAIT ? wait_for_event(work->record.event) : work_run(work));
     }
     return CUDA_SUCCESS;

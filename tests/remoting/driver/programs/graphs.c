@@ -279,6 +279,7 @@ static void events_and_batches(void) {
     unsigned got = 0;
     CHECK(cuMemAlloc_v2(&word, 8));
     CHECK(cuMemsetD8_v2(word, 0, 8));
+    CHECK(cuCtxSynchronize());  // the stream does not wait for the legacy one
     CHECK(cuEventCreate(&event, 0));
     CHECK(cuEventCreate(&other, 0));
     struct operation operations[2] = {{.kind = 2, .address = word, .value = 77},
