@@ -191,7 +191,8 @@ class Rulebook:
         self._reserved: tuple[object, object, object, dict[Place, Reservation]] | None = None
         self._held: tuple[Reservation, ...] = ()
         self._held_from = self._held_until = 0
-        self._over: tuple[object, dict[frozenset[int], frozenset[LeaseId]]] = (None, {})
+        self._over: dict[frozenset[int], frozenset[LeaseId]] = {}
+        self._over_of: tuple[object, object] = (None, None)  # the servers and leases of these
 
     def group_of(self, user: str) -> str:
         """Return the class of ``user``, or an empty string."""
@@ -258,9 +259,10 @@ class Rulebook:
 
     def over(self, state: PoolState, moment: Moment) -> frozenset[LeaseId]:
         """Return the leases that the rules of ``moment`` would not allow, the oldest kept first."""
-        if self._over[0] is not state.leases:
-            self._over = (state.leases, {})
-        known = self._over[1].get(moment.active)
+        servers, leases = self._over_of
+        if servers is not state.servers or leases is not state.leases:
+            self._over, self._over_of = {}, (state.servers, state.leases)
+        known = self._over.get(moment.active)
         if known is not None:
             return known
         sums: dict[tuple[str, str], Usage] = {}
@@ -280,7 +282,7 @@ class Rulebook:
                 continue
             for holder, name in holders.items():
                 sums[(holder, name)] = plus(sums.get((holder, name), NOTHING), need)
-        over = self._over[1][moment.active] = frozenset(found)
+        over = self._over[moment.active] = frozenset(found)
         return over
 
     @staticmethod

@@ -236,6 +236,21 @@ def test_a_window_that_takes_away_gives_notice_when_it_opens() -> None:
     assert leader_plan(pool.state, {}, at("2026-11-23 08:00"), A) == (c.GiveNotice(wrong),)
 
 
+def test_a_server_that_gets_other_labels_changes_what_an_open_window_allows() -> None:
+    """Found by simulation: servers disagreed, each by what it had been asked before."""
+    pool = Pool(
+        "[[window]]\nfrom = '08:00'\nto = '18:00'\nleases = 'end'\ngrace = '5m'\n"
+        "[window.defaults]\nservers = ['rack=1', 'rack=2']\n"
+    )
+    lease = pool.grant("ada")
+    server = pool.state.leases[lease].partitions[0].server
+    pool.go_to("2026-11-23 09:00")
+    assert leader_plan(pool.state, {}, pool.now_ms, A) == ()
+    pool.do(c.LabelServer(server, {"rack": "3"}, (), "root"))
+    assert leader_plan(pool.state, {}, pool.now_ms, A) == (c.GiveNotice(lease),)
+    assert pool.do(c.GiveNotice(lease)).ok
+
+
 def test_a_lost_leader_gives_notice_late_and_the_whole_grace() -> None:
     pool = Pool(NIGHT)
     pool.go_to("2026-11-23 23:00")
