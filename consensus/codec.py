@@ -1,7 +1,7 @@
 """A closed, strict CBOR codec: nothing but plain values, and nothing a peer sends is executed."""
 
 from io import BytesIO
-from typing import NoReturn, cast
+from typing import Any, NoReturn
 
 import cbor2
 
@@ -9,6 +9,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.ids import Plain
 
 DEPTH_MAX = 24
+INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 64) - 1
 
 # cbor2 6.2.1 decodes these tags by itself, past ``tag_hook``: dates, numbers of any size, regular
 # expressions, e-mail messages and so on. Each of them is refused here; a test tries all tags.
@@ -41,10 +42,10 @@ def decode(data: bytes) -> Plain:
     """
     value = decode_unchecked(data)
     _check_closed(value, RemoteProtocolError)
-    return cast("Plain", value)
+    return value
 
 
-def decode_unchecked(data: bytes) -> object:
+def decode_unchecked(data: bytes) -> Any:
     """Return the one value in ``data``, for a caller that checks the type of all that is in it.
 
     Raises:
@@ -62,7 +63,7 @@ def decode_unchecked(data: bytes) -> object:
         strict_hashable_types=True,
     )
     try:
-        value: object = decoder.decode()
+        value: Any = decoder.decode()
     except (cbor2.CBORError, ValueError, RecursionError, MemoryError, OverflowError) as error:
         raise RemoteProtocolError("a CBOR value cannot be read", why=str(error)) from error
     if stream.tell() != len(data):
@@ -72,25 +73,25 @@ def decode_unchecked(data: bytes) -> object:
 
 def _check_closed(value: object, error: type[Exception]) -> None:
     """Raise ``error`` unless ``value`` is plain; by levels, which is cheaper than recursion."""
-    level = [value]
+    level: list[Any] = [value]
     for depth in range(DEPTH_MAX + 1):
-        inner: list[object] = []
+        inner: list[Any] = []
         for item in level:
             kind = type(item)
             if kind in _SCALARS:
                 continue
             if kind is int:
-                if not -(1 << 63) <= cast("int", item) < 1 << 64:
+                if not INTEGER_MIN <= item <= INTEGER_MAX:
                     raise error("an integer does not fit into 64 bits")
             elif depth == DEPTH_MAX:
                 raise error("a value is nested too deeply")
             elif kind is list:
-                inner += cast("list[object]", item)
+                inner += item
             elif kind is dict:
-                for key in cast("dict[object, object]", item):
+                for key in item:
                     if type(key) is not str:
                         raise error("a key is not text")
-                inner += cast("dict[str, object]", item).values()
+                inner += item.values()
             else:
                 raise error(f"a value of type {kind.__name__} is not plain")
         if not inner:

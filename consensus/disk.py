@@ -4,8 +4,7 @@ import errno
 import fcntl
 import os
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -58,15 +57,23 @@ class Disk(Protocol):
         ...
 
 
-@contextmanager
-def storage_errors(what: str) -> Generator[None]:
+class storage_errors:
     """Turn ``OSError`` into a ``StorageError`` that says what could not be done."""
-    try:
-        yield
-    except OSError as error:
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if not isinstance(error, OSError):
+            return
         hint = "free some disk space" if error.errno == errno.ENOSPC else "check the disk"
         raise StorageError(
-            what, why=error.strerror or str(error), hint=f"{hint}, then start the server again"
+            self._what,
+            why=error.strerror or str(error),
+            hint=f"{hint}, then start the server again",
         ) from error
 
 

@@ -312,9 +312,13 @@ class RaftNode:
         """Make everything durable, as ``sync`` does, and return what may leave now."""
         self.sync()
         frames: list[tuple[ServerId, bytes]] = []
+        encoded: Message | None = None
+        body = b""
         for peer, message in self._outbox:
             if (writer := self._writers.get(peer)) is not None:
-                frames.append((peer, writer.frame(encode_message(message))))
+                if message is not encoded:
+                    encoded, body = message, encode_message(message)
+                frames.append((peer, writer.frame(body)))
         ready = Ready(frames, self._resolved)
         self._outbox, self._resolved = [], []
         return ready

@@ -22,6 +22,7 @@ class Replication(Elections):
         self._leader_majority_age_s = 0.0
         self._leader_clock_offset_s = 0.0
         self._matched_index = 0
+        self._latest_sent: tuple[tuple[float, ...], Message] = ((), {})
 
     # --- at a follower -----------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ class Replication(Elections):
         progress = self._progress.get(node)
         if message["term"] != self.term or self.state != LEADER or progress is None:
             return
-        self._SyncObj__lastResponseTime[node] = self._active.now
+        self._heard(node)
         next_index, match = message["next_node_idx"], self._SyncObj__raftMatchIndex[node]
         if message["success"]:
             if next_index > self._journal.last_index + 1:
@@ -189,7 +190,11 @@ class Replication(Elections):
         """Note that a voter answered its leader in another way than with ``next_node_idx``."""
         node = self._peer(peer)
         if self.state == LEADER and node in self._SyncObj__lastResponseTime:
-            self._SyncObj__lastResponseTime[node] = self._active.now
+            self._heard(node)
+
+    def _heard(self, node: Peer) -> None:
+        self._SyncObj__lastResponseTime[node] = self._active.now
+        self._latest_sent = ((), {})  # which says how fresh the contact with a majority is
 
     def match_index(self, peer: ServerId) -> int:
         """Return the index up to which a voter is known to have the leader's log."""
@@ -237,15 +242,19 @@ class Replication(Elections):
     def _send_entries(self, peer: Peer, next_index: int, bytes_max: int) -> tuple[int, int]:
         """Send entries from ``next_index`` on; return the last index and the size."""
         last_index, data = self.encoded_entries(next_index, self._journal.last_index, bytes_max)
-        message = {
-            "type": "append_entries",
-            "commit_index": self.commit_index,
-            "prevLogIdx": next_index - 1,
-            "prevLogTerm": self._journal.term_at(next_index - 1),
-            "entries": data,
-            **self._authority(),
-        }
-        self._host.send(peer.name, message)
+        # Followers mostly lack the same entries: they get the same message, encoded once.
+        key = (next_index, last_index, self.commit_index, self.term, self._active.now)
+        if self._latest_sent[0] != key:
+            message: Message = {
+                "type": "append_entries",
+                "commit_index": self.commit_index,
+                "prevLogIdx": next_index - 1,
+                "prevLogTerm": self._journal.term_at(next_index - 1),
+                "entries": data,
+                **self._authority(),
+            }
+            self._latest_sent = (key, message)
+        self._host.send(peer.name, self._latest_sent[1])
         return last_index, len(data)
 
     def encoded_entries(self, first: int, last: int, bytes_max: int) -> tuple[int, bytes]:

@@ -76,7 +76,8 @@ class Gpu:
     @property
     def capacity(self) -> int:
         """Return the bytes that leases could ever have: what a fraction is a fraction of."""
-        return max(0, self.memory_total - self.memory_reserved)
+        capacity = self.memory_total - self.memory_reserved
+        return capacity if capacity > 0 else 0
 
     @property
     def unfit(self) -> str:
@@ -86,9 +87,10 @@ class Gpu:
     @property
     def memory_free(self) -> int:
         """Return the bytes that can be granted now."""
-        if self.unfit:
+        if self.fault or self.clash:
             return 0
-        return max(0, self.capacity - self.memory_foreign - self.memory_granted)
+        taken = self.memory_reserved + self.memory_foreign + self.memory_granted
+        return self.memory_total - taken if self.memory_total > taken else 0
 
 
 @dataclass(frozen=True)

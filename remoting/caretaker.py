@@ -131,10 +131,15 @@ class Caretaker:
 
     def _look_for_idle(self, state: PoolState, now: float) -> None:
         """Announce and end leases that nobody uses; see ``pool.idleness``."""
-        measured_s = self._host.idle_s()
-        idle_s = {
-            lease: min(now - since, measured_s.get(lease, now - since))
+        # Most leases have no idle timeout, and what was measured of them is not asked for.
+        bounded = [
+            (lease, since)
             for lease, since in self._used_since.items()
+            if state.leases[lease].idle_timeout_s
+        ]
+        measured_s = self._host.idle_s() if bounded else {}
+        idle_s = {
+            lease: min(now - since, measured_s.get(lease, now - since)) for lease, since in bounded
         }
         nearly_s = {lease: now - since for lease, since in self._nearly_since.items()}
         plan = idle_plan(state, self._self, self._incarnation, idle_s, nearly_s)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from gpupool.pool.choice import choose
 from gpupool.pool.ids import GpuId, RequestId, ServerId
-from gpupool.pool.placement import Offer, has_room_together, make_offer
+from gpupool.pool.placement import Offer, has_room_together, make_offer, may_have_room
 from gpupool.pool.rulebook import rulebook
 from gpupool.pool.state import Gpu, PoolState, Request, Server
 from gpupool.pool.values import with_changes
@@ -166,6 +166,8 @@ def _room(
     state: PoolState, server: Server, request: Request, user: str
 ) -> tuple[dict[GpuId, int], bool]:
     """Return the bytes per GPU that ``request`` could get of ``server`` now, and if that is all."""
+    if not may_have_room(server, request):
+        return {}, False
     offer = make_offer(state, server, request, user)
     if not isinstance(offer, Offer):
         return {}, False

@@ -131,11 +131,19 @@ class OneLeader:
 class TableSound:
     """Every table satisfies ``pool.invariants``: no GPU memory is granted twice by the books."""
 
+    _LOOKED_AT = ("leases", "servers", "usage", "by_request", "closed", "acts")
+    """What the invariants speak of; a command that leaves all of it alone cannot break one."""
+
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
+        self._looked: tuple[object, ...] = (None,) * len(self._LOOKED_AT)
 
     def applied(self, index: int, state: PoolState) -> None:
         """Look at the table after a command was applied for the first time."""
+        looked = tuple(getattr(state, name) for name in self._LOOKED_AT)
+        if all(now is before for now, before in zip(looked, self._looked, strict=True)):
+            return
+        self._looked = looked
         if found := violations(state):
             self._judge.fail("table-sound", f"after {index}: {found[0]}")
 

@@ -79,6 +79,10 @@ class SimulatedLinks:
         """Return the peers with a live connection."""
         return tuple(self._links)
 
+    def is_connected(self, peer: ServerId | None) -> bool:
+        """Return whether there is a live connection with ``peer``."""
+        return peer in self._links
+
     # --- for the ends -----------------------------------------------------------------------------
 
     def raised(self, peer: ServerId, end: End) -> None:

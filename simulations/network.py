@@ -113,6 +113,7 @@ class _Connection:
         self._network = network
         self.ends = (End(self, dialler, 0), End(self, target, 1))
         self.ends[0].peer, self.ends[1].peer = target.machine, dialler.machine
+        self.pair = (dialler.machine, target.machine)
         self.pipes = (
             _Pipe(network.link(dialler.machine, target.machine)),
             _Pipe(network.link(target.machine, dialler.machine)),
@@ -361,8 +362,8 @@ class Network:
         end.process.after(timeout_s, notice)
 
     def _between(self, one: str, other: str) -> list[_Connection]:
-        pair = {one, other}
-        return [c for c in self._connections if set(c.machines(0)) == pair]
+        pairs = ((one, other), (other, one))
+        return [c for c in self._connections if c.pair in pairs]
 
     def _of(self, process: Process) -> list[_Connection]:
         return [

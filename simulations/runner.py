@@ -8,8 +8,7 @@ from functools import partial
 
 from gpupool.pool import leases
 from gpupool.pool.ids import Milliseconds
-from gpupool.pool.placement import Offer, make_offer
-from gpupool.pool.state import Request, Server
+from gpupool.pool.placement import Offer, make_offer, may_have_room
 from gpupool.simulations.cluster import Cluster
 from gpupool.simulations.faults import Fault, happen, schedule
 from gpupool.simulations.judge import Failure
@@ -240,7 +239,7 @@ class _Run:
             if request is None:
                 continue
             # Most servers have plainly no room, which is quicker to see.
-            roomy = [(at, server) for at, server in tables if _has_room(server, request)]
+            roomy = [(at, server) for at, server in tables if may_have_room(server, request)]
             answers = (make_offer(at, server, request, client.user) for at, server in roomy)
             if not request.across and any(isinstance(answer, Offer) for answer in answers):
                 seen.add(request.id)
@@ -250,8 +249,3 @@ class _Run:
                     cluster.judge.fail("everything-granted", text)
         for request_id in [r for r in self._grantable_since if r not in seen]:
             del self._grantable_since[request_id]
-
-
-def _has_room(server: Server, request: Request) -> bool:
-    """Return whether as many GPUs have anything free as are asked for; no offer without that."""
-    return sum(gpu.memory_free > 0 for gpu in server.gpus.values()) >= request.count

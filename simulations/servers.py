@@ -231,7 +231,7 @@ class ServerProcess(Process):
             if (leader is not None)
             else None
         )
-        if machine is not None and self.links is not None and leader in self.links.connected():
+        if machine is not None and self.links is not None and self.links.is_connected(leader):
             ahead_ms = machine.clock.wall_ms() - self._host_machine.clock.wall_ms()
             self._offset_s = ahead_ms / 1000
         return self._offset_s

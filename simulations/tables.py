@@ -36,6 +36,8 @@ class SharedTables:
 
     def __init__(self) -> None:
         self._steps: dict[int, _Step] = {}
+        self.plain: tuple[PoolState, Plain] | None = None
+        """The latest table of which a snapshot was taken, with it."""
 
     def step(self, before: PoolState, index: int, command: Plain) -> _Step | None:
         """Return what ``command`` at ``index`` makes of ``before``, if that is to be shared."""
@@ -88,6 +90,13 @@ class WatchedMachine(PoolMachine):
         if known is None:
             self.state = tables.computed(before, index, command, result, self.state)
         return result
+
+    def snapshot(self) -> Plain:
+        """Return the table as plain values: made once for all servers that have the same."""
+        tables = self._environment.tables
+        if tables.plain is None or tables.plain[0] is not self.state:
+            tables.plain = (self.state, super().snapshot())
+        return tables.plain[1]
 
     def restore(self, snapshot: Plain) -> None:
         """Take a snapshot's table, and let the checkers compare."""
