@@ -15,10 +15,7 @@ the ``Disk`` below ``Storage``. Nothing is read from module globals that differs
 that any number of nodes can live in one process.
 """
 
-import heapq
-import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -33,27 +30,19 @@ from gpupool.consensus.messages import (
     decode_message,
     encode_message,
 )
-from gpupool.consensus.raft import BARRIER_TYPE, CANDIDATE, COMMAND_TYPE, LEADER, NEVER
-from gpupool.consensus.settings import (
-    BATCH_BYTES_MAX,
-    COMMAND_BYTES_MAX,
-    QUEUE_COMMANDS_MAX,
-    UNCOMMITTED_ENTRIES_MAX,
-    WAITING_PULLS_MAX,
-    ConsensusSettings,
-)
+from gpupool.consensus.proposals import Proposals
+from gpupool.consensus.raft import CANDIDATE, LEADER, NEVER
+from gpupool.consensus.settings import BATCH_BYTES_MAX, WAITING_PULLS_MAX, ConsensusSettings
 from gpupool.consensus.snapshot import Snapshot, SnapshotReceiver, SnapshotSender
 from gpupool.consensus.storage import Storage
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.ids import Plain, ServerId
 from gpupool.pool.ports import (
     LedgerHealth,
-    NotCommitted,
     Outcome,
     Randomness,
     Role,
     StateMachine,
-    Unknown,
 )
 
 # The library compares deadlines with "<": a step exactly at the deadline would do nothing.
@@ -67,21 +56,6 @@ class Ready(NamedTuple):
 
     frames: list[tuple[ServerId, bytes]]
     resolved: list[tuple[Callable[[Outcome], None], Outcome]]
-
-
-class _Proposal:
-    """A command of this server until its outcome is known."""
-
-    __slots__ = ("callback", "command", "decided", "expires_at", "sent")
-
-    def __init__(
-        self, command: bytes, expires_at: float, callback: Callable[[Outcome], None]
-    ) -> None:
-        self.command = command
-        self.expires_at = expires_at
-        self.callback = callback
-        self.sent = False  # Appended here, or forwarded: it may be committed one day.
-        self.decided = False
 
 
 class RaftNode:
@@ -116,12 +90,6 @@ class RaftNode:
         self._removed = False
         self._outbox: list[tuple[ServerId, Message]] = []
         self._resolved: list[tuple[Callable[[Outcome], None], Outcome]] = []
-        self._queue: deque[_Proposal] = deque()
-        self._undecided = 0
-        self._expiries: list[tuple[float, int, _Proposal]] = []
-        self._numbers = itertools.count(1)
-        self._forwarded: dict[int, _Proposal] = {}
-        self._forwarded_to: tuple[ServerId | None, int] = (None, 0)
         self._senders: dict[ServerId, SnapshotSender] = {}
         self._receiving: SnapshotReceiver | None = None
         self._pulls: dict[ServerId, tuple[int, float]] = {}
@@ -136,8 +104,6 @@ class RaftNode:
         self._hand_over_asked = False
         self._hand_over_until = self._hand_over_at = -NEVER
         self._handlers: dict[str, Callable[[ServerId, Message], None]] = {
-            "forward": self._on_forward,
-            "forward_response": self._on_forward_response,
             "pull": self._on_pull,
             "pulled": self._on_pulled,
             "alive": self._on_alive,
@@ -159,6 +125,16 @@ class RaftNode:
             settings=self.settings,
             now=now,
         )
+        self._proposals = Proposals(
+            self._core,
+            storage.journal,
+            send=self.send,
+            is_connected=self._writers.__contains__,
+            is_handing_over=lambda: self._successor is not None,
+            resolved=self._resolve,
+        )
+        self._handlers["forward"] = self._proposals.on_forward
+        self._handlers["forward_response"] = self._proposals.on_forward_response
 
     # --- what the driver reports -------------------------------------------------------------
 
@@ -221,20 +197,13 @@ class RaftNode:
         one after ``ttl_s``. A command whose time is up is never appended, by nobody; one that was
         appended may still be committed after an ``Unknown``.
         """
-        try:
-            data = codec.encode(command)
-        except TypeError as error:
-            self._resolved.append((callback, NotCommitted(f"the command is not plain: {error}")))
-            return
-        if len(data) > COMMAND_BYTES_MAX:
-            reason = f"the command has {len(data)} bytes; at most {COMMAND_BYTES_MAX} are allowed"
-            self._resolved.append((callback, NotCommitted(reason)))
-            return
-        self._enqueue(COMMAND_TYPE + data, ttl_s, callback, now)
+        self._advance(now)
+        self._proposals.propose(command, self._now, ttl_s, callback)
 
     def barrier(self, ttl_s: float, callback: Callable[[Outcome], None], now: float) -> None:
         """Commit an entry without effect: once it is applied here, so is all before this call."""
-        self._enqueue(BARRIER_TYPE, ttl_s, callback, now)
+        self._advance(now)
+        self._proposals.barrier(self._now, ttl_s, callback)
 
     def set_servers(self, servers: Sequence[ServerId], *, removed: bool = False) -> None:
         """Say which servers belong to the pool, with or without a vote.
@@ -278,12 +247,12 @@ class RaftNode:
         self._advance(now)
         core = self._core
         with core.stepping(self._now):
-            self._expire()
+            self._proposals.expire(self._now)
             led = core.state == LEADER
             core.tick()
             if core.state == LEADER and not led:
                 self._leads_since = self._now
-            self._drain_queue()
+            self._proposals.drain()
             self._reconcile()
             self._continue_hand_over()
             core.replicate()
@@ -326,14 +295,13 @@ class RaftNode:
     def next_step_at(self) -> float:
         """Return the instant at which ``step`` is due if nothing happens before."""
         core = self._core
-        if self._queue or self._resolved or self._outbox:
+        if self._proposals.waiting or self._resolved or self._outbox:
             return self._now
         alone = core.state == LEADER and core.voters == (self.server_id,)
         if alone and core.commit_index < self._storage.journal.last_index:
             return self._now
         due = core.next_step_at()
-        if self._expiries:
-            due = min(due, self._expiries[0][0])
+        due = min(due, self._proposals.next_expiry_at())
         if self._successor is not None:
             due = min(due, self._hand_over_until)
         for _, since in self._pulls.values():
@@ -471,123 +439,11 @@ class RaftNode:
             self._excluded = True
             self._pull(by)
 
-    # --- proposals ---------------------------------------------------------------------------
-
-    def _enqueue(
-        self, command: bytes, ttl_s: float, callback: Callable[[Outcome], None], now: float
-    ) -> None:
-        self._advance(now)
-        if self._undecided >= QUEUE_COMMANDS_MAX:
-            reason = f"{QUEUE_COMMANDS_MAX} commands of this server are waiting already"
-            self._resolved.append((callback, NotCommitted(reason)))
-            return
-        proposal = _Proposal(command, self._now + ttl_s, callback)
-        self._undecided += 1
-        self._queue.append(proposal)
-        heapq.heappush(self._expiries, (proposal.expires_at, next(self._numbers), proposal))
-
-    def _decide(self, proposal: _Proposal, outcome: Outcome) -> None:
-        if not proposal.decided:
-            proposal.decided = True
-            self._undecided -= 1
-            self._resolved.append((proposal.callback, outcome))
-
-    def _expire(self) -> None:
-        """Resolve what has run out of time, so that no caller waits longer than it said."""
-        while self._expiries and (
-            self._expiries[0][0] <= self._now or self._expiries[0][2].decided
-        ):
-            _, _, proposal = heapq.heappop(self._expiries)
-            if proposal.sent:
-                self._decide(proposal, Unknown("no answer in time"))
-            else:
-                self._decide(proposal, NotCommitted("the time was up before it could be sent"))
-
-    def _drain_queue(self) -> None:
-        core = self._core
-        if self._forwarded and self._forwarded_to != (core.leader, core.term):
-            for proposal in self._forwarded.values():
-                self._decide(proposal, Unknown("the leader changed"))
-            self._forwarded.clear()
-        while self._queue:
-            proposal = self._queue.popleft()
-            if proposal.decided:
-                continue
-            if core.state == LEADER:
-                self._append(proposal)
-            else:
-                self._forward(proposal)
-
-    def _append(self, proposal: _Proposal) -> None:
-        if (reason := self._refusal()) is not None:
-            self._decide(proposal, NotCommitted(reason))
-            return
-        proposal.sent = True
-        self._core.append(proposal.command, lambda outcome: self._decide(proposal, outcome))
-
-    def _forward(self, proposal: _Proposal) -> None:
-        core = self._core
-        leader = core.leader
-        if leader is None or leader not in self._writers:
-            self._decide(proposal, NotCommitted("no leader is known"))
-            return
-        number = next(self._numbers)
-        proposal.sent = True
-        self._forwarded[number] = proposal
-        self._forwarded_to = (leader, core.term)
-        message: Message = {
-            "type": "forward",
-            "term": core.term,
-            "request_id": number,
-            "command": proposal.command,
-            "deadline_ms": max(core.leader_clock_ms(proposal.expires_at), 0),
-        }
-        self.send(leader, message)
-
-    def _on_forward(self, peer: ServerId, message: Message) -> None:
-        core = self._core
-        refused = self._refusal()
-        if core.state != LEADER or message["term"] != core.term:
-            refused = "the server asked does not lead any more"
-        elif message["deadline_ms"] <= core.clock_ms():
-            refused = "the time was up before it could be appended"
-        elif not _is_command(message["command"]):
-            refused = "the command cannot be read"
-        index, term = (0, 0) if refused else core.append(message["command"], None)
-        answer: Message = {
-            "type": "forward_response",
-            "request_id": message["request_id"],
-            "log_idx": index,
-            "log_term": term,
-            "refused": refused,
-        }
-        self.send(peer, answer)
-
-    def _on_forward_response(self, peer: ServerId, message: Message) -> None:
-        if peer != self._forwarded_to[0]:
-            return
-        proposal = self._forwarded.pop(message["request_id"], None)
-        if proposal is None:
-            return
-        if message["refused"] is not None:
-            self._decide(proposal, NotCommitted(message["refused"]))
-            return
-        self._core.await_commit(
-            message["log_idx"],
-            message["log_term"],
-            lambda outcome: self._decide(proposal, outcome),
-        )
-
-    def _refusal(self) -> str | None:
-        waiting = self._storage.journal.last_index - self._core.commit_index
-        if waiting >= UNCOMMITTED_ENTRIES_MAX:
-            return f"{waiting} commands wait for a majority already"
-        if self._successor is not None:
-            return "the leader is handing over"
-        return None
-
     def _resolver(self, callback: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
-        return lambda outcome: self._resolved.append((callback, outcome))
+        return lambda outcome: self._resolve(callback, outcome)
+
+    def _resolve(self, callback: Callable[[Outcome], None], outcome: Outcome) -> None:
+        self._resolved.append((callback, outcome))
 
     # --- voters ------------------------------------------------------------------------------
 
@@ -822,16 +678,3 @@ class RaftNode:
 
 
 _NO_VOTERS = Configuration(0, ())
-
-
-def _is_command(command: bytes) -> bool:
-    """Tell what may enter the log on a peer's behalf: one readable command, or a barrier."""
-    if command == BARRIER_TYPE:
-        return True
-    if command[:1] != COMMAND_TYPE or len(command) > COMMAND_BYTES_MAX + 1:
-        return False
-    try:
-        codec.decode(command[1:])
-    except RemoteProtocolError:
-        return False
-    return True
