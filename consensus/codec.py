@@ -1,7 +1,7 @@
 """A closed, strict CBOR codec: nothing but plain values, and nothing a peer sends is executed."""
 
 from io import BytesIO
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import cbor2
 
@@ -73,25 +73,25 @@ def decode_unchecked(data: bytes) -> Any:
 
 def _check_closed(value: object, error: type[Exception]) -> None:
     """Raise ``error`` unless ``value`` is plain; by levels, which is cheaper than recursion."""
-    level: list[Any] = [value]
+    level = [value]
     for depth in range(DEPTH_MAX + 1):
-        inner: list[Any] = []
+        inner: list[object] = []
         for item in level:
             kind = type(item)
             if kind in _SCALARS:
                 continue
-            if kind is int:
+            if kind is int and isinstance(item, int):
                 if not INTEGER_MIN <= item <= INTEGER_MAX:
                     raise error("an integer does not fit into 64 bits")
             elif depth == DEPTH_MAX:
                 raise error("a value is nested too deeply")
             elif kind is list:
-                inner += item
+                inner += cast("list[object]", item)
             elif kind is dict:
-                for key in item:
+                for key in cast("dict[object, object]", item):
                     if type(key) is not str:
                         raise error("a key is not text")
-                inner += item.values()
+                inner += cast("dict[str, object]", item).values()
             else:
                 raise error(f"a value of type {kind.__name__} is not plain")
         if not inner:

@@ -12,7 +12,7 @@ no harm (findings S8, S9).
 """
 
 import struct
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import cbor2
 
@@ -132,7 +132,7 @@ def decode_message(data: bytes) -> Message:
         RemoteProtocolError: for anything that is not exactly one known message.
     """
     value = codec.decode_unchecked(data)
-    items: list[Any] = value if type(value) is list else []
+    items = cast("list[Any]", value) if type(value) is list else []
     number = items[0] if items else None
     if type(number) is not int:
         raise RemoteProtocolError("a peer's message has no kind")

@@ -113,6 +113,13 @@ class Admission:
                     busy = refuse("busy", why)
         return busy
 
+    def is_limited(self, user: str, need: Usage) -> bool:
+        """Return whether ``limit_refusal`` has a reason, without putting it into words."""
+        terms = self.terms(user)
+        return any(
+            self.usage_of(terms, cap) + used(need, cap.dimension) > cap.limit for cap in terms.caps
+        )
+
     def usage_of(self, terms: Terms, cap: Cap) -> int:
         """Return what those hold that a cap counts together."""
         usage = self.state.usage

@@ -24,6 +24,7 @@ from gpupool.pool.state import (
     WAITING_COUNT_MAX,
     WAITING_LAPSE_MS,
     Event,
+    Gpu,
     Lease,
     Partition,
     PartStatus,
@@ -248,15 +249,15 @@ def oldest_starved(state: PoolState) -> Waiting | None:
     if not state.policy.version:
         return starved[0]
     admission = Admission(state)
-    return next((w for w in starved if not _is_held_back(admission, w)), None)
+    gpus = [gpu for server in state.servers.values() for gpu in server.gpus.values()]
+    return next((w for w in starved if not _is_held_back(admission, w, gpus)), None)
 
 
-def _is_held_back(admission: Admission, entry: Waiting) -> bool:
+def _is_held_back(admission: Admission, entry: Waiting, gpus: list[Gpu]) -> bool:
     """Return whether a limit, rather than memory, is what this entry waits for."""
     if not admission.terms(entry.user).caps:
         return False
-    gpus = [g for s in admission.state.servers.values() for g in s.gpus.values()]
-    return admission.limit_refusal(entry.user, least_need(entry.request, gpus)) is not None
+    return admission.is_limited(entry.user, least_need(entry.request, gpus))
 
 
 class Kept(NamedTuple):
