@@ -129,9 +129,9 @@ class Admission:
             return sum(map(USED[cap.dimension], usage.values()))
         members = self._members.get(terms.group)
         if members is None:
-            group, group_of = terms.group, self.book.group_of
-            members = [each for user, each in usage.items() if group_of(user) == group]
-            self._members[group] = members
+            pairs = zip(usage.values(), self.book.groups_of(usage), strict=True)
+            members = [each for each, group in pairs if group == terms.group]
+            self._members[terms.group] = members
         return sum(map(USED[cap.dimension], members))
 
     def _limit_text(self, terms: Terms, cap: Cap) -> str:

@@ -10,7 +10,7 @@ Which rule counts: the most specific one, so a user's own before the class's, an
 ``..._per_user`` and ``[defaults]`` for each user alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from operator import attrgetter
@@ -204,6 +204,14 @@ class Rulebook:
             known = self._groups[user] = next(found, "")
         return known
 
+    def groups_of(self, users: Collection[str]) -> list[str]:
+        """Return the class of each of ``users``, in their order: mostly all are known."""
+        known = self._groups
+        try:
+            return [known[user] for user in users]
+        except KeyError:
+            return [self.group_of(user) for user in users]
+
     # --- time ------------------------------------------------------------------------------------
 
     def moment(self, now: int) -> Moment:
@@ -371,11 +379,8 @@ class Rulebook:
         """Return the bytes that classes hold on each GPU."""
         held: dict[str, dict[Place, int]] = {group: {} for group in groups}
         # There are far more leases than users with leases.
-        users = {
-            user: places
-            for user in state.usage
-            if (places := held.get(self.group_of(user))) is not None
-        }
+        groups_of_users = zip(state.usage, self.groups_of(state.usage), strict=True)
+        users = {user: held[group] for user, group in groups_of_users if group in held}
         for lease in state.leases.values():
             places = users.get(lease.user)
             if places is not None:
