@@ -163,7 +163,9 @@ def _run(args: list[str], invocation: Invocation) -> int:
         what = message[:1].lower() + message[1:]
         # click names an argument as its usage does: '[FILE]', '[LEASE]...'.
         what = re.sub(r"'\[(\w+)\](?:\.\.\.)?'", r"'\1'", what)
-        wrong = UsageError(what, hint=f'"{context} --help" shows what can be written')
+        wrong = UsageError(
+            what, why=_origin(error), hint=f'"{context} --help" shows what can be written'
+        )
         report(wrong, as_json=invocation.json)
         return wrong.exit_code
     except click.Abort:
@@ -180,6 +182,20 @@ def _run(args: list[str], invocation: Invocation) -> int:
     except Exception as error:  # noqa: BLE001  the last line of defence: a sentence, not a trace
         return _internal_error(error, invocation)
     return int(result) if isinstance(result, int) else ExitCode.DONE
+
+
+def _origin(error: click.UsageError) -> str:
+    """Return where a wrong value comes from that is not on the command line, else nothing."""
+    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None:
+        return ""
+    match error.ctx.get_parameter_source(error.param.name or ""):
+        case click.core.ParameterSource.ENVIRONMENT:
+            return f"it comes from ${error.param.envvar}"
+        case click.core.ParameterSource.DEFAULT_MAP:
+            files = ", ".join(str(path) for path in config_files() if path.is_file())
+            return f"it comes from a settings file: {files}"
+        case _:
+            return ""
 
 
 def _exit_code(error: GpupoolError, command: str) -> int:

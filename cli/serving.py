@@ -130,6 +130,8 @@ async def _check_options(options: JoinOptions) -> None:
             "this token lets a user log in, and no server join",
             hint='"gpupool token create --server" makes one for a server',
         )
+    if options.ca is not None:
+        _read_authority(options.ca)
     if not options.witness and options.emulate is None:
         await trio.to_thread.run_sync(require_gpu)
 

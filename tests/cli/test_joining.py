@@ -8,7 +8,7 @@ import pytest
 
 from gpupool.cli import serving
 from gpupool.cli.serving import JoinOptions, serve
-from gpupool.pool.errors import AuthenticationError, GpupoolError, UsageError
+from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.ids import TokenId
 from gpupool.pool.state import TokenKind
 from gpupool.remoting.addresses import Address
@@ -58,6 +58,8 @@ async def test_a_token_of_another_kind_creates_nothing(options: JoinOptions) -> 
         await serve(replace(witness, token=token(TokenKind.OPERATOR)), log)
     with pytest.raises(AuthenticationError, match="not a gpupool token"):
         await serve(replace(witness, token="garbage"), log)
+    with pytest.raises(StorageError, match="cannot read the CA in"):
+        await serve(replace(witness, ca=options.state_dir), log)
     assert not options.state_dir.exists()
     with pytest.raises(UsageError, match="lets a server join, and nobody log in"):
         await login(token(TokenKind.SERVER))

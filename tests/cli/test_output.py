@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,20 @@ def test_wrong_usage_is_2_and_one_sentence(
     assert sentence in text
     assert "Traceback" not in text
     assert len(text.splitlines()) <= 3
+
+
+def test_a_wrong_value_that_nobody_typed_says_where_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpupool.toml").write_text("[run]\ncount = 'x'\n")
+    assert run(["run", "true"]) == 2
+    assert f"it comes from a settings file: {tmp_path}/gpupool.toml\n" in capsys.readouterr().err
+    monkeypatch.setenv("GPUPOOL_RUN_COUNT", "y")
+    assert run(["run", "true"]) == 2
+    assert "it comes from $GPUPOOL_RUN_COUNT\n" in capsys.readouterr().err
+    assert run(["run", "-n", "z", "true"]) == 2
+    assert "it comes from" not in capsys.readouterr().err
 
 
 def test_arguments_behind_the_program_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
