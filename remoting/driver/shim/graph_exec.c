@@ -43,6 +43,36 @@ static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
     return gp_gather_staged(&exec->staged, graph, NULL);
 }
 
+static bool calls_host(struct gp_handle *handle) {
+    const struct gp_graph *graph = GP_GRAPH_OF(handle);
+    for (unsigned at = 0; at < graph->count; at++) {
+        const struct gp_node *node = GP_NODE_OF(graph->nodes[at]);
+        if (node->params.type == GP_NODE_HOST) return true;
+        for (unsigned child = 0; child < node->child_count; child++) {
+            if (calls_host(node->children[child])) return true;
+        }
+    }
+    return false;
+}
+
+// A host function in the midst of a graph would see bytes of the host as they were before the
+// launch, and copies behind it would not see what it writes. Only copies to the device by nodes
+// that depend on nothing are surely before it.
+static int check_host(const struct gp_exec *exec, struct gp_handle *graph) {
+    if (exec->staged.count == 0) return GP_SUCCESS;
+    GP_CHECK(gp_know_all(graph));
+    if (!calls_host(graph)) return GP_SUCCESS;
+    const struct gp_staged_list *known = &GP_GRAPH_OF(graph)->staged;
+    if (known->count != exec->staged.count) return GP_NOT_SUPPORTED;
+    for (unsigned at = 0; at < known->count; at++) {
+        const struct gp_staged *one = &known->items[at];
+        bool first = one->node != NULL && GP_NODE_OF(one->node)->graph == graph &&
+                     GP_NODE_OF(one->node)->edge_count == 0;
+        if (one->out || !first) return GP_NOT_SUPPORTED;
+    }
+    return GP_SUCCESS;
+}
+
 static int instantiate(void **made, void *graph, uint64_t flags, void *stream, void **bad,
                        int *result) {
     GP_ENTER();
@@ -62,6 +92,7 @@ static int instantiate(void **made, void *graph, uint64_t flags, void *stream, v
     exec->flags = flags;
     uint64_t values[4] = {handle->id, ((struct gp_handle *)graph)->id, flags, on}, reply[2] = {1, 0};
     int status = take_over(exec, graph);
+    if (status == GP_SUCCESS) status = check_host(exec, graph);
     if (status == GP_SUCCESS) {
         status = gp_call(GP_GRAPH_INSTANTIATE, values, 4, reply, sizeof reply);
         if (result != NULL) *result = (int)reply[0];

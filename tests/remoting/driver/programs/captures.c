@@ -226,6 +226,30 @@ static void information(void) {
     free(out);
 }
 
+static void add(void *sum) { *(int *)sum += 1; }
+
+// A host function may not come between copies of the host's memory: it would see old bytes.
+static void host_functions(int *in, int *out) {
+    void *graph, *exec;
+    int calls = 0;
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CHECK(cuMemcpyHtoDAsync_v2(numbers, in, BYTES, stream));
+    CHECK(cuLaunchHostFunc(stream, add, &calls));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    exec = ready(graph);
+    fire(exec);
+    fire(exec);
+    NEED(calls == 2);
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuStreamBeginCapture_v2(stream, 0));
+    CHECK(cuMemcpyDtoHAsync_v2(out, numbers, BYTES, stream));
+    CHECK(cuLaunchHostFunc(stream, add, &calls));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    NEED(cuGraphInstantiateWithFlags(&exec, graph, 0) == 801);
+    CHECK(cuGraphDestroy(graph));
+}
+
 static void memory(void) {
     size_t before = left();
     uint64_t inside = 0, kept = 0;
@@ -275,6 +299,7 @@ int main(int arguments, char **values) {
     host_memory(plain, result);
     large();
     information();
+    host_functions(in, out);
     memory();
     CHECK(cuMemFreeHost(in));
     CHECK(cuMemFreeHost(out));

@@ -83,7 +83,7 @@ int cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **);
 int cuStreamBeginCaptureToGraph(void *, void *, void **, const void *, size_t, int);
 int cuStreamGetCaptureInfo_v3(void *, int *, uint64_t *, void **, void ***, void **, size_t *);
 int cuStreamUpdateCaptureDependencies_v2(void *, void **, const void *, size_t, unsigned);
-int cuStreamIsCapturing(void *, int *);
+int cuLaunchHostFunc(void *, void (*)(void *), void *), cuStreamIsCapturing(void *, int *);
 int cuGraphCreate(void **, unsigned), cuGraphDestroy(void *), cuGraphClone(void **, void *);
 int cuGraphNodeFindInClone(void **, void *, void *);
 int cuGraphAddKernelNode_v2(void **, void *, void **, size_t, const void *);
