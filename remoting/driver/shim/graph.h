@@ -207,7 +207,7 @@ int gp_know_all(struct gp_handle *graph);  // and the graphs within it
 int gp_read_front(struct gp_handle *graph, uint64_t stream, int *status, struct gp_handle ***nodes,
                   struct gp_edge_data **data, size_t *count);
 
-// graph_node.c: parameters as they travel, in place of those that the program gave
+// graph_pack.c: parameters as they travel, in place of those that the program gave
 struct gp_packed {
     struct gp_node_params params;
     unsigned char *bytes;  // to be freed
@@ -215,12 +215,37 @@ struct gp_packed {
     struct gp_staged staged[2];  // with a reference to each slot
     unsigned staged_count;
 };
+int gp_pack_context(void **context);
 int gp_pack(struct gp_handle *graph, const struct gp_node_params *given, struct gp_packed *packed);
 void gp_drop_packed(struct gp_packed *packed);
-int gp_graph_allocates(struct gp_handle *graph, uint64_t address, uint64_t size, int device);
-void gp_graph_frees(struct gp_handle *graph, uint64_t address);
 int gp_note_params(struct gp_handle *node, const struct gp_node_params *given,
                    struct gp_packed *packed);
+
+// graph_node.c
+int gp_graph_allocates(struct gp_handle *graph, uint64_t address, uint64_t size, int device);
+void gp_graph_frees(struct gp_handle *graph, uint64_t address);
+
+// The functions for one type of node each differ in what they are given alone.
+#define GP_NEW_PARAMS(name, kind)  \
+    struct gp_node_params name;    \
+    memset(&name, 0, sizeof name); \
+    name.type = (kind)
+
+static inline void gp_widen_kernel(struct gp_node_params *full, const void *given, bool old) {
+    size_t size = old ? offsetof(struct gp_kernel_node, kernel) : sizeof full->kernel;
+    memcpy(&full->kernel, given, size);
+}
+
+static inline void gp_widen_fill(struct gp_node_params *full, const void *given, void *context) {
+    memcpy(&full->memset, given, offsetof(struct gp_memset_node, context));
+    full->memset.context = context;
+}
+
+static inline void gp_widen_copy(struct gp_node_params *full, const struct gp_copy_3d *given,
+                                 void *context) {
+    full->memcpy.copy = *given;
+    full->memcpy.context = context;
+}
 
 // graph_host.c
 int gp_stage(struct gp_handle *graph, const struct gp_box *box, const struct gp_copy_3d *copy,

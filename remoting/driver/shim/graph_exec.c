@@ -90,7 +90,8 @@ static int instantiate(void **made, void *graph, uint64_t flags, void *stream, v
     }
     handle->detail = exec;
     exec->flags = flags;
-    uint64_t values[4] = {handle->id, ((struct gp_handle *)graph)->id, flags, on}, reply[2] = {1, 0};
+    uint64_t values[4] = {handle->id, ((struct gp_handle *)graph)->id, flags, on};
+    uint64_t reply[2] = {1, 0};  // CUDA_GRAPH_INSTANTIATE_ERROR
     int status = take_over(exec, graph);
     if (status == GP_SUCCESS) status = check_host(exec, graph);
     if (status == GP_SUCCESS) {
