@@ -542,7 +542,7 @@ MUTATIONS = (
         "keeps-its-place",
         "clients wait without the pool's knowledge",
         broken_policy.has_no_place,
-        tune=_short(2.0, 10.0),
+        tune=_short(2.0, 16.0),
     ),
     Mutation(
         "apply-differs",

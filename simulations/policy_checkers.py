@@ -1,6 +1,7 @@
 """What must hold of the policy and of waiting: limits, places, terms, turns, and ends."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from fractions import Fraction
 
 from gpupool.pool import leases
@@ -133,9 +134,11 @@ class NobodyStarves:
         before, self._before = self._before, state
         if lease is None or not before.waiting:
             return
+        # What was possible before is judged by the rules of now: a window may have opened.
+        before = replace(before, now=state.now)
         rules = self._in_force.of(state)
         # A reservation moves as others come and go, which may take from anybody.
-        first = self._first(before, state.now, rules)
+        first = self._first(before, rules)
         if first is None or first.request.across or rules.reservation(state.now) is not None:
             return
         if first.request.id == lease.request or rules.priority(lease.user) > first.priority:
@@ -147,12 +150,12 @@ class NobodyStarves:
             self._judge.fail("nobody-starves", f"lease {lease.id} {text}")
 
     @staticmethod
-    def _first(state: PoolState, now_ms: int, rules: Rules) -> Waiting | None:
+    def _first(state: PoolState, rules: Rules) -> Waiting | None:
         starved = [
             entry
             for entry in state.waiting.values()
-            if entry.since <= now_ms - leases.STARVED_AFTER_MS
-            and entry.renewed >= now_ms - WAITING_LAPSE_MS
+            if entry.since <= state.now - leases.STARVED_AFTER_MS
+            and entry.renewed >= state.now - WAITING_LAPSE_MS
             and not rules.holds_back(state, entry.user, entry.request)
         ]
         return min(starved, key=lambda w: (-w.priority, w.since, w.request.id), default=None)
@@ -184,8 +187,9 @@ class PlacesInLine:
     With this, ``nobody-starves`` and ``everything-granted``, no request is overtaken for ever.
     """
 
-    WITHIN_S = 7.0
-    """A client renews its place every 5 s, at one server after the other."""
+    WITHIN_S = 12.0
+    """A client whose entry was lost enters itself anew after 5 s, with its next try, which comes
+    within another 5 s. A run of the swarm is calm for 10 s only, so this takes longer ones."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
