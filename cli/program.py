@@ -284,7 +284,7 @@ def program_environment(
     paths = [p for p in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p and p != library]
     if door in ("cuda", "both"):
         paths.insert(0, library)
-        # JAX looks for /dev/nvidia0 before it tries CUDA; naming the platforms skips that.
+        # JAX looks for /dev/nvidia0 before it tries CUDA; older ones skip that for named platforms.
         env.setdefault("JAX_PLATFORMS", "cuda,cpu")
     if paths:
         env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)

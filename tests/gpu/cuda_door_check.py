@@ -45,6 +45,7 @@ class Outcome:
 STEPS: list[tuple[str, float]] = [
     ("runtime.cu", 60),
     ("graphs.cu", 60),
+    ("hosts.cu", 60),
     ("speed.cu", 60),
     ("cupy_arrays.py", 60),
     ("torch_basic.py", 75),

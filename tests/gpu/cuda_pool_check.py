@@ -29,6 +29,7 @@ MEASURED = ("_us", "_ms", "_s", "_GBps")
 PROGRAMS: list[tuple[str, float, bool]] = [
     ("runtime.cu", 60, True),
     ("graphs.cu", 60, False),
+    ("hosts.cu", 60, True),
     ("torch_basic.py", 75, True),
     ("cupy_arrays.py", 60, False),
     ("numba_kernel.py", 50, False),

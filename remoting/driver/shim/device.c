@@ -179,7 +179,7 @@ int gp_device_of(const void *context) {
 }
 
 int gp_push(struct gp_context *context) {
-    if (gp_in_host_function()) return GP_NOT_PERMITTED;
+    if (gp_in_host_function()) return GP_SUCCESS;
     if (depth >= GP_STACK_MAX) return GP_OUT_OF_MEMORY;
     stack[depth++] = context;
     return GP_SUCCESS;
@@ -187,7 +187,8 @@ int gp_push(struct gp_context *context) {
 
 GP_EXPORT int cuCtxSetCurrent(void *context) {
     GP_CHECK(gp_ready());
-    if (gp_in_host_function()) return GP_NOT_PERMITTED;
+    // There it has no effect, so that whatever needs a context says that it is not permitted.
+    if (gp_in_host_function()) return GP_SUCCESS;
     if (context == NULL) {
         if (depth > 0) depth--;
         return GP_SUCCESS;
