@@ -453,8 +453,9 @@ def test_a_server_token_is_good_once(live_pool: Any, tmp_path: Path) -> None:
         "join", "--token", token, "--emulate", "1", "--listen", "127.0.0.1:0",
         "--state-dir", str(tmp_path / "d"),
     )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.startswith("gpupool: ") or "gpupool: " in done.stderr
+    assert done.returncode == 2
+    assert done.stderr.startswith("gpupool: this token lets a user log in, and no server join\n")
+    assert not (tmp_path / "d").exists()
 
 
 # --- servers --------------------------------------------------------------------------------------
