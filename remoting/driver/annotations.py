@@ -171,6 +171,14 @@ RECORDS: tuple[str, ...] = (
     "MANAGED_READ",
     "MANAGED_WRITE",
     "FIND_MANAGED",
+    "IPC_EXPORT",
+    "IPC_OPEN",
+    "IPC_CLOSE",
+    "IPC_EXPORT_EVENT",
+    "IPC_OPEN_EVENT",
+    "IPC_EXPORT_PHYSICAL",
+    "IPC_IMPORT_PHYSICAL",
+    "SETTLE",
 )
 
 HAND: tuple[str, ...] = (
@@ -283,6 +291,9 @@ HAND: tuple[str, ...] = (
     "cuMipmappedArrayGetLevel",
     *("cuMemcpyHtoA_v2", "cuMemcpyHtoAAsync_v2", "cuMemcpyAtoH_v2", "cuMemcpyAtoHAsync_v2"),
     *("cuMemcpyDtoA_v2", "cuMemcpyAtoD_v2", "cuMemcpyAtoA_v2"),
+    *("cuIpcGetMemHandle", "cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle"),
+    *("cuIpcGetEventHandle", "cuIpcOpenEventHandle"),
+    *("cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"),
     *("cuMemPrefetchAsync", "cuMemPrefetchAsync_v2", "cuMemAdvise", "cuMemAdvise_v2"),
     *("cuMemRangeGetAttribute", "cuMemRangeGetAttributes", "cuStreamAttachMemAsync"),
     *("cuTexObjectCreate", "cuTexObjectDestroy", "cuTexObjectGetResourceDesc"),

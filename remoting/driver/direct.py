@@ -51,7 +51,16 @@ class Direct:
         return answer.value
 
 
+class ByValue:
+    """A structure that a function takes itself, instead of its address."""
+
+    def __init__(self, structure: ctypes.Structure) -> None:
+        self.structure = structure
+
+
 def _passed(value: Any) -> Any:
     if isinstance(value, int):
         return ctypes.c_uint64(value & 0xFFFFFFFFFFFFFFFF)
+    if isinstance(value, ByValue):
+        return value.structure
     return value if isinstance(value, bytes) or value is None else ctypes.byref(value)

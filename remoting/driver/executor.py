@@ -18,6 +18,7 @@ from gpupool.remoting.driver.graph_launches import GraphLaunches
 from gpupool.remoting.driver.graphs import Graphs
 from gpupool.remoting.driver.hosts import HostFunctions
 from gpupool.remoting.driver.images import Images
+from gpupool.remoting.driver.ipc import Ipc
 from gpupool.remoting.driver.kernels import LAUNCH, Kernels
 from gpupool.remoting.driver.managed import Managed
 from gpupool.remoting.driver.mapped import Mapped
@@ -42,11 +43,13 @@ def areas_of(client: Client, images: Images) -> list[Area]:
     arrays = Arrays(client, direct, memory)
     translator = Translator(client, direct, slots, arrays, hosts)
     graphs = Graphs(client, direct, translator)
+    virtual = Virtual(client, memory)
     return [
         Contexts(client, memory, images),
         memory,
         pools,
-        Virtual(client, memory),
+        virtual,
+        Ipc(client, direct, virtual.virtual),
         transfers,
         Mapped(client),
         Managed(client, memory, transfers),

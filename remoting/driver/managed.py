@@ -38,7 +38,7 @@ class Managed(Area):
         }
         self.asked = {
             table.MANAGED_ALLOCATE: (3, self._allocate),
-            table.MANAGED_READ: (3, self._read),
+            table.MANAGED_READ: (4, self._read),
         }
 
     # --- regions ----------------------------------------------------------------------------------
@@ -117,16 +117,20 @@ class Managed(Area):
         self._transfers.copy_bulk_in(address, size, stream)
         self.api.runtime.streamSynchronize(stream)
 
-    def _read(self, address: int, size: int, device: int) -> None:
-        """Answer with what is there after all work before, but for streams that wait for none."""
+    def _read(self, address: int, size: int, device: int, at_once: int) -> None:
+        """Answer with what is there, after all work before unless it must be ``at_once``.
+
+        Streams that wait for no other are not waited for either: programs synchronise with them.
+        """
         if not 0 < size <= READ_SIZE_MAX:
             raise CudaError(INVALID_VALUE, "cuMemAllocManaged")
         request, current, waiter = self.client.request, self.client.device, self.waiter
         self.api.runtime.setDevice(self.client.ordinals[self.client.index(device)])
         try:
+            stream = self._stream(device) if at_once else LEGACY_STREAM
             buffer = waiter.take(device, size)
-            self.api.copy(buffer.address, address, size, DEVICE_TO_HOST, LEGACY_STREAM)
-            self.api.record(buffer.event, LEGACY_STREAM)
+            self.api.copy(buffer.address, address, size, DEVICE_TO_HOST, stream)
+            self.api.record(buffer.event, stream)
         finally:
             self.api.runtime.setDevice(self.client.ordinals[current])
         waiter.answer(request, device, buffer, size)

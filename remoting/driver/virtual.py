@@ -33,8 +33,12 @@ class VirtualMemory:
         self._physical: dict[int, Physical] = {}
         self._mapped: dict[int, tuple[int, Physical]] = {}  # size and memory, by address
 
-    def create(self, number: int, size: int, device: int, ordinal: int, cost: int) -> None:
+    def create(
+        self, number: int, size: int, device: int, ordinal: int, cost: int, *, kinds: int = 0
+    ) -> None:
         """Make physical memory of a device and charge ``cost`` for it.
+
+        ``kinds`` is a CUmemAllocationHandleType: how it may be exported.
 
         Raises:
             CudaError: when the partition or the GPU is full.
@@ -48,12 +52,31 @@ class VirtualMemory:
         properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         properties.location.id = ordinal
+        if kinds:
+            properties.requestedHandleTypes = self._api.enumerated(
+                "CUmemAllocationHandleType", kinds
+            )
         try:
             handle = int(self._api.call("cuMemCreate", size, properties, 0))
         except CudaError:
             self._budget.release(device, cost)
             raise
         self._physical[number] = Physical(handle, device, cost)
+
+    def adopt(self, number: int, handle: int, device: int) -> None:
+        """Take physical memory of another process, which is charged for it.
+
+        Raises:
+            CudaError: when there is no room for it in the books.
+        """
+        if number in self._physical or len(self._physical) >= OBJECTS_MAX:
+            raise CudaError(INVALID_HANDLE, "cuMemImportFromShareableHandle")
+        self._physical[number] = Physical(handle, device, 0)
+
+    def handle(self, number: int) -> tuple[int, int]:
+        """Return CUDA's handle of physical memory, and its device."""
+        physical = self._physical[number]
+        return physical.handle, physical.device
 
     def release(self, number: int) -> None:
         """Give up physical memory; it is free once nothing is mapped to it any more."""
@@ -118,17 +141,17 @@ class Virtual(Area):
             table.VIRTUAL_UNMAP: (2, self.virtual.unmap),
         }
         self.asked = {
-            table.VIRTUAL_CREATE: (3, self._virtual_create),
+            table.VIRTUAL_CREATE: (4, self._virtual_create),
             table.VIRTUAL_RESERVE: (3, self._virtual_reserve),
             table.VIRTUAL_MAP: (3, self._virtual_map),
             table.VIRTUAL_ACCESS: (4, self._virtual_access),
         }
 
-    def _virtual_create(self, number: int, size: int, device: int) -> bytes | None:
+    def _virtual_create(self, number: int, size: int, device: int, kinds: int) -> bytes | None:
         ordinal, cost = self.client.ordinals[self.client.index(device)], charged(size)
 
         def work() -> bytes:
-            self.virtual.create(number, size, device, ordinal, cost)
+            self.virtual.create(number, size, device, ordinal, cost, kinds=kinds)
             return b""
 
         return self.memory.once_freed(work)

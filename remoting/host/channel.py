@@ -15,6 +15,24 @@ DESCRIPTOR_COUNT_MAX = 8
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
+def receive_with_descriptors(
+    sock: socket.socket, size: int, count: int, flags: int = 0
+) -> tuple[bytes, list[int]]:
+    """Receive bytes and the descriptors that come with them, none of them inheritable.
+
+    ``socket.recv_fds`` ignores its flags in Python 3.11.
+    """
+    descriptors = array.array("i")
+    space = socket.CMSG_SPACE(count * descriptors.itemsize)
+    data, ancillary, _flags, _address = sock.recvmsg(size, space, flags | _CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return data, list(descriptors)
+
+
 class HostGoneError(Exception):
     """The host closed its end: it died, or it wants this worker to end."""
 
@@ -57,18 +75,11 @@ class WorkerChannel:
         return socket.socket(fileno=self._descriptors.popleft())
 
     def _read_some(self) -> None:
-        space = socket.CMSG_SPACE(DESCRIPTOR_COUNT_MAX * array.array("i").itemsize)
         try:
-            data, ancillary, _flags, _address = self._socket.recvmsg(65536, space, _CLOEXEC)
+            data, found = receive_with_descriptors(self._socket, 65536, DESCRIPTOR_COUNT_MAX)
         except OSError as error:
             raise HostGoneError(str(error)) from error
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                found = array.array("i")
-                found.frombytes(content[: len(content) - len(content) % found.itemsize])
-                for descriptor in found:
-                    os.set_inheritable(descriptor, False)
-                self._descriptors.extend(found)
+        self._descriptors.extend(found)
         if not data:
             raise HostGoneError("closed")
         self._reader.feed(data)
@@ -83,6 +94,7 @@ class BudgetClient:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._lock = threading.Lock()
+        self._descriptors: list[int] = []  # that came with the last answer
 
     def reserve(self, device_index: int, nbytes: int) -> bool:
         """Reserve ``nbytes`` of the partition if the lease has them left."""
@@ -97,19 +109,55 @@ class BudgetClient:
         """Return the bytes that the whole lease holds on that GPU."""
         return self._ask(messages.USAGE, device_index, 0)[1]
 
+    def share(self, token: bytes, value: bytes, descriptor: int = -1) -> bool:
+        """Let the other workers of the lease find a handle; False if there are too many.
+
+        The descriptor, if any, is passed on, and stays the caller's.
+        """
+        payload = token + value
+        with self._lock:
+            self._send(
+                messages.SHARE, int(descriptor >= 0), len(payload), payload, descriptor=descriptor
+            )
+            return self._answer()[0] > 0
+
+    def find(self, token: bytes) -> tuple[bytes, int] | None:
+        """Return a handle of another worker of the lease, and its descriptor or -1.
+
+        The descriptor is the caller's to close.
+        """
+        with self._lock:
+            self._send(messages.FIND, 0, len(token), token)
+            granted, size = self._answer()
+            value = self._socket.recv(size, socket.MSG_WAITALL) if size else b""
+        if len(value) != size:
+            raise HostGoneError("closed")
+        return (value, self._descriptors.pop() if granted > 1 else -1) if granted else None
+
     def _ask(self, operation: int, device: int, size: int) -> tuple[bool, int]:
         with self._lock:
             self._send(operation, device, size)
-            answer = self._socket.recv(messages.BUDGET_ANSWER.size, socket.MSG_WAITALL)
-        if len(answer) != messages.BUDGET_ANSWER.size:
-            raise HostGoneError("closed")
-        granted, usage = messages.BUDGET_ANSWER.unpack(answer)
+            granted, usage = self._answer()
         return bool(granted), usage
 
-    def _send(self, operation: int, device: int, size: int) -> None:
+    def _answer(self) -> tuple[int, int]:
+        size = messages.BUDGET_ANSWER.size
+        answer, descriptors = receive_with_descriptors(self._socket, size, 1, socket.MSG_WAITALL)
+        self._descriptors = descriptors
+        if len(answer) != size:
+            raise HostGoneError("closed")
+        return messages.BUDGET_ANSWER.unpack(answer)
+
+    def _send(
+        self, operation: int, device: int, size: int, payload: bytes = b"", *, descriptor: int = -1
+    ) -> None:
         if size < 0:
             raise ValueError("negative size")
+        call = messages.BUDGET_CALL.pack(operation, device, size) + payload
         try:
-            self._socket.sendall(messages.BUDGET_CALL.pack(operation, device, size))
+            if descriptor >= 0:
+                socket.send_fds(self._socket, [call], [descriptor])
+            else:
+                self._socket.sendall(call)
         except OSError as error:
             raise HostGoneError(str(error)) from error

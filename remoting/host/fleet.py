@@ -15,6 +15,7 @@ from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.remoting.host import former, kernels, messages, spawn
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.kernels import KernelCache
+from gpupool.remoting.host.sharing import Sharing
 from gpupool.remoting.host.workers import (
     LAST_WORDS_TIMEOUT_S,
     Worker,
@@ -89,6 +90,7 @@ class Fleet:
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
         self._budget = budget
+        self._sharing = Sharing()
         self._uids = spawn.UidPool()
         self._isolation = spawn.Isolation(False, "not chosen yet")
         self._directory = Path()
@@ -297,9 +299,10 @@ class Fleet:
     async def _answer_budget(self, worker: Worker) -> None:
         await worker.assigned.wait()
         if worker.budget is not None:
-            await serve_budget(worker, self._budget)
+            await serve_budget(worker, self._budget, self._sharing)
 
     async def _clean_up(self, worker: Worker) -> None:
+        self._sharing.end_worker(worker.number)
         await trio.to_thread.run_sync(self._remove_remains, worker)
         worker.control.close()
         os.close(worker.pidfd)

@@ -222,13 +222,22 @@ def shortened(text: str) -> str:
 
 # --- the budget ---------------------------------------------------------------------------------
 
-RESERVE, RELEASE, USAGE = 1, 2, 3
+RESERVE, RELEASE, USAGE, SHARE, FIND = 1, 2, 3, 4, 5
 
 BUDGET_CALL = struct.Struct(">BxHxxxxQ")
-"""Operation, device index, bytes. ``RELEASE`` has no answer."""
+"""Operation, device index, bytes. ``RELEASE`` has no answer.
+
+``SHARE`` and ``FIND`` have instead of bytes the size of what follows: a token, and for ``SHARE``
+the handle that it stands for; instead of a device, whether a descriptor comes with it.
+"""
 
 BUDGET_ANSWER = struct.Struct(">BxxxxxxxQ")
-"""1 when granted, else 0; and the bytes that the whole lease holds on that GPU."""
+"""1 when granted, else 0; and the bytes that the whole lease holds on that GPU.
+
+To ``FIND``: 2 when a descriptor comes with it; and the size of the handle, which follows.
+"""
+
+BUDGET_PAYLOAD_SIZE_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,19 +247,30 @@ class BudgetCall:
     operation: int
     device: int
     size: int
+    payload: bytes = b""
 
 
 def decode_budget_calls(buffer: bytearray) -> list[BudgetCall]:
     """Take every whole call off the front of ``buffer``.
 
     Raises:
-        RemoteProtocolError: for an operation that does not exist.
+        RemoteProtocolError: for an operation that does not exist, or too large a payload.
     """
     calls: list[BudgetCall] = []
-    end = len(buffer) - len(buffer) % BUDGET_CALL.size
-    for operation, device, size in BUDGET_CALL.iter_unpack(memoryview(bytes(buffer[:end]))):
-        if operation not in (RESERVE, RELEASE, USAGE):
+    at = 0
+    while len(buffer) - at >= BUDGET_CALL.size:
+        operation, device, size = BUDGET_CALL.unpack_from(buffer, at)
+        end = at + BUDGET_CALL.size
+        if not RESERVE <= operation <= FIND:
             raise RemoteProtocolError("malformed budget call", why=f"operation {operation}")
-        calls.append(BudgetCall(operation, device, size))
-    del buffer[:end]
+        if operation in (SHARE, FIND):
+            if size > BUDGET_PAYLOAD_SIZE_MAX:
+                raise RemoteProtocolError("malformed budget call", why=f"{size} bytes behind it")
+            end += size
+        if end > len(buffer):
+            break
+        payload = bytes(buffer[at + BUDGET_CALL.size : end])
+        calls.append(BudgetCall(operation, device, size, payload))
+        at = end
+    del buffer[:at]
     return calls

@@ -1,6 +1,7 @@
 """One worker process as its host sees it: its state, what can be sent to it, how it ends."""
 
 import array
+import os
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.ids import GpuId, LeaseId, ServerId
 from gpupool.remoting.host import messages
 from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.channel import DESCRIPTOR_COUNT_MAX, receive_with_descriptors
+from gpupool.remoting.host.sharing import TOKEN_SIZE, Sharing
 
 RECEIVE_SIZE = 65536
 
@@ -165,24 +168,66 @@ async def read_messages(worker: Worker, handle: Callable[[messages.WorkerMessage
         worker.kill(f"its control socket failed: {error}")
 
 
-async def serve_budget(worker: Worker, budget: Budget) -> None:
+async def serve_budget(worker: Worker, budget: Budget, sharing: Sharing) -> None:
     """Answer the calls of ``worker`` on the budget, until it closes or asks what it may not."""
     assert worker.budget is not None
     sock = worker.budget
-    calls = trio.socket.from_stdlib_socket(sock)
     buffer = bytearray()
+    descriptors: list[int] = []
     try:
-        while data := await calls.recv(RECEIVE_SIZE):
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                data, found = receive_with_descriptors(sock, RECEIVE_SIZE, DESCRIPTOR_COUNT_MAX)
+            except BlockingIOError:
+                continue
+            descriptors += found
+            if not data:
+                break
             buffer += data
             for call in messages.decode_budget_calls(buffer):
-                answer = answer_budget_call(worker, budget, call)
+                if call.operation in (messages.SHARE, messages.FIND):
+                    answer, passed = answer_sharing(worker, sharing, call, descriptors)
+                else:
+                    answer, passed = answer_budget_call(worker, budget, call), []
                 # A worker has one call in hand at most, so the answer always fits.
-                if answer and sock.send(answer) != len(answer):
+                if answer and socket.send_fds(sock, [answer], passed) != len(answer):
                     raise WorkerFailedError("answers are not read")
+            if descriptors and not buffer:
+                raise RemoteProtocolError("a descriptor that nobody asked for")
     except (RemoteProtocolError, BudgetError, WorkerFailedError) as error:
         worker.kill(f"it broke the rules of the budget: {error}")
     except OSError as error:
         worker.kill(f"its budget socket failed: {error}")
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def answer_sharing(
+    worker: Worker, sharing: Sharing, call: messages.BudgetCall, descriptors: list[int]
+) -> tuple[bytes, list[int]]:
+    """Share or find a handle; return the answer, and the descriptor that goes with it.
+
+    A shared descriptor is taken out of ``descriptors``.
+
+    Raises:
+        BudgetError: when the worker asks for what it cannot have.
+    """
+    if worker.lease is None or len(call.payload) < TOKEN_SIZE:
+        raise BudgetError("a handle without a token, or without a lease")
+    token, value = call.payload[:TOKEN_SIZE], call.payload[TOKEN_SIZE:]
+    if call.operation == messages.SHARE:
+        if call.device and not descriptors:
+            raise BudgetError("a descriptor is missing")
+        descriptor = descriptors.pop() if call.device else -1
+        granted = sharing.share(worker.number, worker.lease, token, value, descriptor)
+        return messages.BUDGET_ANSWER.pack(granted, 0), []
+    found = sharing.find(worker.lease, token)
+    if found is None:
+        return messages.BUDGET_ANSWER.pack(0, 0), []
+    passed = [found.descriptor] if found.descriptor >= 0 else []
+    return messages.BUDGET_ANSWER.pack(1 + len(passed), len(found.value)) + found.value, passed
 
 
 def answer_budget_call(worker: Worker, budget: Budget, call: messages.BudgetCall) -> bytes:

@@ -272,6 +272,7 @@ enum {
     GP_MANAGED_MEMORY,
     GP_GLOBAL_MEMORY,
     GP_VIRTUAL_MEMORY,  // mapped by cuMemMap
+    GP_SHARED_MEMORY,   // another process's
 };
 bool gp_find_range(uint64_t address, struct gp_range *found);
 int gp_add_range(struct gp_range range);

@@ -66,131 +66,123 @@ GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(61); }
 GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(62); }
 GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(63); }
 GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(64); }
-GP_EXPORT int cuIpcCloseMemHandle(void) { return gp_missing(65); }
-GP_EXPORT int cuIpcGetEventHandle(void) { return gp_missing(66); }
-GP_EXPORT int cuIpcGetMemHandle(void) { return gp_missing(67); }
-GP_EXPORT int cuIpcOpenEventHandle(void) { return gp_missing(68); }
-GP_EXPORT int cuIpcOpenMemHandle(void) { return gp_missing(69); }
-GP_EXPORT int cuIpcOpenMemHandle_v2(void) { return gp_missing(70); }
-GP_EXPORT int cuLaunch(void) { return gp_missing(71); }
-GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(72); }
-GP_EXPORT int cuLaunchGrid(void) { return gp_missing(73); }
-GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(74); }
-GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(75); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(76); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(77); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(78); }
-GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(79); }
-GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(80); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(81); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(82); }
-GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(83); }
-GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(84); }
-GP_EXPORT int cuMemExportToShareableHandle(void) { return gp_missing(85); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(86); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(87); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(88); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(89); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(90); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(91); }
-GP_EXPORT int cuMemImportFromShareableHandle(void) { return gp_missing(92); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(93); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(94); }
-GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(95); }
-GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(96); }
-GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(97); }
-GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(98); }
-GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(99); }
-GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(100); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(101); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(102); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(103); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(104); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(105); }
-GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(106); }
-GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(107); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(108); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(109); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(110); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(111); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(112); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(113); }
-GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(114); }
-GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(115); }
-GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(116); }
-GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(117); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(118); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(119); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(120); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(121); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(122); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(123); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(124); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(125); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(126); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(127); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(128); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(129); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(130); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(131); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(132); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(133); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(134); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(135); }
-GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(136); }
-GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(137); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(138); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(139); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(140); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(141); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(142); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(143); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(144); }
-GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(145); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(146); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(147); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(148); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(149); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(150); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(151); }
-GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(152); }
-GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(153); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(154); }
-GP_EXPORT int cuTexRefCreate(void) { return gp_missing(155); }
-GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(156); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(157); }
-GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(158); }
-GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(159); }
-GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(160); }
-GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(161); }
-GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(162); }
-GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(163); }
-GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(164); }
-GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(165); }
-GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(166); }
-GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(167); }
-GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(168); }
-GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(169); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(170); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(171); }
-GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(172); }
-GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(173); }
-GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(174); }
-GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(175); }
-GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(176); }
-GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(177); }
-GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(178); }
-GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(179); }
-GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(180); }
-GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(181); }
-GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(182); }
-GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(183); }
-GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(184); }
-GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(185); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(186); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(187); }
+GP_EXPORT int cuLaunch(void) { return gp_missing(65); }
+GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(66); }
+GP_EXPORT int cuLaunchGrid(void) { return gp_missing(67); }
+GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(68); }
+GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(69); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(70); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(71); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(72); }
+GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(73); }
+GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(74); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(75); }
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(76); }
+GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(77); }
+GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(78); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(79); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(80); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(81); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(82); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(83); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(84); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(85); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(86); }
+GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(87); }
+GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(88); }
+GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(89); }
+GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(90); }
+GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(91); }
+GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(92); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(93); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(94); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(95); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(96); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(97); }
+GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(98); }
+GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(99); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(100); }
+GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(101); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(102); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(103); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(104); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(105); }
+GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(106); }
+GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(107); }
+GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(108); }
+GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(109); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(110); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(111); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(112); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(113); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(114); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(115); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(116); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(117); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(118); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(119); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(120); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(121); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(122); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(123); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(124); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(125); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(126); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(127); }
+GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(128); }
+GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(129); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(130); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(131); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(132); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(133); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(134); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(135); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(136); }
+GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(137); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(138); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(139); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(140); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(141); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(142); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(143); }
+GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(144); }
+GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(145); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(146); }
+GP_EXPORT int cuTexRefCreate(void) { return gp_missing(147); }
+GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(148); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(149); }
+GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(150); }
+GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(151); }
+GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(152); }
+GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(153); }
+GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(154); }
+GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(155); }
+GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(156); }
+GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(157); }
+GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(158); }
+GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(159); }
+GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(160); }
+GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(161); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(162); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(163); }
+GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(164); }
+GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(165); }
+GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(166); }
+GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(167); }
+GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(168); }
+GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(169); }
+GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(170); }
+GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(171); }
+GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(172); }
+GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(173); }
+GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(174); }
+GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(175); }
+GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(176); }
+GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(177); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(178); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(179); }
 
-const int gp_missing_count = 188;
+const int gp_missing_count = 180;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -257,12 +249,6 @@ const char *const gp_missing_names[] = {
     "cuGreenCtxWaitEvent",
     "cuImportExternalMemory",
     "cuImportExternalSemaphore",
-    "cuIpcCloseMemHandle",
-    "cuIpcGetEventHandle",
-    "cuIpcGetMemHandle",
-    "cuIpcOpenEventHandle",
-    "cuIpcOpenMemHandle",
-    "cuIpcOpenMemHandle_v2",
     "cuLaunch",
     "cuLaunchCooperativeKernelMultiDevice",
     "cuLaunchGrid",
@@ -277,14 +263,12 @@ const char *const gp_missing_names[] = {
     "cuMemDiscardAndPrefetchBatchAsync_ptsz",
     "cuMemDiscardBatchAsync",
     "cuMemDiscardBatchAsync_ptsz",
-    "cuMemExportToShareableHandle",
     "cuMemFree",
     "cuMemGetAddressRange",
     "cuMemGetHandleForAddressRange",
     "cuMemGetInfo",
     "cuMemHostGetDevicePointer",
     "cuMemHostRegister",
-    "cuMemImportFromShareableHandle",
     "cuMemMapArrayAsync",
     "cuMemMapArrayAsync_ptsz",
     "cuMemPoolExportPointer",
@@ -382,7 +366,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[188];
+unsigned long gp_missing_calls[180];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -563,6 +547,12 @@ int cuGraphRetainUserObject();
 int cuGraphUpload();
 int cuGraphUpload_ptsz();
 int cuInit();
+int cuIpcCloseMemHandle();
+int cuIpcGetEventHandle();
+int cuIpcGetMemHandle();
+int cuIpcOpenEventHandle();
+int cuIpcOpenMemHandle();
+int cuIpcOpenMemHandle_v2();
 int cuKernelGetAttribute();
 int cuKernelGetFunction();
 int cuKernelGetLibrary();
@@ -613,6 +603,7 @@ int cuMemAllocManaged();
 int cuMemAllocPitch_v2();
 int cuMemAlloc_v2();
 int cuMemCreate();
+int cuMemExportToShareableHandle();
 int cuMemFreeAsync();
 int cuMemFreeAsync_ptsz();
 int cuMemFreeHost();
@@ -629,6 +620,7 @@ int cuMemHostGetDevicePointer_v2();
 int cuMemHostGetFlags();
 int cuMemHostRegister_v2();
 int cuMemHostUnregister();
+int cuMemImportFromShareableHandle();
 int cuMemMap();
 int cuMemPoolCreate();
 int cuMemPoolDestroy();
@@ -1079,12 +1071,12 @@ const struct gp_symbol gp_symbols[] = {
     {"cuImportExternalMemory", 10000, 0, 0, (void (*)(void))cuImportExternalMemory},
     {"cuImportExternalSemaphore", 10000, 0, 0, (void (*)(void))cuImportExternalSemaphore},
     {"cuInit", 2000, 0, 1, (void (*)(void))cuInit},
-    {"cuIpcCloseMemHandle", 4010, 0, 0, (void (*)(void))cuIpcCloseMemHandle},
-    {"cuIpcGetEventHandle", 4010, 0, 0, (void (*)(void))cuIpcGetEventHandle},
-    {"cuIpcGetMemHandle", 4010, 0, 0, (void (*)(void))cuIpcGetMemHandle},
-    {"cuIpcOpenEventHandle", 4010, 0, 0, (void (*)(void))cuIpcOpenEventHandle},
-    {"cuIpcOpenMemHandle", 4010, 0, 0, (void (*)(void))cuIpcOpenMemHandle},
-    {"cuIpcOpenMemHandle", 11000, 0, 0, (void (*)(void))cuIpcOpenMemHandle_v2},
+    {"cuIpcCloseMemHandle", 4010, 0, 1, (void (*)(void))cuIpcCloseMemHandle},
+    {"cuIpcGetEventHandle", 4010, 0, 1, (void (*)(void))cuIpcGetEventHandle},
+    {"cuIpcGetMemHandle", 4010, 0, 1, (void (*)(void))cuIpcGetMemHandle},
+    {"cuIpcOpenEventHandle", 4010, 0, 1, (void (*)(void))cuIpcOpenEventHandle},
+    {"cuIpcOpenMemHandle", 4010, 0, 1, (void (*)(void))cuIpcOpenMemHandle},
+    {"cuIpcOpenMemHandle", 11000, 0, 1, (void (*)(void))cuIpcOpenMemHandle_v2},
     {"cuKernelGetAttribute", 12000, 0, 1, (void (*)(void))cuKernelGetAttribute},
     {"cuKernelGetFunction", 12000, 0, 1, (void (*)(void))cuKernelGetFunction},
     {"cuKernelGetLibrary", 12050, 0, 1, (void (*)(void))cuKernelGetLibrary},
@@ -1149,7 +1141,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemDiscardAndPrefetchBatchAsync", 13000, 1, 0, (void (*)(void))cuMemDiscardAndPrefetchBatchAsync_ptsz},
     {"cuMemDiscardBatchAsync", 13000, 0, 0, (void (*)(void))cuMemDiscardBatchAsync},
     {"cuMemDiscardBatchAsync", 13000, 1, 0, (void (*)(void))cuMemDiscardBatchAsync_ptsz},
-    {"cuMemExportToShareableHandle", 10020, 0, 0, (void (*)(void))cuMemExportToShareableHandle},
+    {"cuMemExportToShareableHandle", 10020, 0, 1, (void (*)(void))cuMemExportToShareableHandle},
     {"cuMemFree", 2000, 0, 0, (void (*)(void))cuMemFree},
     {"cuMemFree", 3020, 0, 1, (void (*)(void))cuMemFree_v2},
     {"cuMemFreeAsync", 11020, 0, 1, (void (*)(void))cuMemFreeAsync},
@@ -1172,7 +1164,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemHostRegister", 4000, 0, 0, (void (*)(void))cuMemHostRegister},
     {"cuMemHostRegister", 6050, 0, 1, (void (*)(void))cuMemHostRegister_v2},
     {"cuMemHostUnregister", 4000, 0, 1, (void (*)(void))cuMemHostUnregister},
-    {"cuMemImportFromShareableHandle", 10020, 0, 0, (void (*)(void))cuMemImportFromShareableHandle},
+    {"cuMemImportFromShareableHandle", 10020, 0, 1, (void (*)(void))cuMemImportFromShareableHandle},
     {"cuMemMap", 10020, 0, 1, (void (*)(void))cuMemMap},
     {"cuMemMapArrayAsync", 11010, 0, 0, (void (*)(void))cuMemMapArrayAsync},
     {"cuMemMapArrayAsync", 11010, 1, 0, (void (*)(void))cuMemMapArrayAsync_ptsz},

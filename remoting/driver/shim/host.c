@@ -253,6 +253,7 @@ static int start(void) {
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
         sigset_t all, before;
         sigfillset(&all);
+        sigdelset(&all, SIGSEGV);  // by which managed memory is noticed that a function touches
         pthread_sigmask(SIG_SETMASK, &all, &before);
         failed = pthread_create(&thread, &attributes, serve, NULL);
         pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -79,9 +79,11 @@ static int fetch(struct gp_region *region, size_t first, size_t end) {
     size_t to = end * BLOCK_SIZE < region->size ? end * BLOCK_SIZE : region->size;
     for (size_t at = first * BLOCK_SIZE; at < to; at += FETCH_SIZE) {
         size_t size = to - at < FETCH_SIZE ? to - at : FETCH_SIZE;
-        uint64_t values[3] = {region->start + at, size, (uint64_t)region->device};
+        // A host function may read what its stream has made, and must not wait for that stream.
+        bool at_once = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
+        uint64_t values[4] = {region->start + at, size, (uint64_t)region->device, at_once};
         struct gp_request request = {.bulk = region->alias + at, .bulk_size = size};
-        GP_CHECK(gp_exchange(&request, GP_MANAGED_READ, values, 3, NULL, 0, NULL, 0));
+        GP_CHECK(gp_exchange(&request, GP_MANAGED_READ, values, 4, NULL, 0, NULL, 0));
     }
     return GP_SUCCESS;
 }

@@ -1,5 +1,5 @@
 // Streams, events and what waits for them.
-#include "core.h"
+#include "ipc.h"
 
 #include <stdlib.h>
 
@@ -117,7 +117,10 @@ GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) 
     forget_end(event);
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_recorded(event, of);
     uint64_t values[3] = {((struct gp_handle *)event)->id, of->id, flags};
-    return gp_post(GP_RECORD_EVENT, values, 3);
+    GP_CHECK(gp_post(GP_RECORD_EVENT, values, 3));
+    // Another process may hear of the record from this one, and must find it on the server.
+    bool shared = ((struct gp_handle *)event)->flags & GP_INTERPROCESS;
+    return shared ? gp_call(GP_SETTLE, NULL, 0, NULL, 0) : GP_SUCCESS;
 }
 
 GP_EXPORT int cuEventRecord(void *event, void *stream) {

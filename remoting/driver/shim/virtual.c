@@ -1,6 +1,6 @@
 // Virtual memory management: physical memory, reserved addresses, and what is mapped where.
 #define _GNU_SOURCE
-#include "core.h"
+#include "ipc.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -31,6 +31,7 @@ struct access {
 // Physical memory. The program's references and the mappings keep it, as with CUDA.
 struct physical {
     struct properties properties;
+    size_t size;
     unsigned long references, mappings;
 };
 
@@ -73,8 +74,6 @@ GP_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct properties
     if (handle == NULL || properties == NULL || size == 0 || flags != 0) return GP_INVALID_VALUE;
     if (properties->type != PINNED) return GP_INVALID_VALUE;
     GP_CHECK(device_at(&properties->location));
-    // Memory that could be exported is granted, because programs ask for it on the chance that
-    // they need it; the export itself is not there.
     if (properties->handles & ~FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
     struct gp_handle *made = gp_make(GP_PHYSICAL);
     struct physical *physical = calloc(1, sizeof *physical);
@@ -87,8 +86,10 @@ GP_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct properties
     physical->references = 1;
     made->device = properties->location.id;
     made->detail = physical;
-    uint64_t values[3] = {made->id, size, (uint64_t)gp_server_device(made->device)};
-    int status = gp_call(GP_VIRTUAL_CREATE, values, 3, NULL, 0);
+    physical->size = size;
+    uint64_t device = (uint64_t)gp_server_device(made->device);
+    uint64_t values[4] = {made->id, size, device, (uint64_t)properties->handles};
+    int status = gp_call(GP_VIRTUAL_CREATE, values, 4, NULL, 0);
     if (status != GP_SUCCESS) {
         gp_end(made);
         free(physical);
@@ -131,6 +132,63 @@ GP_EXPORT int cuMemGetAllocationPropertiesFromHandle(struct properties *properti
     if (known != NULL) *properties = ((struct physical *)known->detail)->properties;
     pthread_mutex_unlock(&virtual_lock);
     return known != NULL ? GP_SUCCESS : GP_INVALID_VALUE;
+}
+
+// --- other processes ------------------------------------------------------------------------------
+
+GP_EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type,
+                                           unsigned long long flags) {
+    GP_CHECK(gp_ready());
+    if (shareable == NULL || flags != 0) return GP_INVALID_VALUE;
+    if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
+    pthread_mutex_lock(&virtual_lock);
+    struct gp_handle *known = physical_of(handle);
+    struct physical *physical = known == NULL ? NULL : known->detail;
+    uint64_t values[2] = {0}, token[GP_TOKEN_WORDS];
+    bool fits = physical != NULL && physical->properties.handles & FILE_DESCRIPTOR;
+    if (fits) {
+        values[0] = known->id;
+        values[1] = physical->size;
+    }
+    pthread_mutex_unlock(&virtual_lock);
+    if (!fits) return GP_INVALID_VALUE;
+    GP_CHECK(gp_call(GP_IPC_EXPORT_PHYSICAL, values, 2, token, sizeof token));
+    return gp_make_descriptor(shareable, token);
+}
+
+static int ordinal_of(uint64_t server_device) {
+    int device = 0;
+    while (device < gp.device_count && (uint64_t)gp_server_device(device) != server_device) device++;
+    return device;
+}
+
+GP_EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type) {
+    GP_CHECK(gp_ready());
+    if (handle == NULL) return GP_INVALID_VALUE;
+    if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
+    uint64_t values[1 + GP_TOKEN_WORDS], reply[2] = {0};
+    GP_CHECK(gp_read_descriptor((int)(intptr_t)shareable, values + 1));
+    struct gp_handle *made = gp_make(GP_PHYSICAL);
+    struct physical *physical = calloc(1, sizeof *physical);
+    int status = made == NULL || physical == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
+    if (status == GP_SUCCESS) {
+        values[0] = made->id;
+        status = gp_call(GP_IPC_IMPORT_PHYSICAL, values, 1 + GP_TOKEN_WORDS, reply, sizeof reply);
+    }
+    if (status != GP_SUCCESS) {
+        if (made != NULL) gp_end(made);
+        free(physical);
+        return status;
+    }
+    made->device = ordinal_of(reply[1]);
+    made->detail = physical;
+    *physical = (struct physical){
+        .properties = {PINNED, FILE_DESCRIPTOR, {ON_DEVICE, made->device}, NULL, {0}},
+        .size = reply[0],
+        .references = 1,
+    };
+    *handle = (uint64_t)(uintptr_t)made;
+    return GP_SUCCESS;
 }
 
 // --- addresses ------------------------------------------------------------------------------------

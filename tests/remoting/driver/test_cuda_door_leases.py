@@ -154,6 +154,28 @@ def leased(fake_gpu_pool: FakeGpuPool) -> str:
     return str(program)
 
 
+def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
+    fake_gpu_pool: FakeGpuPool, tmp_path: Path
+) -> None:
+    """An allocation, an event, and physical memory that travels as a descriptor."""
+    pool, program, handles = fake_gpu_pool, tmp_path / "sharing", tmp_path / "handles"
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o"]
+    command += [str(program), str(HERE / "programs" / "sharing.c")]
+    subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
+    words = [str(program), "both", str(IMAGE), str(handles)]
+    first = pool.spawn("run", "-p", "0.25", "--", *words)
+    assert first.stdout is not None
+    if (said := first.stdout.readline()) != "results right\n":
+        handles.unlink(missing_ok=True)
+        raise AssertionError(said + first.communicate()[1] + pool.log.read_text()[-3000:])
+    words[1] = "open"
+    other = pool.command("run", "-p", "0.25", "--", *words)
+    handles.unlink()
+    assert other.stdout == "1 1\n", other.stderr  # CUDA_ERROR_INVALID_VALUE
+    _out, err = first.communicate(timeout=DEADLINE_S)
+    assert first.returncode == 0, err
+
+
 @pytest.mark.parametrize("library", ["libssl.so.3", "none.so"])
 def test_a_binary_takes_the_cuda_door_and_its_bytes_are_encrypted(
     library: str, fake_gpu_pool: FakeGpuPool, leased: str

@@ -130,20 +130,28 @@ def test_shortened_text_fits_and_prints_on_one_line(text: str) -> None:
 
 
 @given(
-    st.lists(
-        st.tuples(st.sampled_from([1, 2, 3]), st.integers(0, 65535), st.integers(0, 2**64 - 1))
-    ),
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 65535), st.integers(0, 2**64 - 1))),
     st.integers(1, 40),
 )
 def test_budget_calls_survive_being_cut_anywhere(
     calls: list[tuple[int, int, int]], step: int
 ) -> None:
-    data = b"".join(messages.BUDGET_CALL.pack(*call) for call in calls)
+    # To find and to share have as many bytes behind them as they say.
+    expected = [
+        messages.BudgetCall(operation, device, size % 99, b"x" * (size % 99))
+        if operation > messages.USAGE
+        else messages.BudgetCall(operation, device, size)
+        for operation, device, size in calls
+    ]
+    data = b"".join(
+        messages.BUDGET_CALL.pack(call.operation, call.device, call.size) + call.payload
+        for call in expected
+    )
     buffer, found = bytearray(), list[messages.BudgetCall]()
     for start in range(0, len(data), step):
         buffer += data[start : start + step]
         found += messages.decode_budget_calls(buffer)
-    assert found == [messages.BudgetCall(*call) for call in calls]
+    assert found == expected
     assert not buffer
 
 

@@ -194,7 +194,25 @@ struct backing { /* physical memory: cuMemCreate, or what an allocation stands o
     off_t offset; /* in the memory file */
     int dev, uses;
     CUmemAllocationProp prop;
+    bool imported; /* it is another process's, in the file of `descriptor` */
+    int descriptor;
 };
+
+struct ipc_memory { /* where memory lies in a process's memory file */
+    int64_t offset;
+    uint64_t size;
+    int dev;
+};
+
+int memory_descriptor(void);
+int64_t memory_page(void); /* the offset of a new page of the memory file */
+bool memory_share(CUdeviceptr pointer, struct ipc_memory *memory);
+bool memory_share_backing(CUmemGenericAllocationHandle handle, struct ipc_memory *memory);
+bool memory_import(CUcontext ctx, int descriptor, const struct ipc_memory *memory,
+                   CUdeviceptr *pointer);
+CUmemGenericAllocationHandle memory_import_backing(int descriptor,
+                                                   const struct ipc_memory *memory);
+bool memory_close(CUdeviceptr pointer);
 
 struct mapping {
     struct mapping *next;
@@ -467,10 +485,18 @@ struct CUevent_st {
     CUstream stream; /* of the last record; NULL before it */
     uint64_t ticket;
     _Atomic uint64_t time_ns;
+    struct shared_event *shared; /* of an event that other processes may see */
+    struct ipc_memory where;     /* where that lies */
     struct capture *capture; /* where the last record was captured, if it was */
     CUgraphNode *captured;
     unsigned captured_count;
 };
+
+struct shared_event { /* how often it was recorded, and which record is over */
+    _Atomic uint64_t recorded, completed;
+};
+
+CUresult event_share(CUevent event); /* ipc.c */
 
 extern pthread_mutex_t engine; /* guards streams, events, captures, graphs */
 extern _Thread_local bool per_thread_default; /* set while a _ptsz or _ptds variant runs */

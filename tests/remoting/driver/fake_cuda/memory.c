@@ -128,14 +128,18 @@ static struct backing *backing_new(size_t bytes, int dev) {
 static void backing_drop(struct backing *backing) {
     if (--backing->uses > 0)
         return;
-    file_return(backing->offset, backing->size);
-    device_refund(backing->dev, backing->size);
+    if (backing->imported) {
+        close(backing->descriptor);
+    } else {
+        file_return(backing->offset, backing->size);
+        device_refund(backing->dev, backing->size);
+    }
     backing->id = 0; /* the struct stays, so that a stale handle is seen to be one */
 }
 
-static char *file_map(void *at, size_t bytes, off_t offset, int fixed) {
+static char *file_map(void *at, size_t bytes, int file, off_t offset, int fixed) {
     void *mapped = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | fixed,
-                        memory_file, offset);
+                        file, offset);
     return mapped == MAP_FAILED ? NULL : mapped;
 }
 
@@ -255,7 +259,7 @@ static CUresult allocate(struct region *region, bool managed, CUdeviceptr *point
     void *at = managed ? (void *)(uintptr_t)region->base : NULL;
     size_t mapped = round_up(region->size, PAGE);
     if (region->base != 0)
-        region->storage = file_map(at, mapped, offset, managed ? MAP_FIXED : 0);
+        region->storage = file_map(at, mapped, memory_file, offset, managed ? MAP_FIXED : 0);
     if (region->storage == NULL) {
         refund(region->dev, region->pool, charged);
         pthread_mutex_unlock(&lock);
@@ -761,7 +765,9 @@ API CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset,
     if (backing != NULL && region != NULL && region->kind == REGION_RESERVED &&
         at % GRANULARITY == 0 && size == backing->size && at + size <= region->size &&
         !mapping_overlaps(region, at, size) &&
-        file_map(region->storage + at, size, backing->offset, MAP_FIXED) != NULL) {
+        file_map(region->storage + at, size,
+                 backing->imported ? backing->descriptor : memory_file, backing->offset,
+                 MAP_FIXED) != NULL) {
         struct mapping *mapping = zeroed(sizeof *mapping);
         *mapping = (struct mapping){region->mappings, at, size, backing, 0};
         region->mappings = mapping;
@@ -857,75 +863,74 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
     return result;
 }
 
-/* ---- sharing between processes: the handle names this process's memory file ---- */
+/* ---- for other processes (ipc.c) ---- */
 
-struct ipc_handle {
-    uint32_t magic;
-    int32_t pid, descriptor;
-    uint32_t reserved;
-    int64_t offset;
-    uint64_t size;
-};
-#define IPC_MAGIC 0x49504331u
+int memory_descriptor(void) { return memory_file; }
 
-API CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr) {
-    ENTER_CONTEXT(ctx);
-    REQUIRE(pHandle != NULL);
-    struct region region;
-    REQUIRE(memory_find(dptr, &region) && region.kind == REGION_DEVICE && region.pool == NULL);
-    struct ipc_handle handle = {.magic = IPC_MAGIC, .pid = (int32_t)getpid(),
-                                .descriptor = memory_file, .offset = region.backing->offset,
-                                .size = region.size};
-    memset(pHandle, 0, sizeof *pHandle);
-    memcpy(pHandle, &handle, sizeof handle);
-    return CUDA_SUCCESS;
+int64_t memory_page(void) {
+    pthread_mutex_lock(&lock);
+    int64_t offset = file_take(PAGE);
+    pthread_mutex_unlock(&lock);
+    return offset;
 }
 
-API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle given, unsigned int Flags) {
-    ENTER_CONTEXT(ctx);
-    (void)Flags;
-    REQUIRE(pdptr != NULL);
-    struct ipc_handle handle;
-    char path[64];
-    memcpy(&handle, &given, sizeof handle);
-    REQUIRE(handle.magic == IPC_MAGIC);
-    if (handle.pid == (int32_t)getpid())
-        return CUDA_ERROR_INVALID_CONTEXT; /* CUDA, too, refuses a handle of the same process */
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", handle.pid, handle.descriptor);
-    int descriptor = open(path, O_RDWR | O_CLOEXEC);
-    if (descriptor < 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    void *storage = mmap(NULL, round_up(handle.size, PAGE), PROT_READ | PROT_WRITE, MAP_SHARED,
-                         descriptor, handle.offset);
-    close(descriptor);
+bool memory_share(CUdeviceptr pointer, struct ipc_memory *memory) {
+    struct region region;
+    bool fits = memory_find(pointer, &region) && region.kind == REGION_DEVICE &&
+                region.pool == NULL && !region.imported;
+    if (fits)
+        *memory = (struct ipc_memory){region.backing->offset, region.size, region.dev};
+    return fits;
+}
+
+bool memory_share_backing(CUmemGenericAllocationHandle handle, struct ipc_memory *memory) {
+    struct backing *backing = backing_of(handle);
+    bool fits = backing != NULL && backing->prop.requestedHandleTypes == 1;
+    if (fits)
+        *memory = (struct ipc_memory){backing->offset, backing->size, backing->dev};
+    return fits;
+}
+
+bool memory_import(CUcontext ctx, int descriptor, const struct ipc_memory *memory,
+                   CUdeviceptr *pointer) {
+    void *storage = mmap(NULL, round_up(memory->size, PAGE), PROT_READ | PROT_WRITE, MAP_SHARED,
+                         descriptor, memory->offset);
     if (storage == MAP_FAILED)
-        return CUDA_ERROR_INVALID_VALUE;
-    struct region region = {.size = handle.size, .storage = storage, .kind = REGION_DEVICE,
-                            .dev = ctx->dev, .ctx = ctx, .imported = true};
+        return false;
+    struct region region = {.size = memory->size, .storage = storage, .kind = REGION_DEVICE,
+                            .dev = memory->dev, .ctx = ctx, .imported = true};
     pthread_mutex_lock(&lock);
-    region.base = address_take(handle.size, PAGE);
+    region.base = address_take(memory->size, PAGE);
     region_insert(&region);
     pthread_mutex_unlock(&lock);
-    *pdptr = region.base;
-    return CUDA_SUCCESS;
+    *pointer = region.base;
+    return true;
 }
 
-API CUresult cuIpcOpenMemHandle(CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags) {
-    return cuIpcOpenMemHandle_v2(pdptr, handle, Flags);
-}
-
-API CUresult cuIpcCloseMemHandle(CUdeviceptr dptr) {
-    ENTER_CONTEXT(ctx);
-    TRY(context_wait(ctx));
+CUmemGenericAllocationHandle memory_import_backing(int descriptor,
+                                                   const struct ipc_memory *memory) {
+    struct backing *backing = zeroed(sizeof *backing);
     pthread_mutex_lock(&lock);
-    struct region *region = region_at(dptr);
-    bool fits = region != NULL && region->imported && region->base == dptr;
+    *backing = (struct backing){.id = next_id++, .size = memory->size, .offset = memory->offset,
+                                .dev = memory->dev, .uses = 1, .imported = true,
+                                .descriptor = descriptor};
+    pthread_mutex_unlock(&lock);
+    backing->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                          .requestedHandleTypes = 1,
+                                          .location = {CU_MEM_LOCATION_TYPE_DEVICE, memory->dev}};
+    return (CUmemGenericAllocationHandle)(uintptr_t)backing;
+}
+
+bool memory_close(CUdeviceptr pointer) {
+    pthread_mutex_lock(&lock);
+    struct region *region = region_at(pointer);
+    bool fits = region != NULL && region->imported && region->base == pointer;
     if (fits) {
         unmap_storage(region);
         region_remove(region);
     }
     pthread_mutex_unlock(&lock);
-    return fits ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return fits;
 }
 
 /* ---- pointer attributes ---- */

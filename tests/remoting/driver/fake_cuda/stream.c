@@ -573,6 +573,8 @@ API CUresult cuEventCreate(CUevent *phEvent, unsigned int Flags) {
     event->magic = MAGIC_EVENT;
     event->ctx = ctx;
     event->flags = Flags;
+    if (Flags & 4)
+        TRY(event_share(event));
     *phEvent = event;
     return CUDA_SUCCESS;
 }
@@ -582,6 +584,18 @@ API CUresult cuEventDestroy_v2(CUevent hEvent) {
     REQUIRE_HANDLE(IS(hEvent, MAGIC_EVENT));
     hEvent->magic = MAGIC_DEAD;
     return CUDA_SUCCESS;
+}
+
+/* A record of an event that other processes see is over when its stream comes to this. */
+static CUresult shared_record(CUevent event, CUstream stream) {
+    uint64_t number = atomic_fetch_add(&event->shared->recorded, 1) + 1;
+    struct work work = {.kind = WORK_WRITE_VALUE,
+                        .value = {(CUdeviceptr)(uintptr_t)&event->shared->completed, number, 0, 8}};
+    return stream_submit(stream, &work);
+}
+
+static bool shared_ready(CUevent event) {
+    return atomic_load(&event->shared->completed) >= atomic_load(&event->shared->recorded);
 }
 
 API CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned int flags) {
@@ -604,8 +618,9 @@ API CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned i
         atomic_store(&hEvent->time_ns, 0);
         hEvent->ticket = submit_locked(stream, &work);
     }
+    bool shared = hEvent->shared != NULL && stream->capture == NULL;
     pthread_mutex_unlock(&engine);
-    return result;
+    return shared ? shared_record(hEvent, stream) : result;
 }
 
 API CUresult cuEventRecord(CUevent hEvent, CUstream hStream) {
@@ -617,7 +632,8 @@ API CUresult cuEventQuery(CUevent hEvent) {
     REQUIRE_HANDLE(IS(hEvent, MAGIC_EVENT));
     pthread_mutex_lock(&engine);
     bool captured = hEvent->capture != NULL;
-    bool ready = hEvent->stream == NULL || hEvent->stream->completed >= hEvent->ticket;
+    bool ready = hEvent->shared != NULL ? shared_ready(hEvent)
+                 : hEvent->stream == NULL || hEvent->stream->completed >= hEvent->ticket;
     pthread_mutex_unlock(&engine);
     if (captured)
         return CUDA_ERROR_CAPTURED_EVENT;
@@ -634,6 +650,8 @@ API CUresult cuEventSynchronize(CUevent hEvent) {
     if (!captured && hEvent->stream != NULL)
         wait_for(hEvent->stream, hEvent->ticket);
     pthread_mutex_unlock(&engine);
+    while (hEvent->shared != NULL && !captured && !shared_ready(hEvent) && !exit_begun())
+        usleep(50);
     printed_flush();
     return captured ? CUDA_ERROR_CAPTURED_EVENT : atomic_load(&hEvent->ctx->error);
 }
@@ -644,6 +662,13 @@ API CUresult cuStreamWaitEvent(CUstream hStream, CUevent hEvent, unsigned int Fl
     REQUIRE(Flags <= 1);
     REQUIRE_HANDLE(IS(hEvent, MAGIC_EVENT));
     TRY(stream_resolve(ctx, hStream, &stream));
+    if (hEvent->shared != NULL && stream->capture == NULL && hEvent->capture == NULL) {
+        uint64_t number = atomic_load(&hEvent->shared->recorded);
+        struct work work = {.kind = WORK_WAIT_VALUE, /* until it is at least that */
+                            .value = {(CUdeviceptr)(uintptr_t)&hEvent->shared->completed, number,
+                                      0, 8}};
+        return stream_submit(stream, &work);
+    }
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&engine);
     if (stream->capture != NULL || hEvent->capture != NULL)

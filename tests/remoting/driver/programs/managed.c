@@ -22,6 +22,7 @@ int cuPointerGetAttribute(void *, int, uint64_t), cuMemGetAddressRange_v2(uint64
                                                                            uint64_t);
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
+int cuLaunchHostFunc(void *, void (*)(void *), void *);
 int cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
 
 #define MIB ((size_t)1 << 20)
@@ -173,6 +174,26 @@ static void *sum(void *of) {
     return (void *)total;
 }
 
+// A host function reads what its stream has made, and writes what it makes of it.
+static int *checked;
+
+static void check(void *data) {
+    (void)data;
+    checked[1] = checked[0] == 41 ? 1 : -1;
+}
+
+static void host_functions(void *stream) {
+    checked = managed(2 * MIB);
+    checked[0] = 40;
+    add_one(checked, 1, stream);
+    CHECK(cuLaunchHostFunc(stream, check, NULL));
+    CHECK(cuStreamSynchronize(stream));
+    add_one(checked, 2, stream);
+    CHECK(cuStreamSynchronize(stream));
+    NEED(checked[0] == 42 && checked[1] == 2);
+    CHECK(cuMemFree_v2(number(checked)));
+}
+
 static void threads(void) {
     int *data = managed(INTS * sizeof *data);
     pthread_t others[3];
@@ -255,6 +276,9 @@ int main(int count, char **arguments) {
     copies(stream);
     structures();
     hints(stream);
+    host_functions(stream);
+    CHECK(cuStreamCreate(&stream, 0));  // one that the legacy stream waits for
+    host_functions(stream);
     threads();
     variable(arguments[2]);
     faults();

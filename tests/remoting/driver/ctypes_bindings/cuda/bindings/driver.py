@@ -64,7 +64,7 @@ class CUmemAllocationProp(ctypes.Structure):
 
     _fields_ = [
         ("type", ctypes.c_int),
-        ("handles", ctypes.c_int),
+        ("requestedHandleTypes", ctypes.c_int),
         ("location", Location),
         ("windows", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
@@ -82,9 +82,9 @@ CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
 CUdevice_attribute = range(1, 192)
 CUresult = range(1000)
 CUmemAllocationGranularity_flags = CUfunction_attribute = CUfunc_cache = CUlimit = int
-CUjit_option = CUjitInputType = CUmemAccess_flags = CUmemPool_attribute = CUkernel = CUfunction = (
-    CUdeviceptr
-) = int
+CUmemAllocationHandleType = CUjit_option = CUjitInputType = CUmemAccess_flags = (
+    CUmemPool_attribute
+) = CUkernel = CUfunction = CUdeviceptr = int
 
 
 def cuuint64_t(value: int) -> Any:

@@ -1,0 +1,66 @@
+"""What the workers of one lease share: CUDA's own handles, which only they may get.
+
+A client gets a token instead, drawn by its worker. Another client of the same lease can open it on
+this server; in any other lease it is worth nothing.
+"""
+
+import os
+from dataclasses import dataclass
+
+from gpupool.pool.ids import LeaseId
+from gpupool.remoting.host.budget import BudgetError, WorkerKey
+
+TOKEN_SIZE = 32
+VALUE_SIZE_MAX = 256
+SHARED_MAX = 1024
+"""Handles of one lease at a time; some have a descriptor, which this process keeps open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """One handle, as bytes and perhaps a descriptor (else -1)."""
+
+    worker: WorkerKey
+    value: bytes
+    descriptor: int
+
+
+class Sharing:
+    """The shared handles of one host. Not thread-safe: one thread owns it."""
+
+    def __init__(self) -> None:
+        self._shared: dict[tuple[LeaseId, bytes], Shared] = {}
+
+    def share(
+        self, worker: WorkerKey, lease: LeaseId, token: bytes, value: bytes, descriptor: int
+    ) -> bool:
+        """Keep a handle for the other workers of ``lease``; return whether there was room.
+
+        The descriptor is closed here, now or when its worker ends.
+
+        Raises:
+            BudgetError: when the token is taken, or something is too large.
+        """
+        taken = (lease, token) in self._shared
+        if taken or len(token) != TOKEN_SIZE or len(value) > VALUE_SIZE_MAX:
+            _close(descriptor)
+            raise BudgetError("a handle that cannot be shared")
+        if sum(1 for owner, _ in self._shared if owner == lease) >= SHARED_MAX:
+            _close(descriptor)
+            return False
+        self._shared[lease, token] = Shared(worker, value, descriptor)
+        return True
+
+    def find(self, lease: LeaseId, token: bytes) -> Shared | None:
+        """Return what a worker of ``lease`` has shared under this token."""
+        return self._shared.get((lease, token))
+
+    def end_worker(self, worker: WorkerKey) -> None:
+        """Forget everything that a worker has shared."""
+        for key in [key for key, one in self._shared.items() if one.worker == worker]:
+            _close(self._shared.pop(key).descriptor)
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)

@@ -1,0 +1,197 @@
+// Two processes of one lease share memory and an event; with "open", what another has written into
+// a file is refused.
+#include "check.h"
+
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct ipc_handle {
+    char bytes[64];
+};
+struct properties {
+    int type, handles, location, device;
+    void *windows;
+    unsigned char flags[8];
+};
+struct access {
+    int location, device, flags;
+};
+struct shared {
+    struct ipc_handle memory, event;
+};
+
+int cuIpcGetMemHandle(struct ipc_handle *, uint64_t), cuIpcCloseMemHandle(uint64_t);
+int cuIpcOpenMemHandle_v2(uint64_t *, struct ipc_handle, unsigned);
+int cuIpcGetEventHandle(struct ipc_handle *, void *);
+int cuIpcOpenEventHandle(void **, struct ipc_handle);
+int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *);
+int cuStreamWaitEvent(void *, void *, unsigned), cuEventSynchronize(void *);
+int cuMemCreate(uint64_t *, size_t, const struct properties *, unsigned long long);
+int cuMemExportToShareableHandle(void *, uint64_t, int, unsigned long long);
+int cuMemImportFromShareableHandle(uint64_t *, void *, int), cuMemRelease(uint64_t);
+int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+int cuMemMap(uint64_t, size_t, size_t, uint64_t, unsigned long long), cuMemUnmap(uint64_t, size_t);
+int cuMemSetAccess(uint64_t, size_t, const struct access *, size_t);
+int cuMemGetAllocationPropertiesFromHandle(struct properties *, uint64_t);
+
+#define MIB ((size_t)1 << 20)
+#define INTS 10000
+
+static void send_file(int line, int file) {
+    char space[CMSG_SPACE(sizeof file)] = {0};
+    struct iovec part = {"x", 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space,
+                             .msg_controllen = sizeof space};
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof file);
+    memcpy(CMSG_DATA(head), &file, sizeof file);
+    NEED(sendmsg(line, &message, 0) == 1);
+}
+
+static int receive_file(int line) {
+    char byte, space[CMSG_SPACE(sizeof(int))] = {0};
+    struct iovec part = {&byte, 1};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = space,
+                             .msg_controllen = sizeof space};
+    int file;
+    NEED(recvmsg(line, &message, 0) == 1 && CMSG_FIRSTHDR(&message) != NULL);
+    memcpy(&file, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof file);
+    return file;
+}
+
+static uint64_t map(uint64_t physical) {
+    uint64_t address;
+    struct access both = {1, 0, 3};
+    CHECK(cuMemAddressReserve(&address, 2 * MIB, 0, 0, 0));
+    CHECK(cuMemMap(address, 2 * MIB, 0, physical, 0));
+    CHECK(cuMemSetAccess(address, 2 * MIB, &both, 1));
+    return address;
+}
+
+static void *increment_of(const char *image) {
+    void *module, *function;
+    CHECK(cuModuleLoad(&module, image));
+    CHECK(cuModuleGetFunction(&function, module, "increment"));
+    return function;
+}
+
+// The one that allocates.
+static void give(int line, const char *image, const char *path) {
+    struct properties properties = {1, 1, 1, 0, NULL, {0}}, plain = {1, 0, 1, 0, NULL, {0}};
+    struct shared shared, again;
+    uint64_t memory, physical, other, opened;
+    void *stream, *event;
+    int *numbers = calloc(INTS, sizeof *numbers), file;
+    char byte;
+    start(0);
+    void *increment = increment_of(image);
+    CHECK(cuMemAlloc_v2(&memory, INTS * sizeof(int)));
+    CHECK(cuMemsetD8_v2(memory, 0, INTS * sizeof(int)));
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuEventCreate(&event, 6));
+    CHECK(cuIpcGetMemHandle(&shared.memory, memory));
+    CHECK(cuIpcGetMemHandle(&again.memory, memory + 4));
+    NEED(memcmp(&shared.memory, &again.memory, 64) == 0);
+    NEED(cuIpcOpenMemHandle_v2(&opened, shared.memory, 1) == 201);  // this process's own
+    NEED(cuIpcGetMemHandle(&again.memory, 4096) == 1);
+    CHECK(cuIpcGetEventHandle(&shared.event, event));
+    FILE *left_behind = fopen(path, "wb");
+    NEED(fwrite(&shared, sizeof shared, 1, left_behind) == 1 && fclose(left_behind) == 0);
+    CHECK(cuCtxSynchronize());
+    launch(increment, INTS, (void *[]){&memory, &(int){INTS}}, stream);
+    CHECK(cuEventRecord(event, stream));
+    NEED(write(line, &shared, sizeof shared) == (ssize_t)sizeof shared);
+    NEED(read(line, &byte, 1) == 1);  // it has added one as well
+    CHECK(cuMemcpyDtoH_v2(numbers, memory, INTS * sizeof(int)));
+    NEED(numbers[0] == 2 && numbers[INTS - 1] == 2);
+
+    size_t before = left();
+    CHECK(cuMemCreate(&physical, 2 * MIB, &properties, 0));
+    CHECK(cuMemExportToShareableHandle(&file, physical, 1, 0));
+    send_file(line, file);
+    close(file);
+    uint64_t address = map(physical);
+    NEED(read(line, &byte, 1) == 1);
+    CHECK(cuMemcpyDtoH_v2(numbers, address, 8));
+    NEED(numbers[0] == 0x2a2a2a2a);
+    NEED(left() == before - 2 * MIB);  // the other process did not pay for it
+    CHECK(cuMemCreate(&other, 2 * MIB, &plain, 0));
+    NEED(cuMemExportToShareableHandle(&file, other, 1, 0) == 1);
+    NEED(cuMemExportToShareableHandle(&file, physical, 8, 0) == 801);
+    NEED(write(line, "", 1) == 1);
+}
+
+// The one that opens what the other has.
+static void take(int line, const char *image) {
+    struct properties properties;
+    struct shared shared, wrong;
+    uint64_t memory, physical;
+    void *stream, *event;
+    start(0);
+    void *increment = increment_of(image);
+    CHECK(cuStreamCreate(&stream, 1));
+    NEED(read(line, &shared, sizeof shared) == (ssize_t)sizeof shared);
+    wrong = shared;
+    wrong.memory.bytes[20] ^= 1;
+    NEED(cuIpcOpenMemHandle_v2(&memory, wrong.memory, 1) == 1);
+    NEED(cuIpcOpenMemHandle_v2(&memory, shared.event, 1) == 1);
+    CHECK(cuIpcOpenMemHandle_v2(&memory, shared.memory, 1));
+    CHECK(cuIpcOpenEventHandle(&event, shared.event));
+    NEED(cuMemFree_v2(memory) == 1);
+    CHECK(cuStreamWaitEvent(stream, event, 0));
+    launch(increment, INTS, (void *[]){&memory, &(int){INTS}}, stream);
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(cuEventSynchronize(event));
+    NEED(write(line, "", 1) == 1);
+    CHECK(cuIpcCloseMemHandle(memory));
+    NEED(cuIpcCloseMemHandle(memory) == 1);
+
+    int file = receive_file(line);
+    CHECK(cuMemImportFromShareableHandle(&physical, (void *)(intptr_t)file, 1));
+    CHECK(cuMemGetAllocationPropertiesFromHandle(&properties, physical));
+    NEED(properties.type == 1 && properties.location == 1 && properties.device == 0);
+    NEED(cuMemImportFromShareableHandle(&physical, (void *)(intptr_t)line, 1) == 1);
+    close(file);
+    uint64_t address = map(physical);
+    CHECK(cuMemsetD8_v2(address, 0x2a, 2 * MIB));
+    CHECK(cuCtxSynchronize());
+    NEED(write(line, "", 1) == 1);
+    NEED(read(line, &shared, 1) == 1);
+    CHECK(cuMemUnmap(address, 2 * MIB));
+    CHECK(cuMemRelease(physical));
+}
+
+int main(int count, char **arguments) {
+    NEED(count == 4);
+    if (strcmp(arguments[1], "open") == 0) {
+        struct shared shared;
+        uint64_t memory;
+        void *event;
+        FILE *found = fopen(arguments[3], "rb");
+        NEED(found != NULL && fread(&shared, sizeof shared, 1, found) == 1);
+        start(0);
+        printf("%d", cuIpcOpenMemHandle_v2(&memory, shared.memory, 1));
+        printf(" %d\n", cuIpcOpenEventHandle(&event, shared.event));
+        return 0;
+    }
+    int lines[2];
+    NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, lines) == 0);
+    pid_t child = fork();  // before CUDA starts in either
+    if (child == 0) {
+        close(lines[0]);
+        take(lines[1], arguments[2]);
+        return 0;
+    }
+    close(lines[1]);
+    give(lines[0], arguments[2], arguments[3]);
+    int status;
+    NEED(waitpid(child, &status, 0) == child && status == 0);
+    puts("results right");
+    fflush(stdout);
+    alarm(30);
+    while (access(arguments[3], F_OK) == 0) usleep(10000);  // what is shared lives so long
+    return 0;
+}

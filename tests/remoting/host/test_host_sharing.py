@@ -1,0 +1,109 @@
+"""Handles that workers of one lease share, through the host's real sockets."""
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+
+from gpupool.pool.ids import LeaseId
+from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.channel import BudgetClient
+from gpupool.remoting.host.sharing import SHARED_MAX, Sharing
+from gpupool.remoting.host.workers import Worker, serve_budget
+
+ONE, OTHER = LeaseId(1), LeaseId(2)
+TOKEN = bytes(range(32))
+
+
+class HostedWorker:
+    """What serving a budget needs of a worker."""
+
+    def __init__(self, number: int, lease: LeaseId) -> None:
+        self.number, self.lease = number, lease
+        self.devices: tuple[()] = ()
+        self.budget, theirs = socket.socketpair()
+        self.budget.setblocking(False)
+        self.client = BudgetClient(theirs)
+        self.theirs = theirs
+        self.killed = ""
+
+    def kill(self, why: str) -> None:
+        self.killed = why
+
+
+def serve(workers: list[HostedWorker], sharing: Sharing) -> threading.Thread:
+    """Serve the workers in a thread until their ends are closed."""
+
+    async def serve_all() -> None:
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(serve_budget, cast("Worker", worker), Budget(), sharing)
+
+    thread = threading.Thread(target=trio.run, args=(serve_all,))
+    thread.start()
+    return thread
+
+
+def test_workers_of_a_lease_find_what_others_shared(tmp_path: Path) -> None:
+    """A handle with its descriptor goes to workers of the same lease, and to no others."""
+    (tmp_path / "file").write_bytes(b"physical memory")
+    sharing = Sharing()
+    workers = [HostedWorker(1, ONE), HostedWorker(2, ONE), HostedWorker(3, OTHER)]
+    giver, taker, stranger = (worker.client for worker in workers)
+    thread = serve(workers, sharing)
+    try:
+        with (tmp_path / "file").open("rb") as file:
+            assert giver.share(TOKEN, b"handle", file.fileno())
+        assert giver.share(TOKEN[::-1], b"")
+        assert taker.find(TOKEN[::-1]) == (b"", -1)
+        for _ in range(2):
+            found: Any = taker.find(TOKEN)
+            assert found is not None and found[0] == b"handle"
+            assert os.pread(found[1], 100, 0) == b"physical memory"
+            assert not os.get_inheritable(found[1])
+            os.close(found[1])
+        assert stranger.find(TOKEN) is None
+        assert taker.find(bytes(32)) is None
+    finally:
+        for worker in workers:
+            worker.theirs.close()
+        thread.join(10)
+        for worker in workers:
+            worker.budget.close()
+    assert not any(worker.killed for worker in workers)
+    sharing.end_worker(1)
+    assert sharing.find(ONE, TOKEN) is None
+
+
+def test_a_descriptor_that_nobody_asked_for_ends_a_worker(tmp_path: Path) -> None:
+    worker = HostedWorker(1, ONE)
+    thread = serve([worker], Sharing())
+    with tmp_path.joinpath("file").open("wb") as file:
+        call = b"\x03" + bytes(15)  # asks for the use of a device that it does not have
+        socket.send_fds(worker.theirs, [call], [file.fileno()])
+        thread.join(10)
+    worker.theirs.close()
+    worker.budget.close()
+    assert "no device 0" in worker.killed
+
+
+def test_shared_handles_are_bounded_and_closed() -> None:
+    sharing = Sharing()
+    reading, writing = os.pipe()
+    assert sharing.share(1, ONE, TOKEN, b"", writing)
+    for at in range(SHARED_MAX - 1):
+        assert sharing.share(2, ONE, at.to_bytes(32, "big"), b"", -1)
+    assert not sharing.share(2, ONE, b"t" * 32, b"", -1)
+    assert sharing.share(2, OTHER, b"t" * 32, b"", -1)
+    with pytest.raises(BudgetError):
+        sharing.share(2, ONE, TOKEN, b"", -1)  # it is taken
+    with pytest.raises(BudgetError):
+        sharing.share(2, ONE, b"short", b"", -1)
+    sharing.end_worker(1)
+    assert os.read(reading, 1) == b""  # nobody can write any more
+    os.close(reading)
+    assert sharing.find(ONE, (7).to_bytes(32, "big")) is not None
