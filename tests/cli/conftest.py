@@ -184,7 +184,7 @@ def large() -> Seen:
 
 # --- terminals ------------------------------------------------------------------------------------
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 TAKE_TERMINAL = """
 import fcntl, os, sys, termios

@@ -32,7 +32,7 @@ HOLD = """
 import cupy, time
 cupy.ones(8).sum().get()
 print("holding", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -32,7 +32,7 @@ class = "staff"
 priority = 5
 """
 PASS = ["--", sys.executable, "-c", "pass"]
-HOLD = ["--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+HOLD = ["--", sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
 
 class OnePool(LivePool):

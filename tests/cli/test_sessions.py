@@ -79,7 +79,7 @@ def test_a_held_lease_serves_many_programs(user: User, live_pool: Any) -> None:
     wrong = user.run(*run, "-n", "2", "--", "true")
     assert (wrong.returncode, "exclude each other" in wrong.stderr) == (2, True)
 
-    code = "import cupy, time; cupy.ones(8); print('holding', flush=True); time.sleep(60)"
+    code = "import cupy, time; cupy.ones(8); print('holding', flush=True); time.sleep(600)"
     program = user.spawn(*run, *python(code + "\ncupy.ones(8).sum().get()"))
     assert program.stdout is not None
     assert program.stdout.readline() == "holding\n"
