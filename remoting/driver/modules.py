@@ -135,8 +135,9 @@ class Modules(Area):
         handle, library = self.modules[number]
         if not library:
             raise CudaError(INVALID_HANDLE, "cuLibraryGetManaged")
-        address, size = self.api.call("cuLibraryGetManaged", handle, self.client.text(1))
-        return self._described(int(address), int(size))
+        address, size = ctypes.c_uint64(0), ctypes.c_uint64(0)
+        self.direct.call("cuLibraryGetManaged", address, size, handle, self.client.text(1))
+        return self._described(address.value, size.value)
 
     def _described(self, address: int, size: int) -> bytes:
         """Return where a variable lies, and in which managed memory, or twice 0."""

@@ -44,6 +44,7 @@ class Outcome:
 
 STEPS: list[tuple[str, float]] = [
     ("runtime.cu", 60),
+    ("memory.cu", 60),
     ("graphs.cu", 60),
     ("hosts.cu", 60),
     ("speed.cu", 60),

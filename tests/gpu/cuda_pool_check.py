@@ -28,6 +28,8 @@ from gpupool.remoting.driver import build  # noqa: E402
 MEASURED = ("_us", "_ms", "_s", "_GBps")
 PROGRAMS: list[tuple[str, float, bool]] = [
     ("runtime.cu", 60, True),
+    ("memory.cu", 60, True),
+    ("sharing.cu", 40, False),
     ("graphs.cu", 60, False),
     ("hosts.cu", 60, True),
     ("torch_basic.py", 75, True),

@@ -402,6 +402,7 @@ static int find_global(struct module *module, int op, const char *name, uint64_t
                        size_t *size) {
     if (name == NULL || strlen(name) > NAME_MAX_SIZE) return GP_INVALID_VALUE;
     int device = gp_current_device(), status = GP_SUCCESS;
+    if (device < 0) device = 0;  // managed variables are of no device's
     pthread_mutex_lock(&module->lock);
     struct symbol *at = module->symbols;
     while (at != NULL && (at->device != device || strcmp(at->name, name) != 0)) at = at->next;
@@ -444,7 +445,7 @@ GP_EXPORT int cuLibraryGetGlobal(uint64_t *address, size_t *size, void *library,
 
 GP_EXPORT int cuLibraryGetManaged(uint64_t *address, size_t *size, void *library,
                                   const char *name) {
-    GP_ENTER();
+    GP_CHECK(gp_ready());  // runtimes ask before they make a context current
     GP_CHECK(check_module(library, true));
     return find_global(library, GP_FIND_MANAGED, name, address, size);
 }

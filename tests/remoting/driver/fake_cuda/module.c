@@ -345,7 +345,14 @@ API CUresult cuLibraryGetGlobal(CUdeviceptr *dptr, size_t *bytes, CUlibrary libr
 
 API CUresult cuLibraryGetManaged(CUdeviceptr *dptr, size_t *bytes, CUlibrary library,
                                  const char *name) {
-    return cuLibraryGetGlobal(dptr, bytes, library, name);
+    ENTER();
+    REQUIRE(name != NULL);
+    REQUIRE_HANDLE(IS(library, MAGIC_LIBRARY));
+    /* Runtimes ask before there is a context; the variable is the same in all of them. */
+    CUcontext ctx = context_peek();
+    CUmodule module;
+    TRY(library_module(library, ctx != NULL ? ctx : context_primary(0), &module));
+    return global_answer(module, name, dptr, bytes);
 }
 
 /* ---- functions and kernels ---- */

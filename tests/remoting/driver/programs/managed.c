@@ -22,6 +22,9 @@ int cuPointerGetAttribute(void *, int, uint64_t), cuMemGetAddressRange_v2(uint64
                                                                            uint64_t);
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
+int cuCtxGetCurrent(void **), cuLibraryUnload(void *);
+int cuLibraryLoadFromFile(void **, const char *, void *, void *, unsigned, void *, void *, unsigned);
+int cuLibraryGetManaged(uint64_t *, size_t *, void *, const char *);
 int cuLaunchHostFunc(void *, void (*)(void *), void *);
 int cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
 
@@ -226,6 +229,20 @@ static void variable(const char *image) {
     CHECK(cuCtxSynchronize());
     NEED(counters[0] == 1001 && counters[499] == 1500 && counters[500] == 1000);
     CHECK(cuModuleUnload(module));
+
+    // Runtimes ask for such variables before they make a context current.
+    void *library, *context;
+    CHECK(cuCtxGetCurrent(&context));
+    CHECK(cuCtxSetCurrent(NULL));
+    CHECK(cuLibraryLoadFromFile(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+    CHECK(cuLibraryGetManaged(&address, &size, library, "counters"));
+    NEED(size == 4096);
+    CHECK(cuCtxSetCurrent(context));
+    counters = (int *)(uintptr_t)address;
+    counters[1000] = 7;
+    CHECK(cuMemcpyDtoH_v2(&size, address + 4000, 4));
+    NEED((int)size == 7);
+    CHECK(cuLibraryUnload(library));
 }
 
 static sigjmp_buf after;
