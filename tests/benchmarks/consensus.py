@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -218,25 +219,28 @@ def measure_rejoin(mode: str, missed: int, directory: Path) -> None:
     print(f"{mode:5} 3 voters rejoin after {missed} missed commands: {took_s:.3f} s", flush=True)
 
 
-def measure_failover(mode: str, voters: int, count: int, directory: Path) -> None:
-    """Kill the leader, and time the first commit of any survivor."""
-    times: list[float] = []
-    for number in range(count):
-        run = directory / f"failover-{mode}-{number}"
-        run.mkdir()
-        cluster = Cluster(mode, voters, run)
-        try:
-            leader = cluster.leader()
-            time.sleep(0.5 + 0.1 * random.random())
-            survivors = [p for name, p in cluster.processes.items() if name != leader]
-            killed = time.monotonic()
-            cluster.processes[leader].process.send_signal(signal.SIGKILL)
-            for survivor in survivors:
-                survivor.ask(do="first_write")
-            times.append(min(survivor.answer() for survivor in survivors) - killed)
-        finally:
-            cluster.stop()
-    times.sort()
+def one_failover(mode: str, voters: int, run: Path) -> float:
+    """Kill the leader, and return the seconds until the first commit of any survivor."""
+    run.mkdir()
+    cluster = Cluster(mode, voters, run)
+    try:
+        leader = cluster.leader()
+        time.sleep(0.5 + 0.1 * random.random())
+        survivors = [p for name, p in cluster.processes.items() if name != leader]
+        killed = time.monotonic()
+        cluster.processes[leader].process.send_signal(signal.SIGKILL)
+        for survivor in survivors:
+            survivor.ask(do="first_write")
+        return float(min(survivor.answer() for survivor in survivors) - killed)
+    finally:
+        cluster.stop()
+
+
+def measure_failover(mode: str, voters: int, count: int, directory: Path, jobs: int) -> None:
+    """Print how long the first commit takes after the leader is killed, of ``count`` clusters."""
+    runs = [directory / f"failover-{mode}-{number}" for number in range(count)]
+    with ThreadPoolExecutor(jobs) as pool:
+        times = sorted(pool.map(lambda run: one_failover(mode, voters, run), runs))
     median = statistics.median(times)
     p99 = times[max(0, -(-count * 99 // 100) - 1)]
     text = f"median {median:.3f} s  p99 {p99:.3f} s  max {times[-1]:.3f} s  of {count}"
@@ -250,6 +254,7 @@ def main() -> None:
     parser.add_argument("--voters", default="3,5,7")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
     parser.add_argument("--failovers", type=int, default=10)
+    parser.add_argument("--failover-jobs", type=int, default=1, help="clusters at a time")
     parser.add_argument("--missed", type=int, default=10_000, help="before a rejoin")
     parser.add_argument("--directory", type=Path, help="where the journals go")
     parser.add_argument("--no-bare", action="store_true")
@@ -271,7 +276,7 @@ def main() -> None:
             if options.missed:
                 measure_rejoin(mode, options.missed, folder(f"rejoin-{mode}"))
             if options.failovers:
-                measure_failover(mode, 5, options.failovers, Path(name))
+                measure_failover(mode, 5, options.failovers, Path(name), options.failover_jobs)
 
 
 if __name__ == "__main__":
