@@ -239,8 +239,12 @@ def one_failover(mode: str, voters: int, run: Path) -> float:
 def measure_failover(mode: str, voters: int, count: int, directory: Path, jobs: int) -> None:
     """Print how long the first commit takes after the leader is killed, of ``count`` clusters."""
     runs = [directory / f"failover-{mode}-{number}" for number in range(count)]
+
+    def one(run: Path) -> float:
+        return one_failover(mode, voters, run)
+
     with ThreadPoolExecutor(jobs) as pool:
-        times = sorted(pool.map(lambda run: one_failover(mode, voters, run), runs))
+        times = sorted(pool.map(one, runs))
     median = statistics.median(times)
     p99 = times[max(0, -(-count * 99 // 100) - 1)]
     text = f"median {median:.3f} s  p99 {p99:.3f} s  max {times[-1]:.3f} s  of {count}"
