@@ -8,14 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#define CHECK(call)                                                                            \
-    do {                                                                                       \
-        cudaError_t error = (call);                                                            \
-        if (error) {                                                                           \
-            printf("line %d: %s: %d %s\n", __LINE__, #call, error, cudaGetErrorString(error)); \
-            return 1;                                                                          \
-        }                                                                                      \
-    } while (0)
+#include "check.h"
+
 __global__ void add_to(int *x, int n, int by) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) x[i] += by;

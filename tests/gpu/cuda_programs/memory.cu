@@ -5,14 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#define CHECK(call)                                                                            \
-    do {                                                                                       \
-        cudaError_t error = (call);                                                            \
-        if (error) {                                                                           \
-            printf("line %d: %s: %d %s\n", __LINE__, #call, error, cudaGetErrorString(error)); \
-            return 1;                                                                          \
-        }                                                                                      \
-    } while (0)
+#include "check.h"
 
 __managed__ int counters[1000];
 

@@ -5,6 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
+
 struct Pair {
     int a;
     double b;
@@ -24,15 +26,6 @@ struct Large {
 };
 
 __global__ void large(float *out, Large large) { out[threadIdx.x] = large.values[threadIdx.x * 100]; }
-
-#define CHECK(call)                                                                            \
-    do {                                                                                       \
-        cudaError_t error = (call);                                                            \
-        if (error) {                                                                           \
-            printf("line %d: %s: %d %s\n", __LINE__, #call, error, cudaGetErrorString(error)); \
-            return 1;                                                                          \
-        }                                                                                      \
-    } while (0)
 
 static int threads_work() {
     std::vector<int> sums(4, 0);

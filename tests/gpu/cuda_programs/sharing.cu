@@ -6,14 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(call)                                                                            \
-    do {                                                                                       \
-        cudaError_t error = (call);                                                            \
-        if (error) {                                                                           \
-            printf("line %d: %s: %d %s\n", __LINE__, #call, error, cudaGetErrorString(error)); \
-            return 1;                                                                          \
-        }                                                                                      \
-    } while (0)
+#include "check.h"
 
 struct Shared {
     cudaIpcMemHandle_t memory;

@@ -1,0 +1,14 @@
+// What the programs share: a call of CUDA's runtime that fails ends the function with 1, and says why.
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdio>
+
+#define CHECK(call)                                                                            \
+    do {                                                                                       \
+        cudaError_t error = (call);                                                            \
+        if (error) {                                                                           \
+            printf("line %d: %s: %d %s\n", __LINE__, #call, error, cudaGetErrorString(error)); \
+            return 1;                                                                          \
+        }                                                                                      \
+    } while (0)
