@@ -3,6 +3,7 @@
 #include "core.h"
 
 #include <errno.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -137,6 +138,21 @@ void gp_end(struct gp_handle *handle) {
     handle->next = free_handles;
     free_handles = handle;
     pthread_mutex_unlock(&handle_lock);
+}
+
+int gp_start_thread(void *(*run)(void *), int signal_taken) {
+    pthread_t thread;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigset_t masked, before;
+    sigfillset(&masked);
+    if (signal_taken) sigdelset(&masked, signal_taken);
+    pthread_sigmask(SIG_SETMASK, &masked, &before);
+    int failed = pthread_create(&thread, &attributes, run, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return failed;
 }
 
 int gp_check(const void *handle, enum gp_kind kind) {

@@ -161,6 +161,9 @@ void gp_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct gp_handle *gp_make(enum gp_kind kind);
 void gp_end(struct gp_handle *handle);
 int gp_check(const void *handle, enum gp_kind kind);
+// Starts a thread of ours; 0, or the error of pthread_create. The program's signals are for its own
+// threads, so all are masked but signal_taken, if that is not 0.
+int gp_start_thread(void *(*run)(void *), int signal_taken);
 uint64_t gp_new_id(void);
 uint64_t gp_new_ids(unsigned count);  // the first of as many
 #define GP_ENTER() GP_CHECK(gp_enter())

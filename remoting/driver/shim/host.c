@@ -247,17 +247,8 @@ static int start(void) {
     int failed = 0;
     pthread_mutex_lock(&lock);
     if (!started) {
-        pthread_t thread;
-        pthread_attr_t attributes;
-        pthread_attr_init(&attributes);
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        sigset_t all, before;
-        sigfillset(&all);
-        sigdelset(&all, SIGSEGV);  // by which managed memory is noticed that a function touches
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        failed = pthread_create(&thread, &attributes, serve, NULL);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        pthread_attr_destroy(&attributes);
+        // By this signal it is noticed that a function touches managed memory.
+        failed = gp_start_thread(serve, SIGSEGV);
         started = failed == 0;
     }
     pthread_mutex_unlock(&lock);

@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -576,16 +575,5 @@ int gp_wire_start(void) {
     if (status == GP_SUCCESS) status = gp_read_snapshot(request.body, request.length);
     free(request.body);
     if (status != GP_SUCCESS) return status;
-    pthread_t thread;
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    // The program's signals are for the program's threads.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&thread, &attributes, flush_late, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    return failed ? GP_OUT_OF_MEMORY : GP_SUCCESS;
+    return gp_start_thread(flush_late, 0) ? GP_OUT_OF_MEMORY : GP_SUCCESS;
 }
