@@ -32,12 +32,6 @@ KERNELS = HERE / "fake_cuda" / "kernels"
 MEMORY = 64 << 20
 
 
-@pytest.fixture(scope="session")
-def library() -> Path:
-    """Give the folder with the shim, and with what the worker loads, as an installation has it."""
-    return build.ensure().parent
-
-
 def compiled(name: str, folder: Path, library: Path) -> Path:
     """Compile a program against the shim alone."""
     program = folder / name
@@ -70,6 +64,12 @@ def run(
         timeout=60,
         check=False,
     )
+
+
+def right(done: subprocess.CompletedProcess[str]) -> None:
+    """Check that a program found nothing wrong, and that nobody complained."""
+    assert done.stdout == "results right\n", done.stderr
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("option", ["", "--tcp", "--no-launcher"])

@@ -20,12 +20,6 @@ from gpupool.remoting.driver import build, table
 IMAGE = Path(__file__).resolve().parent / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
 
 
-@pytest.fixture(scope="session")
-def library() -> Path:
-    """Give the folder with the shim, and with what the worker loads, as an installation has it."""
-    return build.ensure().parent
-
-
 def natively(control: Control, program: list[str]) -> str:
     """Return what a program prints on the fake driver, without the door."""
     values = process_environment(control.environment(build_driver()))

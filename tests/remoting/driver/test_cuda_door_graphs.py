@@ -11,20 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
-from test_cuda_door import HERE, KERNELS, compiled, run
-
-from gpupool.remoting.driver import build
-
-
-@pytest.fixture(scope="session")
-def library() -> Path:
-    """Give the folder with the shim, and with what the worker loads, as an installation has it."""
-    return build.ensure().parent
-
-
-def right(done: subprocess.CompletedProcess[str]) -> None:
-    assert done.stdout == "results right\n", done.stderr
-    assert done.stderr == ""
+from test_cuda_door import HERE, KERNELS, compiled, right, run
 
 
 def test_graphs_by_node(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

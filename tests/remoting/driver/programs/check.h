@@ -16,7 +16,14 @@
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
-#define CHECK(call) NEED((call) == 0)
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        int code_ = (call);                                                                        \
+        if (code_ != 0) {                                                                          \
+            fprintf(stderr, "line %d: %s returned %d\n", __LINE__, #call, code_);                  \
+            exit(1);                                                                               \
+        }                                                                                          \
+    } while (0)
 
 int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
 int cuCtxSynchronize(void), cuDeviceGetAttribute(int *, int, int), cuDeviceGetCount(int *);

@@ -1,58 +1,29 @@
 // A program of the CUDA driver's interface, linked against whatever libcuda.so.1 the loader finds.
 // Argument: a cubin with the kernels of fake_cuda/kernels/test_kernels.cu.
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "check.h"
 
-int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceGet(int *, int);
+int cuDeviceGet(int *, int);
 int cuDeviceTotalMem_v2(size_t *, int), cuDeviceGetName(char *, int, int);
 int cuCtxGetLimit(size_t *, int), cuCtxSetLimit(int, size_t);
-int cuDevicePrimaryCtxRetain(void **, int), cuDevicePrimaryCtxRelease_v2(int);
-int cuCtxSetCurrent(void *), cuCtxSynchronize(void);
-int cuMemAlloc_v2(uint64_t *, size_t), cuMemFree_v2(uint64_t), cuMemGetInfo_v2(size_t *, size_t *);
+int cuDevicePrimaryCtxRelease_v2(int);
 int cuMemAllocHost_v2(void **, size_t), cuMemFreeHost(void *);
-int cuMemcpyHtoD_v2(uint64_t, const void *, size_t), cuMemcpyDtoH_v2(void *, uint64_t, size_t);
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
 int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, void *);
-int cuMemsetD8_v2(uint64_t, unsigned char, size_t), cuMemsetD32Async(uint64_t, unsigned, size_t, void *);
-int cuStreamCreate(void **, unsigned), cuStreamDestroy_v2(void *), cuStreamSynchronize(void *);
+int cuMemsetD32Async(uint64_t, unsigned, size_t, void *);
 int cuStreamWaitEvent(void *, void *, unsigned);
 int cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **);
 int cuGraphInstantiateWithFlags(void **, void *, unsigned long long), cuGraphLaunch(void *, void *);
 int cuGraphDestroy(void *), cuGraphExecDestroy(void *);
 int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *), cuEventSynchronize(void *);
 int cuEventQuery(void *), cuEventElapsedTime(float *, void *, void *), cuEventDestroy_v2(void *);
-int cuModuleLoadData(void **, const void *), cuModuleUnload(void *);
-int cuModuleGetFunction(void **, void *, const char *);
-int cuModuleGetGlobal_v2(uint64_t *, size_t *, void *, const char *);
 int cuLibraryLoadData(void **, const void *, void *, void *, unsigned, void *, void *, unsigned);
 int cuLibraryGetKernel(void **, void *, const char *), cuLibraryUnload(void *);
-int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                   void *, void **, void **);
-
-#define NEED(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        int code_ = (call);                                                                        \
-        if (code_ != 0) {                                                                          \
-            fprintf(stderr, "line %d: %s returned %d\n", __LINE__, #call, code_);                  \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 enum { N = 1000, LARGE = 3 << 20 };
 static char image[1 << 20];
 
-static void launch(void *kernel, void *stream, void **parameters) {
+static void launch_all(void *kernel, void *stream, void **parameters) {
     CHECK(cuLaunchKernel(kernel, (N + 255) / 256, 1, 1, 256, 1, 1, 0, stream, parameters, NULL));
 }
 
@@ -141,7 +112,7 @@ static void kernels(void) {
     CHECK(cuMemcpyHtoDAsync_v2(y, values, sizeof values, stream));
     memset(values, 0, sizeof values);  // a pageable source may be reused at once
     void *all[] = {&factor, &x, &y, &n};
-    launch(saxpy, stream, all);
+    launch_all(saxpy, stream, all);
     factor = -1;  // as may the parameters
     CHECK(cuEventRecord(end, stream));
     CHECK(cuStreamWaitEvent(other, end, 0));
@@ -157,8 +128,8 @@ static void kernels(void) {
     CHECK(cuMemsetD8_v2(numbers, 0, sizeof got));
     CHECK(cuCtxSynchronize());  // the stream does not wait for the legacy stream by itself
     CHECK(cuStreamBeginCapture_v2(stream, 0));
-    launch(increment, stream, two);
-    launch(increment, stream, two);
+    launch_all(increment, stream, two);
+    launch_all(increment, stream, two);
     CHECK(cuStreamEndCapture(stream, &graph));
     CHECK(cuGraphInstantiateWithFlags(&ready, graph, 0));
     for (int at = 0; at < 5; at++) CHECK(cuGraphLaunch(ready, stream));
@@ -172,7 +143,7 @@ static void kernels(void) {
     CHECK(cuModuleGetGlobal_v2(&where, &size, module, "offset"));
     NEED(size == 4);
     CHECK(cuMemcpyHtoD_v2(where, &offset, 4));
-    launch(add, NULL, two);
+    launch_all(add, NULL, two);
     CHECK(cuMemcpyDtoH_v2(got, numbers, sizeof got));
     NEED(got[0] == 15 && got[N - 1] == 15);
 
@@ -195,7 +166,7 @@ static void fatal_error(void) {
     CHECK(cuModuleGetFunction(&kernel, module, "out_of_bounds"));
     CHECK(cuMemAlloc_v2(&a, 4));
     void *one[] = {&a};
-    launch(kernel, NULL, one);
+    launch_all(kernel, NULL, one);
     NEED(cuCtxSynchronize() == 700);
     NEED(cuMemcpyDtoH_v2(&got, a, 4) == 700);  // and it stays
 }

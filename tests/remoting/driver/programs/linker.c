@@ -1,29 +1,10 @@
 // The linker behind the door. Argument: PTX with the kernels of fake_cuda/kernels/test_kernels.cu.
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "check.h"
 
-int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-int cuMemAlloc_v2(uint64_t *, size_t), cuMemcpyHtoD_v2(uint64_t, const void *, size_t);
-int cuMemcpyDtoH_v2(void *, uint64_t, size_t);
-int cuModuleLoadData(void **, const void *), cuModuleGetFunction(void **, void *, const char *);
-int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                   void *, void **, void **);
 int cuLinkCreate_v2(unsigned, int *, void **, void **);
 int cuLinkAddData_v2(void *, int, void *, size_t, const char *, unsigned, int *, void **);
 int cuLinkAddFile_v2(void *, int, const char *, unsigned, int *, void **);
 int cuLinkComplete(void *, void **, size_t *), cuLinkDestroy(void *);
-
-#define NEED(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-#define CHECK(call) NEED((call) == 0)
 
 int main(int count, char **words) {
     int options[] = {0, 5, 6, 7}, number = 41, n = 1;

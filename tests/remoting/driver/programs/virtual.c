@@ -1,9 +1,5 @@
 // Virtual memory management behind the door; the partition is 64 MiB.
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "check.h"
 
 struct location {
     int type, id;
@@ -19,12 +15,6 @@ struct access {
     int flags;
 };
 
-int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-int cuDeviceGetAttribute(int *, int, int), cuCtxSynchronize(void);
-int cuMemGetInfo_v2(size_t *, size_t *), cuMemAlloc_v2(uint64_t *, size_t), cuMemFree_v2(uint64_t);
-int cuMemsetD8_v2(uint64_t, unsigned char, size_t);
-int cuMemcpyDtoH_v2(void *, uint64_t, size_t), cuMemcpyHtoD_v2(uint64_t, const void *, size_t);
-int cuMemcpy(uint64_t, uint64_t, size_t);
 int cuMemGetAllocationGranularity(size_t *, const struct properties *, int);
 int cuMemCreate(uint64_t *, size_t, const struct properties *, unsigned long long);
 int cuMemRelease(uint64_t), cuMemRetainAllocationHandle(uint64_t *, void *);
@@ -34,21 +24,6 @@ int cuMemAddressFree(uint64_t, size_t);
 int cuMemMap(uint64_t, size_t, size_t, uint64_t, unsigned long long), cuMemUnmap(uint64_t, size_t);
 int cuMemSetAccess(uint64_t, size_t, const struct access *, size_t);
 int cuMemGetAccess(unsigned long long *, const struct location *, uint64_t);
-
-#define NEED(condition)                                                                            \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
-#define CHECK(call) NEED((call) == 0)
-
-static size_t left(void) {
-    size_t free, total;
-    CHECK(cuMemGetInfo_v2(&free, &total));
-    return free;
-}
 
 int main(void) {
     struct properties properties = {1, 1, {1, 0}, NULL, {0}}, seen;
