@@ -95,6 +95,10 @@ class Ledger(Protocol):
         """Return what this server knows of the state of consensus."""
         ...
 
+    def majority_age_s(self) -> float:
+        """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
+        ...
+
 
 # --- links between peers ------------------------------------------------------------------------
 

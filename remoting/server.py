@@ -169,6 +169,7 @@ class ControlServer:
             clock=clock,
             chance=chance,
             health=ledger.health,
+            majority_age_s=ledger.majority_age_s,
             clock_offset_s=self._clock_offset_s,
             loop_lag_s=lambda: self._loop_lag_s,
             settings=self._settings.steward,

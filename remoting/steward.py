@@ -166,7 +166,7 @@ class Steward:
         clock: Clock,
         chance: Randomness,
         health: Callable[[], LedgerHealth],
-        majority_age_s: Callable[[], float] | None = None,
+        majority_age_s: Callable[[], float],
         clock_offset_s: Callable[[], float] = lambda: 0.0,
         loop_lag_s: Callable[[], float] = lambda: 0.0,
         settings: StewardSettings | None = None,
@@ -180,7 +180,7 @@ class Steward:
         self.settings = settings or StewardSettings()
         self.clock = clock
         self.health = health
-        self._majority_age_s = majority_age_s or (lambda: health().majority_age_s)
+        self._majority_age_s = majority_age_s
         self._actions: list[Action] = []
         self._clients: dict[int, Client | None] = {}
         self._attached: dict[LeaseId, set[int]] = {}

@@ -92,9 +92,11 @@ class FakeLedger:
         await trio.sleep(self.log.latency_s)
         return self.cut_off_at is None
 
+    def majority_age_s(self) -> float:
+        return 0.0 if self.cut_off_at is None else trio.current_time() - self.cut_off_at
+
     def health(self) -> LedgerHealth:
         now = trio.current_time()
-        age_s = 0.0 if self.cut_off_at is None else now - self.cut_off_at
         ages = {
             server: 0.0 if each.cut_off_at is None else now - each.cut_off_at
             for server, each in self.log.ledgers.items()
@@ -109,7 +111,7 @@ class FakeLedger:
             applied_index=self.machine.state.index,
             voters=tuple(self.log.ledgers),
             connected=(),
-            majority_age_s=age_s,
+            majority_age_s=self.majority_age_s(),
             contact_age_s=ages,
             elections=0,
         )
