@@ -9,6 +9,7 @@ way. ``failover.py`` measures whole servers instead, after idle seconds.
 """
 
 import argparse
+import contextlib
 import datetime
 import ipaddress
 import json
@@ -21,12 +22,24 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 SERVER = Path(__file__).with_name("consensus_server.py")
 REJOIN_S_MAX = 60.0
+
+
+# Below the ports that Linux gives to connections, so that no connection of a cluster beside this
+# one takes a port between its choice and its use.
+PORTS = iter(random.sample(range(12_000, 32_000), 20_000))
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on, another one each time."""
+    for port in PORTS:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeError("no free port below 32,000")
 
 
 class Process:
@@ -53,10 +66,7 @@ class Process:
 class Cluster:
     def __init__(self, mode: str, voters: int, directory: Path, *, table: bool = False) -> None:
         self.names = [f"server-{number}" for number in range(voters)]
-        with_sockets = [socket.create_server(("127.0.0.1", 0)) for _ in self.names]
-        ports = {n: s.getsockname()[1] for n, s in zip(self.names, with_sockets, strict=True)}
-        for held in with_sockets:
-            held.close()
+        ports = {name: free_port() for name in self.names}
         make_certificates(self.names, directory)
         if table:
             (directory / "table").touch()
@@ -219,32 +229,40 @@ def measure_rejoin(mode: str, missed: int, directory: Path) -> None:
     print(f"{mode:5} 3 voters rejoin after {missed} missed commands: {took_s:.3f} s", flush=True)
 
 
-def one_failover(mode: str, voters: int, run: Path) -> float:
+def failover_s(cluster: Cluster) -> float:
     """Kill the leader, and return the seconds until the first commit of any survivor."""
-    run.mkdir()
-    cluster = Cluster(mode, voters, run)
-    try:
-        leader = cluster.leader()
-        time.sleep(0.5 + 0.1 * random.random())
-        survivors = [p for name, p in cluster.processes.items() if name != leader]
-        killed = time.monotonic()
-        cluster.processes[leader].process.send_signal(signal.SIGKILL)
-        for survivor in survivors:
-            survivor.ask(do="first_write")
-        return float(min(survivor.answer() for survivor in survivors) - killed)
-    finally:
-        cluster.stop()
+    leader = cluster.leader()
+    time.sleep(0.5 + 0.1 * random.random())
+    survivors = [p for name, p in cluster.processes.items() if name != leader]
+    killed = time.monotonic()
+    cluster.processes[leader].process.send_signal(signal.SIGKILL)
+    for survivor in survivors:
+        survivor.ask(do="first_write")
+    return float(min(survivor.answer() for survivor in survivors) - killed)
 
 
-def measure_failover(mode: str, voters: int, count: int, directory: Path, jobs: int) -> None:
-    """Print how long the first commit takes after the leader is killed, of ``count`` clusters."""
-    runs = [directory / f"failover-{mode}-{number}" for number in range(count)]
+def measure_failover(mode: str, voters: int, count: int, directory: Path, at_once: int) -> None:
+    """Print how long the first commit takes after the leader is killed, of ``count`` clusters.
 
-    def one(run: Path) -> float:
-        return one_failover(mode, voters, run)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        times = sorted(pool.map(one, runs))
+    So many clusters start at once; when all have a leader, theirs are killed one after the other.
+    """
+    times: list[float] = []
+    while len(times) < count:
+        clusters: list[Cluster] = []
+        try:
+            for number in range(len(times), min(len(times) + at_once, count)):
+                run = directory / f"failover-{mode}-{number}"
+                run.mkdir()
+                clusters.append(Cluster(mode, voters, run))
+            for cluster in clusters:
+                cluster.leader()
+            for cluster in clusters:
+                times.append(failover_s(cluster))
+                cluster.stop()
+        finally:
+            for cluster in clusters:
+                cluster.stop()
+    times.sort()
     median = statistics.median(times)
     p99 = times[max(0, -(-count * 99 // 100) - 1)]
     text = f"median {median:.3f} s  p99 {p99:.3f} s  max {times[-1]:.3f} s  of {count}"
@@ -258,7 +276,7 @@ def main() -> None:
     parser.add_argument("--voters", default="3,5,7")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each row")
     parser.add_argument("--failovers", type=int, default=10)
-    parser.add_argument("--failover-jobs", type=int, default=1, help="clusters at a time")
+    parser.add_argument("--failovers-at-once", type=int, default=1, help="clusters started")
     parser.add_argument("--missed", type=int, default=10_000, help="before a rejoin")
     parser.add_argument("--directory", type=Path, help="where the journals go")
     parser.add_argument("--no-bare", action="store_true")
@@ -280,7 +298,7 @@ def main() -> None:
             if options.missed:
                 measure_rejoin(mode, options.missed, folder(f"rejoin-{mode}"))
             if options.failovers:
-                measure_failover(mode, 5, options.failovers, Path(name), options.failover_jobs)
+                measure_failover(mode, 5, options.failovers, Path(name), options.failovers_at_once)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ STEPS: list[tuple[str, float]] = [
     ("memory.cu", 60),
     ("graphs.cu", 60),
     ("hosts.cu", 60),
+    ("libraries.cu", 60),
     ("speed.cu", 60),
     ("cupy_arrays.py", 60),
     ("torch_basic.py", 75),
@@ -57,11 +58,26 @@ STEPS: list[tuple[str, float]] = [
 ]
 
 
+def library_options() -> list[str]:
+    """Return nvcc's options for cuBLAS and cuFFT, of the toolkit or of NVIDIA's wheels."""
+    wheels = [Path(place) / "nvidia" / "cu13" for place in sys.path]
+    folders = [each for each in wheels if (each / "include" / "cublas_v2.h").is_file()]
+    if not folders:
+        return ["-lcublas", "-lcufft"]
+    include, library = folders[0] / "include", folders[0] / "lib"
+    # Wheels have no name without a version, which -l would look for, and nvcc takes no other.
+    files = [*library.glob("libcublas.so.*"), *library.glob("libcufft.so.*")]
+    linked = [f"-rpath={library}", f"-rpath-link={library}", *map(str, files)]
+    return [f"-I{include}", *(word for each in linked for word in ("-Xlinker", each))]
+
+
 def compile_program(source: Path, folder: Path, shared: bool) -> Path:
     """Compile a CUDA program with the runtime linked statically, or as a shared library."""
     target = folder / (source.stem + ("-shared" if shared else ""))
     kind = "shared" if shared else "static"
     command = ["nvcc", "-O2", "-arch=sm_90", f"--cudart={kind}", "-o", str(target), str(source)]
+    if source.stem == "libraries":
+        command += library_options()
     subprocess.run(command, check=True, timeout=100)
     return target
 

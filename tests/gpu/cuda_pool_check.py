@@ -1,10 +1,11 @@
 """Run CUDA programs natively and on a pool of this machine, through everything that users have.
 
-    python tests/gpu/cuda_pool_check.py [--only NAME,...] [--budget SECONDS]
+    python tests/gpu/cuda_pool_check.py [--only NAME,...] [--budget SECONDS] [--jobs N] [--gpus N]
 
 ``gpupool join`` with the real GPU, ``gpupool run -p 0.5`` with the CUDA door: over the Unix socket,
-and as from another machine over TCP with TLS. Prints what differs and what was measured; the exit
-status is the number of programs that failed.
+and as from another machine over TCP with TLS. Prints what differs and what was measured (it means
+little with several jobs); the exit status is the number of programs that failed. With ``--gpus 2``
+the programs that need two GPUs run as well.
 """
 
 import argparse
@@ -15,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -26,42 +29,61 @@ from leasing import GPUPOOL, Outcome, RealPool, run  # noqa: E402
 from gpupool.remoting.driver import build  # noqa: E402
 
 MEASURED = ("_us", "_ms", "_s", "_GBps")
-PROGRAMS: list[tuple[str, float, bool]] = [
-    ("runtime.cu", 60, True),
-    ("memory.cu", 60, True),
-    ("sharing.cu", 40, False),
-    ("graphs.cu", 60, False),
-    ("hosts.cu", 60, True),
-    ("torch_basic.py", 75, True),
-    ("cupy_arrays.py", 60, False),
-    ("numba_kernel.py", 50, False),
-    ("nvml_view.py", 40, False),
-    ("jax_small.py", 75, False),
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of ``cuda_programs``, its limit in seconds, and the GPUs that it needs."""
+
+    name: str
+    limit: float
+    tls: bool = False
+    gpus: int = 1
+
+
+PROGRAMS = [
+    Program("runtime.cu", 60, tls=True),
+    Program("memory.cu", 60, tls=True),
+    Program("sharing.cu", 40),
+    Program("graphs.cu", 60),
+    Program("hosts.cu", 60, tls=True),
+    Program("libraries.cu", 60),
+    Program("torch_basic.py", 75, tls=True),
+    Program("torch_files.py", 90),
+    Program("torch_compile.py", 120),
+    Program("triton_kernel.py", 75),
+    Program("transformers_small.py", 90),
+    Program("cupy_arrays.py", 60),
+    Program("numba_kernel.py", 50),
+    Program("nvml_view.py", 40),
+    Program("jax_small.py", 75),
+    Program("torch_two.py", 90, gpus=2),
+    Program("torch_ddp.py", 120, gpus=2),
 ]
-"""Name, seconds, whether it is run over TLS as well."""
 
 
-def report(name: str, native: Outcome, remote: Outcome) -> bool:
-    """Print what differs and what was measured; return whether the program passed."""
+def report(name: str, native: Outcome, remote: Outcome) -> tuple[list[str], bool]:
+    """Return lines on what differs and what was measured, and whether the program passed."""
     good = remote.code == 0 == native.code
+    lines: list[str] = []
     for key, value in native.results.items():
         other = remote.results.get(key, "missing")
         if key.endswith(MEASURED):
-            print(f"    {key:24} native {value:>10}  remote {other:>10}")
+            lines.append(f"    {key:24} native {value:>10}  remote {other:>10}")
         elif not agrees(value, other):
             good = False
-            print(f"    {key:24} native {value[:70]}  remote {other[:70]}  DIFFERS")
-    mark = "pass" if good else "FAIL"
-    print(
-        f"{mark} {name}: exit {native.code}/{remote.code}, "
-        f"{native.seconds:.1f} s native, {remote.seconds:.1f} s remote"
-    )
-    lines = remote.output.splitlines()
-    shown = [line for line in lines if line.startswith("gpupool:")]
-    print("    " + "\n    ".join(shown[:12] if good else [*shown[:20], "...", *lines[-40:]]))
+            lines.append(f"    {key:24} native {value[:70]}  remote {other[:70]}  DIFFERS")
+    codes = f"exit {native.code}/{remote.code}"
+    times = f"{native.seconds:.1f} s native, {remote.seconds:.1f} s remote"
+    lines.append(f"{'pass' if good else 'FAIL'} {name}: {codes}, {times}")
+    printed = remote.output.splitlines()
+    shown = [line for line in printed if line.startswith("gpupool:")]
+    lines += [
+        f"    {line}" for line in (shown[:12] if good else [*shown[:20], "...", *printed[-40:]])
+    ]
     if native.code:
-        print("    native: " + "\n    | ".join(native.output.splitlines()[-4:]))
-    return good
+        lines += [f"    native: {line}" for line in native.output.splitlines()[-4:]]
+    return lines, good
 
 
 def command_of(program: str, folder: Path) -> list[str]:
@@ -107,39 +129,60 @@ def failures_of(pool: RealPool, folder: Path) -> int:
     return failed
 
 
+def both(
+    pool: RealPool, program: Program, command: list[str], fraction: str
+) -> tuple[list[str], bool]:
+    """Run a program natively and on the pool; return what to print, and whether it passed."""
+    native = run(
+        command, program.limit, pool.folder / f"{program.name}-native.log", dict(os.environ)
+    )
+    options = ["-n", str(program.gpus), "-p", fraction]
+    remote = pool.run(command, *options, limit=program.limit, name=program.name)
+    return report(program.name, native, remote)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--budget", type=float, default=280)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=1)
     options = parser.parse_args()
     wanted = {name for name in options.only.split(",") if name}
     end = time.monotonic() + options.budget
+    fraction = "0.5" if options.jobs < 3 else f"{1 / options.jobs:.2f}"
     failures = 0
     build.ensure()
-    with tempfile.TemporaryDirectory(prefix="gpupool-check-") as name:
+    with (
+        tempfile.TemporaryDirectory(prefix="gpupool-check-") as name,
+        ThreadPoolExecutor(options.jobs) as threads,
+    ):
         folder = Path(name)
         folder.chmod(0o711)
-        chosen = [each for each in PROGRAMS if not wanted or each[0].split(".")[0] in wanted]
-        natives: dict[str, Outcome] = {}
-        commands = {name: command_of(name, folder) for name, _, _ in chosen}
+        named = [each for each in PROGRAMS if not wanted or each.name.split(".")[0] in wanted]
+        chosen = [each for each in named if each.gpus <= options.gpus]
+        compiling = {each: threads.submit(command_of, each.name, folder) for each in chosen}
         # One after the other: a GPU is offered by one server at a time.
         for kind in ("Unix socket", "TLS"):
             far = kind == "TLS"
             pool = RealPool(
                 folder / kind.split()[0], encryption="tls" if far else "off", remote=far
             )
+
+            def one(program: Program, pool: RealPool = pool) -> tuple[list[str], bool]:
+                if end - time.monotonic() < 25:
+                    return [f"skip {program.name}: no time left"], True
+                try:
+                    command = compiling[program].result()
+                except (OSError, subprocess.SubprocessError) as error:
+                    return [f"FAIL {program.name}: cannot be compiled: {error}"], False
+                return both(pool, program, command, fraction)
+
             try:
-                for program, limit, twice in chosen:
-                    if (far and not twice) or end - time.monotonic() < 25:
-                        print(f"skip {program}, {kind}")
-                        continue
-                    command = commands[program]
-                    if program not in natives:
-                        log = folder / "native.log"
-                        natives[program] = run(command, limit, log, dict(os.environ))
-                    remote = pool.run(command, "-p", "0.5", limit=limit, name="remote")
-                    failures += not report(f"{program}, {kind}", natives[program], remote)
-                    sys.stdout.flush()
+                print(f"--- {kind}", flush=True)
+                for lines, good in threads.map(one, [p for p in chosen if p.tls or not far]):
+                    print("\n".join(lines), flush=True)
+                    failures += not good
                 if not far:
                     failures += failures_of(pool, folder)
                     print(pool.command("smi").stdout)

@@ -245,6 +245,7 @@ static int batch(cudaStream_t stream) {
     CHECK(cudaGraphAddEventRecordNode(&record, graph, &node, 1, event));
     CHECK(cudaGraphInstantiate(&exec, graph, 0));
     CHECK(cudaGraphLaunch(exec, stream));
+    CHECK(cudaStreamSynchronize(stream));  // the event is recorded only when the graph gets there
     CHECK(cudaEventSynchronize(event));
     CHECK(cudaMemcpy(&value, word, 4, cudaMemcpyDeviceToHost));
     printf("RESULT batch %u\n", value);

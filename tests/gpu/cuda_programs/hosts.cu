@@ -168,6 +168,7 @@ static void tensor_maps() {
 }
 
 int main() {
+    setvbuf(stdout, NULL, _IOLBF, 0);  // for who ends it when it hangs
     cudaStream_t stream;
     CHECK(cudaMalloc(&device, 1 << 20));
     CHECK(cudaMallocHost(&in, N * sizeof(int)));
