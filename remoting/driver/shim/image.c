@@ -80,7 +80,7 @@ static bool fits(const struct entry *entry, int architecture) {
 }
 
 // Keep the entries that a device of this architecture can use: the newest binaries for it, or
-// the PTX when there is none.
+// all when there is none. Says whether there is one.
 static bool shorten(const unsigned char *start, uint64_t size, int architecture,
                     struct gp_image *image) {
     struct fatbin head;
@@ -90,9 +90,9 @@ static bool shorten(const unsigned char *start, uint64_t size, int architecture,
     for (int pass = 0; pass < 2; pass++) {
         unsigned char *copy = NULL;
         if (pass == 1) {
-            if (best == 0 || kept == size - head.header) return false;
+            if (best == 0 || kept == size - head.header) return best != 0;
             copy = malloc(head.header + kept);
-            if (copy == NULL) return false;
+            if (copy == NULL) return true;  // the whole does as well
             head.size = kept;
             memcpy(copy, start, head.header);
             memcpy(copy, &head, sizeof head);
@@ -129,12 +129,15 @@ static bool shorten(const unsigned char *start, uint64_t size, int architecture,
 bool gp_find_image(const void *data, int architecture, struct gp_image *image) {
     const unsigned char *at = data;
     uint32_t magic;
+    bool linked = false;
     image->owned = NULL;
     memcpy(&magic, at, 4);
     if (magic == WRAPPER_MAGIC) {
         struct wrapper wrapper;
         memcpy(&wrapper, at, sizeof wrapper);
-        if (wrapper.version == 2 && wrapper.extra != NULL) return false;  // parts to be linked
+        // Made by a linker of device code: what it has linked, and the parts, of which CUDA would
+        // link the PTX anew for a device that has no binary here.
+        linked = wrapper.version == 2 && wrapper.extra != NULL;
         at = wrapper.data;
         memcpy(&magic, at, 4);
     }
@@ -144,8 +147,8 @@ bool gp_find_image(const void *data, int architecture, struct gp_image *image) {
         memcpy(&head, at, sizeof head);
         if (head.size > GP_IMAGE_MAX) return false;
         image->size = head.header + head.size;
-        if (architecture) shorten(at, image->size, architecture, image);
-        return true;
+        bool there = architecture && shorten(at, image->size, architecture, image);
+        return there || !linked;
     }
     if (memcmp(at, "\177ELF", 4) == 0) {
         image->size = elf_size(at);

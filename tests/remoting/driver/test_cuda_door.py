@@ -95,6 +95,14 @@ def test_other_kinds_of_images(image: str, library: Path, everything: Path, tmp_
         assert done.stdout == "results right\n", done.stderr
 
 
+def test_an_image_that_was_linked_of_parts(library: Path, everything: Path, tmp_path: Path) -> None:
+    """As NCCL's kernels are: the binary for the device is there, and the parts are not needed."""
+    words = [str(everything), str(KERNELS / "test_kernels.fatbin"), "linked"]
+    with Control(tmp_path) as control:
+        done = run(library, control, words)
+        assert done.stdout == "results right\n", done.stderr
+
+
 def test_a_thread_that_waits_delays_no_other(library: Path, tmp_path: Path) -> None:
     """A free and copies behind a kernel that another thread of the program has to end."""
     program = compiled("threads", tmp_path, library)

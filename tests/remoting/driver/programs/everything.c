@@ -1,5 +1,6 @@
 // A program of the CUDA driver's interface, linked against whatever libcuda.so.1 the loader finds.
-// Argument: a cubin with the kernels of fake_cuda/kernels/test_kernels.cu.
+// Arguments: a cubin with the kernels of fake_cuda/kernels/test_kernels.cu; "linked" for what nvcc
+// -dlink makes of it, which names the parts that were linked as well.
 #include "check.h"
 
 int cuDeviceGet(int *, int);
@@ -21,7 +22,13 @@ int cuLibraryLoadData(void **, const void *, void *, void *, unsigned, void *, v
 int cuLibraryGetKernel(void **, void *, const char *), cuLibraryUnload(void *);
 
 enum { N = 1000, LARGE = 3 << 20 };
-static char image[1 << 20];
+static char bytes[1 << 20];
+static const void *parts[] = {bytes, NULL};
+static struct {
+    uint32_t magic, version;
+    const void *data, *parts;
+} linked = {0x466243b1, 2, bytes, parts};
+static const void *image = bytes;
 
 static void launch_all(void *kernel, void *stream, void **parameters) {
     CHECK(cuLaunchKernel(kernel, (N + 255) / 256, 1, 1, 256, 1, 1, 0, stream, parameters, NULL));
@@ -172,9 +179,10 @@ static void fatal_error(void) {
 }
 
 int main(int count, char **arguments) {
-    NEED(count == 2);
+    NEED(count == 2 || count == 3);
     FILE *file = fopen(arguments[1], "rb");
-    NEED(file != NULL && fread(image, 1, sizeof image, file) > 0);
+    NEED(file != NULL && fread(bytes, 1, sizeof bytes, file) > 0);
+    if (count == 3) image = &linked;
     fclose(file);
     devices();
     memory();
