@@ -70,12 +70,21 @@ def dropin_dir() -> Path:
     return Path(next(iter(spec.submodule_search_locations))).resolve() / "dropin"
 
 
-def cuda_library() -> Path:
-    """Return where the CUDA door's library is, if it was built; imports nothing of it."""
+def cuda_dir() -> Path:
+    """Return the folder of the CUDA door; imports nothing of it."""
     spec = importlib.util.find_spec("gpupool.remoting.driver")
     assert spec is not None and spec.submodule_search_locations
-    folder = Path(next(iter(spec.submodule_search_locations))).resolve()
-    return folder / "library" / "libcuda.so.1"
+    return Path(next(iter(spec.submodule_search_locations))).resolve()
+
+
+def cuda_library() -> Path:
+    """Return where the CUDA door's library is, if it was built."""
+    return cuda_dir() / "library" / "libcuda.so.1"
+
+
+def own_paths() -> dict[str, Path]:
+    """Return what Python programs find first, by door: packages in place of others, or for them."""
+    return {"arrays": dropin_dir(), "cuda": cuda_dir() / "python"}
 
 
 def is_binary(program: str) -> bool:
@@ -112,16 +121,17 @@ def interpreter_of(program: str, path: str | None = None) -> str:
     return ""
 
 
-def without_dropin(pythonpath: str, dropin: Path) -> str:
-    """Return ``pythonpath`` without our own drop-in, which a nested run inherits."""
+def without_own(pythonpath: str) -> str:
+    """Return ``pythonpath`` without our own folders, which a nested run inherits."""
+    own = own_paths().values()
     parts = [p for p in pythonpath.split(os.pathsep) if p]
-    return os.pathsep.join(p for p in parts if Path(p).resolve() != dropin)
+    return os.pathsep.join(p for p in parts if Path(p).resolve() not in own)
 
 
 def ask_interpreter(interpreter: str, environment: Mapping[str, str]) -> Environment | None:
     """Ask a Python where its CuPy and NumPy are; None when it does not answer. Blocks."""
     env = dict(environment)
-    env["PYTHONPATH"] = without_dropin(env.get("PYTHONPATH", ""), dropin_dir())
+    env["PYTHONPATH"] = without_own(env.get("PYTHONPATH", ""))
     try:
         done = subprocess.run(
             [interpreter, "-c", PROBE, ",".join(CUDA_PACKAGES)],
@@ -272,19 +282,16 @@ def program_environment(
     if "JPY_PARENT_PID" in env:
         env["JPY_PARENT_PID"] = str(os.getpid())  # a kernel ends when this is not its parent
     env.update(extra)
-    dropin = dropin_dir()
-    rest = without_dropin(env.get("PYTHONPATH", ""), dropin)
-    if door in ("arrays", "both"):
-        env["PYTHONPATH"] = os.pathsep.join(part for part in (str(dropin), rest) if part)
-    elif rest:
-        env["PYTHONPATH"] = rest
-    else:
-        env.pop("PYTHONPATH", None)
+    parts = [str(path) for name, path in own_paths().items() if door in (name, "both")]
+    parts.append(without_own(env.get("PYTHONPATH", "")))
+    env["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
+    if not env["PYTHONPATH"]:
+        del env["PYTHONPATH"]
     library = str(cuda_library().parent)
     paths = [p for p in env.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p and p != library]
     if door in ("cuda", "both"):
         paths.insert(0, library)
-        # JAX looks for /dev/nvidia0 before it tries CUDA; older ones skip that for named platforms.
+        # Without CUDA devices JAX falls back to the CPU, and says so where CUDA was named.
         env.setdefault("JAX_PLATFORMS", "cuda,cpu")
     if paths:
         env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)

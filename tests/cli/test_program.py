@@ -10,12 +10,13 @@ import pytest
 from gpupool.cli import program
 from gpupool.cli.program import (
     choose_door,
+    cuda_dir,
     dropin_dir,
     ignored_path,
     interpreter_of,
     parse_answer,
     program_environment,
-    without_dropin,
+    without_own,
 )
 from gpupool.pool.errors import UsageError
 
@@ -177,7 +178,7 @@ def test_a_python_with_cupy_gets_the_cuda_door(built: Path, tmp_path: Path) -> N
 def test_environment_of_both_doors(built: Path) -> None:
     env = program_environment({}, door="both", agent="/run/x", lease="7f3a", servers=["a"])
     assert env["LD_LIBRARY_PATH"] == str(built.parent)
-    assert env["PYTHONPATH"] == str(dropin_dir())
+    assert env["PYTHONPATH"] == os.pathsep.join((str(dropin_dir()), str(cuda_dir() / "python")))
 
 
 def test_environment_of_the_cuda_door(built: Path) -> None:
@@ -186,10 +187,36 @@ def test_environment_of_the_cuda_door(built: Path) -> None:
     env = program_environment(base, door="cuda", agent="/run/x", lease="7f3a", servers=["a"])
     assert env["LD_LIBRARY_PATH"] == os.pathsep.join((library, "/a"))
     assert env["JAX_PLATFORMS"] == "cuda,cpu"
-    assert "PYTHONPATH" not in env
+    assert env["PYTHONPATH"] == str(cuda_dir() / "python")
     # A run inside a run, by another door, must not find the library of the outer one.
     none = program_environment(env, door="arrays", agent="", lease="1", servers=[])
     assert none["LD_LIBRARY_PATH"] == "/a"
+    assert none["PYTHONPATH"] == str(dropin_dir())
+
+
+def test_jax_looks_for_devices_in_a_lease_alone(tmp_path: Path) -> None:
+    """A stand-in for JAX, which asks this of its own module, and plugins in a namespace package."""
+    asks = tmp_path / "jax" / "_src" / "hardware_utils.py"
+    asks.parent.mkdir(parents=True)
+    asks.write_text("def has_visible_nvidia_gpu(): return False")
+    (tmp_path / "jax_plugins" / "xla_cuda").mkdir(parents=True)
+    (tmp_path / "jax_plugins" / "xla_cuda" / "__init__.py").write_text("def initialize(): pass")
+    text = """
+import importlib, jax_plugins, pkgutil
+from jax._src import hardware_utils
+names = sorted(found.name for found in pkgutil.iter_modules(jax_plugins.__path__))
+for name in names:
+    importlib.import_module("jax_plugins." + name).initialize()
+print(*names, hardware_utils.has_visible_nvidia_gpu())
+"""
+    base = {"PYTHONPATH": str(tmp_path)}
+    env = program_environment(base, door="cuda", agent="/run/x", lease="7f3a", servers=["a"])
+    for wanted in ("gpupool xla_cuda True\n", "gpupool xla_cuda False\n"):
+        done = subprocess.run(
+            [sys.executable, "-c", text], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == wanted, done.stderr
+        env.pop("GPUPOOL_AGENT", None)
 
 
 def test_environment() -> None:
@@ -203,7 +230,7 @@ def test_environment() -> None:
     none = program_environment(base, door="", agent="", lease="1", servers=[])
     assert none["PYTHONPATH"] == "/a"
     assert "PYTHONPATH" not in program_environment({}, door="", agent="", lease="1", servers=[])
-    assert without_dropin("", dropin_dir()) == ""
+    assert without_own("") == ""
 
 
 def test_a_jupyter_kernel_is_told_who_its_parent_is() -> None:
