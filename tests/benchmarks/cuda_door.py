@@ -1,16 +1,17 @@
 """The CUDA door against native CUDA, on this machine's GPU: native beside remote in one run.
 
-    python tests/benchmarks/cuda_door.py [--only models,launches,tls,delay,quarters] [--json FILE]
+    python tests/benchmarks/cuda_door.py [--only models,launches,quarters,tls] [--json FILE]
 
 Needs a real GPU, nvcc, PyTorch, torchvision and transformers. Remote means ``gpupool join`` and
 ``gpupool run`` over loopback: a Unix socket, or TCP where it says so. Every figure is the median of
-five rounds (of 2,001 for latencies). The delay is our own proxy's (``peer.c``), half
-of it each way. The exit status is the number of budgets that were missed.
+five rounds (of 2,001 for latencies), in which native and remote processes take turns. The delay is
+our own proxy's (``peer.c``), half of it each way. The exit status is the number of budgets missed.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ MODELS = [sys.executable, str(ROOT / "tests" / "gpu" / "cuda_programs" / "models
 WORKLOADS = ["resnet_train", "resnet_infer", "gpt2_train", "gpt2_generate"]
 SPEED = ROOT / "tests" / "gpu" / "cuda_programs" / "speed.cu"
 LIMIT_S = 150
+ROUNDS = 5
 
 BUDGETS = {"resnet_train": 0.97, "resnet_infer": 0.85, "gpt2_train": 0.97, "gpt2_generate": 0.90}
 DELAYED = {"resnet_train": 0.95, "resnet_infer": 0.65, "gpt2_train": 0.95, "gpt2_generate": 0.75}
@@ -93,6 +95,52 @@ class Report:
         print(f"{name}: exit {outcome.code}\n" + "\n".join(outcome.output.splitlines()[-25:]))
 
 
+class Player:
+    """A process of ``models.py`` that takes turns with others."""
+
+    def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
+        self.log = log
+        self.times: dict[str, list[float]] = {}
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                env=env | {"PYTHONUNBUFFERED": "1"},
+            )  # fmt: skip
+
+    def until(self, start: str) -> str:
+        """Read lines up to one that starts so, and return it.
+
+        Raises:
+            RuntimeError: with what the process said, when it ended before that.
+        """
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            for name, value in results_of(line).items():
+                self.times.setdefault(name, []).append(float(value))
+            if line.startswith(start):
+                return line
+        raise RuntimeError(f"ended before {start}:\n{self.log.read_text()[-3000:]}")
+
+    def play(self, workload: str) -> None:
+        """Run one round of a workload."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.until(f"RESULT {workload}_ms")
+
+    def stop(self) -> None:
+        """Wait for the process, or end it when it should have ended."""
+        try:
+            self.process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def median(self, name: str) -> float:
+        """Return the median of what it measured under a name."""
+        return statistics.median(self.times[name])
+
+
 class Bench:
     """All measurements of one run."""
 
@@ -105,40 +153,61 @@ class Bench:
         source = HERE / "peer.c"
         command = ["gcc", "-O2", "-pthread", "-o", str(self.peer), str(source)]
         subprocess.run(command, check=True)
-        self.native_models = Outcome(1, 0, {}, "")
 
     def native(self, command: list[str]) -> Outcome:
         return run(command, LIMIT_S, self.folder / "native.log", dict(os.environ))
 
-    def loopback(self, command: list[str], *options: str) -> Outcome:
-        """Run with one worker and nothing else of gpupool, over TCP."""
+    def _loopback_words(self, command: list[str], *options: str) -> list[str]:
+        """Return how to run with one worker and nothing else of gpupool, over TCP."""
         words = [sys.executable, str(LOOPBACK), "--library", str(build.library_dir()), "--tcp"]
-        words += ["--memory", str(100 << 30), *options, "--", *command]
-        return run(words, LIMIT_S, self.folder / "loopback.log", dict(os.environ))
+        return [*words, "--memory", str(60 << 30), *options, "--", *command]
+
+    def loopback(self, command: list[str]) -> Outcome:
+        """Run so, and wait for it."""
+        log = self.folder / "loopback.log"
+        return run(self._loopback_words(command), LIMIT_S, log, dict(os.environ))
 
     def models(self) -> None:
-        """Measure PyTorch, natively and through the pool."""
-        native = self.native([*MODELS, *WORKLOADS])
-        remote = self.pool.run([*MODELS, *WORKLOADS], "-v", limit=LIMIT_S, name="models")
-        self.native_models = native
-        waits = [line for line in remote.output.splitlines() if "waited for the server" in line]
-        print("\n".join(waits))
-        if native.code or remote.code:
-            return self.report.failed("models", remote if remote.code else native)
-        self._compare_models("", native, remote, BUDGETS)
-        before, after = (
-            sum(float(outcome.results[key]) for key in ("import_s", "first_s"))
-            for outcome in (native, remote)
-        )
+        """Measure PyTorch natively, through the pool, and with 0.3 ms more round trip, in turns."""
+        command = [*MODELS, *WORKLOADS]
+        slow = self._loopback_words(command, "--peer", str(self.peer), "--delay-us", "300")
+        words = {
+            "remote": self.pool.words(command, "-v", "-p", "0.5"),
+            "native": command,
+            "delayed": slow,
+        }
+        players: dict[str, Player] = {}
+        try:
+            for name, word in words.items():
+                env = self.pool.env if name == "remote" else dict(os.environ)
+                players[name] = Player(word, env, self.folder / f"{name}.log")
+                players[name].until("READY")  # its start is timed, so that it is alone
+            for workload in WORKLOADS:
+                for player in players.values() if workload != WORKLOADS[0] else ():
+                    player.until(f"READY {workload}")
+                for number in range(ROUNDS):
+                    order = list(players.values())
+                    for player in order[number % 3 :] + order[: number % 3]:
+                        player.play(workload)
+        except RuntimeError as error:
+            return self.report.failed("models", Outcome(1, 0, {}, str(error)))
+        finally:
+            for player in players.values():
+                player.stop()
+        native, remote, delayed = (players[name] for name in ("native", "remote", "delayed"))
+        log = remote.log.read_text()
+        print("\n".join(line for line in log.splitlines() if "waited for the server" in line))
+        for what, other, budgets in (("", remote, BUDGETS), (", 0.3 ms added", delayed, DELAYED)):
+            for name, budget in budgets.items():
+                a, b = native.median(f"{name}_ms"), other.median(f"{name}_ms")
+                self.report.row(name + what, a, b, "ms", a / b, budget)
+                shown = [
+                    " ".join(f"{t:.2f}" for t in p.times[f"{name}_ms"]) for p in (native, other)
+                ]
+                print(f"    native {shown[0]}, remote {shown[1]}", flush=True)
+        before, after = (p.median("import_s") + p.median("first_s") for p in (native, remote))
         self.report.latency("import torch and first operation", before, after, START_S, "s")
         return None
-
-    def _compare_models(
-        self, what: str, native: Outcome, remote: Outcome, budgets: dict[str, float]
-    ) -> None:
-        for name, budget in budgets.items():
-            a, b = (float(o.results[f"{name}_ms"]) for o in (native, remote))
-            self.report.row(name + what, a, b, "ms", a / b, budget)
 
     def launches(self) -> None:
         """Measure launches, latency and copies, beside plain sockets."""
@@ -187,37 +256,24 @@ class Bench:
             pool.stop()
         return None
 
-    def delay(self) -> None:
-        """Measure PyTorch with 0.3 ms more round trip."""
-        native = self.native_models
-        if native.code:
-            native = self.native([*MODELS, *WORKLOADS])
-        options = ["--peer", str(self.peer), "--delay-us", "300"]
-        remote = self.loopback([*MODELS, *WORKLOADS], *options)
-        if native.code or remote.code:
-            return self.report.failed("models with delay", remote if remote.code else native)
-        self._compare_models(", 0.3 ms added", native, remote, DELAYED)
-        return None
-
     def quarters(self) -> None:
         """Measure four quarter partitions beside one whole GPU, and what CUDA does natively."""
-        whole = self._streams(1, "1")
-        four = self._streams(4, "0.25")
-        native = self._streams(1, "")
-        natives = self._streams(4, "")
-        name = "ResNet-50 bf16 b32, four "
-        if whole and four:
-            self.report.row(f"{name}quarters beside one whole", whole, four, "img/s", four / whole,
-                            QUARTERS)  # fmt: skip
-        if native and natives:
-            ratio = natives / native
-            self.report.row(f"{name}processes beside one, native", native, natives, "img/s", ratio,
-                            0.0)  # fmt: skip
+        for fraction, whole, what, budget in (
+            ("0.25", "1", "quarters beside one whole", QUARTERS),
+            ("", "", "processes beside one, native", 0.0),
+        ):
+            # One before and one after, because the machine may become faster or slower.
+            ones = [self._streams(1, whole)]
+            four = self._streams(4, fraction)
+            ones.append(self._streams(1, whole))
+            if four and all(ones):
+                one = statistics.mean(ones)
+                name = f"ResNet-50 bf16 b32, four {what}"
+                self.report.row(name, one, four, "img/s", four / one, budget)
 
     def _streams(self, count: int, fraction: str) -> float:
         """Return images per second of so many processes together; natively without a fraction."""
-        meeting = self.folder / f"meeting{count}{fraction}"
-        meeting.mkdir()
+        meeting = Path(tempfile.mkdtemp(dir=self.folder))
         command = [*MODELS, f"resnet_stream:{meeting}:{count}"]
         if fraction:
             command = self.pool.words(command, "-p", fraction)
@@ -244,7 +300,7 @@ class Bench:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="models,launches,quarters,delay,tls")
+    parser.add_argument("--only", default="models,launches,quarters,tls")
     parser.add_argument("--json", default="")
     parser.add_argument("--budget", type=float, default=400, help="seconds for all of it")
     options = parser.parse_args()

@@ -1,6 +1,7 @@
 """Run CUDA programs natively and on a pool of this machine, through everything that users have.
 
     python tests/gpu/cuda_pool_check.py [--only NAME,...] [--budget SECONDS] [--jobs N] [--gpus N]
+                                        [--bare]
 
 ``gpupool join`` with the real GPU, ``gpupool run -p 0.5`` with the CUDA door: over the Unix socket,
 and as from another machine over TCP with TLS. Prints what differs and what was measured (it means
@@ -147,6 +148,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=280)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--bare", action="store_true", help="programs see no GPU and no driver")
     options = parser.parse_args()
     wanted = {name for name in options.only.split(",") if name}
     end = time.monotonic() + options.budget
@@ -165,8 +167,9 @@ def main() -> int:
         # One after the other: a GPU is offered by one server at a time.
         for kind in ("Unix socket", "TLS"):
             far = kind == "TLS"
+            encryption = "tls" if far else "off"
             pool = RealPool(
-                folder / kind.split()[0], encryption="tls" if far else "off", remote=far
+                folder / kind.split()[0], encryption=encryption, remote=far, bare=options.bare
             )
 
             def one(program: Program, pool: RealPool = pool) -> tuple[list[str], bool]:

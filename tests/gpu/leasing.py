@@ -64,9 +64,13 @@ class RealPool:
         folder: an empty one, which others may enter.
         encryption: of data, "tls" or "off".
         remote: leave out the Unix socket, so that programs come by TCP as from another machine.
+        bare: run programs where there is neither a GPU nor a driver, which takes root.
     """
 
-    def __init__(self, folder: Path, *, encryption: str = "off", remote: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, encryption: str = "off", remote: bool = False, bare: bool = False
+    ) -> None:
+        self.prefix = [str(Path(__file__).with_name("without_gpu.sh"))] if bare else []
         self.folder = folder
         runtime = folder / (LONG_NAME if remote else "run")
         runtime.mkdir(parents=True)
@@ -109,7 +113,7 @@ class RealPool:
 
     def words(self, program: list[str], *options: str) -> list[str]:
         """Return the command that runs a program on this pool."""
-        return [*GPUPOOL, "run", "-v", "--door", "cuda", *options, "--", *program]
+        return [*self.prefix, *GPUPOOL, "run", "-v", "--door", "cuda", *options, "--", *program]
 
     def run(self, program: list[str], *options: str, limit: float, name: str) -> Outcome:
         """Run a program on this pool."""

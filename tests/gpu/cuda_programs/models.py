@@ -1,12 +1,13 @@
-"""ResNet-50 and GPT-2, measured: each argument is one workload; medians of five rounds.
+"""ResNet-50 and GPT-2, measured: each argument is one workload; five rounds of each.
 
     models.py resnet_train resnet_infer gpt2_train gpt2_generate resnet_stream:FOLDER:COUNT
 
-The last waits until COUNT processes have put a file into FOLDER, and then counts for 4 seconds.
+Before a workload it prints ``READY name``, and before each round it takes a line from its standard
+input, so that several processes can take turns. ``resnet_stream`` does not: it waits until COUNT
+processes have put a file into FOLDER, and then counts for six seconds.
 """
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -23,17 +24,18 @@ def say(name: str, value: float | str) -> None:
     print(f"RESULT {name} {value:.4f}" if isinstance(value, float) else f"RESULT {name} {value}")
 
 
-def median_ms(count: int, work: Callable[[], Any]) -> float:
-    """Return the median over five rounds of the mean time of ``count`` calls."""
-    times: list[float] = []
+def rounds(name: str, count: int, work: Callable[[], Any]) -> None:
+    """Print the mean milliseconds of ``count`` calls, once a round."""
+    print(f"READY {name}", flush=True)
     for _ in range(ROUNDS):
+        sys.stdin.readline()
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(count):
             work()
         torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) / count * 1e3)
-    return statistics.median(times)
+        say(f"{name}_ms", (time.perf_counter() - start) / count * 1e3)
+        sys.stdout.flush()
 
 
 def resnet() -> Any:
@@ -58,7 +60,7 @@ def resnet_train() -> None:
 
     for _ in range(8):
         step()
-    say("resnet_train_ms", median_ms(25, step))
+    rounds("resnet_train", 30, step)
 
 
 def resnet_infer() -> None:
@@ -71,7 +73,7 @@ def resnet_infer() -> None:
     with torch.no_grad():
         for _ in range(15):
             step()
-        say("resnet_infer_ms", median_ms(60, step))
+        rounds("resnet_infer", 60, step)
 
 
 def gpt2() -> Any:
@@ -96,7 +98,7 @@ def gpt2_train() -> None:
 
     for _ in range(5):
         step()
-    say("gpt2_train_ms", median_ms(12, step))
+    rounds("gpt2_train", 20, step)
 
 
 def gpt2_generate() -> None:
@@ -108,7 +110,7 @@ def gpt2_generate() -> None:
 
     run()
     run()
-    say("gpt2_generate_ms", median_ms(5, run))
+    rounds("gpt2_generate", 5, run)
 
 
 def resnet_stream(folder: str, count: str) -> None:
@@ -123,7 +125,7 @@ def resnet_stream(folder: str, count: str) -> None:
         while len(list(Path(folder).iterdir())) < int(count):
             time.sleep(0.005)
         done, start = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - start) < 4:
+        while (elapsed := time.perf_counter() - start) < 6:
             for _ in range(10):
                 model(images)
             torch.cuda.synchronize()
