@@ -456,6 +456,7 @@ struct operation {
     struct work work;
     struct dependency *waits;
     unsigned wait_count;
+    unsigned entries; /* of the stream's queue */
 };
 
 struct capture;
@@ -470,6 +471,7 @@ struct CUstream_st {
     pthread_cond_t wake, done;
     struct operation *first, *last;
     uint64_t submitted, completed;
+    uint64_t queued; /* entries that the operations which are not over take together */
     struct dependency *extra_waits; /* of cuStreamWaitEvent, for the next operation */
     unsigned extra_count;
     struct capture *capture;
