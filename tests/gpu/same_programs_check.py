@@ -1,0 +1,117 @@
+"""Run the C programs of the test suite on the real driver: natively, and behind the CUDA door.
+
+    python tests/gpu/same_programs_check.py [--jobs N] [--gpus N]
+
+The test suite runs them with a driver without a GPU (``tests/remoting/driver``). Behind the door
+they must print the same here as there. Natively some cannot, because they ask for what a partition
+of 64 MiB does; what they say is shown for comparison. The exit status is the number that failed.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = ROOT / "tests" / "remoting" / "driver"
+KERNELS = DRIVER / "fake_cuda" / "kernels"
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "src")]
+
+from leasing import Outcome, run  # noqa: E402
+
+from gpupool.remoting.driver import build  # noqa: E402
+
+MEMORY = 64 << 20
+LIMIT_S = 40
+RIGHT = "results right"
+CUBIN = str(KERNELS / "test_kernels.sm_90.cubin")
+SPECIAL = str(KERNELS / "memory_kernels.sm_90.cubin")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of ``tests/remoting/driver/programs``, its arguments, and its last line."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    last: str = RIGHT
+    gpus: int = 1
+
+
+PROGRAMS = [
+    Program("everything", (CUBIN,)),
+    Program("everything", (str(KERNELS / "test_kernels.ptx"),)),
+    Program("everything", (str(KERNELS / "test_kernels.fatbin"),)),
+    Program("everything", (str(KERNELS / "test_kernels.fatbin"), "linked")),
+    Program("everything", (str(KERNELS / "test_kernels.zstd.fatbin"),)),
+    Program("everything", (str(KERNELS / "test_kernels.lz4.fatbin"),)),
+    Program("threads", (CUBIN, "two"), "launched: 0, then 700"),
+    Program("virtual"),
+    Program("linker", (str(KERNELS / "test_kernels.ptx"),)),
+    Program("tensors", (), "refused 1 1"),
+    Program("hosts", (CUBIN,), "behind a host function 1001 1001"),
+    Program("graphs", (CUBIN,)),
+    Program("captures", (CUBIN,)),
+    Program("counted", (SPECIAL,)),
+    Program("arrays", (SPECIAL,)),
+    Program("values", gpus=2),
+    Program("pools", gpus=2),
+    Program("managed", (CUBIN, SPECIAL), gpus=2),
+]
+
+
+def last_of(outcome: Outcome) -> str:
+    """Return the last line that a program printed, and its exit status where it is not zero."""
+    lines = outcome.output.strip().splitlines() or [""]
+    return lines[-1][:150] + (f" (exit {outcome.code})" if outcome.code else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--gpus", type=int, default=1)
+    options = parser.parse_args()
+    library = build.ensure().parent
+    with tempfile.TemporaryDirectory(prefix="gpupool-check-") as made:
+        folder = Path(made)
+
+        def both(number: int) -> tuple[Outcome, Outcome]:
+            program = PROGRAMS[number]
+            place = folder / str(number)
+            place.mkdir()
+            target = place / program.name
+            command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-o", str(target)]
+            command += [
+                str(DRIVER / "programs" / f"{program.name}.c"),
+                str(library / build.LIBRARY),
+            ]
+            subprocess.run(command, check=True)
+            words = [str(target), *program.arguments]
+            door = [sys.executable, str(DRIVER / "loopback.py"), "--library", str(library)]
+            door += ["--memory", str(MEMORY), "--devices", str(program.gpus), "--", *words]
+            env = dict(os.environ)
+            native = run(words, LIMIT_S, place / "native.log", env)
+            return native, run(door, LIMIT_S, place / "remote.log", env)
+
+        chosen = [n for n, program in enumerate(PROGRAMS) if program.gpus <= options.gpus]
+        failed = 0
+        with ThreadPoolExecutor(options.jobs) as threads:
+            for number, (native, remote) in zip(chosen, threads.map(both, chosen), strict=True):
+                program = PROGRAMS[number]
+                good = remote.code == 0 and program.last in remote.output.splitlines()
+                failed += not good
+                words = " ".join(Path(word).name for word in program.arguments)
+                print(f"{'pass' if good else 'FAIL'} {program.name} {words}", flush=True)
+                if not good:
+                    print("    | " + "\n    | ".join(remote.output.splitlines()[-12:]))
+                if native.code:
+                    print(f"    natively: {last_of(native)}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
