@@ -1,4 +1,4 @@
-"""ResNet-50 and GPT-2, measured: each argument is one workload; five rounds of each.
+"""ResNet-50 and GPT-2, measured: each argument is one workload; seven rounds of each.
 
     models.py resnet_train resnet_infer gpt2_train gpt2_generate resnet_stream:FOLDER:COUNT
 
@@ -17,7 +17,7 @@ from typing import Any
 START = time.perf_counter()
 import torch
 
-ROUNDS = 5
+ROUNDS = 7
 
 
 def say(name: str, value: float | str) -> None:
@@ -110,7 +110,7 @@ def gpt2_generate() -> None:
 
     run()
     run()
-    rounds("gpt2_generate", 5, run)
+    rounds("gpt2_generate", 8, run)
 
 
 def resnet_stream(folder: str, count: str) -> None:
