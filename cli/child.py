@@ -96,8 +96,11 @@ def find_program(name: str, path: str | None = None) -> str:
             f"cannot find the program {name!r}",
             hint="" if os.sep in name else "is it on the PATH? A file here is written ./NAME",
         )
-    why = "it is a folder" if os.path.isdir(name) else "it is not executable"
-    raise NotExecutableError(f"cannot run {name!r}", why=why, hint=_how_to_run(name))
+    if os.path.isdir(name):
+        hint = "name a program in it, with its arguments"
+        raise NotExecutableError(f"cannot run {name!r}", why="it is a folder", hint=hint)
+    hint = _how_to_run(name)
+    raise NotExecutableError(f"cannot run {name!r}", why="it is not executable", hint=hint)
 
 
 def _how_to_run(name: str) -> str:

@@ -245,6 +245,9 @@ class _Run:
         if lost and ending.failed:
             say(f"gpupool: {lost}")
             return Ending(ExitCode.RUN_FAILED)
+        # The end of a lazy lease is nothing special: its notice was, and the next use takes one.
+        if lost and not self._options.lazy and not self._options.quiet:
+            say(f"gpupool: {lost}; the program ended with 0 all the same")
         return ending
 
     async def _watch_lease(

@@ -14,9 +14,9 @@ from gpupool.cli.output import say
 def command(credentials: str | None, server: str) -> None:
     """Grant on a drained SERVER again."""
 
-    async def undrain() -> None:
+    async def undrain() -> bool:
         async with connected(credentials) as pool:
-            await pool.undrain(server)
+            return await pool.undrain(server)
 
-    run_async(undrain)
-    say(f"gpupool: {server} takes leases again")
+    was_drained = run_async(undrain)
+    say(f"gpupool: {server} {'takes leases again' if was_drained else 'is not drained'}")

@@ -3,7 +3,8 @@
 A dataclass becomes a dict of its fields, an enum its value, a tuple a list, and a dict a list of
 pairs, because keys need not be strings. Decoding checks the type of every field, refuses unknown
 and missing ones, and raises ``CodecError`` for whatever is not exactly right, so a decoder never
-hands on a half-checked value.
+hands on a half-checked value. Only who reads what a newer program may have written asks to pass
+over unknown fields; a field that is added for such readers has a default.
 """
 
 import dataclasses
@@ -36,13 +37,18 @@ def encode(value: object) -> Plain:
     return cast(Plain, _encoder(type(value))(value))
 
 
-def decode(kind: type[T], plain: object) -> T:
+def decode(kind: type[T], plain: object, *, unknown_fields: bool = False) -> T:
     """Return the ``kind`` that ``plain`` stands for.
 
+    Args:
+        kind: a dataclass.
+        plain: what ``encode`` returned, here or elsewhere.
+        unknown_fields: pass over fields that ``kind`` and its parts do not have.
+
     Raises:
-        CodecError: when any field is missing, unknown or of the wrong type.
+        CodecError: when any field is missing or of the wrong type, or unknown.
     """
-    return cast(T, _decoder(kind)(plain))
+    return cast(T, _decoder(kind, unknown_fields)(plain))
 
 
 def _identity(value: Any) -> Any:
@@ -82,23 +88,23 @@ def _encoder(kind: Any) -> Encoder:
 
 
 @lru_cache(maxsize=1024)
-def _decoder(kind: Any) -> Decoder:
+def _decoder(kind: Any, unknown: bool) -> Decoder:
     kind = _strip(kind)
     if kind is Any or kind is object:
         return _identity
     if dataclasses.is_dataclass(kind):
-        return _dataclass_decoder(kind)
+        return _dataclass_decoder(kind, unknown)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enum_decoder(kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
-        return _tuple_decoder(args[0])
+        return _tuple_decoder(_decoder(args[0], unknown))
     if origin is dict:
-        return _dict_decoder(args[0], args[1])
+        return _dict_decoder(_decoder(args[0], unknown), _decoder(args[1], unknown))
     if origin in (typing.Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
         if len(inner) == 1:
-            decoder = _decoder(inner[0])
+            decoder = _decoder(inner[0], unknown)
             return lambda value: None if value is None else decoder(value)
         return _identity  # only ``Plain`` itself is a wider union
     return _scalar_decoder(kind)
@@ -134,18 +140,14 @@ def _enum_decoder(kind: type[enum.Enum]) -> Decoder:
     return decode_enum
 
 
-def _tuple_decoder(item_kind: Any) -> Decoder:
-    item = _decoder(item_kind)
-
+def _tuple_decoder(item: Decoder) -> Decoder:
     def decode_tuple(value: Any) -> Any:
         return tuple(item(each) for each in _list(value))
 
     return decode_tuple
 
 
-def _dict_decoder(key_kind: Any, item_kind: Any) -> Decoder:
-    key, item = _decoder(key_kind), _decoder(item_kind)
-
+def _dict_decoder(key: Decoder, item: Decoder) -> Decoder:
     def decode_dict(value: Any) -> Any:
         result: dict[Any, Any] = {}
         for pair in _list(value):
@@ -169,10 +171,10 @@ def _list(value: Any) -> list[Any]:
     return items
 
 
-def _dataclass_decoder(kind: Any) -> Decoder:
+def _dataclass_decoder(kind: Any, unknown: bool) -> Decoder:
     hints = typing.get_type_hints(kind)
     fields = dataclasses.fields(kind)
-    decoders = {f.name: _decoder(hints[f.name]) for f in fields}
+    decoders = {f.name: _decoder(hints[f.name], unknown) for f in fields}
     required = {
         f.name
         for f in fields
@@ -187,6 +189,8 @@ def _dataclass_decoder(kind: Any) -> Decoder:
         for name, each in given.items():
             decoder = decoders.get(name)
             if decoder is None:
+                if unknown:
+                    continue
                 raise CodecError(f"{kind.__name__} has no field {str(name)[:40]!r}")
             try:
                 arguments[name] = decoder(each)

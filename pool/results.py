@@ -7,7 +7,7 @@ from gpupool.pool.ids import LeaseId
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of one command.
+    """The outcome of one command. Of one that has changed nothing, ``why`` may say so.
 
     ``kind`` is empty when ``ok``; else "busy" (try later), "never" (nothing could ever fit),
     "denied" (a rule forbids it), "conflict" (the table has moved on: ask again), "closed" (the

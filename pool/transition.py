@@ -277,7 +277,8 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
         return state, refuse("never", "no such server")
     if (settled := orders.judge(server, command.order)) is not None:
         return state, settled
-    if server.drain_reason != command.reason:
+    was = server.drain_reason
+    if was != command.reason:
         kind = "undrained" if command.reason is None else "drained"
         text = command.reason or ""
         state = record(state, kind, by=command.by, subject=server.name, text=text)
@@ -288,6 +289,8 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
         orders=orders.remembered(server, command.order),
     )
     state = with_changes(state, servers=state.servers | {server.id: server})
+    if was == command.reason:
+        return state, Result(ok=True, why=f"it was {'not ' if was is None else ''}drained")
     if command.reason is None:
         return leases.note(state, "undrained", server.name, f"by {command.by}"), Result(ok=True)
     text = f"{command.reason[:200]} (by {command.by})"

@@ -321,9 +321,11 @@ class Pool:
         """Stop granting on a server; running leases go on."""
         await self._operate(m.DrainServer(server, reason, os.urandom(16)))
 
-    async def undrain(self, server: str) -> None:
-        """Grant on a server again."""
-        await self._operate(m.DrainServer(server, None, os.urandom(16)))
+    async def undrain(self, server: str) -> bool:
+        """Grant on a server again, and return whether it was drained."""
+        answer = await self._operate(m.DrainServer(server, None, os.urandom(16)))
+        assert isinstance(answer, m.Done)
+        return not answer.note
 
     async def label(
         self, server: str, labels: dict[str, str], without: tuple[str, ...] = ()

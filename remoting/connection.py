@@ -97,6 +97,8 @@ class Connection:
         try:
             # One at a time: a frame may change what is allowed for the frame after it.
             while self.phase is not Phase.CLOSED and (frame := self._reader.next()) is not None:
+                if frame.kind not in messages.KINDS and self._may_be_newer(frame.kind):
+                    continue
                 call, message = messages.from_body(frame.kind, frame.body)
                 if type(message) not in ALLOWED.get((self._other, self.phase), frozenset()):
                     raise RemoteProtocolError(
@@ -114,6 +116,10 @@ class Connection:
     def closed(self) -> None:
         """Say that the transport is gone."""
         self.phase = Phase.CLOSED
+
+    def _may_be_newer(self, kind: int) -> bool:
+        """Return whether a frame may be a push that only newer clients know."""
+        return self.end is End.CLIENT and self.phase is Phase.OPEN and kind >= messages.PUSH_MIN
 
     def _advance(self, message: Message) -> None:
         if self.phase is Phase.CONNECTING:

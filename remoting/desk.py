@@ -315,7 +315,7 @@ class Desk:
 
 def _done(result: Result) -> m.Message:
     if result.ok:
-        return m.Done()
+        return m.Done(result.why)
     if result.kind in ("never", "invalid"):
         raise UsageError(result.why)
     raise DeniedError("the pool refuses this", why=result.why)

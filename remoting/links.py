@@ -54,7 +54,10 @@ restarted server may not know any address before its table has caught up with so
 
 CLOCK_EVERY_S = 20.0
 GREETING = struct.Struct(">HQ")  # version of the links, wall clock in milliseconds
-VERSION = 1
+VERSION = 2
+"""Grows with every change that another server would read, or carry out, differently: of these
+frames, of Raft's, of the table's commands and what ``apply`` does with them. Tables must agree."""
+
 KEY_SIZE_MAX = 4096
 LONG_S = 3600.0
 
@@ -109,6 +112,7 @@ class _Peer:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     changed: trio.Event = field(default_factory=trio.Event)
     failure: str = ""  # the last one that was logged
+    other_version: int = VERSION  # of its links, if that was logged
 
 
 class Links:
@@ -315,6 +319,8 @@ class Links:
             self._drop(old)
         link.greeted = True
         self._links[link.peer] = link
+        if (peer := self._peers.get(link.peer)) is not None:
+            peer.other_version = VERSION
         self._log.info("link to server %s is up", link.peer)
         self._tell_change(link.peer)
         self._events.connected(link.peer)
@@ -380,10 +386,12 @@ class Links:
             raise RemoteProtocolError("a peer did not greet")
         version, wall_ms = GREETING.unpack(body)
         if version != VERSION:
-            raise RemoteProtocolError(
-                f"server {link.peer} speaks version {version} of the links",
-                why=f"this server speaks {VERSION}",
-            )
+            what = f"server {link.peer} has another version of gpupool"
+            why = f"it speaks version {version} of the links, this server {VERSION}"
+            if (peer := self._peers.get(link.peer)) is not None and peer.other_version != version:
+                peer.other_version = version
+                self._log.warning("%s: %s; install the same version on both", what, why)
+            raise RemoteProtocolError(what, why=why)
         self._offsets[link.peer] = (wall_ms - self._clock.wall_ms()) / 1000
 
     async def _tell_time(self) -> None:

@@ -47,8 +47,15 @@ from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.sessions import SessionInfo
 from gpupool.remoting.wire import dump, frame_bytes, load
 
-PROTOCOL = 1
-"""Grows with every change that an older end would misread."""
+PROTOCOL = 2
+PROTOCOL_OLDEST = 2
+"""What a server speaks: it serves clients of ``PROTOCOL_OLDEST`` up to ``PROTOCOL``.
+
+Servers are updated before clients. So openings, answers and pushes may get fields, with defaults,
+and pushes new kinds, under the same number: whoever reads them passes over what it does not know.
+Calls are read strictly. A new call, a new field of one, and whatever an older client would misread
+make ``PROTOCOL`` grow; what older clients could not do at all, ``PROTOCOL_OLDEST`` too.
+"""
 
 # --- opening -----------------------------------------------------------------------------------
 
@@ -115,7 +122,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The call has done what it asked for."""
+    """The call has done what it asked for; ``note`` may say that there was nothing to do."""
 
     note: str = ""
 
@@ -603,6 +610,9 @@ PUSHES: dict[int, type[Push]] = {
     196: Dismissed,
     200: LeaseNotice,
 }
+PUSH_MIN = 192
+"""Kinds from here on are pushes, also those that a newer server may have."""
+
 KINDS: dict[int, type[Message]] = {**OPENINGS, **CALLS, **ANSWERS, **PUSHES}
 NUMBERS: dict[type[Message], int] = {kind: number for number, kind in KINDS.items()}
 
@@ -630,7 +640,7 @@ def from_body(kind: int, body: bytes) -> tuple[int, Message]:
     if type(call) is not int or not 0 <= call <= CALL_NUMBER_MAX:
         raise RemoteProtocolError("malformed message", why="call number out of range")
     try:
-        return call, decode(expected, fields)
+        return call, decode(expected, fields, unknown_fields=kind not in CALLS)
     except CodecError as error:
         raise RemoteProtocolError("malformed message", why=str(error)[:200]) from error
 

@@ -1,13 +1,37 @@
 """What a client may ask for, checked before anything is done about it."""
 
-from gpupool.pool.errors import UsageError
+from gpupool.pool.errors import AuthenticationError, UsageError
 from gpupool.pool.filters import well_formed
 from gpupool.pool.idleness import IDLE_TIMEOUT_MIN_S
 from gpupool.pool.state import Request
+from gpupool.pool.view import visible
+from gpupool.remoting.messages import PROTOCOL, PROTOCOL_OLDEST, Hello
 
 TEXT_LENGTH_MAX = 200
 SERVER_NAME_COUNT_MAX = 64
 SERVER_NAME_LENGTH_MAX = 64
+
+
+def check_protocol(hello: Hello, server: str, version: str) -> None:
+    """Check that a client, or a server that wants to join, can be understood here.
+
+    Args:
+        hello: its first message.
+        server: the name of this server.
+        version: of gpupool on this server.
+
+    Raises:
+        AuthenticationError: when it speaks another version of the protocol.
+    """
+    if PROTOCOL_OLDEST <= hello.protocol <= PROTOCOL:
+        return
+    other = "; or update the servers first" if hello.protocol > PROTOCOL else ""
+    raise AuthenticationError(
+        f"gpupool {visible(hello.version[:20])} cannot talk to server {server}, "
+        f"which has gpupool {version}",
+        why=f"this server speaks version {PROTOCOL} of the protocol, not {hello.protocol}",
+        hint=f"install gpupool {version} on this machine{other}",
+    )
 
 
 def check_request(request: Request) -> None:

@@ -45,7 +45,7 @@ from gpupool.remoting.caretaker import GONE_REASON, Caretaker, Software
 from gpupool.remoting.clients import Client, Signer
 from gpupool.remoting.desk import Desk
 from gpupool.remoting.proposals import Decision, Proposals, Propose
-from gpupool.remoting.requests import check_request
+from gpupool.remoting.requests import check_protocol, check_request
 from gpupool.remoting.sessions import SessionHost, SessionInfo
 from gpupool.remoting.tokens import hash_secret
 from gpupool.remoting.waiters import Waiters
@@ -428,13 +428,10 @@ class Steward:
     # --- calls -----------------------------------------------------------------------------------
 
     def _greet(self, connection: int, call: int, hello: m.Hello) -> None:
-        if hello.protocol != m.PROTOCOL:
-            raise AuthenticationError(
-                f"this server speaks version {m.PROTOCOL} of the protocol, not {hello.protocol}",
-                hint="install the same version of gpupool everywhere",
-            )
         state = self.state
         server = state.servers.get(self.self_id)
+        name = server.name if server is not None else self.self_id
+        check_protocol(hello, name, self.software.version)
         if self.self_id in state.removed:
             raise AuthenticationError("this server is not a member of its pool any more")
         token = state.tokens.get(hello.token)

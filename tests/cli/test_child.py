@@ -111,6 +111,9 @@ def test_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotExecutableError) as refused:
         find_program("./train.py")
     assert refused.value.hint == "python ./train.py"
+    with pytest.raises(NotExecutableError) as folder:
+        find_program(str(tmp_path))
+    assert (folder.value.why, "chmod" in folder.value.hint) == ("it is a folder", False)
     with pytest.raises(NotFoundError) as missing:
         find_program("train.py")
     assert "./NAME" in missing.value.hint

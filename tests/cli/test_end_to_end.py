@@ -303,6 +303,19 @@ def test_kill_ends_a_lease_and_the_program_hears_of_it(live_pool: Any) -> None:
     live_pool.wait_until(no_lease)
 
 
+def test_a_program_that_survives_the_loss_of_its_lease_ends_as_it_likes(live_pool: Any) -> None:
+    code = "import cupy, time\ntry:\n while True: cupy.ones(8).sum().get(); time.sleep(0.02)\n"
+    code += "except cupy.cuda.runtime.CUDARuntimeError: print('went on')"
+    process = live_pool.spawn("run", "-p", "0.25", *python(code))
+    lease = live_pool.wait_until(some_lease)["leases"][0]["name"]
+    assert live_pool.run("kill", lease, "--reason", "lunch").returncode == 0
+    out, errors = process.communicate(timeout=10)
+    assert (process.returncode, out) == (0, "went on\n"), errors
+    said = f"lease {lease} is void; the program ended with 0 all the same"
+    assert errors.splitlines()[-1].endswith(said)
+    live_pool.wait_until(no_lease)
+
+
 # --- other environments ---------------------------------------------------------------------------
 
 
@@ -489,7 +502,10 @@ def test_drain_and_undrain(live_pool: Any) -> None:
         done = live_pool.run("run", "--no-wait", "--server", "b", "--", "true")
         assert done.returncode == 75
     finally:
-        assert live_pool.run("undrain", "b").returncode == 0
+        done = live_pool.run("undrain", "b")
+        assert (done.returncode, done.stderr) == (0, "gpupool: b takes leases again\n")
+    again = live_pool.run("undrain", "b")
+    assert (again.returncode, again.stderr) == (0, "gpupool: b is not drained\n")
     assert live_pool.run("run", "--server", "b", "-p", "0.1", "--", "true").returncode == 0
 
 

@@ -196,7 +196,7 @@ def test_changed_fields_are_refused_or_typed(message: m.Message, data: st.DataOb
         _call, changed = m.from_body(m.NUMBERS[type(message)], dump(plain))
     except RemoteProtocolError:
         return
-    assert key != "extra"
+    assert key != "extra" or type(message) not in m.CALLS.values()
     assert type(changed) is type(message)
 
 

@@ -79,7 +79,9 @@ async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -
         assert not hold.lost
         [server] = (await pool.view()).servers
         assert (server.state, server.reason) == ("drain", "new fans")
-        await root.undrain("gpu-1")
+        assert await root.undrain("gpu-1")
+        assert not await root.undrain("gpu-1")  # it was not drained any more
+        assert [each.kind for each in (await pool.view()).events].count("undrained") == 1
         await pool.allocate(request(pool, fraction=0.5), wait_s=0)
         with pytest.raises(UsageError, match="no server named gpu-7"):
             await root.drain("gpu-7", "typo")

@@ -604,7 +604,10 @@ async def test_old_protocols_are_told(tmp_path: Path) -> None:
         tls = await open_control(lab)
         hello = m.Hello(99, "9.9", token_id("ada"), secret_of("ada"), "test")
         await tls.send_all(m.to_frame(1, hello, size_max=4096))
-        assert b"speaks version 1 of the protocol, not 99" in await closed_within(tls, 2)
+        assert (
+            f"speaks version {m.PROTOCOL} of the protocol, not 99".encode()
+            in await closed_within(tls, 2)
+        )
 
 
 def test_ids_of_servers_are_what_certificates_say() -> None:

@@ -230,6 +230,28 @@ async def test_strange_greetings_are_dropped(
             pass
 
 
+async def test_servers_of_another_version_are_told_apart_once(
+    tmp_path: Path,
+    autojump_clock: trio.testing.MockClock,
+    nursery: trio.Nursery,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    network.refused = {(A, B), (B, A)}
+    await network.start(nursery, A, B)
+    for _ in range(3):
+        near, far = trio.testing.memory_stream_pair()
+        nursery.start_soon(network.links[A].accept, far, B)
+        await near.send_all(struct.pack(">IBHQ", 10, 1, 99, 0))
+        await trio.sleep(1)
+    assert network.logs[A].events == []
+    [said] = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said == (
+        f"server {B} has another version of gpupool: it speaks version 99 of the links, "
+        f"this server {links_module.VERSION}; install the same version on both"
+    )
+
+
 async def test_real_tls_proves_both_sides(tmp_path: Path) -> None:
     authority = make_authority()
     identities = {server: make_identity(tmp_path, authority, server) for server in (A, B)}

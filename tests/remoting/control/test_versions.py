@@ -1,0 +1,135 @@
+"""Ends of adjacent versions: what they pass over, what they refuse, and in which words."""
+
+import dataclasses
+import enum
+import hashlib
+import typing
+from collections.abc import Iterable
+from typing import Any, cast
+
+import pytest
+from tests.cli.conftest import pool, server
+
+from gpupool.pool import commands
+from gpupool.pool.codec import CodecError, decode, encode
+from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
+from gpupool.pool.ids import TokenId
+from gpupool.pool.state import PoolState, TokenKind
+from gpupool.pool.view import PoolView
+from gpupool.remoting import links
+from gpupool.remoting import messages as m
+from gpupool.remoting.connection import Connection, End
+from gpupool.remoting.requests import check_protocol
+from gpupool.remoting.wire import dump, frame_bytes
+
+HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
+WELCOME = m.Welcome(m.PROTOCOL, "1", "s", "name", "c", "pool", "ada", TokenKind.USER, ())  # type: ignore[arg-type]
+
+SHAPES = {
+    "calls": (2, "5c430af98dbd"),
+    "table": (2, "073c64eb5c3f"),
+}
+"""The versions, and what they were recorded for."""
+
+
+def with_more(plain: Any) -> Any:
+    """Return the same with a field more in every dataclass, as a newer program would write it."""
+    if isinstance(plain, dict):
+        fields = cast("dict[str, Any]", plain)
+        return {name: with_more(each) for name, each in fields.items()} | {"newer": [1, {"a": 2}]}
+    if isinstance(plain, list):
+        return [with_more(each) for each in cast("list[Any]", plain)]
+    return plain
+
+
+def frame(number: int, call: int, fields: object) -> bytes:
+    return frame_bytes(number, dump([call, cast(Any, fields)]), size_max=2**24)
+
+
+def opened() -> tuple[Connection, Connection]:
+    client, served = Connection(End.CLIENT), Connection(End.SERVER)
+    list(served.receive(client.send(1, HELLO)))
+    list(client.receive(served.send(1, WELCOME)))
+    return client, served
+
+
+def test_a_newer_servers_view_is_read() -> None:
+    view = pool(server(0, ()), server(1, ()))
+    plain = with_more(encode(view))
+    assert decode(PoolView, plain, unknown_fields=True) == view
+    with pytest.raises(CodecError, match="no field 'newer'"):
+        decode(PoolView, plain)
+    client, _ = opened()
+    answer = frame(m.NUMBERS[m.ViewNow], 7, with_more(encode(m.ViewNow(view))))
+    assert list(client.receive(answer)) == [(7, m.ViewNow(view))]
+
+
+def test_what_a_newer_server_pushes_is_passed_over() -> None:
+    client, served = opened()
+    known = m.LeaseEnded(7, "over")  # type: ignore[arg-type]
+    unknown = frame(max(m.KINDS) + 1, 0, {"what": "is this"})
+    assert list(client.receive(unknown + served.send(0, known))) == [(0, known)]
+    with pytest.raises(RemoteProtocolError, match="unknown message"):
+        list(served.receive(unknown))  # no client pushes anything
+
+
+def test_calls_are_read_strictly_and_openings_are_not() -> None:
+    """So that a server can say in words which version it speaks."""
+    served = Connection(End.SERVER)
+    assert list(served.receive(frame(1, 1, with_more(encode(HELLO))))) == [(1, HELLO)]
+    list(served.send(1, WELCOME))
+    with pytest.raises(RemoteProtocolError, match="GetView has no field 'newer'"):
+        list(served.receive(frame(m.NUMBERS[m.GetView], 2, with_more(encode(m.GetView())))))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "hint"),
+    [
+        (m.PROTOCOL + 1, "install gpupool 1.0 on this machine; or update the servers first"),
+        (m.PROTOCOL_OLDEST - 1, "install gpupool 1.0 on this machine"),
+    ],
+)
+def test_clients_of_another_protocol_are_told(protocol: int, hint: str) -> None:
+    hello = dataclasses.replace(HELLO, protocol=protocol)
+    with pytest.raises(AuthenticationError) as refused:
+        check_protocol(hello, "gpu-1", "1.0")
+    error = refused.value
+    assert error.what == "gpupool 9.9 cannot talk to server gpu-1, which has gpupool 1.0"
+    assert error.why == f"this server speaks version {m.PROTOCOL} of the protocol, not {protocol}"
+    assert error.hint == hint
+    for served in range(m.PROTOCOL_OLDEST, m.PROTOCOL + 1):
+        check_protocol(dataclasses.replace(HELLO, protocol=served), "gpu-1", "1.0")
+
+
+def shape_of(kinds: Iterable[type]) -> str:
+    """Return a digest of the fields of dataclasses, and of all that these are made of."""
+    lines: set[str] = set()
+    todo: list[Any] = list(kinds)
+    done: set[str] = set()
+    while todo:
+        kind = todo.pop()
+        todo += typing.get_args(kind)
+        while isinstance(kind, typing.NewType):
+            kind = kind.__supertype__
+        if not isinstance(kind, type) or repr(kind) in done:
+            continue
+        done.add(repr(kind))
+        if issubclass(kind, enum.Enum):
+            lines.add(f"{kind.__name__}: {[each.value for each in kind]}")
+        if dataclasses.is_dataclass(kind):
+            hints = typing.get_type_hints(kind)
+            fields = [(f.name, hints[f.name]) for f in dataclasses.fields(kind)]
+            todo += [hint for _, hint in fields]
+            lines.add(f"{kind.__name__}: {[f'{name} {hint}' for name, hint in fields]}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("what", SHAPES)
+def test_a_change_of_what_is_said_changes_the_version(what: str) -> None:
+    """Servers and clients refuse each other by number, so that none misreads the other."""
+    now = {
+        "calls": (m.PROTOCOL, shape_of(m.CALLS.values())),
+        "table": (links.VERSION, shape_of([*commands.KINDS.values(), PoolState])),
+    }[what]
+    name = {"calls": "messages.PROTOCOL", "table": "links.VERSION"}[what]
+    assert now == SHAPES[what], f"let {name} grow, and record it here with its new shape"
