@@ -36,24 +36,24 @@ class Staging:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._ring: defaultdict[int, list[Buffer]] = defaultdict(list)
-        self._next = 0
+        self._next: defaultdict[int, int] = defaultdict(int)
         self._free: defaultdict[tuple[int, int], list[Buffer]] = defaultdict(list)
         self._kept = 0
 
     def upload(self, device: int) -> Buffer:
         """Return the next buffer for an upload, waiting until its last copy is over."""
-        ring = self._ring[device]
+        ring, at = self._ring[device], self._next[device]
         if len(ring) >= RING_COUNT:
-            self._next = (self._next + 1) % len(ring)
-            buffer = ring[self._next]
+            self._next[device] = at = (at + 1) % len(ring)
+            buffer = ring[at]
             if len(ring) == RING_COUNT_MAX:
                 self._api.runtime.eventSynchronize(buffer.event)
                 return buffer
             if self._api.done(buffer.event):
                 return buffer
         # Behind the one that is busy, which stays the next but one.
-        ring.insert(self._next, Buffer(self._api, RING_SIZE))
-        return ring[self._next]
+        ring.insert(at, Buffer(self._api, RING_SIZE))
+        return ring[at]
 
     def take(self, device: int, size: int) -> Buffer:
         """Return a buffer of at least ``size`` bytes, to be given back."""
