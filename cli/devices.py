@@ -136,7 +136,7 @@ async def lease_devices(hold: LeaseHold) -> Devices:
             if session.lease == hold.lease:
                 reserved[server] = session.memory_reserved
     devices: list[Device] = []
-    for partition in hold.partitions:
+    for partition in sorted(hold.partitions, key=lambda p: hold.servers.index(p.server)):
         server = servers.get(partition.server)
         gpu = next((g for g in server.gpus if g.id == partition.gpu), None) if server else None
         if server is None or gpu is None:

@@ -29,7 +29,7 @@ from gpupool.pool.ids import LeaseId, lease_name
     default="auto",
     show_default=True,
     help="How the program reaches its GPUs; arrays: a drop-in cupy, even where CuPy is installed; "
-    "cuda: any CUDA program, on the GPUs of one server.",
+    "cuda: any CUDA program.",
 )
 @click.option("--env", type=PAIR, multiple=True, help="Variable for the program; repeatable.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing of our own but errors.")

@@ -149,6 +149,38 @@ def lookup_rows(
     return sorted(rows)
 
 
+BETWEEN = {
+    "cuMemcpyDtoD_v2": "gp_copy_across(a0, a1, a2, NULL)",
+    "cuMemcpyDtoDAsync_v2": "gp_copy_across(a0, a1, a2, a3)",
+}
+"""What copies from the memory of one server to that of another, where a lease has several."""
+
+
+def routing(name: str, tokens: list[str]) -> list[str]:
+    """Return what sends a call to the server of what it names, and refuses what others have.
+
+    A stream decides, else another handle, else an address; without any the current context does.
+    """
+    handles = [f"a{at}" for at, word in enumerate(tokens) if word.lstrip("!") in ("s", *"egx")]
+    streams = [f"a{at}" for at, word in enumerate(tokens) if word.lstrip("!") == "s"]
+    addresses = [f"a{at}" for at, word in enumerate(tokens) if word == "a"]
+    leader = next(iter(streams or handles), "")
+    lines: list[str] = []
+    if streams and addresses:
+        lines.append(f"GP_ON_EITHER({leader}, {addresses[0]});")
+    elif leader:
+        lines.append(f"GP_ON({leader});")
+    if name in BETWEEN:
+        source, target = addresses
+        test = f"if (gp_several && gp_between_servers({source}, {target}))"
+        lines.append(f"{test} return {BETWEEN[name]};")
+    if not leader and addresses:
+        leader = addresses[0]
+        lines.append(f"GP_ON_ADDRESS({leader});")
+    lines += [f"GP_REACH({one});" for one in handles if one != leader]
+    return lines + [f"GP_REACH_ADDRESS({one});" for one in addresses if one != leader]
+
+
 def stub(function: Function, number: int, words: list[str]) -> str:
     """Return the C source of one marshalled call."""
     how, tokens = words[0], words[1:]
@@ -187,7 +219,8 @@ def stub(function: Function, number: int, words: list[str]) -> str:
             ended = f"a{at}" if mark else ended
         elif letter in KINDS:
             declared.append(f"void *a{at}")
-            checks.append(f"GP_CHECK(gp_check(a{at}, GP_{KINDS[letter]}));")
+            known = f"gp_check(a{at}, GP_{KINDS[letter]})"
+            checks.append(f"GP_CHECK({f'gp_function_here(a{at})' if letter == 'f' else known});")
             values.append(f"((struct gp_handle *)a{at})->id")
             ended = f"a{at}" if mark else ended
         elif word == "d":
@@ -195,6 +228,7 @@ def stub(function: Function, number: int, words: list[str]) -> str:
             source = f"gp_device_of(a{at})" if "CUcontext" in kind else f"a{at}"
             checks.append(f"int v{at} = {source};")
             checks.append(f"GP_CHECK(gp_check_device(v{at}));")
+            checks.append(f"GP_ROUTE(v{at});")
             values.append(f"gp_server_device(v{at})")
         else:
             ctype = C_TYPES.get(kind, "int")
@@ -208,7 +242,7 @@ def stub(function: Function, number: int, words: list[str]) -> str:
     device = "d" in tokens
     lines = [f"GP_EXPORT int {name}({', '.join(declared) or 'void'}) {{"]
     lines.append(f"    GP_ENTER{'_DEVICE' if device else ''}();")
-    lines += [f"    {check}" for check in checks]
+    lines += [f"    {line}" for line in (*routing(name, tokens), *checks)]
     count = max(len(values), 1)
     lines.append(f"    uint64_t values[{count}] = {{{', '.join(values) or '0'}}};")
     if how == "sync":

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gpupool.remoting.driver import table
+from gpupool.remoting.driver import slices, table
 from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.pools import Pools
@@ -57,8 +57,17 @@ class Memory(Area):
         except self.api.errors:
             self.client.budget.release(device, cost)
             raise
+        if not slices.holds(address, size):
+            self.api.runtime.free(address)
+            self.client.budget.release(device, cost)
+            raise self._astray(address)
         self.client.allocations[address] = (device, cost)
         return WORDS[1].pack(address)
+
+    def _astray(self, address: int) -> CudaError:
+        """Return what a client of several servers gets for memory where another's may be."""
+        self.client.log(f"CUDA session: memory at {address:#x}, outside of this server's part")
+        return CudaError(OUT_OF_MEMORY, "cuMemAlloc")
 
     def reserve(self, device: int, cost: int) -> None:
         """Take ``cost`` bytes from the partition, and what pools have free if it must be.
@@ -93,6 +102,10 @@ class Memory(Area):
 
         def work() -> bytes:
             address = self.pools.allocate(device, size, pool, handle)
+            if size and not slices.holds(address, size):
+                self.pools.freed(address)
+                self.api.runtime.freeAsync(address, handle)
+                raise self._astray(address)
             if size:
                 self.client.allocations[address] = (device, 0)
             return WORDS[1].pack(address)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget
-from gpupool.remoting.driver import table
+from gpupool.remoting.driver import slices, table
 from gpupool.remoting.driver.api import INVALID_HANDLE, OUT_OF_MEMORY, Api, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.memory import Memory, charged
@@ -86,8 +86,16 @@ class VirtualMemory:
         self._settle(physical)
 
     def reserve(self, size: int, alignment: int, wish: int) -> int:
-        """Reserve addresses and return the first; ``wish`` is where they would best lie, or 0."""
-        return int(self._api.call("cuMemAddressReserve", size, alignment, wish, 0))
+        """Reserve addresses and return the first; ``wish`` is where they would best lie, or 0.
+
+        Raises:
+            CudaError: when there are none that this server of the lease may use.
+        """
+        address = int(self._api.call("cuMemAddressReserve", size, alignment, wish, 0))
+        if not slices.holds(address, size):
+            self.give_back(address, size)
+            raise CudaError(OUT_OF_MEMORY, "cuMemAddressReserve")
+        return address
 
     def give_back(self, address: int, size: int) -> None:
         """Give reserved addresses back."""

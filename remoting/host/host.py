@@ -343,6 +343,7 @@ class Host:
             )
             for index, (gpu, partition) in enumerate(zip(gpus, partitions, strict=True))
         )
+        servers = tuple(dict.fromkeys(partition.server for partition in lease.partitions))
         assign = messages.Assign(
             lease=lease.id,
             session=worker.session,
@@ -351,6 +352,8 @@ class Host:
             program=messages.shortened(program),
             cuda_visible=",".join(real),
             devices=devices,
+            place=servers.index(partitions[0].server),
+            servers=len(servers),
         )
         worker.budget, theirs = socket.socketpair()
         worker.budget.setblocking(False)

@@ -63,6 +63,8 @@ class Assign:
     program: str
     cuda_visible: str  # value of CUDA_VISIBLE_DEVICES
     devices: tuple[AssignedDevice, ...]
+    place: int = 0  # of this server among those of the lease, in the program's order
+    servers: int = 1  # of the lease
 
 
 @dataclass(frozen=True, slots=True)

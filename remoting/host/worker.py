@@ -175,6 +175,9 @@ class Worker:
         assert self._assign is not None
         ordinals = [device.ordinal for device in self._assign.devices if not device.emulated]
         if ordinals:
+            if self._assign.door == "cuda" and self._assign.servers > 1:
+                slices: Any = importlib.import_module("gpupool.remoting.driver.slices")
+                slices.confine(self._assign.place, self._assign.servers)
             runtime: Any = importlib.import_module("cupy").cuda.runtime
             for ordinal in reversed(ordinals):  # ends on the first device, the current one
                 runtime.setDevice(ordinal)

@@ -100,6 +100,7 @@ GP_EXPORT int cuArrayGetDescriptor_v2(struct descriptor_2d *descriptor, void *ha
 }
 
 static int destroy(struct gp_handle *handle) {
+    GP_ON(handle);
     uint64_t values[1] = {handle->id};
     free(handle->detail);
     handle->detail = NULL;
@@ -136,6 +137,7 @@ static size_t shrunk(size_t size, unsigned level) {
 
 // With level_lock held.
 static int make_level(struct gp_handle *owner, unsigned level) {
+    GP_ON(owner);
     struct mipmap *mipmap = owner->detail;
     struct gp_handle *made = gp_make(GP_ARRAY);
     struct array *array = calloc(1, sizeof *array);
@@ -218,7 +220,7 @@ static int write_array(const struct gp_copy_3d *copy, const struct gp_end *from,
     size_t width = copy->width, band = rows_of(copy);
     size_t span = from->slice * (copy->depth - 1) + from->pitch * (copy->height - 1) + width;
     const unsigned char *source = (const unsigned char *)(uintptr_t)from->address;
-    if (gp_awaits_download(source, span)) GP_CHECK(gp_synchronize(GP_DRAIN, 0));
+    GP_CHECK(gp_drain(source, span));
     unsigned char *packed = from->pitch == width ? NULL : malloc(band * width);
     if (packed == NULL && from->pitch != width) return GP_OUT_OF_MEMORY;
     int status = GP_SUCCESS;
@@ -269,10 +271,43 @@ static int read_array(const struct gp_copy_3d *copy, const struct gp_end *to, ui
     return status;
 }
 
+// The device that has one end of a copy; -1 for the host.
+static int device_of(const struct gp_box *box, const struct gp_end *end) {
+    return box->kind == GP_IN_ARRAY ? gp_handle_device(box->array)
+                                    : end->host ? -1 : gp_device_at(end->address);
+}
+
+// From the memory of one server to that of another, through this process.
+static int copy_across(const struct gp_copy_3d *copy, void *stream) {
+    size_t plane = copy->width * copy->height;
+    unsigned char *bytes = malloc(plane * copy->depth);
+    if (bytes == NULL) return GP_OUT_OF_MEMORY;
+    struct gp_box between = {.kind = GP_ON_HOST, .host = bytes, .pitch = copy->width,
+                             .height = copy->height};
+    struct gp_copy_3d out = *copy, in = *copy;
+    out.target = in.source = between;
+    int status = gp_copy_box(&out, stream, false);
+    if (status == GP_SUCCESS) status = gp_copy_box(&in, stream, false);
+    free(bytes);
+    return status;
+}
+
 int gp_copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async) {
     struct gp_end from, to;
     GP_CHECK(check_end(&copy->source, copy->width, copy->height, &from));
     GP_CHECK(check_end(&copy->target, copy->width, copy->height, &to));
+    if (gp_several) {
+        int source = device_of(&copy->source, &from), target = device_of(&copy->target, &to);
+        int place = target >= 0 ? target : source;
+        bool between = source >= 0 && target >= 0 && gp_server_of(source) != gp_server_of(target);
+        if (between || !gp_reaches(place)) {
+            if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+            if (between) return copy_across(copy, stream);
+            // Behind the legacy stream there, and over before the stream here goes on.
+            GP_ROUTE(place);
+            return gp_copy_arrays(copy, NULL, false);
+        }
+    }
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if ((from.host || to.host) && gp_capture_of(stream)) return gp_capture_box(copy, stream);

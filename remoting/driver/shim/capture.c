@@ -75,6 +75,7 @@ static int begin(struct gp_handle *stream, struct gp_handle *given) {
 
 GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) {
     GP_ENTER();
+    GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     GP_CHECK(begin(handle, NULL));
@@ -115,6 +116,8 @@ GP_EXPORT int cuStreamBeginCaptureToGraph(void *stream, void *graph, void **node
                                           const struct gp_edge_data *data, size_t count,
                                           int mode) {
     GP_ENTER();
+    GP_ON(stream);
+    GP_REACH(graph);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     GP_CHECK(gp_check(graph, GP_GRAPH));
@@ -137,6 +140,7 @@ static void end(struct capture *capture) {
 
 GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     GP_ENTER();
+    GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (graph == NULL) return GP_INVALID_VALUE;
@@ -160,6 +164,7 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
 
 GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
     GP_ENTER();
+    GP_ON(stream);
     if (status == NULL) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -171,6 +176,7 @@ GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
 static int capture_info(void *stream, int *status, uint64_t *id, void **graph, void ***nodes,
                         const struct gp_edge_data **data, size_t *count) {
     GP_ENTER();
+    GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (status == NULL) return GP_INVALID_VALUE;
@@ -216,6 +222,7 @@ GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void *stream, void **nodes,
                                                    const struct gp_edge_data *data, size_t count,
                                                    unsigned flags) {
     GP_ENTER();
+    GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     struct gp_handle *graph = gp_captured_graph(stream);

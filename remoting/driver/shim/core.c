@@ -76,12 +76,14 @@ int gp_ready(void) {
     if (__builtin_expect(__atomic_load_n(&started, __ATOMIC_ACQUIRE) != 1, 0)) {
         return GP_NOT_INITIALIZED;
     }
-    return gp_is_lost() ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
+    return gp_all_lost() ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
 }
 
 int gp_enter(void) {
     GP_CHECK(gp_ready());
-    if (__builtin_expect(gp_current() != NULL, 1)) return GP_SUCCESS;
+    if (__builtin_expect(gp_current() != NULL, 1)) {
+        return gp_several && gp_is_lost() ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
+    }
     // The thread of host functions never has a context.
     return gp_in_host_function() ? GP_NOT_PERMITTED : GP_INVALID_CONTEXT;
 }
@@ -140,7 +142,7 @@ void gp_end(struct gp_handle *handle) {
     pthread_mutex_unlock(&handle_lock);
 }
 
-int gp_start_thread(void *(*run)(void *), int signal_taken) {
+int gp_start_thread(void *(*run)(void *), void *argument, int signal_taken) {
     pthread_t thread;
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
@@ -149,7 +151,7 @@ int gp_start_thread(void *(*run)(void *), int signal_taken) {
     sigfillset(&masked);
     if (signal_taken) sigdelset(&masked, signal_taken);
     pthread_sigmask(SIG_SETMASK, &masked, &before);
-    int failed = pthread_create(&thread, &attributes, run, NULL);
+    int failed = pthread_create(&thread, &attributes, run, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return failed;
@@ -170,7 +172,7 @@ int gp_missing(int index) {
 
 __attribute__((destructor)) static void report(void) {
     // The runtime's own destructors run later and still call us, so nothing is closed here.
-    if (__atomic_load_n(&started, __ATOMIC_ACQUIRE) == 1) gp_flush();
+    if (__atomic_load_n(&started, __ATOMIC_ACQUIRE) == 1) gp_flush_all();
     if (!gp_verbose()) return;
     for (int at = 0; at < gp_missing_count; at++) {
         unsigned long calls = __atomic_load_n(&gp_missing_calls[at], __ATOMIC_RELAXED);

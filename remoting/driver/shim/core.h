@@ -11,7 +11,9 @@
 #include "generated_records.h"
 
 #define GP_EXPORT __attribute__((visibility("default")))
-#define GP_DEVICES_MAX 16
+#define GP_DEVICES_MAX 64  // of all servers of the lease
+#define GP_SERVERS_MAX GP_DEVICES_MAX
+#define GP_SERVER_DEVICES_MAX 16  // that one server gives to one session
 #define GP_ATTRIBUTES_MAX 192  // device attributes in the snapshot
 #define GP_STACK_MAX 64        // contexts pushed by one thread
 #define GP_STREAM_THREAD_MAX GP_DEVICES_MAX
@@ -28,12 +30,14 @@ enum {
     GP_INVALID_DEVICE = 101,
     GP_INVALID_IMAGE = 200,
     GP_INVALID_CONTEXT = 201,
+    GP_PEER_ACCESS_UNSUPPORTED = 217,
     GP_FILE_NOT_FOUND = 301,
     GP_OPERATING_SYSTEM = 304,
     GP_INVALID_HANDLE = 400,
     GP_LOSSY_QUERY = 402,
     GP_NOT_FOUND = 500,
     GP_NOT_READY = 600,
+    GP_PEER_ACCESS_NOT_ENABLED = 705,
     GP_HOST_ALREADY_REGISTERED = 712,
     GP_HOST_NOT_REGISTERED = 713,
     GP_NOT_PERMITTED = 800,
@@ -88,8 +92,9 @@ struct gp_device {
     int priorities[2];        // least, greatest
     int attributes[GP_ATTRIBUTES_MAX];
     unsigned char known[GP_ATTRIBUTES_MAX];
-    int server;  // its index in the session
-    unsigned char peers[GP_DEVICES_MAX];  // by index in the session
+    int server;  // of the lease, counted from zero
+    int index;   // in that server's session
+    unsigned char peers[GP_SERVER_DEVICES_MAX];  // by their index, on the same server
 };
 
 struct gp_local {
@@ -131,8 +136,8 @@ struct gp_request {
 };
 
 struct gp_state {
-    int version;  // of the server's driver
-    int device_count;
+    int version;  // of the driver; where servers differ, the oldest
+    int device_count, server_count;
     struct gp_device devices[GP_DEVICES_MAX];
     struct gp_context primaries[GP_DEVICES_MAX];
 };
@@ -161,9 +166,9 @@ void gp_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct gp_handle *gp_make(enum gp_kind kind);
 void gp_end(struct gp_handle *handle);
 int gp_check(const void *handle, enum gp_kind kind);
-// Starts a thread of ours; 0, or the error of pthread_create. The program's signals are for its own
+// Starts a thread of ours, which runs with argument; 0, or the error of pthread_create. The program's signals are for its own
 // threads, so all are masked but signal_taken, if that is not 0.
-int gp_start_thread(void *(*run)(void *), int signal_taken);
+int gp_start_thread(void *(*run)(void *), void *argument, int signal_taken);
 uint64_t gp_new_id(void);
 uint64_t gp_new_ids(unsigned count);  // the first of as many
 #define GP_ENTER() GP_CHECK(gp_enter())
@@ -173,19 +178,60 @@ uint64_t gp_new_ids(unsigned count);  // the first of as many
 struct gp_context *gp_current(void);
 int gp_current_device(void);  // an ordinal, -1 for none
 int gp_check_device(int ordinal);
-int gp_server_device(int ordinal);
+int gp_server_device(int ordinal);  // its index in its server's session
 int gp_device_of(const void *context);
 int gp_context_of(const void *context, struct gp_context **found);
-int gp_read_snapshot(const unsigned char *bytes, size_t size);
+#define GP_UUID_TEXT 48
+// CUDA_VISIBLE_DEVICES: how many of count devices it names, and which.
+int gp_choose_visible(const char (*uuids)[GP_UUID_TEXT], int count, int chosen[GP_DEVICES_MAX]);
+// In the servers' order: what one of them has, or how many devices of it are left out.
+int gp_read_snapshot(int server, const unsigned char *bytes, size_t size);
+void gp_skip_devices(int count);
+void gp_choose_devices(void);
 int gp_push(struct gp_context *context);
 int cuCtxSynchronize(void);
 int cuCtxGetCurrent(void **context);
 
+// route.c: which server a call is for. A thread's calls go to the server of its current context,
+// unless a scope sends them elsewhere: to that of a handle, or of an address. With one server all of
+// this is nothing.
+extern bool gp_several;           // the devices are of several servers
+extern __thread int gp_routed;    // a device where the scope sends calls, -1 for nowhere else
+int gp_route_to(int device);      // what was there before
+int gp_here(void);                // the server that calls go to now
+int gp_server_of(int device);     // gp_here() for -1
+bool gp_reaches(int device);      // calls go to its server now; true for -1
+int gp_device_at(uint64_t address);         // that has this memory; -1 for the host's and unknown
+int gp_handle_device(const void *handle);   // -1 for what is no handle, or of no device
+int gp_first_device(int server);
+static inline int gp_route(int device) {
+    return __builtin_expect(gp_several, 0) ? gp_route_to(device) : -1;
+}
+static inline void gp_unroute(const int *before) {
+    if (__builtin_expect(gp_several, 0)) gp_routed = *before;
+}
+// To the end of the scope. A device of -1 changes nothing.
+#define GP_JOINED(a, b) a##b
+#define GP_NAMED(line) GP_JOINED(gp_routed_at_, line)
+#define GP_ROUTE(device) \
+    __attribute__((cleanup(gp_unroute), unused)) const int GP_NAMED(__LINE__) = gp_route(device)
+#define GP_ON(handle) GP_ROUTE(gp_several ? gp_handle_device(handle) : -1)
+#define GP_ON_ADDRESS(address) GP_ROUTE(gp_several ? gp_device_at(address) : -1)
+// A stream with a meaning of its own, such as NULL, is that of whatever server has the memory.
+#define GP_ON_EITHER(stream, address) \
+    GP_ROUTE(!gp_several ? -1 : gp_handle_device(stream) >= 0 ? gp_handle_device(stream) \
+                                                              : gp_device_at(address))
+// What else a call names must be on the same server.
+#define GP_REACH(handle) \
+    GP_CHECK(!gp_several || gp_reaches(gp_handle_device(handle)) ? GP_SUCCESS : GP_INVALID_HANDLE)
+#define GP_REACH_ADDRESS(address) \
+    GP_CHECK(!gp_several || gp_reaches(gp_device_at(address)) ? GP_SUCCESS : GP_INVALID_VALUE)
+
 // known.c: images that the server has already
-bool gp_read_known(const unsigned char *bytes, size_t size);  // the end of the snapshot
+bool gp_read_known(int server, const unsigned char *bytes, size_t size);  // ends the snapshot
 int gp_load_known(uint64_t module, bool library, const void *bytes, size_t size);
 
-// link.c: the agent and the data connection; 0 or an error
+// link.c: the agent and the data connections; 0 or an error
 int gp_connect(void);
 
 // wire.c
@@ -193,9 +239,12 @@ int gp_wire_start(void);
 #define GP_WAITS 1024
 extern unsigned long gp_waits[GP_WAITS];  // round trips, by record
 void gp_wire_forked(void);
+// Of the server that calls go to now:
 bool gp_is_lost(void);
 void gp_flush(void);
 uint64_t gp_position(void);  // of the line: calls appended so far
+bool gp_all_lost(void);
+void gp_flush_all(void);
 int gp_post(int op, const uint64_t *values, int count);
 int gp_call(int op, const uint64_t *values, int count, void *reply, size_t capacity);
 // Append a record by hand: gp_open leaves the line locked until gp_close.
@@ -206,8 +255,7 @@ int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int 
 int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size);
 uint64_t gp_expect_download(void *target, size_t size, uint64_t stream);
 void gp_await_host(void);  // until a host function's turn comes, or the GPU is lost
-bool gp_awaits_download(const void *start, size_t size);
-void gp_spoil_downloads(void);
+int gp_drain(const void *start, size_t size);  // until nothing is on its way there any more
 
 // stream.c
 int gp_stream_id(void *stream, uint64_t *id);
@@ -233,11 +281,13 @@ void **gp_function_pointers(void *function, unsigned char *bytes);  // to each, 
 void *gp_function_by_id(uint64_t id);
 const char *gp_function_name(void *function);
 bool gp_function_is_kernel(void *function);  // of a library
+int gp_function_here(void *function);        // checked, and known to the server of this call
 
 // host.c
 extern int gp_hosts_pending;
 bool gp_in_host_function(void);
-void gp_host_arrived(uint64_t id, int status, uint64_t ticket);  // a function's turn has come
+// A function's turn has come.
+void gp_host_arrived(int server, uint64_t id, int status, uint64_t ticket);
 void gp_host_gate(int op, uint64_t size);  // wait until such a record may be sent
 // While functions are pending: what an event stands for, what a stream waits for, and a wait for
 // the functions whose results a stream's next operation may read from the host's memory.
@@ -266,6 +316,8 @@ static inline bool gp_may_be_pinned(uint64_t address) {
            address >= __atomic_load_n(&gp_pinned_low, __ATOMIC_RELAXED);
 }
 int gp_see(uint64_t *address);
+bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones
+int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream);
 extern int gp_mapped_count;
 void gp_push_mapped(void);  // what the program wrote to memory that kernels see
 unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written);

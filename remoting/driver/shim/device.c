@@ -12,7 +12,7 @@ struct wire_device {
     uint32_t padding;
     uint64_t memory, granularity[2];
     int32_t priorities[2];
-    unsigned char peers[GP_DEVICES_MAX];
+    unsigned char peers[GP_SERVER_DEVICES_MAX];
     int32_t attributes[GP_ATTRIBUTES_MAX];
     unsigned char known[GP_ATTRIBUTES_MAX];
 };
@@ -37,26 +37,37 @@ static __thread int depth;
 
 // --- the snapshot ---------------------------------------------------------------------------------
 
-static bool parse_uuid(const char *text, const unsigned char uuid[16]) {
-    char full[48] = "GPU-";
-    size_t used = 4;
+// One device of the lease; empty where its server is of no use to this process.
+struct candidate {
+    struct wire_device device;
+    int server, index;
+};
+
+static struct candidate *candidates;
+static int candidate_count;
+
+static void write_uuid(char text[GP_UUID_TEXT], const unsigned char uuid[16]) {
+    size_t used = (size_t)snprintf(text, GP_UUID_TEXT, "GPU-");
     for (int at = 0; at < 16; at++) {
-        if (at == 4 || at == 6 || at == 8 || at == 10) full[used++] = '-';
-        used += (size_t)snprintf(full + used, sizeof full - used, "%02x", uuid[at]);
+        if (at == 4 || at == 6 || at == 8 || at == 10) text[used++] = '-';
+        used += (size_t)snprintf(text + used, GP_UUID_TEXT - used, "%02x", uuid[at]);
     }
-    size_t size = strlen(text);
-    return size >= 8 && size <= used && strncasecmp(full, text, size) == 0;
 }
 
-// CUDA_VISIBLE_DEVICES: numbers or beginnings of UUIDs; the first that fits nothing ends the list.
-static int choose_visible(const struct wire_device *found, int count, int chosen[GP_DEVICES_MAX]) {
+static bool begins_uuid(const char *text, const char *uuid) {
+    size_t size = strlen(text);
+    return size >= 8 && strncasecmp(uuid, text, size) == 0;
+}
+
+// Numbers or beginnings of UUIDs; the first that fits nothing ends the list.
+int gp_choose_visible(const char (*uuids)[GP_UUID_TEXT], int count, int chosen[GP_DEVICES_MAX]) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (list == NULL) {
         for (int at = 0; at < count; at++) chosen[at] = at;
         return count;
     }
     int used = 0;
-    char copy[1024];
+    char copy[4096];
     snprintf(copy, sizeof copy, "%s", list);
     char *rest = copy, *word;
     while ((word = strsep(&rest, ",")) != NULL && used < GP_DEVICES_MAX) {
@@ -66,7 +77,7 @@ static int choose_visible(const struct wire_device *found, int count, int chosen
             index = atoi(word);
         } else {
             for (int at = 0; at < count; at++) {
-                if (parse_uuid(word, found[at].uuid)) index = at;
+                if (begins_uuid(word, uuids[at])) index = at;
             }
         }
         bool twice = false;
@@ -78,7 +89,8 @@ static int choose_visible(const struct wire_device *found, int count, int chosen
     return used;
 }
 
-static void take_device(struct gp_device *device, const struct wire_device *from, int index) {
+static void take_device(struct gp_device *device, const struct candidate *candidate) {
+    const struct wire_device *from = &candidate->device;
     memcpy(device->name, from->name, sizeof device->name);
     device->name[sizeof device->name - 1] = '\0';
     memcpy(device->uuid, from->uuid, sizeof device->uuid);
@@ -89,13 +101,15 @@ static void take_device(struct gp_device *device, const struct wire_device *from
     memcpy(device->attributes, from->attributes, sizeof device->attributes);
     memcpy(device->known, from->known, sizeof device->known);
     memcpy(device->peers, from->peers, sizeof device->peers);
-    device->server = index;
+    device->server = candidate->server;
+    device->index = candidate->index;
 }
 
 // Return where the texts end, NULL when they do not end well.
 static const unsigned char *take_errors(const unsigned char *at, const unsigned char *end,
                                         uint32_t count) {
     if (count > 4096) return NULL;
+    error_count = 0;
     errors = calloc(count ? count : 1, sizeof *errors);
     for (uint32_t index = 0; errors != NULL && index < count; index++) {
         int32_t code;
@@ -114,36 +128,65 @@ static const unsigned char *take_errors(const unsigned char *at, const unsigned 
     return errors == NULL ? NULL : at;
 }
 
-int gp_read_snapshot(const unsigned char *bytes, size_t size) {
+void gp_skip_devices(int count) {
+    struct candidate *grown = realloc(candidates, (size_t)(candidate_count + count) * sizeof *grown);
+    if (grown == NULL || count == 0) return;
+    candidates = grown;
+    memset(candidates + candidate_count, 0, (size_t)count * sizeof *grown);
+    candidate_count += count;
+}
+
+int gp_read_snapshot(int server, const unsigned char *bytes, size_t size) {
     struct wire_snapshot head;
     if (bytes == NULL || size < sizeof head) return GP_UNKNOWN;
     memcpy(&head, bytes, sizeof head);
     bytes += sizeof head;
     size -= sizeof head;
-    if (head.protocol != 1 || head.devices > GP_DEVICES_MAX) {
+    if (head.protocol != 1 || head.devices > GP_SERVER_DEVICES_MAX) {
         gp_say("the server speaks another version of the CUDA door");
         return GP_UNKNOWN;
     }
     if (size < head.devices * sizeof(struct wire_device)) return GP_UNKNOWN;
-    struct wire_device *found = calloc(head.devices + 1, sizeof *found);
-    if (found == NULL) return GP_OUT_OF_MEMORY;
-    memcpy(found, bytes, head.devices * sizeof *found);
+    int first = candidate_count;
+    gp_skip_devices((int)head.devices);
+    if (candidate_count != first + (int)head.devices) return GP_OUT_OF_MEMORY;
+    for (int at = 0; at < (int)head.devices; at++) {
+        struct candidate *made = &candidates[first + at];
+        memcpy(&made->device, bytes + (size_t)at * sizeof made->device, sizeof made->device);
+        made->server = server;
+        made->index = at;
+    }
+    // What differs between servers is what the oldest driver has; errors are the same everywhere.
+    if (gp.version == 0 || (int)head.version < gp.version) gp.version = (int)head.version;
+    size_t used = head.devices * sizeof(struct wire_device);
+    const unsigned char *end = bytes + size;
+    const unsigned char *rest = take_errors(bytes + used, end, head.errors);
+    return rest != NULL && gp_read_known(server, rest, (size_t)(end - rest)) ? GP_SUCCESS
+                                                                             : GP_UNKNOWN;
+}
+
+void gp_choose_devices(void) {
+    static char uuids[GP_DEVICES_MAX][GP_UUID_TEXT];
     int chosen[GP_DEVICES_MAX];
-    gp.version = (int)head.version;
-    gp.device_count = choose_visible(found, (int)head.devices, chosen);
-    for (int at = 0; at < gp.device_count; at++) {
-        take_device(&gp.devices[at], &found[chosen[at]], chosen[at]);
+    int count = candidate_count < GP_DEVICES_MAX ? candidate_count : GP_DEVICES_MAX;
+    for (int at = 0; at < count; at++) write_uuid(uuids[at], candidates[at].device.uuid);
+    int found = gp_choose_visible((const char(*)[GP_UUID_TEXT])uuids, count, chosen);
+    bool differ = false;
+    for (int at = 0; at < found; at++) {
+        const struct candidate *candidate = &candidates[chosen[at]];
+        if (candidate->device.memory == 0) break;  // a server that was left out after all
+        take_device(&gp.devices[at], candidate);
+        differ |= candidate->server != gp.devices[0].server;
         struct gp_context *context = &gp.primaries[at];
         context->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_CONTEXT, .device = at};
         context->handle.id = gp_new_id();
         context->primary = true;
         context->serial = next_serial++;
+        gp.device_count = at + 1;
     }
-    free(found);
-    size_t used = head.devices * sizeof(struct wire_device);
-    const unsigned char *end = bytes + size;
-    const unsigned char *rest = take_errors(bytes + used, end, head.errors);
-    return rest != NULL && gp_read_known(rest, (size_t)(end - rest)) ? GP_SUCCESS : GP_UNKNOWN;
+    gp_several = differ;
+    free(candidates);
+    candidates = NULL;
 }
 
 // --- contexts -------------------------------------------------------------------------------------
@@ -151,6 +194,7 @@ int gp_read_snapshot(const unsigned char *bytes, size_t size) {
 struct gp_context *gp_current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
 
 int gp_current_device(void) {
+    if (gp_several && gp_routed >= 0) return gp_routed;
     struct gp_context *context = gp_current();
     return context == NULL ? -1 : context->handle.device;
 }
@@ -159,7 +203,7 @@ int gp_check_device(int ordinal) {
     return ordinal >= 0 && ordinal < gp.device_count ? GP_SUCCESS : GP_INVALID_DEVICE;
 }
 
-int gp_server_device(int ordinal) { return gp.devices[ordinal].server; }
+int gp_server_device(int ordinal) { return gp.devices[ordinal].index; }
 
 int gp_context_of(const void *context, struct gp_context **found) {
     struct gp_context *known = (struct gp_context *)(uintptr_t)context;
@@ -266,6 +310,7 @@ GP_EXPORT int cuCtxSynchronize_v2(void *context) {
     GP_CHECK(gp_ready());
     struct gp_context *known;
     GP_CHECK(gp_context_of(context, &known));
+    GP_ROUTE(known->handle.device);
     return gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(known->handle.device));
 }
 
@@ -364,6 +409,7 @@ GP_EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
     GP_CHECK(gp_check_device(device));
     gp_tables_reset(&gp.primaries[device]);
     __atomic_store_n(&gp.primaries[device].references, 0, __ATOMIC_RELAXED);
+    GP_ROUTE(device);
     uint64_t values[1] = {(uint64_t)gp_server_device(device)};
     return gp_post(GP_RESET_DEVICE, values, 1);
 }
@@ -500,12 +546,18 @@ GP_EXPORT int cuDeviceGetByPCIBusId(int *device, const char *text) {
     return GP_INVALID_DEVICE;
 }
 
+// GPUs of different servers have no access to each other's memory.
+static int reaches_peer(int device, int peer) {
+    const struct gp_device *from = &gp.devices[device], *to = &gp.devices[peer];
+    return from->server == to->server && from->peers[to->index];
+}
+
 GP_EXPORT int cuDeviceCanAccessPeer(int *can, int device, int peer) {
     GP_CHECK(gp_ready());
     if (can == NULL) return GP_INVALID_VALUE;
     GP_CHECK(gp_check_device(device));
     GP_CHECK(gp_check_device(peer));
-    *can = gp.devices[device].peers[gp.devices[peer].server];
+    *can = reaches_peer(device, peer);
     return GP_SUCCESS;
 }
 
@@ -514,7 +566,7 @@ GP_EXPORT int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int
     if (value == NULL || device == peer) return GP_INVALID_VALUE;
     GP_CHECK(gp_check_device(device));
     GP_CHECK(gp_check_device(peer));
-    int can = gp.devices[device].peers[gp.devices[peer].server];
+    int can = reaches_peer(device, peer);
     *value = attribute == 1 ? 0 : can;  // 1: performance rank; the others are capabilities
     return GP_SUCCESS;
 }
@@ -659,7 +711,9 @@ GP_EXPORT int cuCtxSetLimit(unsigned limit, size_t value) {
 GP_EXPORT int cuGpupoolMemGetInfo(const char *uuid, uint64_t *left, uint64_t *total) {
     GP_CHECK(gp_ready());
     for (int at = 0; at < gp.device_count; at++) {
-        if (!parse_uuid(uuid, gp.devices[at].uuid)) continue;
+        char text[GP_UUID_TEXT];
+        write_uuid(text, gp.devices[at].uuid);
+        if (!begins_uuid(uuid, text)) continue;
         GP_CHECK(gp_push(&gp.primaries[at]));
         uint64_t reply[2] = {0};
         int status = gp_call(GP_MEMORY_INFO, NULL, 0, reply, sizeof reply);

@@ -28,6 +28,7 @@ GP_EXPORT int cuStreamCreateWithPriority(void **a0, unsigned int a1, int a2) {
 
 GP_EXPORT int cuStreamDestroy_v2(void *a0) {
     GP_ENTER();
+    GP_ON(a0);
     uint64_t v0;
     GP_CHECK(gp_stream_id(a0, &v0));
     uint64_t values[1] = {v0};
@@ -50,6 +51,7 @@ GP_EXPORT int cuEventCreate(void **a0, unsigned int a1) {
 
 GP_EXPORT int cuEventDestroy_v2(void *a0) {
     GP_ENTER();
+    GP_ON(a0);
     GP_CHECK(gp_check(a0, GP_EVENT));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
     int status = gp_post(260, values, 1);
@@ -59,6 +61,8 @@ GP_EXPORT int cuEventDestroy_v2(void *a0) {
 
 GP_EXPORT int cuEventElapsedTime_v2(float *a0, void *a1, void *a2) {
     GP_ENTER();
+    GP_ON(a1);
+    GP_REACH(a2);
     if (a0 == NULL) return GP_INVALID_VALUE;
     GP_CHECK(gp_check(a1, GP_EVENT));
     GP_CHECK(gp_check(a2, GP_EVENT));
@@ -72,6 +76,8 @@ GP_EXPORT int cuEventElapsedTime_v2(float *a0, void *a1, void *a2) {
 
 GP_EXPORT int cuStreamWaitValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
     GP_ENTER();
+    GP_ON_EITHER(a0, a1);
+    GP_REACH_ADDRESS(a1);
     uint64_t v0;
     GP_CHECK(gp_stream_id(a0, &v0));
     GP_CHECK(gp_see(&a1));
@@ -82,6 +88,8 @@ GP_EXPORT int cuStreamWaitValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigne
 
 GP_EXPORT int cuStreamWaitValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
     GP_ENTER();
+    GP_ON_EITHER(a0, a1);
+    GP_REACH_ADDRESS(a1);
     uint64_t v0;
     GP_CHECK(gp_stream_id(a0, &v0));
     GP_CHECK(gp_see(&a1));
@@ -92,6 +100,8 @@ GP_EXPORT int cuStreamWaitValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigne
 
 GP_EXPORT int cuStreamWriteValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
     GP_ENTER();
+    GP_ON_EITHER(a0, a1);
+    GP_REACH_ADDRESS(a1);
     uint64_t v0;
     GP_CHECK(gp_stream_id(a0, &v0));
     GP_CHECK(gp_see(&a1));
@@ -102,6 +112,8 @@ GP_EXPORT int cuStreamWriteValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsign
 
 GP_EXPORT int cuStreamWriteValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
     GP_ENTER();
+    GP_ON_EITHER(a0, a1);
+    GP_REACH_ADDRESS(a1);
     uint64_t v0;
     GP_CHECK(gp_stream_id(a0, &v0));
     GP_CHECK(gp_see(&a1));
@@ -112,6 +124,9 @@ GP_EXPORT int cuStreamWriteValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsign
 
 GP_EXPORT int cuMemcpyDtoD_v2(uint64_t a0, uint64_t a1, size_t a2) {
     GP_ENTER();
+    if (gp_several && gp_between_servers(a0, a1)) return gp_copy_across(a0, a1, a2, NULL);
+    GP_ON_ADDRESS(a0);
+    GP_REACH_ADDRESS(a1);
     GP_CHECK(gp_see(&a0));
     GP_CHECK(gp_see(&a1));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
@@ -121,6 +136,10 @@ GP_EXPORT int cuMemcpyDtoD_v2(uint64_t a0, uint64_t a1, size_t a2) {
 
 GP_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t a0, uint64_t a1, size_t a2, void *a3) {
     GP_ENTER();
+    GP_ON_EITHER(a3, a0);
+    if (gp_several && gp_between_servers(a0, a1)) return gp_copy_across(a0, a1, a2, a3);
+    GP_REACH_ADDRESS(a0);
+    GP_REACH_ADDRESS(a1);
     GP_CHECK(gp_see(&a0));
     GP_CHECK(gp_see(&a1));
     uint64_t v3;
@@ -132,6 +151,7 @@ GP_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t a0, uint64_t a1, size_t a2, void *a3
 
 GP_EXPORT int cuMemsetD8_v2(uint64_t a0, unsigned char a1, size_t a2) {
     GP_ENTER();
+    GP_ON_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(268, values, 3);
@@ -140,6 +160,7 @@ GP_EXPORT int cuMemsetD8_v2(uint64_t a0, unsigned char a1, size_t a2) {
 
 GP_EXPORT int cuMemsetD16_v2(uint64_t a0, unsigned short a1, size_t a2) {
     GP_ENTER();
+    GP_ON_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(269, values, 3);
@@ -148,6 +169,7 @@ GP_EXPORT int cuMemsetD16_v2(uint64_t a0, unsigned short a1, size_t a2) {
 
 GP_EXPORT int cuMemsetD32_v2(uint64_t a0, unsigned int a1, size_t a2) {
     GP_ENTER();
+    GP_ON_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t values[3] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2};
     int status = gp_post(270, values, 3);
@@ -156,6 +178,7 @@ GP_EXPORT int cuMemsetD32_v2(uint64_t a0, unsigned int a1, size_t a2) {
 
 GP_EXPORT int cuMemsetD2D8_v2(uint64_t a0, size_t a1, unsigned char a2, size_t a3, size_t a4) {
     GP_ENTER();
+    GP_ON_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(271, values, 5);
@@ -164,6 +187,7 @@ GP_EXPORT int cuMemsetD2D8_v2(uint64_t a0, size_t a1, unsigned char a2, size_t a
 
 GP_EXPORT int cuMemsetD2D16_v2(uint64_t a0, size_t a1, unsigned short a2, size_t a3, size_t a4) {
     GP_ENTER();
+    GP_ON_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(272, values, 5);
@@ -172,6 +196,7 @@ GP_EXPORT int cuMemsetD2D16_v2(uint64_t a0, size_t a1, unsigned short a2, size_t
 
 GP_EXPORT int cuMemsetD2D32_v2(uint64_t a0, size_t a1, unsigned int a2, size_t a3, size_t a4) {
     GP_ENTER();
+    GP_ON_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t values[5] = {(uint64_t)a0, (uint64_t)a1, (uint64_t)a2, (uint64_t)a3, (uint64_t)a4};
     int status = gp_post(273, values, 5);
@@ -180,6 +205,8 @@ GP_EXPORT int cuMemsetD2D32_v2(uint64_t a0, size_t a1, unsigned int a2, size_t a
 
 GP_EXPORT int cuMemsetD8Async(uint64_t a0, unsigned char a1, size_t a2, void *a3) {
     GP_ENTER();
+    GP_ON_EITHER(a3, a0);
+    GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
@@ -190,6 +217,8 @@ GP_EXPORT int cuMemsetD8Async(uint64_t a0, unsigned char a1, size_t a2, void *a3
 
 GP_EXPORT int cuMemsetD16Async(uint64_t a0, unsigned short a1, size_t a2, void *a3) {
     GP_ENTER();
+    GP_ON_EITHER(a3, a0);
+    GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
@@ -200,6 +229,8 @@ GP_EXPORT int cuMemsetD16Async(uint64_t a0, unsigned short a1, size_t a2, void *
 
 GP_EXPORT int cuMemsetD32Async(uint64_t a0, unsigned int a1, size_t a2, void *a3) {
     GP_ENTER();
+    GP_ON_EITHER(a3, a0);
+    GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t v3;
     GP_CHECK(gp_stream_id(a3, &v3));
@@ -210,6 +241,8 @@ GP_EXPORT int cuMemsetD32Async(uint64_t a0, unsigned int a1, size_t a2, void *a3
 
 GP_EXPORT int cuMemsetD2D8Async(uint64_t a0, size_t a1, unsigned char a2, size_t a3, size_t a4, void *a5) {
     GP_ENTER();
+    GP_ON_EITHER(a5, a0);
+    GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
@@ -220,6 +253,8 @@ GP_EXPORT int cuMemsetD2D8Async(uint64_t a0, size_t a1, unsigned char a2, size_t
 
 GP_EXPORT int cuMemsetD2D16Async(uint64_t a0, size_t a1, unsigned short a2, size_t a3, size_t a4, void *a5) {
     GP_ENTER();
+    GP_ON_EITHER(a5, a0);
+    GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
@@ -230,6 +265,8 @@ GP_EXPORT int cuMemsetD2D16Async(uint64_t a0, size_t a1, unsigned short a2, size
 
 GP_EXPORT int cuMemsetD2D32Async(uint64_t a0, size_t a1, unsigned int a2, size_t a3, size_t a4, void *a5) {
     GP_ENTER();
+    GP_ON_EITHER(a5, a0);
+    GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
     uint64_t v5;
     GP_CHECK(gp_stream_id(a5, &v5));
@@ -267,7 +304,7 @@ GP_EXPORT int cuCtxResetPersistingL2Cache(void) {
 
 GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
     GP_ENTER();
-    GP_CHECK(gp_check(a0, GP_FUNCTION));
+    GP_CHECK(gp_function_here(a0));
     uint64_t values[2] = {((struct gp_handle *)a0)->id, (uint64_t)a1};
     int status = gp_post(283, values, 2);
     return status;
@@ -275,6 +312,8 @@ GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
 
 GP_EXPORT int cuGraphUpload(void *a0, void *a1) {
     GP_ENTER();
+    GP_ON(a1);
+    GP_REACH(a0);
     GP_CHECK(gp_check(a0, GP_GRAPH_EXEC));
     uint64_t v1;
     GP_CHECK(gp_stream_id(a1, &v1));

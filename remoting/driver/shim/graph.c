@@ -86,6 +86,7 @@ GP_EXPORT int cuGraphCreate(void **made, unsigned flags) {
 GP_EXPORT int cuGraphDestroy(void *graph) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(graph, GP_GRAPH));
+    GP_ON(graph);
     struct gp_handle *handle = graph;
     if (GP_GRAPH_OF(handle)->within != NULL) return GP_INVALID_VALUE;
     uint64_t values[1] = {handle->id};
@@ -144,6 +145,7 @@ struct gp_handle *gp_clone_within(struct gp_handle *graph, struct gp_handle *nod
 
 GP_EXPORT int cuGraphClone(void **made, void *original) {
     GP_ENTER();
+    GP_ON(original);
     GP_CHECK(gp_check(original, GP_GRAPH));
     if (made == NULL) return GP_INVALID_VALUE;
     if (GP_GRAPH_OF(original)->memory) return GP_NOT_SUPPORTED;  // as CUDA says of such graphs
@@ -156,6 +158,7 @@ GP_EXPORT int cuGraphClone(void **made, void *original) {
 
 GP_EXPORT int cuGraphNodeFindInClone(void **found, void *original, void *clone) {
     GP_ENTER();
+    GP_ON(original);
     GP_CHECK(gp_check(original, GP_NODE));
     GP_CHECK(gp_check(clone, GP_GRAPH));
     if (found == NULL) return GP_INVALID_VALUE;
@@ -199,6 +202,7 @@ static struct gp_edge *find_edge(struct gp_handle *from, struct gp_handle *to) {
 
 int gp_send_edges(int op, struct gp_handle *graph, unsigned removes, void **from, void **to,
                   const struct gp_edge_data *data, size_t count) {
+    GP_ON(graph);
     for (size_t start = 0; start < count; start += GP_EDGES_AT_ONCE) {
         size_t part = count - start < GP_EDGES_AT_ONCE ? count - start : GP_EDGES_AT_ONCE;
         unsigned char *at = gp_open(op, 0, 24 + part * 24);
@@ -272,6 +276,7 @@ GP_EXPORT int cuGraphRemoveDependencies(void *graph, void **from, void **to, siz
 
 GP_EXPORT int cuGraphDestroyNode(void *given) {
     GP_ENTER();
+    GP_ON(given);
     GP_CHECK(gp_check(given, GP_NODE));
     struct gp_handle *handle = given;
     struct gp_handle *of = GP_NODE_OF(handle)->graph;

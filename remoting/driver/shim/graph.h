@@ -121,6 +121,7 @@ struct gp_edge {
 struct gp_slot {
     uint64_t id, start, size;
     int references;  // of entries in graphs and executables
+    int device;      // one of the server that has it
 };
 
 // The host's side of a copy in a graph: sent before each launch, or brought back behind it.

@@ -76,11 +76,15 @@ static int check_host(const struct gp_exec *exec, struct gp_handle *graph) {
 static int instantiate(void **made, void *graph, uint64_t flags, void *stream, void **bad,
                        int *result) {
     GP_ENTER();
+    GP_ON(graph);
     GP_CHECK(gp_check(graph, GP_GRAPH));
     if (made == NULL || (flags & ~(uint64_t)EXEC_FLAGS)) return GP_INVALID_VALUE;
     if (flags & EXEC_DEVICE_LAUNCH) return GP_NOT_SUPPORTED;
     uint64_t on = 0;
-    if (flags & EXEC_UPLOAD) GP_CHECK(gp_stream_id(stream, &on));
+    if (flags & EXEC_UPLOAD) {
+        GP_REACH(stream);
+        GP_CHECK(gp_stream_id(stream, &on));
+    }
     struct gp_handle *handle = gp_make(GP_GRAPH_EXEC);
     struct gp_exec *exec = calloc(1, sizeof *exec);
     if (handle == NULL || exec == NULL) {
@@ -147,6 +151,7 @@ GP_EXPORT int cuGraphExecGetFlags(void *exec, uint64_t *flags) {
 GP_EXPORT int cuGraphExecDestroy(void *exec) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
+    GP_ON(exec);
     struct gp_handle *handle = exec;
     // A user object lives until the launches that use it are over.
     uint64_t device = (uint64_t)gp_server_device(handle->device);
@@ -196,6 +201,8 @@ static int launch(struct gp_handle *handle, void *stream) {
 
 GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
     GP_ENTER();
+    GP_ON(gp_handle_device(stream) >= 0 ? stream : exec);
+    GP_REACH(exec);
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
     GP_CHECK(launch(exec, stream));
     return gp_host_launched(stream);
@@ -211,6 +218,7 @@ static int find(void *exec, void *node, int type) {
 }
 
 GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child) {
+    GP_ON(exec);
     GP_CHECK(find(exec, node, GP_NODE_GRAPH));
     GP_CHECK(gp_check(child, GP_GRAPH));
     struct gp_staged_list *list = &GP_EXEC_OF(exec)->staged;
@@ -230,6 +238,7 @@ GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *c
 }
 
 GP_EXPORT int cuGraphNodeSetEnabled(void *given, void *node, unsigned enabled) {
+    GP_ON(given);
     GP_CHECK(find(given, node, -1));
     int type = GP_NODE_OF(node)->params.type;
     if (type != GP_NODE_KERNEL && type != GP_NODE_MEMCPY && type != GP_NODE_MEMSET) {
@@ -289,6 +298,8 @@ struct update {
 
 GP_EXPORT int cuGraphExecUpdate_v2(void *exec, void *graph, struct update *out) {
     GP_ENTER();
+    GP_ON(exec);
+    GP_REACH(graph);
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
     GP_CHECK(gp_check(graph, GP_GRAPH));
     if (out == NULL) return GP_INVALID_VALUE;
@@ -317,6 +328,7 @@ GP_EXPORT int cuGraphExecUpdate(void *exec, void *graph, void **node, int *resul
 GP_EXPORT int cuDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
+    GP_ROUTE(device);
     if (value == NULL || attribute < 0 || attribute > 3) return GP_INVALID_VALUE;
     uint64_t values[2] = {(uint64_t)gp_server_device(device), (uint64_t)attribute};
     return gp_call(GP_GRAPH_GET_MEMORY, values, 2, value, 8);
@@ -325,6 +337,7 @@ GP_EXPORT int cuDeviceGetGraphMemAttribute(int device, int attribute, void *valu
 GP_EXPORT int cuDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
+    GP_ROUTE(device);
     if (value == NULL || attribute < 0 || attribute > 3) return GP_INVALID_VALUE;
     uint64_t values[3] = {(uint64_t)gp_server_device(device), (uint64_t)attribute};
     memcpy(&values[2], value, 8);
@@ -334,6 +347,7 @@ GP_EXPORT int cuDeviceSetGraphMemAttribute(int device, int attribute, void *valu
 GP_EXPORT int cuDeviceGraphMemTrim(int device) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
+    GP_ROUTE(device);
     uint64_t values[1] = {(uint64_t)gp_server_device(device)};
     return gp_call(GP_GRAPH_TRIM, values, 1, NULL, 0);
 }

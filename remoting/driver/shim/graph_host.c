@@ -18,6 +18,7 @@ static uint64_t span(const struct gp_staged *one) {
 void gp_drop_slot(struct gp_slot *slot) {
     if (__atomic_sub_fetch(&slot->references, 1, __ATOMIC_ACQ_REL) > 0) return;
     uint64_t values[1] = {slot->id};
+    GP_ROUTE(slot->device);
     if (gp_ready() == GP_SUCCESS) gp_post(GP_SLOT_FREE, values, 1);
     free(slot);
 }
@@ -42,7 +43,7 @@ static int make_slot(uint64_t start, uint64_t size, struct gp_slot **made) {
     if (size > SLOT_MAX) return GP_OUT_OF_MEMORY;
     struct gp_slot *slot = calloc(1, sizeof *slot);
     if (slot == NULL) return GP_OUT_OF_MEMORY;
-    *slot = (struct gp_slot){gp_new_id(), start, size, 1};
+    *slot = (struct gp_slot){gp_new_id(), start, size, 1, gp_current_device()};
     uint64_t values[2] = {slot->id, size};
     *made = slot;
     return gp_post(GP_SLOT_MAKE, values, 2);
@@ -177,7 +178,7 @@ int gp_send_staged(const struct gp_staged_list *list) {
         if (one->out || one->disabled) continue;
         // What the GPU still writes there has to be here before it goes there.
         const void *start = (const void *)(uintptr_t)one->address;
-        if (gp_awaits_download(start, span(one))) GP_CHECK(gp_synchronize(GP_DRAIN, 0));
+        GP_CHECK(gp_drain(start, span(one)));
         struct pieces pieces = pieces_of(one);
         for (size_t slice = 0; slice < pieces.slices; slice++) {
             for (size_t row = 0; row < pieces.rows; row++) {

@@ -136,6 +136,7 @@ static void undo(struct gp_handle *handle) {
 
 static int add(void **made, void *graph, void **on, const struct gp_edge_data *data, size_t count,
                struct gp_node_params *given) {
+    GP_ON(graph);
     GP_CHECK(check_new(made, graph, on, count));
     struct gp_packed packed;
     GP_CHECK(gp_pack(graph, given, &packed));
@@ -275,6 +276,7 @@ GP_EXPORT int cuGraphAddBatchMemOpNode(void **made, void *graph, void **on, size
 GP_EXPORT int cuGraphConditionalHandleCreate(uint64_t *made, void *graph, void *context,
                                              unsigned initial, unsigned flags) {
     GP_ENTER();
+    GP_ON(graph);
     if (made == NULL || flags > 1) return GP_INVALID_VALUE;
     GP_CHECK(gp_check(graph, GP_GRAPH));
     GP_CHECK(gp_pack_context(&context));

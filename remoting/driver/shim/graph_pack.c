@@ -20,6 +20,7 @@ int gp_pack_context(void **context) {
     if (*context == NULL) return GP_SUCCESS;
     int device = gp_device_of(*context);
     GP_CHECK(gp_check_device(device));
+    if (gp_several && !gp_reaches(device)) return GP_INVALID_CONTEXT;
     *context = (void *)(uintptr_t)(gp_server_device(device) + 1);
     return GP_SUCCESS;
 }
@@ -52,6 +53,7 @@ static int pack_side(struct gp_handle *graph, const struct gp_copy_3d *copy, boo
     }
     if (box->kind == GP_IN_ARRAY) {
         GP_CHECK(gp_check(box->array, GP_ARRAY));
+        GP_REACH(box->array);
         *box = (struct gp_box){box->x, box->y, box->z, .kind = GP_IN_ARRAY,
                                .array = (void *)(uintptr_t)((struct gp_handle *)box->array)->id};
         return GP_SUCCESS;
@@ -66,6 +68,7 @@ static int pack_side(struct gp_handle *graph, const struct gp_copy_3d *copy, boo
     box->kind = host ? GP_ON_HOST : GP_ON_DEVICE;
     box->host = host ? (const void *)(uintptr_t)address : NULL;
     box->device = host ? 0 : address;
+    GP_REACH_ADDRESS(box->device);
     if (!host) return GP_SUCCESS;
     struct gp_staged *staged = &packed->staged[packed->staged_count];
     GP_CHECK(gp_stage(graph, box, copy, out, staged));
@@ -92,12 +95,14 @@ static int pack_fill(struct gp_packed *packed) {
     if ((element != 1 && element != 2 && element != 4) || fill->target == 0) return GP_INVALID_VALUE;
     if (fill->width == 0 || fill->height == 0) return GP_INVALID_VALUE;
     if (fill->height > 1 && fill->pitch < fill->width * element) return GP_INVALID_VALUE;
+    GP_REACH_ADDRESS(fill->target);
     return gp_pack_context(&packed->params.memset.context);
 }
 
 static int pack_event(struct gp_packed *packed) {
     struct gp_handle *event = packed->params.event;
     if (gp_check(event, GP_EVENT) != GP_SUCCESS) return GP_INVALID_VALUE;
+    GP_REACH(event);
     gp_recorded_elsewhere(event);
     packed->params.event = (void *)(uintptr_t)event->id;
     return GP_SUCCESS;
@@ -109,6 +114,7 @@ static int pack_allocation(const struct gp_allocate_node *given, struct gp_packe
     if (given->handles != 0 || given->access_count > GP_DEVICES_MAX) return GP_INVALID_VALUE;
     if (given->access_count > 0 && given->access == NULL) return GP_INVALID_VALUE;
     GP_CHECK(gp_check_device(given->location.id));
+    if (gp_several && !gp_reaches(given->location.id)) return GP_INVALID_DEVICE;
     allocate->location.id = gp_server_device(given->location.id);
     packed->size = (uint32_t)(given->access_count * sizeof *given->access);
     packed->bytes = malloc(packed->size + 1);
@@ -117,6 +123,7 @@ static int pack_allocation(const struct gp_allocate_node *given, struct gp_packe
         struct gp_access one = given->access[at];
         if (one.location.type != 1) return GP_INVALID_VALUE;
         GP_CHECK(gp_check_device(one.location.id));
+        if (gp_several && !gp_reaches(one.location.id)) return GP_INVALID_DEVICE;
         one.location.id = gp_server_device(one.location.id);
         memcpy(packed->bytes + at * sizeof one, &one, sizeof one);
     }
@@ -139,6 +146,7 @@ static int pack_batch(const struct gp_batch_node *given, struct gp_packed *packe
 static int pack_child(struct gp_packed *packed) {
     struct gp_handle *child = packed->params.graph.graph;
     if (gp_check(child, GP_GRAPH) != GP_SUCCESS) return GP_INVALID_VALUE;
+    GP_REACH(child);
     // CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE is the only one; graphs with memory nodes need the other.
     if (packed->params.graph.ownership != 0 || GP_GRAPH_OF(child)->memory) return GP_NOT_SUPPORTED;
     packed->params.graph.graph = (void *)(uintptr_t)child->id;

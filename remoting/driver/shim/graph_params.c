@@ -42,6 +42,7 @@ static int replace_staged(struct gp_staged_list *list, struct gp_handle *node,
 }
 
 static int set(void *handle, const struct gp_node_params *given) {
+    GP_ON(handle);
     struct gp_node *node;
     GP_CHECK(find(handle, given->type, handle, &node));
     if (!may_change(given->type)) return GP_NOT_SUPPORTED;
@@ -57,6 +58,7 @@ static int set(void *handle, const struct gp_node_params *given) {
 }
 
 static int set_in_exec(void *exec, void *handle, const struct gp_node_params *given) {
+    GP_ON(exec);
     struct gp_node *node;
     GP_CHECK(find(handle, given->type, handle, &node));
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
@@ -279,6 +281,7 @@ GP_EXPORT int cuGraphChildGraphNodeGetGraph(void *handle, void **graph) {
 // --- attributes of kernel nodes -------------------------------------------------------------------
 
 GP_EXPORT int cuGraphKernelNodeSetAttribute(void *handle, int attribute, const void *value) {
+    GP_ON(handle);
     struct gp_node *node;
     GP_CHECK(find(handle, GP_NODE_KERNEL, value, &node));
     // Values that hold handles: events, and nodes that kernels may change.
@@ -290,6 +293,7 @@ GP_EXPORT int cuGraphKernelNodeSetAttribute(void *handle, int attribute, const v
 }
 
 GP_EXPORT int cuGraphKernelNodeGetAttribute(void *handle, int attribute, void *value) {
+    GP_ON(handle);
     struct gp_node *node;
     GP_CHECK(find(handle, GP_NODE_KERNEL, value, &node));
     if (attribute == 7 || attribute == 12 || attribute == 13) return GP_NOT_SUPPORTED;
@@ -298,6 +302,8 @@ GP_EXPORT int cuGraphKernelNodeGetAttribute(void *handle, int attribute, void *v
 }
 
 GP_EXPORT int cuGraphKernelNodeCopyAttributes(void *to, void *from) {
+    GP_ON(to);
+    GP_REACH(from);
     struct gp_node *node;
     GP_CHECK(find(from, GP_NODE_KERNEL, to, &node));
     GP_CHECK(find(to, GP_NODE_KERNEL, from, &node));

@@ -196,6 +196,7 @@ static int take_front(struct reply *reply, const struct known *known, size_t roo
 
 static int read_graph(struct gp_handle *handle, uint64_t stream, int *status,
                       struct front *front) {
+    GP_ON(handle);
     struct gp_graph *graph = GP_GRAPH_OF(handle);
     // New nodes and graphs within them get numbers from here on.
     uint64_t values[3] = {handle->id, stream, gp_new_ids(2 * GP_GRAPH_NODES_MAX)};

@@ -37,53 +37,67 @@ struct arrival {
     struct arrival *next;
 };
 
+// The functions of one server's streams.
+struct queue {
+    struct call *pending, **pending_end;  // in the order of their ids
+    struct arrival *arrivals, **arrivals_end;
+    uint64_t sent;            // weight of what was sent while functions were pending
+    uint64_t blocking_after;  // the last function in any stream that waits for the legacy one
+    int server;
+    bool started;
+};
+
 int gp_hosts_pending;
-static __thread bool serving;  // this is the thread that runs the functions
+static __thread bool serving;  // this thread runs the functions of a server
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static struct call *pending, **pending_end = &pending;  // in the order of their ids
-static struct arrival *arrivals, **arrivals_end = &arrivals;
-static uint64_t sent;            // weight of what was sent while functions were pending
-static uint64_t blocking_after;  // the last function in any stream that waits for the legacy one
-static bool started;
+static struct queue queues[GP_SERVERS_MAX];
 static struct call *nodes[NODES_MAX];  // of graphs, which may call them as long as they exist
 static unsigned node_count;
 
 bool gp_in_host_function(void) { return serving; }
 
+static struct queue *queue_here(void) { return &queues[gp_here()]; }
+
+static struct queue *queue_of(const struct gp_handle *handle) {
+    return &queues[gp_server_of(handle->device)];
+}
+
 // --- running --------------------------------------------------------------------------------------
 
-void gp_host_arrived(uint64_t id, int status, uint64_t ticket) {
+void gp_host_arrived(int server, uint64_t id, int status, uint64_t ticket) {
     struct arrival *made = malloc(sizeof *made);
     if (made == NULL) return;  // its stream stands still, as it would without memory anywhere
     *made = (struct arrival){id, ticket, status, NULL};
     pthread_mutex_lock(&lock);
-    *arrivals_end = made;
-    arrivals_end = &made->next;
+    struct queue *queue = &queues[server];
+    if (queue->arrivals_end == NULL) queue->arrivals_end = &queue->arrivals;
+    *queue->arrivals_end = made;
+    queue->arrivals_end = &made->next;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
 
-static struct call *find(uint64_t id) {
+static struct call *find(const struct queue *queue, uint64_t id) {
     if (id & NODE) {
         uint64_t at = id & ~NODE;
         return at < __atomic_load_n(&node_count, __ATOMIC_ACQUIRE) ? nodes[at] : NULL;
     }
     pthread_mutex_lock(&lock);
-    struct call *at = pending;
+    struct call *at = queue->pending;
     while (at != NULL && at->id != id) at = at->next;
     pthread_mutex_unlock(&lock);
     return at;
 }
 
-static void take_out(uint64_t id) {
+static void take_out(struct queue *queue, uint64_t id) {
     pthread_mutex_lock(&lock);
-    struct call **at = &pending;
+    struct call **at = &queue->pending;
     while (*at != NULL && (*at)->id != id) at = &(*at)->next;
     struct call *found = *at;
     if (found != NULL) {
         *at = found->next;
-        if (pending_end == &found->next) pending_end = at;
+        if (queue->pending_end == &found->next) queue->pending_end = at;
         __atomic_fetch_sub(&gp_hosts_pending, 1, __ATOMIC_RELAXED);
     }
     pthread_cond_broadcast(&changed);
@@ -100,8 +114,8 @@ static void run(const struct call *call, int status) {
     }
 }
 
-static void answer(const struct arrival *arrival) {
-    struct call *call = find(arrival->id);
+static void answer(struct queue *queue, const struct arrival *arrival) {
+    struct call *call = find(queue, arrival->id);
     if (call != NULL) run(call, arrival->status);
     if (arrival->ticket != 0) {
         // What the function wrote where kernels read it goes first.
@@ -111,39 +125,40 @@ static void answer(const struct arrival *arrival) {
         gp_close();
         gp_flush();
     }
-    if (!(arrival->id & NODE)) take_out(arrival->id);
+    if (!(arrival->id & NODE)) take_out(queue, arrival->id);
 }
 
-static struct arrival *next_arrival(void) {
+static struct arrival *next_arrival(struct queue *queue) {
     pthread_mutex_lock(&lock);
     // Without pending functions nothing is announced, and nobody needs to read.
-    while (arrivals == NULL && pending == NULL) pthread_cond_wait(&changed, &lock);
-    struct arrival *found = arrivals;
+    while (queue->arrivals == NULL && queue->pending == NULL) pthread_cond_wait(&changed, &lock);
+    struct arrival *found = queue->arrivals;
     if (found != NULL) {
-        arrivals = found->next;
-        if (arrivals == NULL) arrivals_end = &arrivals;
+        queue->arrivals = found->next;
+        if (queue->arrivals == NULL) queue->arrivals_end = &queue->arrivals;
     }
     pthread_mutex_unlock(&lock);
     return found;
 }
 
-static void *serve(void *unused) {
-    (void)unused;
+static void *serve(void *argument) {
+    struct queue *queue = argument;
     serving = true;
+    GP_ROUTE(gp_first_device(queue->server));
     for (;;) {
-        struct arrival *arrival = next_arrival();
+        struct arrival *arrival = next_arrival(queue);
         if (arrival != NULL) {
-            answer(arrival);
+            answer(queue, arrival);
             free(arrival);
         } else if (!gp_is_lost()) {
             gp_await_host();
         } else {
             pthread_mutex_lock(&lock);
-            struct call *call = pending;
+            struct call *call = queue->pending;
             pthread_mutex_unlock(&lock);
             if (call == NULL) continue;
             run(call, GP_DEVICE_UNAVAILABLE);
-            take_out(call->id);
+            take_out(queue, call->id);
         }
     }
     return NULL;
@@ -186,11 +201,13 @@ void gp_host_gate(int op, uint64_t size) {
                   op == GP_MANAGED_READ;
     if (serving || locked) return;
     uint64_t weight = weight_of(op, size);
+    struct queue *queue = queue_here();
     bool flushed = false;
     pthread_mutex_lock(&lock);
-    while (pending != NULL && !gp_is_lost()) {
+    while (queue->pending != NULL && !gp_is_lost()) {
         // A record that is heavier than the whole queue goes alone.
-        if (weight != ALONE && sent - pending->mark + weight <= AHEAD_MAX) break;
+        bool fits = weight != ALONE && queue->sent - queue->pending->mark + weight <= AHEAD_MAX;
+        if (fits) break;
         if (!flushed) {
             pthread_mutex_unlock(&lock);
             gp_flush();
@@ -200,7 +217,7 @@ void gp_host_gate(int op, uint64_t size) {
         }
         wait_changed();
     }
-    if (weight != ALONE) sent += weight;
+    if (weight != ALONE) queue->sent += weight;
     pthread_mutex_unlock(&lock);
 }
 
@@ -212,12 +229,13 @@ static bool waits_for_legacy(const struct gp_handle *stream) { return !(stream->
 static uint64_t after(const struct gp_handle *stream) {
     uint64_t own = __atomic_load_n(&stream->after, __ATOMIC_RELAXED);
     if (!waits_for_legacy(stream)) return own;
-    return later(own, __atomic_load_n(&blocking_after, __ATOMIC_RELAXED));
+    return later(own, __atomic_load_n(&queue_of(stream)->blocking_after, __ATOMIC_RELAXED));
 }
 
 static void set_after(struct gp_handle *stream, uint64_t id) {
     __atomic_store_n(&stream->after, id, __ATOMIC_RELAXED);
-    if (waits_for_legacy(stream)) __atomic_store_n(&blocking_after, id, __ATOMIC_RELAXED);
+    if (!waits_for_legacy(stream)) return;
+    __atomic_store_n(&queue_of(stream)->blocking_after, id, __ATOMIC_RELAXED);
 }
 
 void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream) {
@@ -231,9 +249,11 @@ void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event) {
 
 void gp_host_settle(const struct gp_handle *stream) {
     uint64_t last = after(stream);
+    const struct queue *queue = queue_of(stream);
+    GP_ROUTE(stream->device);
     bool flushed = false;
     pthread_mutex_lock(&lock);
-    while (!serving && pending != NULL && pending->id <= last && !gp_is_lost()) {
+    while (!serving && queue->pending != NULL && queue->pending->id <= last && !gp_is_lost()) {
         if (flushed) {
             wait_changed();
             continue;
@@ -248,13 +268,16 @@ void gp_host_settle(const struct gp_handle *stream) {
 
 // --- adding ---------------------------------------------------------------------------------------
 
-static int start(void) {
+static int start(struct queue *queue) {
     int failed = 0;
     pthread_mutex_lock(&lock);
-    if (!started) {
+    if (!queue->started) {
+        queue->server = (int)(queue - queues);
+        queue->pending_end = &queue->pending;
+        if (queue->arrivals_end == NULL) queue->arrivals_end = &queue->arrivals;
         // By this signal it is noticed that a function touches managed memory.
-        failed = gp_start_thread(serve, SIGSEGV);
-        started = failed == 0;
+        failed = gp_start_thread(serve, queue, SIGSEGV);
+        queue->started = failed == 0;
     }
     pthread_mutex_unlock(&lock);
     return failed ? GP_OUT_OF_MEMORY : GP_SUCCESS;
@@ -263,7 +286,8 @@ static int start(void) {
 static int add(struct call call, struct gp_handle *stream) {
     struct call *made = malloc(sizeof *made);
     if (made == NULL) return GP_OUT_OF_MEMORY;
-    int status = start();
+    struct queue *queue = queue_of(stream);
+    int status = start(queue);
     if (status != GP_SUCCESS) {
         free(made);
         return status;
@@ -274,10 +298,10 @@ static int add(struct call call, struct gp_handle *stream) {
     unsigned char *at = gp_open(GP_HOST_CALL, 0, 3 * 8);
     call.id = gp_new_id();
     pthread_mutex_lock(&lock);
-    call.mark = sent;
+    call.mark = queue->sent;
     *made = call;
-    *pending_end = made;
-    pending_end = &made->next;
+    *queue->pending_end = made;
+    queue->pending_end = &made->next;
     __atomic_fetch_add(&gp_hosts_pending, 1, __ATOMIC_RELAXED);
     set_after(stream, call.id);
     pthread_cond_broadcast(&changed);
@@ -304,11 +328,11 @@ int gp_host_node(void (*function)(void *), void *data, uint64_t *id) {
         return GP_OUT_OF_MEMORY;
     }
     *id = NODE | at;
-    return start();
+    return start(queue_here());
 }
 
 bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data) {
-    struct call *found = id & NODE ? find(id) : NULL;
+    struct call *found = id & NODE ? find(NULL, id) : NULL;
     if (found == NULL) return false;
     *function = found->function;
     *data = found->data;
@@ -317,6 +341,7 @@ bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data) {
 
 int gp_host_launched(void *stream) {
     if (__atomic_load_n(&node_count, __ATOMIC_RELAXED) == 0) return GP_SUCCESS;
+    GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     return gp_capture_of_handle(handle) ? GP_SUCCESS : add((struct call){0}, handle);
@@ -324,6 +349,7 @@ int gp_host_launched(void *stream) {
 
 GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
     GP_ENTER();
+    GP_ON(stream);
     if (function == NULL) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -338,6 +364,7 @@ GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *dat
 GP_EXPORT int cuStreamAddCallback(void *stream, void (*callback)(void *, int, void *), void *data,
                                   unsigned flags) {
     GP_ENTER();
+    GP_ON(stream);
     if (callback == NULL || flags != 0) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;

@@ -35,6 +35,7 @@ GP_EXPORT int cuIpcGetMemHandle(struct ipc_handle *handle, uint64_t address) {
     if (handle == NULL || !gp_find_range(address, &range)) return GP_INVALID_VALUE;
     // Only memory of cuMemAlloc can be shared like this; pools' memory has a flag of its own.
     if (range.kind != GP_DEVICE_MEMORY || range.flags & 2) return GP_INVALID_VALUE;
+    GP_ROUTE(range.device);
     uint64_t values[2] = {range.start, range.size}, token[GP_TOKEN_WORDS];
     GP_CHECK(gp_call(GP_IPC_EXPORT, values, 2, token, sizeof token));
     fill(handle, 'm', token);
@@ -65,6 +66,7 @@ GP_EXPORT int cuIpcCloseMemHandle(uint64_t address) {
         gp_add_range(range);
         return GP_INVALID_VALUE;
     }
+    GP_ROUTE(range.device);
     uint64_t values[1] = {address};
     return gp_post(GP_IPC_CLOSE, values, 1);
 }
@@ -76,6 +78,7 @@ GP_EXPORT int cuIpcGetEventHandle(struct ipc_handle *handle, void *event) {
     GP_CHECK(gp_check(event, GP_EVENT));
     struct gp_handle *known = event;
     if (handle == NULL || !(known->flags & GP_INTERPROCESS)) return GP_INVALID_VALUE;
+    GP_ON(event);
     gp_recorded_elsewhere(event);
     uint64_t values[1] = {known->id}, token[GP_TOKEN_WORDS];
     GP_CHECK(gp_call(GP_IPC_EXPORT_EVENT, values, 1, token, sizeof token));

@@ -13,10 +13,14 @@ struct known {
     uint8_t digest[32];
 };
 
-static struct known *known;  // set once, before any image is loaded
-static uint64_t known_count;
+// By server; set once, before any image is loaded.
+static struct {
+    struct known *items;
+    uint64_t count;
+} lists[GP_SERVERS_MAX];
 
-bool gp_read_known(const unsigned char *bytes, size_t size) {
+bool gp_read_known(int server, const unsigned char *bytes, size_t size) {
+    struct known *known;
     uint64_t count;
     if (size < sizeof count) return false;
     memcpy(&count, bytes, sizeof count);
@@ -24,7 +28,8 @@ bool gp_read_known(const unsigned char *bytes, size_t size) {
     known = malloc(count * sizeof *known + 1);
     if (known == NULL) return false;
     memcpy(known, bytes + sizeof count, count * sizeof *known);
-    known_count = count;
+    lists[server].items = known;
+    lists[server].count = count;
     return true;
 }
 
@@ -46,6 +51,8 @@ static void digest(const void *bytes, size_t size, uint8_t result[32]) {
 int gp_load_known(uint64_t module, bool library, const void *bytes, size_t size) {
     // A hash is only made of an image whose size at least is known.
     bool possible = false;
+    const struct known *known = lists[gp_here()].items;
+    uint64_t known_count = lists[gp_here()].count;
     for (uint64_t at = 0; at < known_count && !possible; at++) possible = known[at].size == size;
     if (!possible) return GP_NOT_FOUND;
     uint64_t values[7] = {module, library, size};

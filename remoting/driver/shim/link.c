@@ -1,4 +1,4 @@
-// From the environment to a session: the agent of gpupool run, then the worker's connection.
+// From the environment to sessions: the agent of gpupool run, then a connection to each worker.
 #define _GNU_SOURCE
 #include "core.h"
 #include "hash.h"
@@ -24,7 +24,7 @@
 #define SOCKET_BUFFER (4 << 20)
 #define SILENCE_MS 3500  // after which a machine that acknowledges nothing is taken for dead
 
-int gp_socket = -1;
+struct gp_link gp_links[GP_SERVERS_MAX];
 int gp_agent_socket = -1;
 
 static char agent_line[LINE_MAX_SIZE];
@@ -135,12 +135,12 @@ static bool prove(int fd, const uint8_t session[16], const uint8_t ticket[32]) {
     return receive_exactly(fd, &accepted, 1) && accepted == 1;
 }
 
-static bool encrypted(const char *session, const uint8_t ticket[32]) {
+static bool encrypted(struct gp_link *link, const char *session, const uint8_t ticket[32]) {
     char name[300];
     uint8_t fingerprint[32];
     return gp_json_string(gp_json_field(session, "server_name"), name, sizeof name) &&
            copy_hex(gp_json_field(session, "certificate_sha256"), fingerprint, sizeof fingerprint) &&
-           gp_tls_start(name, fingerprint, ticket);
+           gp_tls_start(link, name, fingerprint, ticket);
 }
 
 static const char *program_name(void) {
@@ -182,13 +182,7 @@ static bool ask_agent(void) {
     return false;
 }
 
-int gp_connect(void) {
-    if (!ask_agent()) return GP_NO_DEVICE;
-    const char *session = gp_json_field(agent_line, "sessions");
-    if (session == NULL || *session != '[') return GP_NO_DEVICE;
-    session = gp_json_blank(session + 1);
-    const char *more = gp_json_blank(gp_json_value(session));
-    if (*more == ',') gp_say("GPUs of one server only: the others of this lease are not used");
+static int connect_link(struct gp_link *link, const char *session) {
     uint8_t id[16], ticket[32];
     char path[200], host[300] = "", encryption[8] = "";
     if (!copy_hex(gp_json_field(session, "session"), id, sizeof id) ||
@@ -198,12 +192,16 @@ int gp_connect(void) {
     }
     gp_json_string(gp_json_field(session, "encryption"), encryption, sizeof encryption);
     bool encrypt = strcmp(encryption, "off") != 0, tls = false;
-    if (gp_json_string(gp_json_field(session, "unix"), path, sizeof path)) gp_socket = connect_unix(path);
-    if (gp_socket < 0 && encrypt && !gp_tls_possible()) {
+    if (gp_json_string(gp_json_field(session, "unix"), path, sizeof path)) {
+        link->socket = connect_unix(path);
+    }
+    if (link->socket < 0 && encrypt && !gp_tls_possible()) {
         // gpupool run encrypts from there on.
-        if (gp_json_string(gp_json_field(session, "relay"), path, sizeof path)) gp_socket = connect_unix(path);
+        if (gp_json_string(gp_json_field(session, "relay"), path, sizeof path)) {
+            link->socket = connect_unix(path);
+        }
         if (gp_verbose()) gp_say("no libssl.so.3: gpupool run encrypts for this process");
-    } else if (gp_socket < 0) {
+    } else if (link->socket < 0) {
         const char *address = gp_json_field(session, "address");
         if (address == NULL || *address != '[') return GP_NO_DEVICE;
         address = gp_json_blank(address + 1);
@@ -211,24 +209,82 @@ int gp_connect(void) {
         address = gp_json_blank(gp_json_value(address));
         char port[8];
         snprintf(port, sizeof port, "%d", *address == ',' ? atoi(address + 1) : 0);
-        gp_socket = connect_tcp(host, port);
+        link->socket = connect_tcp(host, port);
         tls = encrypt;
     }
-    if (gp_socket < 0) {
-        gp_say("cannot connect to the server%s%s", *host ? " at " : "", host);
+    if (link->socket < 0) {
+        gp_say("cannot connect to server %s%s%s", link->name, *host ? " at " : "", host);
         return GP_NO_DEVICE;
     }
     const int size = SOCKET_BUFFER;
-    setsockopt(gp_socket, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
-    setsockopt(gp_socket, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
+    setsockopt(link->socket, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+    setsockopt(link->socket, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
     struct timeval limit = {.tv_sec = HANDSHAKE_SECONDS}, none = {0};
-    setsockopt(gp_socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    bool proven = tls ? encrypted(session, ticket) : prove(gp_socket, id, ticket);
-    setsockopt(gp_socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-    setsockopt(gp_socket, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+    setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    bool proven = tls ? encrypted(link, session, ticket) : prove(link->socket, id, ticket);
+    setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
+    setsockopt(link->socket, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
     if (!proven) {
-        gp_say("the server refused the data connection");
+        gp_say("server %s refused the data connection", link->name);
         return GP_NO_DEVICE;
+    }
+    return GP_SUCCESS;
+}
+
+// Append the UUIDs of a session's devices, and return how many there are.
+static int list_devices(const char *session, char uuids[][GP_UUID_TEXT], int used) {
+    int before = used;
+    const char *at = gp_json_field(session, "devices");
+    if (at == NULL || *at != '[') return 0;
+    for (at = gp_json_blank(at + 1); *at == '{' && used < GP_DEVICES_MAX;) {
+        gp_json_string(gp_json_field(at, "uuid"), uuids[used++], GP_UUID_TEXT);
+        at = gp_json_blank(gp_json_value(at));
+        if (*at == ',') at = gp_json_blank(at + 1);
+    }
+    return used - before;
+}
+
+// A process that may see devices of some servers only opens no sessions with the others, as one
+// process for each GPU does. Those are known by what gpupool run says of them.
+static void choose_servers(const char *const *sessions, bool wanted[GP_SERVERS_MAX]) {
+    static char uuids[GP_DEVICES_MAX][GP_UUID_TEXT];
+    int chosen[GP_DEVICES_MAX], owner[GP_DEVICES_MAX], total = 0;
+    bool unknown = false;
+    for (int at = 0; at < gp.server_count; at++) {
+        int count = list_devices(sessions[at], uuids, total);
+        gp_links[at].devices = count;
+        unknown |= count == 0;
+        for (int one = 0; one < count; one++) {
+            // Parts of a GPU have names that CUDA does not tell by its devices' UUIDs.
+            unknown |= strncmp(uuids[total], "GPU-", 4) != 0;
+            owner[total++] = at;
+        }
+    }
+    int found = unknown ? 0 : gp_choose_visible((const char(*)[GP_UUID_TEXT])uuids, total, chosen);
+    for (int at = 0; at < gp.server_count; at++) wanted[at] = unknown;
+    for (int at = 0; at < found; at++) wanted[owner[chosen[at]]] = true;
+    if (found == 0) wanted[0] = true;  // it still has a version to tell
+}
+
+int gp_connect(void) {
+    if (!ask_agent()) return GP_NO_DEVICE;
+    const char *at = gp_json_field(agent_line, "sessions");
+    if (at == NULL || *at != '[') return GP_NO_DEVICE;
+    const char *sessions[GP_SERVERS_MAX];
+    for (at = gp_json_blank(at + 1); *at == '{' && gp.server_count < GP_SERVERS_MAX;) {
+        struct gp_link *link = &gp_links[gp.server_count];
+        *link = (struct gp_link){.server = gp.server_count, .socket = -1};
+        pthread_mutex_init(&link->lock, NULL);
+        gp_json_string(gp_json_field(at, "server"), link->name, sizeof link->name);
+        sessions[gp.server_count++] = at;
+        at = gp_json_blank(gp_json_value(at));
+        if (*at == ',') at = gp_json_blank(at + 1);
+    }
+    if (gp.server_count == 0) return GP_NO_DEVICE;
+    bool wanted[GP_SERVERS_MAX] = {true};
+    if (gp.server_count > 1) choose_servers(sessions, wanted);
+    for (int server = 0; server < gp.server_count; server++) {
+        if (wanted[server]) GP_CHECK(connect_link(&gp_links[server], sessions[server]));
     }
     return GP_SUCCESS;
 }
@@ -289,10 +345,10 @@ void gp_tell_agent(const char *what) {
 
 // Keep-alive probes are not sent while bytes are in flight, and the kernel tries to deliver those
 // for a quarter of an hour.
-bool gp_peer_is_dead(void) {
+bool gp_peer_is_dead(const struct gp_link *link) {
     struct tcp_info info;
     socklen_t size = sizeof info;
-    if (getsockopt(gp_socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
+    if (getsockopt(link->socket, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return false;
     return info.tcpi_unacked > 0 && info.tcpi_retransmits > 0 &&
            info.tcpi_last_ack_recv > SILENCE_MS;
 }

@@ -2,26 +2,37 @@
 #ifndef GP_LINK_H
 #define GP_LINK_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 #include <sys/uio.h>
 
+// One server of the lease.
+struct gp_link {
+    int server;   // counted from zero
+    int socket;   // -1 where this process has no use for the server
+    int devices;  // as gpupool run says
+    char name[64];
+    void *connection;  // of OpenSSL; NULL for none
+    pthread_mutex_t lock;  // of the connection
+};
+
 // tls.c
 bool gp_tls_possible(void);
-bool gp_tls_start(const char *server_name, const uint8_t fingerprint[32],
+bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
                   const uint8_t ticket[32]);
 // As recv and sendmsg with MSG_DONTWAIT: -1 with EAGAIN when it would block; gp_receive gives 0 at
 // the end. Sent is at most the first of the parts where bytes are encrypted.
-ssize_t gp_receive(void *target, size_t size);
-ssize_t gp_send(struct iovec *parts, int count);
+ssize_t gp_receive(struct gp_link *link, void *target, size_t size);
+ssize_t gp_send(struct gp_link *link, struct iovec *parts, int count);
 
 // link.c
-extern int gp_socket;
+extern struct gp_link gp_links[];
 extern int gp_agent_socket;
 // Take what gpupool run has to say; the reason when the lease is lost, else NULL.
 const char *gp_ask_agent(int wait_ms);
 void gp_tell_agent(const char *what);
-bool gp_peer_is_dead(void);  // the other machine has not answered for too long
+bool gp_peer_is_dead(const struct gp_link *link);  // has not answered for too long
 
 #endif

@@ -58,6 +58,7 @@ GP_EXPORT int cuLinkAddData_v2(void *state, int type, const void *data, size_t s
     (void)count, (void)options, (void)option_values;
     GP_ENTER();
     if (!is_link(state)) return GP_INVALID_HANDLE;
+    GP_ON(state);
     if (data == NULL || size == 0 || type < 0 || type >= INPUT_TYPES) return GP_INVALID_VALUE;
     if (size > INPUT_MAX) return GP_OUT_OF_MEMORY;
     if (name == NULL) name = "";
@@ -89,6 +90,7 @@ GP_EXPORT int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned
 GP_EXPORT int cuLinkComplete(void *state, void **image, size_t *size) {
     GP_ENTER();
     if (!is_link(state)) return GP_INVALID_HANDLE;
+    GP_ON(state);
     if (image == NULL) return GP_INVALID_VALUE;
     struct linked *linked = ((struct gp_handle *)state)->detail;
     uint64_t values[1] = {((struct gp_handle *)state)->id};
@@ -109,6 +111,7 @@ GP_EXPORT int cuLinkComplete(void *state, void **image, size_t *size) {
 GP_EXPORT int cuLinkDestroy(void *state) {
     GP_CHECK(gp_ready());
     if (!is_link(state)) return GP_INVALID_HANDLE;
+    GP_ON(state);
     struct gp_handle *known = state;
     struct linked *linked = known->detail;
     uint64_t values[1] = {known->id};

@@ -35,7 +35,7 @@ struct gp_region {
     size_t blocks, dirty;
     size_t low, high;        // blocks between these may be other than stale
     size_t expected, ahead;  // the block that a sequence would touch next, and how many come with it
-    int device;              // the server's index
+    int device;
     bool open, borrowed;
 };
 
@@ -81,7 +81,9 @@ static int fetch(struct gp_region *region, size_t first, size_t end) {
         size_t size = to - at < FETCH_SIZE ? to - at : FETCH_SIZE;
         // A host function may read what its stream has made, and must not wait for that stream.
         bool at_once = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
-        uint64_t values[4] = {region->start + at, size, (uint64_t)region->device, at_once};
+        uint64_t device = (uint64_t)gp_server_device(region->device);
+        uint64_t values[4] = {region->start + at, size, device, at_once};
+        GP_ROUTE(region->device);
         struct gp_request request = {.bulk = region->alias + at, .bulk_size = size};
         GP_CHECK(gp_exchange(&request, GP_MANAGED_READ, values, 4, NULL, 0, NULL, 0));
     }
@@ -129,6 +131,7 @@ static void send_dirty(struct gp_region *region) {
         size_t from = at * BLOCK_SIZE, to = end * BLOCK_SIZE;
         if (to > region->size) to = region->size;
         uint64_t values[2] = {region->start + from, to - from};
+        GP_ROUTE(region->device);
         gp_post_bulk(GP_MANAGED_WRITE, values, 2, region->alias + from, to - from);
         region->dirty -= end - at;
         at = end;
@@ -290,6 +293,7 @@ static int add_region(struct gp_region *region) {
 
 static void give_back(const struct gp_region *region) {
     uint64_t values[3] = {region->id, region->start, region->size};
+    GP_ROUTE(region->device);
     gp_post(GP_MANAGED_FREE, values, 3);
 }
 
@@ -297,7 +301,7 @@ int gp_region_new(size_t size, struct gp_region **made) {
     struct gp_region *region = calloc(1, sizeof *region);
     if (region == NULL) return GP_OUT_OF_MEMORY;
     region->size = size;
-    region->device = gp_server_device(gp_current_device());
+    region->device = gp_current_device();
     int status = GP_OUT_OF_MEMORY;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         void *wish = find_room(size);

@@ -42,8 +42,25 @@ bool gp_find_range(uint64_t address, struct gp_range *found) {
 
 uint64_t gp_pinned_low = UINT64_MAX, gp_pinned_high;
 
+// Whether another server's memory has some of these addresses. Workers of a lease over several servers
+// keep to parts of the address space of their own, so this is not expected; range_lock is held.
+static bool collides(const struct gp_range *range) {
+    if (range->kind == GP_HOST_MEMORY || range->device < 0) return false;
+    size_t at = behind(range->start + range->size - 1);
+    if (at == 0) return false;
+    const struct gp_range *last = &ranges[at - 1];
+    return last->start + last->size > range->start && last->device >= 0 &&
+           gp.devices[last->device].server != gp.devices[range->device].server;
+}
+
 int gp_add_range(struct gp_range range) {
     pthread_rwlock_wrlock(&range_lock);
+    if (gp_several && collides(&range)) {
+        pthread_rwlock_unlock(&range_lock);
+        gp_say("two servers gave memory at the same addresses: %#llx",
+               (unsigned long long)range.start);
+        return GP_OUT_OF_MEMORY;
+    }
     if (range.kind == GP_HOST_MEMORY) {
         uint64_t end = range.start + range.size;
         if (range.start < gp_pinned_low) {
@@ -87,6 +104,11 @@ int gp_remove_range(uint64_t start, struct gp_range *removed) {
 static bool is_device(uint64_t address) {
     struct gp_range range;
     return gp_find_range(address, &range) && range.kind != GP_HOST_MEMORY;
+}
+
+// Whether this is memory of another server than the one that calls go to.
+static bool is_apart(uint64_t address) {
+    return __builtin_expect(gp_several, 0) && !gp_reaches(gp_device_at(address));
 }
 
 static bool is_pinned(const void *address) {
@@ -133,7 +155,9 @@ GP_EXPORT int cuMemAlloc_v2(uint64_t *address, size_t size) {
     uint64_t values[1] = {size}, reply[1] = {0};
     GP_CHECK(gp_call(GP_ALLOCATE, values, 1, reply, sizeof reply));
     *address = reply[0];
-    return add_device_range(reply[0], size, GP_DEVICE_MEMORY);
+    int status = add_device_range(reply[0], size, GP_DEVICE_MEMORY);
+    if (status != GP_SUCCESS) gp_post(GP_FREE, reply, 1);
+    return status;
 }
 
 GP_EXPORT int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height,
@@ -149,6 +173,7 @@ GP_EXPORT int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width,
 GP_EXPORT int cuMemFree_v2(uint64_t address) {
     GP_ENTER();
     if (address == 0) return GP_SUCCESS;
+    GP_ON_ADDRESS(address);
     if (gp_managed_count && gp_managed_free(address) == GP_SUCCESS) return GP_SUCCESS;
     GP_CHECK(remove_device_range(address));
     uint64_t values[1] = {address};
@@ -158,6 +183,13 @@ GP_EXPORT int cuMemFree_v2(uint64_t address) {
 GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
     GP_ENTER();
     if (address == 0) return GP_SUCCESS;
+    GP_ON(stream);
+    if (is_apart(address)) {
+        // What the stream does does not touch another server's memory; only events could have made
+        // it wait for that, and these were waited for.
+        GP_ON_ADDRESS(address);
+        return cuMemFree_v2(address);
+    }
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream)) return gp_capture_free(address, stream);
@@ -216,11 +248,6 @@ GP_EXPORT int cuMemAllocHost_v2(void **address, size_t size) {
     return cuMemHostAlloc(address, size, 0);
 }
 
-// Whatever still writes there must be over before the memory is given away.
-static int await_downloads(const void *address, size_t size) {
-    return gp_awaits_download(address, size) ? gp_synchronize(GP_DRAIN, 0) : GP_SUCCESS;
-}
-
 // --- memory of the host that kernels see ----------------------------------------------------------
 //
 // The worker holds a mirror, which kernels use. What the program writes here goes there before
@@ -229,6 +256,7 @@ static int await_downloads(const void *address, size_t size) {
 struct mapped {
     struct mapped *next;
     uint64_t id, device, size;
+    int ordinal;  // of a device of the server whose kernels see it
     unsigned char *host, *shadow;  // shadow: what both sides have
 };
 
@@ -275,6 +303,7 @@ void gp_push_mapped(void) {
         if (!take_change(at, &first, &size)) continue;
         // From the shadow: the program may write again meanwhile, and that is the next change.
         uint64_t values[3] = {at->id, first, size};
+        GP_ROUTE(at->ordinal);
         gp_post_bulk(GP_MAP_WRITE, values, 3, at->shadow + first, size);
     }
     pthread_mutex_unlock(&push_lock);
@@ -284,7 +313,10 @@ void gp_push_mapped(void) {
 static int map_range(const struct gp_range *range, uint64_t *device) {
     pthread_mutex_lock(&push_lock);
     struct mapped *at = mapped;
-    while (at != NULL && at->host != (unsigned char *)(uintptr_t)range->start) at = at->next;
+    while (at != NULL && (at->host != (unsigned char *)(uintptr_t)range->start ||
+                          (gp_several && !gp_reaches(at->ordinal)))) {
+        at = at->next;
+    }
     int status = GP_SUCCESS;
     if (at == NULL) {
         struct mapped *made = calloc(1, sizeof *made);
@@ -295,14 +327,14 @@ static int map_range(const struct gp_range *range, uint64_t *device) {
             return GP_OUT_OF_MEMORY;
         }
         unsigned char *host = (unsigned char *)(uintptr_t)range->start;
-        *made = (struct mapped){NULL, gp_new_id(), 0, range->size, host, shadow};
+        int ordinal = gp_current_device();
+        *made = (struct mapped){NULL, gp_new_id(), 0, range->size, ordinal, host, shadow};
         memcpy(shadow, host, range->size);
         uint64_t values[2] = {made->id, range->size};
         struct gp_request request = {.body = &made->device, .capacity = sizeof made->device};
         status = gp_exchange(&request, GP_MAP_HOST, values, 2, NULL, 0, shadow, range->size);
         if (status == GP_SUCCESS) {
-            struct gp_range seen = {made->device, range->size, GP_DEVICE_MEMORY, range->device, 0,
-                                    0, NULL};
+            struct gp_range seen = {made->device, range->size, GP_DEVICE_MEMORY, ordinal, 0, 0, NULL};
             gp_add_range(seen);
             pthread_mutex_lock(&mapped_lock);
             made->next = mapped;
@@ -320,7 +352,7 @@ static int map_range(const struct gp_range *range, uint64_t *device) {
     return status;
 }
 
-static void unmap_range(const struct gp_range *range) {
+static struct mapped *take_mapped(const struct gp_range *range) {
     pthread_mutex_lock(&push_lock);
     pthread_mutex_lock(&mapped_lock);
     struct mapped **at = &mapped;
@@ -329,14 +361,20 @@ static void unmap_range(const struct gp_range *range) {
     if (found != NULL) *at = found->next;
     pthread_mutex_unlock(&mapped_lock);
     pthread_mutex_unlock(&push_lock);
-    if (found == NULL) return;
-    __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
-    struct gp_range gone;
-    gp_remove_range(found->device, &gone);
-    uint64_t values[1] = {found->id};
-    gp_call(GP_MAP_FREE, values, 1, NULL, 0);
-    free(found->shadow);
-    free(found);
+    return found;
+}
+
+// On all servers whose kernels see it.
+static void unmap_range(const struct gp_range *range) {
+    for (struct mapped *found; (found = take_mapped(range)) != NULL; free(found)) {
+        __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+        struct gp_range gone;
+        gp_remove_range(found->device, &gone);
+        uint64_t values[1] = {found->id};
+        GP_ROUTE(found->ordinal);
+        gp_call(GP_MAP_FREE, values, 1, NULL, 0);
+        free(found->shadow);
+    }
 }
 
 GP_EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *device, void *address, unsigned flags) {
@@ -372,7 +410,7 @@ GP_EXPORT int cuMemFreeHost(void *address) {
         gp_add_range(range);
         return GP_INVALID_VALUE;
     }
-    await_downloads(address, range.size);
+    gp_drain(address, range.size);
     unmap_range(&range);
     munmap(address, range.size);
     return GP_SUCCESS;
@@ -398,7 +436,7 @@ GP_EXPORT int cuMemHostUnregister(void *address) {
         return GP_HOST_NOT_REGISTERED;
     }
     unmap_range(&range);
-    return await_downloads(address, range.size);
+    return gp_drain(address, range.size);
 }
 
 GP_EXPORT int cuMemHostGetFlags(unsigned *flags, void *address) {
@@ -445,7 +483,7 @@ static int copy_in(uint64_t target, const void *source, size_t size, uint64_t st
     if (source == NULL) return GP_INVALID_VALUE;
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     // The bytes may still be on their way here.
-    GP_CHECK(await_downloads(source, size));
+    GP_CHECK(gp_drain(source, size));
     uint64_t values[3] = {target, size, stream};
     if (size > INLINE_MAX) return gp_post_bulk(GP_COPY_IN, values, 3, source, size);
     unsigned char *at = gp_open(GP_COPY_IN, 0, sizeof values + size);
@@ -455,8 +493,65 @@ static int copy_in(uint64_t target, const void *source, size_t size, uint64_t st
     return GP_SUCCESS;
 }
 
+static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream) {
+    if (size == 0) return GP_SUCCESS;
+    if (target == NULL) return GP_INVALID_VALUE;
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
+    uint64_t values[3] = {source, size, stream};
+    struct gp_request request = {.bulk = target, .bulk_size = size};
+    return gp_exchange(&request, GP_COPY_OUT, values, 3, NULL, 0, NULL, 0);
+}
+
+// --- copies between servers -----------------------------------------------------------------------
+//
+// They pass through this process, piece by piece. What a stream of one server does changes no memory
+// of another, other than by such copies, so the stream matters on its own server only; elsewhere the
+// legacy stream stands for it, and a copy is over before the stream goes on.
+
+#define PIECE_SIZE ((size_t)8 << 20)
+
+static int write_across(uint64_t target, const void *source, size_t size, void *stream) {
+    int home = gp_here();
+    GP_ON_ADDRESS(target);
+    uint64_t id;
+    GP_CHECK(gp_here() == home ? gp_stream_id(stream, &id) : gp_stream_id(NULL, &id));
+    GP_CHECK(copy_in(target, source, size, id));
+    return gp_here() == home ? GP_SUCCESS : gp_synchronize(GP_SYNC_STREAM, id);
+}
+
+static int read_across(void *target, uint64_t source, size_t size, void *stream) {
+    int home = gp_here();
+    GP_ON_ADDRESS(source);
+    uint64_t id;
+    GP_CHECK(gp_here() == home ? gp_stream_id(stream, &id) : gp_stream_id(NULL, &id));
+    return copy_out(target, source, size, id);
+}
+
+int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream) {
+    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    size_t most = size < PIECE_SIZE ? size : PIECE_SIZE;
+    void *piece = malloc(most + 1);
+    if (piece == NULL) return GP_OUT_OF_MEMORY;
+    int status = GP_SUCCESS;
+    for (size_t at = 0; at < size && status == GP_SUCCESS; at += most) {
+        size_t part = size - at < most ? size - at : most;
+        status = read_across(piece, source + at, part, stream);
+        if (status == GP_SUCCESS) status = write_across(target + at, piece, part, stream);
+    }
+    free(piece);
+    return status;
+}
+
+bool gp_between_servers(uint64_t one, uint64_t other) {
+    int first = gp_device_at(one), second = gp_device_at(other);
+    return first >= 0 && second >= 0 && gp.devices[first].server != gp.devices[second].server;
+}
+
+// --- copies by direction --------------------------------------------------------------------------
+
 GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
     GP_ENTER();
+    GP_ON_ADDRESS(target);
     if (is_managed((uintptr_t)source)) {
         return copy_managed(target, (uintptr_t)source, size, NULL, false);
     }
@@ -471,29 +566,24 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
 GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size,
                                    void *stream) {
     GP_ENTER();
+    GP_ON(stream);
     if (is_managed((uintptr_t)source)) {
         return copy_managed(target, (uintptr_t)source, size, stream, true);
     }
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream)) {
+        if (is_apart(target)) return GP_CAPTURE_UNSUPPORTED;
         return gp_capture_copy(target, (uint64_t)(uintptr_t)source, size, false, stream);
     }
     settle(stream, source, true);
+    if (is_apart(target)) return write_across(target, source, size, stream);
     return copy_in(target, source, size, id);
-}
-
-static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream) {
-    if (size == 0) return GP_SUCCESS;
-    if (target == NULL) return GP_INVALID_VALUE;
-    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
-    uint64_t values[3] = {source, size, stream};
-    struct gp_request request = {.bulk = target, .bulk_size = size};
-    return gp_exchange(&request, GP_COPY_OUT, values, 3, NULL, 0, NULL, 0);
 }
 
 GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
     GP_ENTER();
+    GP_ON_ADDRESS(source);
     if (is_managed((uintptr_t)target)) {
         return copy_managed((uintptr_t)target, source, size, NULL, false);
     }
@@ -505,15 +595,18 @@ GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
 
 GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, void *stream) {
     GP_ENTER();
+    GP_ON(stream);
     if (is_managed((uintptr_t)target)) {
         return copy_managed((uintptr_t)target, source, size, stream, true);
     }
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (gp_capture_of(stream)) {
+        if (is_apart(source)) return GP_CAPTURE_UNSUPPORTED;
         return gp_capture_copy((uint64_t)(uintptr_t)target, source, size, true, stream);
     }
     if (size == 0) return GP_SUCCESS;
+    if (is_apart(source)) return read_across(target, source, size, stream);
     GP_CHECK(gp_see(&source));
     if (is_pinned(target)) {
         uint64_t id = gp_expect_download(target, size, handle->id);
@@ -548,6 +641,7 @@ static int copy_any(uint64_t target, uint64_t source, size_t size, void *stream,
         return async ? cuMemcpyDtoHAsync_v2(host_target, source, size, stream)
                      : cuMemcpyDtoH_v2(host_target, source, size);
     }
+    GP_ON(stream);
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     GP_CHECK(gp_synchronize(GP_SYNC_STREAM, id));
@@ -613,6 +707,7 @@ int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp
 
 int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
     GP_ENTER();
+    GP_ON(stream);
     if (copy == NULL) return GP_INVALID_VALUE;
     size_t width = copy->width, height = copy->height, depth = copy->depth;
     if (width == 0 || height == 0 || depth == 0) return GP_SUCCESS;
@@ -622,10 +717,16 @@ int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
     struct gp_end from, to;
     GP_CHECK(gp_find_end(&copy->source, width, height, &from));
     GP_CHECK(gp_find_end(&copy->target, width, height, &to));
+    bool across = gp_several && !from.host && !to.host &&
+                  gp_between_servers(from.address, to.address);
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream) && (from.host || to.host)) return gp_capture_box(copy, stream);
-    if (!from.host && !to.host) {
+    if (!from.host && !to.host && !across) {
+        // Without a stream it is the legacy one of whichever server has the memory.
+        GP_ROUTE(gp_several && gp_handle_device(stream) < 0 ? gp_device_at(to.address) : -1);
+        GP_REACH_ADDRESS(to.address);
+        GP_CHECK(gp_stream_id(stream, &id));
         uint64_t values[10] = {to.address, to.pitch, to.slice, from.address, from.pitch,
                                from.slice, width, height, depth, id};
         return gp_post(GP_COPY_3D, values, 10);

@@ -34,6 +34,7 @@ struct function {
     struct function *next;  // of the same module
     struct function *older;  // of all
     struct gp_handle *module;
+    uint64_t servers;  // where the worker knows it, a bit for each
     char *name;
     uint32_t count, bytes;
     struct parameter *parameters;
@@ -59,7 +60,11 @@ struct module {
     struct function *functions;
     struct symbol *symbols;
     struct module *modules[GP_DEVICES_MAX];  // of a library: its modules by device
+    uint64_t servers;        // where it is loaded, a bit for each
+    struct gp_image image;   // of a library that other servers may yet need
 };
+
+static uint64_t bit_here(void) { return 1ull << gp_here(); }
 
 // --- what occupancy is known of clusters ----------------------------------------------------------
 
@@ -135,7 +140,7 @@ static struct module *make_module(bool library) {
     if (module == NULL) return NULL;
     module->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_MODULE};
     module->handle.id = gp_new_id();
-    module->handle.device = gp_current_device();
+    module->handle.device = library ? -1 : gp_current_device();
     module->library = library;
     pthread_mutex_init(&module->lock, NULL);
     return module;
@@ -152,29 +157,51 @@ static int architecture(void) {
     return found;
 }
 
+// Load an image on the server that calls go to.
+static int load_here(struct module *module, const struct gp_image *image) {
+    int status = gp_load_known(module->handle.id, module->library, image->bytes, image->size);
+    if (status == GP_NOT_FOUND) {
+        uint64_t values[2] = {module->handle.id, image->size};
+        struct gp_request request = {0};
+        int op = module->library ? GP_LOAD_LIBRARY : GP_LOAD_MODULE;
+        status = gp_exchange(&request, op, values, 2, NULL, 0, image->bytes, image->size);
+    }
+    if (status == GP_SUCCESS) module->servers |= bit_here();
+    return status;
+}
+
+// A library belongs to no context, so the other servers get it when they first need it.
+static bool keep_image(struct module *module, const struct gp_image *image) {
+    unsigned char *copy = image->owned;
+    if (copy == NULL) {
+        copy = malloc(image->size + 1);
+        if (copy != NULL) memcpy(copy, image->bytes, image->size);
+    }
+    module->image = (struct gp_image){copy, image->size, copy};
+    return copy != NULL;
+}
+
 static int load(int op, const void *data, void **made) {
     if (data == NULL || made == NULL) return GP_INVALID_VALUE;
     struct gp_image image;
     if (!gp_find_image(data, architecture(), &image)) return GP_INVALID_IMAGE;
     struct module *module = make_module(op == GP_LOAD_LIBRARY);
-    int status = module == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
-    bool sent = status != GP_SUCCESS;
-    if (!sent) {
-        status = gp_load_known(module->handle.id, module->library, image.bytes, image.size);
-        sent = status != GP_NOT_FOUND;
-    }
-    if (!sent) {
-        uint64_t values[2] = {module->handle.id, image.size};
-        struct gp_request request = {0};
-        status = gp_exchange(&request, op, values, 2, NULL, 0, image.bytes, image.size);
-    }
-    free(image.owned);
+    int status = module == NULL ? GP_OUT_OF_MEMORY : load_here(module, &image);
+    bool kept = status == GP_SUCCESS && gp_several && module->library;
+    if (kept && !keep_image(module, &image)) status = GP_OUT_OF_MEMORY;
+    if (!kept) free(image.owned);
     if (status != GP_SUCCESS) {
         free(module);
         return status;
     }
     *made = module;
     return GP_SUCCESS;
+}
+
+// Make a library known to the server that calls go to; its lock is held.
+static int library_here(struct module *module) {
+    if (!gp_several || !module->library || module->servers & bit_here()) return GP_SUCCESS;
+    return load_here(module, &module->image);
 }
 
 static void *read_file(const char *path) {
@@ -257,7 +284,15 @@ static int unload(struct module *module, int op) {
         int status = gp_remove_range(at->address, &range);
         if (status == GP_SUCCESS && range.kind == GP_MANAGED_MEMORY) gp_region_return(range.start);
     }
-    return gp_post(op, values, 1);
+    free(module->image.owned);
+    module->image = (struct gp_image){0};
+    if (!gp_several) return gp_post(op, values, 1);
+    for (int server = 0; server < gp.server_count; server++) {
+        if (!(module->servers & 1ull << server)) continue;
+        GP_ROUTE(gp_first_device(server));
+        gp_post(op, values, 1);
+    }
+    return GP_SUCCESS;
 }
 
 GP_EXPORT int cuModuleUnload(void *module) {
@@ -290,8 +325,10 @@ GP_EXPORT int cuLibraryGetModule(void **module, void *library) {
     if (known->modules[device] == NULL) {
         struct module *made = make_module(false);
         uint64_t values[2] = {known->handle.id, made == NULL ? 0 : made->handle.id};
-        status = made == NULL ? GP_OUT_OF_MEMORY : gp_call(GP_LIBRARY_MODULE, values, 2, NULL, 0);
+        status = made == NULL ? GP_OUT_OF_MEMORY : library_here(known);
+        if (status == GP_SUCCESS) status = gp_call(GP_LIBRARY_MODULE, values, 2, NULL, 0);
         if (status == GP_SUCCESS) {
+            made->servers = bit_here();
             known->modules[device] = made;
         } else {
             free(made);
@@ -325,6 +362,7 @@ static struct function *take_function(struct module *module, uint64_t id, const 
     }
     function->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_FUNCTION, .id = id};
     function->handle.device = gp_current_device();
+    function->servers = bit_here();
     function->module = &module->handle;
     pthread_mutex_init(&function->lock, NULL);
     function->next = module->functions;
@@ -365,18 +403,28 @@ void **gp_function_pointers(void *given, unsigned char *bytes) {
     return made;
 }
 
-static int find_function(struct module *module, int op, const char *name, void **found) {
+// Ask the server for a function, which gets this identifier there; the module's lock is held.
+static int ask_function(struct module *module, uint64_t id, const char *name,
+                        struct gp_request *request) {
+    uint64_t values[2] = {module->handle.id, id};
+    int op = module->library ? GP_FIND_KERNEL : GP_FIND_FUNCTION;
+    *request = (struct gp_request){.grows = true};
+    GP_CHECK(library_here(module));
+    return gp_exchange(request, op, values, 2, name, strlen(name), NULL, 0);
+}
+
+static int find_function(struct module *module, const char *name, void **found) {
     if (found == NULL || name == NULL || strlen(name) > NAME_MAX_SIZE) return GP_INVALID_VALUE;
     pthread_mutex_lock(&module->lock);
     struct function *at = module->functions;
     while (at != NULL && strcmp(at->name, name) != 0) at = at->next;
     int status = GP_SUCCESS;
     if (at == NULL) {
-        uint64_t values[2] = {module->handle.id, gp_new_id()};
-        struct gp_request request = {.grows = true};
-        status = gp_exchange(&request, op, values, 2, name, strlen(name), NULL, 0);
+        uint64_t id = gp_new_id();
+        struct gp_request request;
+        status = ask_function(module, id, name, &request);
         if (status == GP_SUCCESS) {
-            at = take_function(module, values[1], name, &request);
+            at = take_function(module, id, name, &request);
             if (at == NULL) status = GP_UNKNOWN;
         }
         free(request.body);
@@ -386,16 +434,35 @@ static int find_function(struct module *module, int op, const char *name, void *
     return status;
 }
 
+// A kernel of a library is the same on all servers, and becomes known to each at its first use. A
+// function of a module is its server's alone.
+int gp_function_here(void *given) {
+    GP_CHECK(gp_check(given, GP_FUNCTION));
+    struct function *function = given;
+    if (!gp_several) return GP_SUCCESS;
+    if (__atomic_load_n(&function->servers, __ATOMIC_RELAXED) & bit_here()) return GP_SUCCESS;
+    struct module *module = (struct module *)function->module;
+    if (!module->library) return GP_INVALID_HANDLE;
+    struct gp_request request;
+    pthread_mutex_lock(&module->lock);
+    int status = ask_function(module, function->handle.id, function->name, &request);
+    if (status == GP_SUCCESS) __atomic_fetch_or(&function->servers, bit_here(), __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&module->lock);
+    free(request.body);
+    return status;
+}
+
 GP_EXPORT int cuModuleGetFunction(void **function, void *module, const char *name) {
     GP_ENTER();
     GP_CHECK(check_module(module, false));
-    return find_function(module, GP_FIND_FUNCTION, name, function);
+    GP_ON(module);
+    return find_function(module, name, function);
 }
 
 GP_EXPORT int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
     GP_CHECK(gp_ready());
     GP_CHECK(check_module(library, true));
-    return find_function(library, GP_FIND_KERNEL, name, kernel);
+    return find_function(library, name, kernel);
 }
 
 static int find_global(struct module *module, int op, const char *name, uint64_t *address,
@@ -403,6 +470,7 @@ static int find_global(struct module *module, int op, const char *name, uint64_t
     if (name == NULL || strlen(name) > NAME_MAX_SIZE) return GP_INVALID_VALUE;
     int device = gp_current_device(), status = GP_SUCCESS;
     if (device < 0) device = 0;  // managed variables are of no device's
+    GP_ROUTE(device);
     pthread_mutex_lock(&module->lock);
     struct symbol *at = module->symbols;
     while (at != NULL && (at->device != device || strcmp(at->name, name) != 0)) at = at->next;
@@ -410,9 +478,12 @@ static int find_global(struct module *module, int op, const char *name, uint64_t
         // Its address and size, and those of the managed memory that it is in.
         uint64_t values[1] = {module->handle.id}, reply[4] = {0};
         struct gp_request request = {.body = reply, .capacity = sizeof reply};
-        status = gp_exchange(&request, op, values, 1, name, strlen(name), NULL, 0);
+        status = library_here(module);
+        if (status == GP_SUCCESS) {
+            status = gp_exchange(&request, op, values, 1, name, strlen(name), NULL, 0);
+        }
         bool managed = status == GP_SUCCESS && reply[3] != 0;
-        if (managed) status = gp_region_borrow(reply[2], reply[3], gp_server_device(device));
+        if (managed) status = gp_region_borrow(reply[2], reply[3], device);
         if (status == GP_SUCCESS) at = malloc(sizeof *at + strlen(name) + 1);
         if (status == GP_SUCCESS && at == NULL) status = GP_OUT_OF_MEMORY;
         if (status == GP_SUCCESS) {
@@ -433,6 +504,7 @@ GP_EXPORT int cuModuleGetGlobal_v2(uint64_t *address, size_t *size, void *module
                                    const char *name) {
     GP_ENTER();
     GP_CHECK(check_module(module, false));
+    GP_ON(module);
     return find_global(module, GP_FIND_GLOBAL, name, address, size);
 }
 
@@ -454,14 +526,20 @@ GP_EXPORT int cuLibraryGetManaged(uint64_t *address, size_t *size, void *library
 static int enumerate(struct module *module, struct gp_request *reply, uint32_t *count) {
     uint64_t values[1] = {module->handle.id};
     *reply = (struct gp_request){.grows = true};
-    int status = gp_exchange(reply, GP_ENUMERATE, values, 1, NULL, 0, NULL, 0);
+    pthread_mutex_lock(&module->lock);
+    int status = library_here(module);
+    pthread_mutex_unlock(&module->lock);
+    if (status == GP_SUCCESS) {
+        status = gp_exchange(reply, GP_ENUMERATE, values, 1, NULL, 0, NULL, 0);
+    }
     if (status == GP_SUCCESS && reply->length < 8) status = GP_UNKNOWN;
     if (status == GP_SUCCESS) memcpy(count, reply->body, 4);
     return status;
 }
 
-static int list_functions(struct module *module, int op, void **functions, unsigned room,
+static int list_functions(struct module *module, void **functions, unsigned room,
                           unsigned *total) {
+    GP_ON(&module->handle);
     struct gp_request reply;
     uint32_t count = 0;
     int status = enumerate(module, &reply, &count);
@@ -473,7 +551,7 @@ static int list_functions(struct module *module, int op, void **functions, unsig
             status = GP_UNKNOWN;
             break;
         }
-        status = find_function(module, op, name, &functions[at]);
+        status = find_function(module, name, &functions[at]);
         name += size + 1;
     }
     free(reply.body);
@@ -485,28 +563,28 @@ GP_EXPORT int cuModuleGetFunctionCount(unsigned *count, void *module) {
     GP_ENTER();
     GP_CHECK(check_module(module, false));
     if (count == NULL) return GP_INVALID_VALUE;
-    return list_functions(module, GP_FIND_FUNCTION, NULL, 0, count);
+    return list_functions(module, NULL, 0, count);
 }
 
 GP_EXPORT int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
     GP_ENTER();
     GP_CHECK(check_module(module, false));
     if (functions == NULL) return GP_INVALID_VALUE;
-    return list_functions(module, GP_FIND_FUNCTION, functions, count, NULL);
+    return list_functions(module, functions, count, NULL);
 }
 
 GP_EXPORT int cuLibraryGetKernelCount(unsigned *count, void *library) {
     GP_CHECK(gp_ready());
     GP_CHECK(check_module(library, true));
     if (count == NULL) return GP_INVALID_VALUE;
-    return list_functions(library, GP_FIND_KERNEL, NULL, 0, count);
+    return list_functions(library, NULL, 0, count);
 }
 
 GP_EXPORT int cuLibraryEnumerateKernels(void **kernels, unsigned count, void *library) {
     GP_CHECK(gp_ready());
     GP_CHECK(check_module(library, true));
     if (kernels == NULL) return GP_INVALID_VALUE;
-    return list_functions(library, GP_FIND_KERNEL, kernels, count, NULL);
+    return list_functions(library, kernels, count, NULL);
 }
 
 GP_EXPORT int cuKernelGetFunction(void **function, void *kernel) {
@@ -579,6 +657,8 @@ GP_EXPORT int cuFuncIsLoaded(int *state, void *function) {
 
 static int fetch_attributes(struct function *function, int device, struct attributes **found) {
     GP_CHECK(gp_check_device(device));
+    GP_ROUTE(device);
+    GP_CHECK(gp_function_here(function));
     pthread_mutex_lock(&function->lock);
     int status = GP_SUCCESS;
     if (function->attributes[device] == NULL) {
@@ -643,6 +723,7 @@ GP_EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int d
     uint64_t values[4] = {function->handle.id, (uint64_t)gp_server_device(device),
                           (uint64_t)attribute, (uint64_t)(int64_t)value};
     forget_clusters();
+    GP_ROUTE(device);
     return gp_post(GP_SET_FUNCTION_ATTRIBUTE, values, 4);
 }
 
@@ -660,7 +741,8 @@ GP_EXPORT int cuFuncSetSharedMemConfig(void *function, int config) {
 int cuFuncSetCacheConfig(void *function, int config);
 
 GP_EXPORT int cuKernelSetCacheConfig(void *kernel, int config, int device) {
-    (void)device;
+    GP_CHECK(gp_check_device(device));
+    GP_ROUTE(device);
     return cuFuncSetCacheConfig(kernel, config);
 }
 
@@ -713,7 +795,7 @@ static void see_pinned(unsigned char *bytes, size_t size) {
 
 int gp_function_bytes(void *of, void **parameters, void **extra, unsigned char **bytes,
                       uint32_t *size) {
-    GP_CHECK(gp_check(of, GP_FUNCTION));
+    GP_CHECK(gp_function_here(of));
     const struct function *function = of;
     struct given given = {parameters, NULL, 0};
     if (parameters == NULL && function->count > 0) {
@@ -731,7 +813,8 @@ int gp_function_bytes(void *of, void **parameters, void **extra, unsigned char *
 static int launch(struct launch *head, struct function *function, void *stream, void **parameters,
                   void **extra, const void *attributes, uint32_t attribute_count, int flags) {
     GP_ENTER();
-    GP_CHECK(gp_check(function, GP_FUNCTION));
+    GP_CHECK(gp_function_here(function));
+    GP_REACH(stream);
     GP_CHECK(gp_stream_id(stream, &head->stream));
     const uint32_t *grid = head->grid, *block = head->block;
     if (!grid[0] || !grid[1] || !grid[2] || !block[0] || !block[1] || !block[2]) {
@@ -819,7 +902,7 @@ GP_EXPORT int cuLaunchKernelEx(const struct launch_config *config, void *functio
 static int ask_occupancy(struct function *function, int op, const uint64_t key[4],
                          uint64_t *value) {
     GP_ENTER();
-    GP_CHECK(gp_check(function, GP_FUNCTION));
+    GP_CHECK(gp_function_here(function));
     uint64_t full[5] = {(uint64_t)op << 8 | (uint64_t)gp_current_device(), key[0], key[1], key[2],
                         key[3]};
     pthread_mutex_lock(&function->lock);
@@ -869,7 +952,7 @@ GP_EXPORT int cuOccupancyAvailableDynamicSMemPerBlock(size_t *size, void *functi
 
 static int clusters(int *count, void *function, const struct launch_config *config, int op) {
     GP_ENTER();
-    GP_CHECK(gp_check(function, GP_FUNCTION));
+    GP_CHECK(gp_function_here(function));
     if (count == NULL || config == NULL || config->count > LAUNCH_ATTRIBUTES_MAX) {
         return GP_INVALID_VALUE;
     }

@@ -39,6 +39,7 @@ static uint64_t id_of(const void *pool) { return ((const struct gp_handle *)pool
 static int default_pool(int device, struct gp_handle **pool) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
+    GP_ROUTE(device);
     int status = GP_SUCCESS;
     pthread_mutex_lock(&pool_lock);
     if (default_pools[device] == NULL) {
@@ -76,6 +77,7 @@ GP_EXPORT int cuDeviceGetMemPool(void **pool, int device) {
 GP_EXPORT int cuDeviceSetMemPool(int device, void *pool) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
+    GP_ROUTE(device);
     GP_CHECK(gp_check(pool, GP_POOL));
     if (((struct gp_handle *)pool)->device != device) return GP_INVALID_DEVICE;
     uint64_t values[2] = {(uint64_t)gp_server_device(device), id_of(pool)};
@@ -115,6 +117,7 @@ GP_EXPORT int cuMemPoolCreate(void **pool, const struct pool_properties *propert
         return GP_NOT_SUPPORTED;
     }
     GP_CHECK(gp_check_device(properties->location.id));
+    GP_ROUTE(properties->location.id);
     // As with cuMemCreate: that memory could be exported is granted, the export itself is not.
     if (properties->handles & ~FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
     struct gp_handle *made = gp_make(GP_POOL);
@@ -134,6 +137,7 @@ GP_EXPORT int cuMemPoolCreate(void **pool, const struct pool_properties *propert
 GP_EXPORT int cuMemPoolDestroy(void *pool) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(pool, GP_POOL));
+    GP_ON(pool);
     struct gp_handle *known = pool;
     pthread_mutex_lock(&pool_lock);
     bool made = known != default_pools[known->device];
@@ -153,6 +157,7 @@ GP_EXPORT int cuMemPoolDestroy(void *pool) {
 GP_EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, void *value) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(pool, GP_POOL));
+    GP_ON(pool);
     if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
     uint64_t values[2] = {id_of(pool), (uint64_t)attribute}, reply[1] = {0};
     GP_CHECK(gp_call(GP_POOL_GET, values, 2, reply, sizeof reply));
@@ -163,6 +168,7 @@ GP_EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, void *value) {
 GP_EXPORT int cuMemPoolSetAttribute(void *pool, int attribute, const void *value) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(pool, GP_POOL));
+    GP_ON(pool);
     if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
     uint64_t values[3] = {id_of(pool), (uint64_t)attribute, 0};
     memcpy(&values[2], value, POOL_VALUE_SIZE(attribute));
@@ -172,6 +178,7 @@ GP_EXPORT int cuMemPoolSetAttribute(void *pool, int attribute, const void *value
 GP_EXPORT int cuMemPoolTrimTo(void *pool, size_t size) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(pool, GP_POOL));
+    GP_ON(pool);
     uint64_t values[2] = {id_of(pool), size};
     return gp_post(GP_POOL_TRIM, values, 2);
 }
@@ -179,10 +186,12 @@ GP_EXPORT int cuMemPoolTrimTo(void *pool, size_t size) {
 GP_EXPORT int cuMemPoolSetAccess(void *pool, const struct access *access, size_t count) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(pool, GP_POOL));
+    GP_ON(pool);
     if (access == NULL || count == 0) return GP_INVALID_VALUE;
     for (size_t at = 0; at < count; at++) {
         if (access[at].location.type != ON_DEVICE) return GP_INVALID_VALUE;
         GP_CHECK(gp_check_device(access[at].location.id));
+        if (gp_several && !gp_reaches(access[at].location.id)) return GP_INVALID_DEVICE;
     }
     for (size_t at = 0; at < count; at++) {
         uint64_t device = (uint64_t)gp_server_device(access[at].location.id);
@@ -195,8 +204,11 @@ GP_EXPORT int cuMemPoolSetAccess(void *pool, const struct access *access, size_t
 GP_EXPORT int cuMemPoolGetAccess(int *flags, void *pool, const struct location *location) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(pool, GP_POOL));
+    GP_ON(pool);
     if (flags == NULL || location == NULL || location->type != ON_DEVICE) return GP_INVALID_VALUE;
     GP_CHECK(gp_check_device(location->id));
+    *flags = 0;
+    if (gp_several && !gp_reaches(location->id)) return GP_SUCCESS;
     uint64_t values[2] = {id_of(pool), (uint64_t)gp_server_device(location->id)}, reply[1] = {0};
     GP_CHECK(gp_call(GP_POOL_GET_ACCESS, values, 2, reply, sizeof reply));
     *flags = (int)reply[0];
@@ -207,6 +219,7 @@ GP_EXPORT int cuMemPoolGetAccess(int *flags, void *pool, const struct location *
 
 static int allocate_async(uint64_t *address, size_t size, uint64_t pool, void *stream) {
     GP_ENTER();
+    GP_ON(stream);
     if (address == NULL) return GP_INVALID_VALUE;
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
@@ -226,5 +239,7 @@ GP_EXPORT int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {
 
 GP_EXPORT int cuMemAllocFromPoolAsync(uint64_t *address, size_t size, void *pool, void *stream) {
     GP_CHECK(gp_check(pool, GP_POOL));
+    GP_ON(stream);
+    GP_REACH(pool);
     return allocate_async(address, size, id_of(pool), stream);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 int cuStreamCreate(void **stream, unsigned flags);
+int cuEventSynchronize(void *event);
 
 static __thread struct gp_handle *thread_streams[GP_DEVICES_MAX];
 static __thread int per_thread;
@@ -50,6 +51,7 @@ int gp_synchronize(int op, uint64_t id) {
 
 GP_EXPORT int cuStreamSynchronize(void *stream) {
     GP_ENTER();
+    GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
@@ -67,6 +69,7 @@ GP_EXPORT int cuStreamSynchronize(void *stream) {
 
 GP_EXPORT int cuStreamQuery(void *stream) {
     GP_ENTER();
+    GP_ON(stream);
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
@@ -76,8 +79,14 @@ GP_EXPORT int cuStreamQuery(void *stream) {
 GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     GP_ENTER();
     GP_CHECK(gp_check(event, GP_EVENT));
+    GP_ON(stream);
     struct gp_handle *to = gp_stream_handle(stream), *from = event;
     if (to == NULL) return GP_INVALID_HANDLE;
+    if (gp_several && !gp_reaches(from->device)) {
+        // The servers know nothing of each other's events, so this thread waits for both.
+        bool captured = gp_capture_of_handle(to) || gp_capture_of_handle(from);
+        return captured ? GP_CAPTURE_UNSUPPORTED : cuEventSynchronize(event);
+    }
     // A stream that waits for an event of a capture joins the capture.
     uint64_t capture = gp_capture_of_handle(from);
     if (capture) __atomic_store_n(&to->capture, capture, __ATOMIC_RELAXED);
@@ -109,6 +118,8 @@ static int ask_event(struct gp_handle *event, int op) {
 GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
     GP_ENTER();
     GP_CHECK(gp_check(event, GP_EVENT));
+    GP_ON(stream);
+    GP_REACH(event);
     struct gp_handle *of = gp_stream_handle(stream);
     if (of == NULL) return GP_INVALID_HANDLE;
     __atomic_store_n(&((struct gp_handle *)event)->capture, gp_capture_of(stream),
@@ -130,12 +141,14 @@ GP_EXPORT int cuEventRecord(void *event, void *stream) {
 GP_EXPORT int cuEventSynchronize(void *event) {
     GP_ENTER();
     GP_CHECK(gp_check(event, GP_EVENT));
+    GP_ON(event);
     return ask_event(event, GP_SYNC_EVENT);
 }
 
 GP_EXPORT int cuEventQuery(void *event) {
     GP_ENTER();
     GP_CHECK(gp_check(event, GP_EVENT));
+    GP_ON(event);
     return ask_event(event, GP_QUERY_EVENT);
 }
 

@@ -26,6 +26,7 @@ struct object {
     struct object *next;
     unsigned long long value;
     bool surface;
+    int server;  // the values of several may be the same
     struct {
         struct resource resource;
         unsigned char texture[TEXTURE_SIZE], view[VIEW_SIZE];
@@ -38,7 +39,10 @@ static struct object *objects;
 // Where the pointer to the object of this value lies; object_lock is held.
 static struct object **find(unsigned long long value, bool surface) {
     struct object **at = &objects;
-    while (*at != NULL && ((*at)->value != value || (*at)->surface != surface)) at = &(*at)->next;
+    while (*at != NULL && ((*at)->value != value || (*at)->surface != surface ||
+                           (*at)->server != gp_here())) {
+        at = &(*at)->next;
+    }
     return at;
 }
 
@@ -50,11 +54,13 @@ static int create(unsigned long long *value, const struct resource *resource, co
     uint64_t array = 0;
     if (resource->type <= OF_MIPMAP) {
         GP_CHECK(gp_check(resource->handle, resource->type == OF_ARRAY ? GP_ARRAY : GP_MIPMAP));
+        GP_REACH(resource->handle);
         array = resource->handle->id;
     }
     struct object *made = calloc(1, sizeof *made);
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->surface = surface;
+    made->server = gp_here();
     if (texture != NULL) memcpy(made->description.texture, texture, TEXTURE_SIZE);
     if (view != NULL) memcpy(made->description.view, view, VIEW_SIZE);
     made->description.resource = *resource;

@@ -56,10 +56,9 @@ static struct {
     void (*bio_set_init)(void *bio, int on);
     void (*bio_set_flags)(void *bio, int flags);
     void (*bio_clear_flags)(void *bio, int flags);
+    void (*bio_set_data)(void *bio, void *data);
+    void *(*bio_get_data)(void *bio);
 } openssl;
-
-static void *connection;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool find_openssl(void) {
     const char *name = getenv("GPUPOOL_LIBSSL");
@@ -92,6 +91,8 @@ static bool find_openssl(void) {
         {"BIO_set_init", &openssl.bio_set_init},
         {"BIO_set_flags", &openssl.bio_set_flags},
         {"BIO_clear_flags", &openssl.bio_clear_flags},
+        {"BIO_set_data", &openssl.bio_set_data},
+        {"BIO_get_data", &openssl.bio_get_data},
     };
     for (size_t at = 0; at < sizeof wanted / sizeof *wanted; at++) {
         void *found = dlsym(library, wanted[at].name);  // its libcrypto is searched as well
@@ -111,7 +112,8 @@ bool gp_tls_possible(void) {
 
 static int bio_read(void *bio, char *bytes, int size) {
     openssl.bio_clear_flags(bio, BIO_RETRY_ALL);
-    ssize_t got = recv(gp_socket, bytes, (size_t)size, 0);
+    const struct gp_link *link = openssl.bio_get_data(bio);
+    ssize_t got = recv(link->socket, bytes, (size_t)size, 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
         openssl.bio_set_flags(bio, BIO_RETRY_READ);
     }
@@ -120,7 +122,8 @@ static int bio_read(void *bio, char *bytes, int size) {
 
 static int bio_write(void *bio, const char *bytes, int size) {
     openssl.bio_clear_flags(bio, BIO_RETRY_ALL);
-    ssize_t sent = send(gp_socket, bytes, (size_t)size, MSG_NOSIGNAL);
+    const struct gp_link *link = openssl.bio_get_data(bio);
+    ssize_t sent = send(link->socket, bytes, (size_t)size, MSG_NOSIGNAL);
     if (sent < 0 && (errno == EAGAIN || errno == EINTR)) {
         openssl.bio_set_flags(bio, BIO_RETRY_WRITE);
     }
@@ -132,18 +135,20 @@ static long bio_ctrl(void *bio, int command, long value, void *pointer) {
     return command == BIO_CTRL_FLUSH;
 }
 
-static void *make_bio(void) {
+static void *make_bio(struct gp_link *link) {
     void *method = openssl.bio_new_method(BIO_SOURCE_SINK | 100, "gpupool");
     if (method == NULL) return NULL;
     openssl.bio_set_read(method, bio_read);
     openssl.bio_set_write(method, bio_write);
     openssl.bio_set_ctrl(method, bio_ctrl);
     void *bio = openssl.bio_new(method);
-    if (bio != NULL) openssl.bio_set_init(bio, 1);
+    if (bio == NULL) return NULL;
+    openssl.bio_set_data(bio, link);
+    openssl.bio_set_init(bio, 1);
     return bio;
 }
 
-static bool pinned(const uint8_t fingerprint[32]) {
+static bool pinned(const void *connection, const uint8_t fingerprint[32]) {
     const void *certificate = openssl.peer_certificate(connection);
     unsigned char *der = NULL;
     int size = certificate == NULL ? 0 : openssl.certificate_der(certificate, &der);
@@ -153,7 +158,7 @@ static bool pinned(const uint8_t fingerprint[32]) {
     return memcmp(found, fingerprint, sizeof found) == 0;
 }
 
-bool gp_tls_start(const char *server_name, const uint8_t fingerprint[32],
+bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
                   const uint8_t ticket[32]) {
     // A library context of its own outlives what OpenSSL frees at exit, when runtimes of CUDA
     // still call us.
@@ -163,24 +168,22 @@ bool gp_tls_start(const char *server_name, const uint8_t fingerprint[32],
     openssl.ctx_ctrl(ctx, CTRL_SET_MIN_VERSION, VERSION_1_3, NULL);
     openssl.ctx_ctrl(ctx, CTRL_MODE, MODE_PARTIAL_MOVING_WRITES, NULL);
     openssl.ctx_set_verify(ctx, VERIFY_NONE, NULL);
-    connection = openssl.new(ctx);
-    void *bio = make_bio();
+    void *connection = openssl.new(ctx);
+    void *bio = make_bio(link);
     if (connection == NULL || bio == NULL) return false;
     openssl.set_bio(connection, bio, bio);
     openssl.ctrl(connection, CTRL_SET_HOSTNAME, 0, (void *)(uintptr_t)server_name);
     uint8_t accepted = 0;
-    bool good = openssl.connect(connection) == 1 && pinned(fingerprint) &&
+    bool good = openssl.connect(connection) == 1 && pinned(connection, fingerprint) &&
                 openssl.write(connection, ticket, 32) == 32 &&
                 openssl.read(connection, &accepted, 1) == 1 && accepted == 1;
-    if (!good) {
-        connection = NULL;
-        return false;
-    }
-    return fcntl(gp_socket, F_SETFL, fcntl(gp_socket, F_GETFL) | O_NONBLOCK) == 0;
+    if (!good) return false;
+    link->connection = connection;
+    return fcntl(link->socket, F_SETFL, fcntl(link->socket, F_GETFL) | O_NONBLOCK) == 0;
 }
 
 // As recv and send with MSG_DONTWAIT would.
-static ssize_t outcome(int result) {
+static ssize_t outcome(const void *connection, int result) {
     if (result > 0) return result;
     int why = openssl.get_error(connection, result);
     if (why != ERROR_WANT_READ && why != ERROR_WANT_WRITE) return 0;
@@ -188,25 +191,28 @@ static ssize_t outcome(int result) {
     return -1;
 }
 
-ssize_t gp_receive(void *target, size_t size) {
-    if (connection == NULL) return recv(gp_socket, target, size, MSG_DONTWAIT);
-    pthread_mutex_lock(&lock);
+ssize_t gp_receive(struct gp_link *link, void *target, size_t size) {
+    void *connection = link->connection;
+    if (connection == NULL) return recv(link->socket, target, size, MSG_DONTWAIT);
+    pthread_mutex_lock(&link->lock);
     openssl.clear_errors();
-    ssize_t got = outcome(openssl.read(connection, target, size > INT_MAX ? INT_MAX : (int)size));
-    pthread_mutex_unlock(&lock);
+    int most = size > INT_MAX ? INT_MAX : (int)size;
+    ssize_t got = outcome(connection, openssl.read(connection, target, most));
+    pthread_mutex_unlock(&link->lock);
     return got;
 }
 
-ssize_t gp_send(struct iovec *parts, int count) {
+ssize_t gp_send(struct gp_link *link, struct iovec *parts, int count) {
+    void *connection = link->connection;
     if (connection == NULL) {
         struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
-        return sendmsg(gp_socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        return sendmsg(link->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
     size_t size = parts->iov_len > INT_MAX ? INT_MAX : parts->iov_len;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&link->lock);
     openssl.clear_errors();
-    ssize_t sent = outcome(openssl.write(connection, parts->iov_base, (int)size));
-    pthread_mutex_unlock(&lock);
+    ssize_t sent = outcome(connection, openssl.write(connection, parts->iov_base, (int)size));
+    pthread_mutex_unlock(&link->lock);
     if (sent == 0) {
         errno = EPIPE;
         sent = -1;

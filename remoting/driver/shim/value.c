@@ -6,6 +6,7 @@
 #define OPERATIONS_MAX 256
 #define EVENT_OF_CONTEXT_WAITS 1
 
+int cuEventSynchronize(void *event);
 int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
 int cuStreamWaitValue64_v2(void *stream, uint64_t address, uint64_t value, unsigned flags);
 int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
@@ -42,6 +43,7 @@ enum { WAIT_32 = 1, WRITE_32 = 2, WAIT_64 = 4, WRITE_64 = 5 };
 GP_EXPORT int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct operation *given,
                                     unsigned flags) {
     GP_ENTER();
+    GP_ON(stream);
     uint64_t head[3] = {0, count, flags};
     GP_CHECK(gp_stream_id(stream, &head[0]));
     if (count > OPERATIONS_MAX || (count > 0 && given == NULL)) return GP_INVALID_VALUE;
@@ -51,6 +53,7 @@ GP_EXPORT int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct o
         uint32_t kind = given[at].kind;
         if (kind == WAIT_32 || kind == WRITE_32 || kind == WAIT_64 || kind == WRITE_64) {
             GP_CHECK(gp_see(&seen[at].address));
+            GP_REACH_ADDRESS(seen[at].address);
         }
     }
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
@@ -81,6 +84,10 @@ static int context_event(void *context, void *event, uint64_t how) {
     struct gp_context *known;
     GP_CHECK(gp_context_of(context, &known));
     GP_CHECK(gp_check(event, GP_EVENT));
+    GP_ROUTE(known->handle.device);
+    if (gp_several && !gp_reaches(((struct gp_handle *)event)->device)) {
+        return how == EVENT_OF_CONTEXT_WAITS ? cuEventSynchronize(event) : GP_INVALID_HANDLE;
+    }
     if (how != EVENT_OF_CONTEXT_WAITS) gp_recorded_elsewhere(event);
     uint64_t device = (uint64_t)gp_server_device(known->handle.device);
     uint64_t values[3] = {device, ((struct gp_handle *)event)->id, how};
@@ -99,6 +106,9 @@ static int peer_access(void *peer, uint64_t on) {
     GP_ENTER();
     struct gp_context *known;
     if (gp_context_of(peer, &known) != GP_SUCCESS) return GP_INVALID_CONTEXT;
+    if (gp_several && !gp_reaches(known->handle.device)) {
+        return on ? GP_PEER_ACCESS_UNSUPPORTED : GP_PEER_ACCESS_NOT_ENABLED;
+    }
     uint64_t values[2] = {(uint64_t)gp_server_device(known->handle.device), on};
     return gp_call(GP_PEER_ACCESS, values, 2, NULL, 0);
 }

@@ -39,6 +39,7 @@ struct reservation {
     struct reservation *next;
     uint64_t start, size;
     unsigned long mappings;
+    int device;  // one of the server that has reserved it
     bool held;  // the same addresses are reserved in this process
 };
 
@@ -75,6 +76,7 @@ GP_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct properties
     if (properties->type != PINNED) return GP_INVALID_VALUE;
     GP_CHECK(device_at(&properties->location));
     if (properties->handles & ~FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
+    GP_ROUTE(properties->location.id);
     struct gp_handle *made = gp_make(GP_PHYSICAL);
     struct physical *physical = calloc(1, sizeof *physical);
     if (made == NULL || physical == NULL) {
@@ -104,6 +106,7 @@ static void end_unused(struct gp_handle *handle) {
     struct physical *physical = handle->detail;
     if (physical->references != 0 || physical->mappings != 0) return;
     uint64_t values[1] = {handle->id};
+    GP_ON(handle);
     gp_post(GP_VIRTUAL_RELEASE, values, 1);
     free(physical);
     gp_end(handle);
@@ -152,14 +155,18 @@ GP_EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int
     }
     pthread_mutex_unlock(&virtual_lock);
     if (!fits) return GP_INVALID_VALUE;
+    GP_ON(known);
     GP_CHECK(gp_call(GP_IPC_EXPORT_PHYSICAL, values, 2, token, sizeof token));
     return gp_make_descriptor(shareable, token);
 }
 
+// Of the server that calls go to; a device that this process may not see has none, and is its first.
 static int ordinal_of(uint64_t server_device) {
-    int device = 0;
-    while (device < gp.device_count && (uint64_t)gp_server_device(device) != server_device) device++;
-    return device;
+    for (int device = 0; device < gp.device_count; device++) {
+        if (!gp_reaches(device)) continue;
+        if ((uint64_t)gp_server_device(device) == server_device) return device;
+    }
+    return gp_first_device(gp_here());
 }
 
 GP_EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type) {
@@ -210,7 +217,8 @@ GP_EXPORT int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignme
     void *got = mmap(wanted, size, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != wanted && got != MAP_FAILED) munmap(got, size);
-    *made = (struct reservation){NULL, reply[0], size, 0, got == wanted};
+    int device = gp_first_device(gp_here());
+    *made = (struct reservation){NULL, reply[0], size, 0, device, got == wanted};
     pthread_mutex_lock(&virtual_lock);
     made->next = reservations;
     reservations = made;
@@ -230,6 +238,7 @@ GP_EXPORT int cuMemAddressFree(uint64_t address, size_t size) {
     pthread_mutex_unlock(&virtual_lock);
     if (!fits) return GP_INVALID_VALUE;
     if (found->held) munmap((void *)(uintptr_t)address, size);
+    GP_ROUTE(found->device);
     free(found);
     uint64_t values[2] = {address, size};
     return gp_post(GP_VIRTUAL_RETURN, values, 2);
@@ -241,6 +250,8 @@ GP_EXPORT int cuMemAddressFree(uint64_t address, size_t size) {
 static int map_physical(uint64_t address, size_t size, struct gp_handle *handle) {
     struct reservation *reservation = reservation_of(address, size);
     if (reservation == NULL) return GP_INVALID_VALUE;
+    GP_ON(handle);
+    if (gp_several && !gp_reaches(reservation->device)) return GP_INVALID_VALUE;
     struct mapping *mapping = calloc(1, sizeof *mapping);
     if (mapping == NULL) return GP_OUT_OF_MEMORY;
     mapping->handle = handle;
@@ -288,6 +299,7 @@ GP_EXPORT int cuMemUnmap(uint64_t address, size_t size) {
     bool fits = is_mapped(address, size);
     if (fits) {
         uint64_t values[2] = {address, size};
+        GP_ON_ADDRESS(address);
         gp_post(GP_VIRTUAL_UNMAP, values, 2);
     }
     for (uint64_t at = address; fits && at < address + size;) {
@@ -308,6 +320,8 @@ static int set_access(uint64_t address, size_t size, const struct access *access
     GP_CHECK(device_at(&access->location));
     if (access->flags < 0 || access->flags > READ_WRITE) return GP_INVALID_VALUE;
     int device = access->location.id;
+    GP_ON_ADDRESS(address);
+    if (gp_several && !gp_reaches(device)) return GP_INVALID_DEVICE;
     uint64_t server = (uint64_t)gp_server_device(device);
     uint64_t values[4] = {address, size, server, (uint64_t)access->flags};
     GP_CHECK(gp_call(GP_VIRTUAL_ACCESS, values, 4, NULL, 0));

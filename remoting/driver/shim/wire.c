@@ -1,4 +1,5 @@
-// The line to the worker: calls in one total order, replies to whoever waits, downloads.
+// The line to a worker: calls in one total order, replies to whoever waits, downloads. There is one
+// for each server of the lease; route.c says which one a thread's calls take.
 //
 // A frame to the worker is a header of 16 bytes, a body of records and bulk bytes that belong to
 // its last record. Records are appended to a buffer, which leaves when somebody waits, when it
@@ -63,27 +64,51 @@ struct download {
     struct download *next;
 };
 
-static pthread_mutex_t line_lock = PTHREAD_MUTEX_INITIALIZER;  // the open buffer
-static pthread_mutex_t send_lock = PTHREAD_MUTEX_INITIALIZER;  // taken before line_lock
-static pthread_cond_t dirty = PTHREAD_COND_INITIALIZER;
-static struct buffer *open_buffer, *spare_buffer;
-static int line_device;  // that the worker will have when it reaches the end of the buffer
-static uint64_t position;
-static bool flusher_waits;
+struct line {
+    struct gp_link *link;
+    pthread_mutex_t line_lock;  // the open buffer
+    pthread_mutex_t send_lock;  // taken before line_lock
+    pthread_cond_t dirty;
+    struct buffer *open_buffer, *spare_buffer;
+    int device;  // that the worker will have when it reaches the end of the buffer
+    uint64_t position;
+    bool flusher_waits;
 
-static pthread_mutex_t read_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t answered = PTHREAD_COND_INITIALIZER;
-static bool reading;
-static struct gp_request *waiting;
-static struct download *downloads;
-static unsigned download_count;
-static unsigned char read_buffer[READ_SIZE];
-static size_t read_start, read_end;
-static int lost;
-static struct gp_request announced;  // done: a host function's turn has come
+    pthread_mutex_t read_lock;
+    pthread_cond_t answered;
+    bool reading;
+    struct gp_request *waiting;
+    struct download *downloads;
+    unsigned download_count;
+    unsigned char read_buffer[READ_SIZE];
+    size_t read_start, read_end;
+    int lost;
+    struct gp_request announced;  // done: a host function's turn has come
+};
+
+static struct line *lines[GP_SERVERS_MAX];  // NULL for servers that this process does not use
+static int line_count;                      // up to the last that is used
+static __thread struct line *opened;        // from gp_open to gp_close
 unsigned long gp_waits[GP_WAITS];
 
-bool gp_is_lost(void) { return __atomic_load_n(&lost, __ATOMIC_RELAXED) != 0; }
+static struct line *only;                   // unless there are several
+
+static struct line *here(void) {
+    return __builtin_expect(gp_several, 0) ? lines[gp_here()] : only;
+}
+
+static bool is_lost(const struct line *line) {
+    return __atomic_load_n(&line->lost, __ATOMIC_RELAXED) != 0;
+}
+
+bool gp_is_lost(void) { return is_lost(here()); }
+
+bool gp_all_lost(void) {
+    for (int at = 0; at < line_count; at++) {
+        if (lines[at] != NULL && !is_lost(lines[at])) return false;
+    }
+    return true;
+}
 
 static int64_t now_ns(void) {
     struct timespec time;
@@ -91,34 +116,61 @@ static int64_t now_ns(void) {
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-static void lose(const char *why) {
-    if (__atomic_exchange_n(&lost, 1, __ATOMIC_RELAXED)) return;
-    shutdown(gp_socket, SHUT_RDWR);
+static void lose_one(struct line *line) {
+    if (!__atomic_exchange_n(&line->lost, 1, __ATOMIC_RELAXED)) {
+        shutdown(line->link->socket, SHUT_RDWR);
+    }
+}
+
+// All servers at once: what ends the lease ends all of its sessions.
+static void lose_all(const char *reason) {
+    static int said;
+    for (int at = 0; at < line_count; at++) {
+        if (lines[at] != NULL) lose_one(lines[at]);
+    }
+    if (!__atomic_exchange_n(&said, 1, __ATOMIC_RELAXED)) gp_say("the GPU is lost: %s", reason);
+}
+
+static void lose(struct line *line, const char *why) {
+    if (is_lost(line)) return;
+    lose_one(line);
     const char *reason = gp_ask_agent(LAST_WORDS_MS);
-    if (reason == NULL) gp_tell_agent(why);
-    gp_say("the GPU is lost: %s", reason != NULL ? reason : why);
+    char text[200];
+    snprintf(text, sizeof text, gp_several ? "%s (server %.64s)" : "%s", why, line->link->name);
+    if (reason == NULL) gp_tell_agent(text);
+    if (reason != NULL || !gp_several) {
+        lose_all(reason != NULL ? reason : text);
+    } else {
+        gp_say("the GPUs of one server are lost: %s", text);
+    }
 }
 
 void gp_wire_forked(void) {
     // Only this thread is left, and the locks may be held by threads that are not.
-    __atomic_store_n(&lost, 1, __ATOMIC_RELAXED);
-    if (gp_socket >= 0) close(gp_socket);
+    for (int at = 0; at < line_count; at++) {
+        if (lines[at] == NULL) continue;
+        __atomic_store_n(&lines[at]->lost, 1, __ATOMIC_RELAXED);
+        close(lines[at]->link->socket);
+        lines[at]->link->socket = -1;
+    }
     if (gp_agent_socket >= 0) close(gp_agent_socket);
-    gp_socket = gp_agent_socket = -1;
+    gp_agent_socket = -1;
 }
 
 // --- reading --------------------------------------------------------------------------------------
 
 // Look for what ends a session without a word on its connection.
-static bool still_there(void) {
+static bool still_there(struct line *line) {
     const char *reason = gp_ask_agent(0);
-    if (reason == NULL && gp_peer_is_dead()) reason = "the server does not answer any more";
-    if (reason != NULL) lose(reason);
-    return reason == NULL;
+    if (reason != NULL) lose_all(reason);
+    if (!is_lost(line) && gp_peer_is_dead(line->link)) {
+        lose(line, "the server does not answer any more");
+    }
+    return !is_lost(line);
 }
 
-static bool wait_readable(int64_t deadline_spin) {
-    struct pollfd entries[2] = {{.fd = gp_socket, .events = POLLIN}};
+static bool wait_readable(struct line *line, int64_t deadline_spin) {
+    struct pollfd entries[2] = {{.fd = line->link->socket, .events = POLLIN}};
     do {
         if (poll(entries, 1, 0) > 0) return true;
     } while (now_ns() < deadline_spin);
@@ -128,14 +180,14 @@ static bool wait_readable(int64_t deadline_spin) {
         int found = poll(entries, 2, LOOK_MS);
         if (found < 0 && errno != EINTR) return false;
         if (found > 0 && entries[0].revents) return true;
-        if (!still_there()) return false;
+        if (!still_there(line)) return false;
     }
 }
 
-static bool read_some(void *target, size_t size, size_t *count) {
+static bool read_some(struct line *line, void *target, size_t size, size_t *count) {
     int64_t spin = now_ns() + SPIN_NS;
     for (;;) {
-        ssize_t got = gp_receive(target, size);
+        ssize_t got = gp_receive(line->link, target, size);
         if (got > 0) {
             *count = (size_t)got;
             return true;
@@ -143,44 +195,44 @@ static bool read_some(void *target, size_t size, size_t *count) {
         if (got == 0) return false;
         if (errno == EINTR) continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK) return false;
-        if (!wait_readable(spin)) return false;
+        if (!wait_readable(line, spin)) return false;
     }
 }
 
-static bool read_exactly(void *target, size_t size) {
+static bool read_exactly(struct line *line, void *target, size_t size) {
     unsigned char *at = target;
     while (size > 0) {
-        size_t have = read_end - read_start;
+        size_t have = line->read_end - line->read_start;
         if (have == 0 && size >= READ_SIZE) {
             size_t count;
-            if (!read_some(at, size, &count)) return false;
+            if (!read_some(line, at, size, &count)) return false;
             at += count;
             size -= count;
             continue;
         }
         if (have == 0) {
-            read_start = 0;
-            if (!read_some(read_buffer, READ_SIZE, &read_end)) {
-                read_end = 0;
+            line->read_start = 0;
+            if (!read_some(line, line->read_buffer, READ_SIZE, &line->read_end)) {
+                line->read_end = 0;
                 return false;
             }
-            have = read_end;
+            have = line->read_end;
         }
         size_t part = have < size ? have : size;
-        memcpy(at, read_buffer + read_start, part);
-        read_start += part;
+        memcpy(at, line->read_buffer + line->read_start, part);
+        line->read_start += part;
         at += part;
         size -= part;
     }
     return true;
 }
 
-static struct download *take_download(uint64_t id) {
-    for (struct download **at = &downloads; *at != NULL; at = &(*at)->next) {
+static struct download *take_download(struct line *line, uint64_t id) {
+    for (struct download **at = &line->downloads; *at != NULL; at = &(*at)->next) {
         if ((*at)->id == id) {
             struct download *found = *at;
             *at = found->next;
-            download_count--;
+            line->download_count--;
             return found;
         }
     }
@@ -189,14 +241,14 @@ static struct download *take_download(uint64_t id) {
 
 // Read one answer and give it to whom it belongs. Called by the one thread that reads, with
 // read_lock free while it waits; returns false when the connection is of no use any more.
-static bool read_answer(void) {
+static bool read_answer(struct line *line) {
     struct answer head;
-    if (!read_exactly(&head, sizeof head)) return false;
+    if (!read_exactly(line, &head, sizeof head)) return false;
     if (head.body > BODY_MAX) return false;
     if (head.kind == NOTICE) {
         char text[1024];
         size_t part = head.body < sizeof text - 1 ? head.body : sizeof text - 1;
-        if (head.body > part || !read_exactly(text, part)) return false;
+        if (head.body > part || !read_exactly(line, text, part)) return false;
         text[part] = '\0';
         gp_say("%s", text);
         return true;
@@ -205,43 +257,43 @@ static bool read_answer(void) {
         // As the driver does: by the C library's stream, in turn with what the program prints.
         for (char text[1024]; head.body > 0;) {
             size_t part = head.body < sizeof text ? head.body : sizeof text;
-            if (!read_exactly(text, part)) return false;
+            if (!read_exactly(line, text, part)) return false;
             fwrite(text, 1, part, stdout);
             head.body -= (uint32_t)part;
         }
         return true;
     }
     if (head.kind == DATA) {
-        pthread_mutex_lock(&read_lock);
-        struct download *found = take_download(head.request);
-        pthread_mutex_unlock(&read_lock);
+        pthread_mutex_lock(&line->read_lock);
+        struct download *found = take_download(line, head.request);
+        pthread_mutex_unlock(&line->read_lock);
         bool fits = found != NULL && found->size == head.bulk && head.body == 0;
-        bool good = fits && read_exactly(found->target, found->size);
+        bool good = fits && read_exactly(line, found->target, found->size);
         free(found);
         return good;
     }
     if (head.kind == MIRROR) {
         uint64_t offset;
-        if (head.body != sizeof offset || !read_exactly(&offset, sizeof offset)) return false;
+        if (head.body != sizeof offset || !read_exactly(line, &offset, sizeof offset)) return false;
         unsigned char *target = gp_mapped_target(head.request, offset, head.bulk, false);
-        if (target == NULL || !read_exactly(target, head.bulk)) return false;
+        if (target == NULL || !read_exactly(line, target, head.bulk)) return false;
         return gp_mapped_target(head.request, offset, head.bulk, true) != NULL;
     }
     if (head.kind == HOST) {
         uint64_t ticket;
-        if (head.body != sizeof ticket || !read_exactly(&ticket, sizeof ticket)) return false;
-        gp_host_arrived(head.request, head.status, ticket);
-        pthread_mutex_lock(&read_lock);
-        announced.done = true;
-        pthread_mutex_unlock(&read_lock);
+        if (head.body != sizeof ticket || !read_exactly(line, &ticket, sizeof ticket)) return false;
+        gp_host_arrived(line->link->server, head.request, head.status, ticket);
+        pthread_mutex_lock(&line->read_lock);
+        line->announced.done = true;
+        pthread_mutex_unlock(&line->read_lock);
         return true;
     }
-    pthread_mutex_lock(&read_lock);
-    struct gp_request **at = &waiting;
+    pthread_mutex_lock(&line->read_lock);
+    struct gp_request **at = &line->waiting;
     while (*at != NULL && (*at)->id != head.request) at = &(*at)->next;
     struct gp_request *request = *at;
     if (request != NULL) *at = request->next;
-    pthread_mutex_unlock(&read_lock);
+    pthread_mutex_unlock(&line->read_lock);
     if (head.kind != REPLY || request == NULL) return false;
     bool good = head.bulk == 0 || head.bulk == request->bulk_size;
     if (good && request->grows && head.body > 0) {
@@ -249,105 +301,106 @@ static bool read_answer(void) {
         request->capacity = request->body == NULL ? 0 : head.body;
     }
     good = good && head.body <= request->capacity;
-    good = good && read_exactly(request->body, head.body);
-    good = good && (head.bulk == 0 || read_exactly(request->bulk, head.bulk));
+    good = good && read_exactly(line, request->body, head.body);
+    good = good && (head.bulk == 0 || read_exactly(line, request->bulk, head.bulk));
     if (good && head.failed_op != 0 && gp_verbose()) {
         gp_say("error %d of an earlier asynchronous call, record %d", head.status, head.failed_op);
     }
-    pthread_mutex_lock(&read_lock);
+    pthread_mutex_lock(&line->read_lock);
     request->length = head.body;
     request->status = good ? head.status : GP_DEVICE_UNAVAILABLE;
     request->done = true;
-    pthread_mutex_unlock(&read_lock);
+    pthread_mutex_unlock(&line->read_lock);
     return good;
 }
 
-static void fail_waiting(void) {
-    for (struct gp_request *at = waiting; at != NULL; at = at->next) {
+static void fail_waiting(struct line *line) {
+    for (struct gp_request *at = line->waiting; at != NULL; at = at->next) {
         at->status = GP_DEVICE_UNAVAILABLE;
         at->done = true;
     }
-    waiting = NULL;
+    line->waiting = NULL;
 }
 
 // Wait until request is done, or, without one, read one answer if nobody else reads.
-static void await(struct gp_request *request) {
-    pthread_mutex_lock(&read_lock);
+static void await(struct line *line, struct gp_request *request) {
+    pthread_mutex_lock(&line->read_lock);
     while (request == NULL || !request->done) {
-        if (gp_is_lost()) {
-            fail_waiting();
+        if (is_lost(line)) {
+            fail_waiting(line);
             break;
         }
-        if (reading) {
+        if (line->reading) {
             if (request == NULL) break;
-            pthread_cond_wait(&answered, &read_lock);
+            pthread_cond_wait(&line->answered, &line->read_lock);
             continue;
         }
-        reading = true;
-        pthread_mutex_unlock(&read_lock);
-        bool good = read_answer();
-        if (!good) lose("the connection to the server broke");
-        pthread_mutex_lock(&read_lock);
-        reading = false;
-        if (!good) fail_waiting();
-        pthread_cond_broadcast(&answered);
+        line->reading = true;
+        pthread_mutex_unlock(&line->read_lock);
+        bool good = read_answer(line);
+        if (!good) lose(line, "the connection to the server broke");
+        pthread_mutex_lock(&line->read_lock);
+        line->reading = false;
+        if (!good) fail_waiting(line);
+        pthread_cond_broadcast(&line->answered);
         if (request == NULL) break;
     }
-    pthread_mutex_unlock(&read_lock);
+    pthread_mutex_unlock(&line->read_lock);
 }
 
 void gp_await_host(void) {
-    await(&announced);
+    struct line *line = here();
+    await(line, &line->announced);
     // What is announced from now on is seen by the next call; the rest is queued already.
-    pthread_mutex_lock(&read_lock);
-    announced.done = false;
-    pthread_mutex_unlock(&read_lock);
+    pthread_mutex_lock(&line->read_lock);
+    line->announced.done = false;
+    pthread_mutex_unlock(&line->read_lock);
 }
 
 // --- sending --------------------------------------------------------------------------------------
 
-static bool somebody_reads(void) {
-    pthread_mutex_lock(&read_lock);
-    bool found = reading;
-    pthread_mutex_unlock(&read_lock);
+static bool somebody_reads(struct line *line) {
+    pthread_mutex_lock(&line->read_lock);
+    bool found = line->reading;
+    pthread_mutex_unlock(&line->read_lock);
     return found;
 }
 
 // Read what the worker said before it closed its end, such as why; then the session is lost.
-static void hear_last_words(void) {
-    while (!gp_is_lost()) {
-        pthread_mutex_lock(&read_lock);
-        while (reading && !gp_is_lost()) pthread_cond_wait(&answered, &read_lock);
-        pthread_mutex_unlock(&read_lock);
-        await(NULL);
+static void hear_last_words(struct line *line) {
+    while (!is_lost(line)) {
+        pthread_mutex_lock(&line->read_lock);
+        while (line->reading && !is_lost(line)) pthread_cond_wait(&line->answered, &line->read_lock);
+        pthread_mutex_unlock(&line->read_lock);
+        await(line, NULL);
     }
 }
 
 // Send everything; reads answers meanwhile, so that two full socket buffers cannot block each
 // other for ever.
-static void send_all(struct iovec *parts, int count) {
+static void send_all(struct line *line, struct iovec *parts, int count) {
     int64_t looked = now_ns();
-    while (count > 0 && !gp_is_lost()) {
-        ssize_t sent = gp_send(parts, count);
+    while (count > 0 && !is_lost(line)) {
+        ssize_t sent = gp_send(line->link, parts, count);
         if (sent < 0) {
             if (errno == EINTR) continue;
             if (errno == EPIPE || errno == ECONNRESET) {
-                hear_last_words();
+                hear_last_words(line);
                 return;
             }
             if (errno != EAGAIN && errno != EWOULDBLOCK) {
-                lose("the connection to the server broke");
+                lose(line, "the connection to the server broke");
                 return;
             }
-            bool others = somebody_reads();
-            struct pollfd entry = {.fd = gp_socket};
+            bool others = somebody_reads(line);
+            struct pollfd entry = {.fd = line->link->socket};
             entry.events = others ? POLLOUT : POLLIN | POLLOUT;
             // A reader that ends meanwhile leaves the reading to us, so the wait has an end.
             if (poll(&entry, 1, 20) == 0 && now_ns() - looked > LOOK_MS * 1000000LL) {
                 looked = now_ns();
-                if (!still_there()) return;
+                if (!still_there(line)) return;
             }
-            if (!others && (entry.revents & POLLIN)) await(NULL);
+            if (!others && (entry.revents & POLLIN)) await(line, NULL);
             continue;
         }
         size_t left = (size_t)sent;
@@ -365,73 +418,81 @@ static void send_all(struct iovec *parts, int count) {
 
 // Send the buffer and bulk bytes behind it; send_lock and line_lock are held, and line_lock is
 // released before anything is sent.
-static void send_buffer(const void *bulk, size_t bulk_size) {
-    struct buffer *full = open_buffer;
-    open_buffer = spare_buffer;
-    open_buffer->used = sizeof(struct frame);
-    pthread_mutex_unlock(&line_lock);
+static void send_buffer(struct line *line, const void *bulk, size_t bulk_size) {
+    struct buffer *full = line->open_buffer;
+    line->open_buffer = line->spare_buffer;
+    line->open_buffer->used = sizeof(struct frame);
+    pthread_mutex_unlock(&line->line_lock);
     struct frame head = {FRAME_MAGIC, (uint32_t)(full->used - sizeof head), bulk_size};
     memcpy(full->bytes, &head, sizeof head);
     struct iovec parts[2] = {
         {full->bytes, full->used},
         {(void *)(uintptr_t)bulk, bulk_size},
     };
-    send_all(parts, bulk_size ? 2 : 1);
-    spare_buffer = full;
+    send_all(line, parts, bulk_size ? 2 : 1);
+    line->spare_buffer = full;
 }
 
-void gp_flush(void) {
-    pthread_mutex_lock(&send_lock);
-    pthread_mutex_lock(&line_lock);
-    if (open_buffer != NULL && open_buffer->used > sizeof(struct frame)) {
-        send_buffer(NULL, 0);
+static void flush(struct line *line) {
+    pthread_mutex_lock(&line->send_lock);
+    pthread_mutex_lock(&line->line_lock);
+    if (line->open_buffer != NULL && line->open_buffer->used > sizeof(struct frame)) {
+        send_buffer(line, NULL, 0);
     } else {
-        pthread_mutex_unlock(&line_lock);
+        pthread_mutex_unlock(&line->line_lock);
     }
-    pthread_mutex_unlock(&send_lock);
+    pthread_mutex_unlock(&line->send_lock);
 }
 
-static void *flush_late(void *unused) {
-    (void)unused;
+void gp_flush(void) { flush(here()); }
+
+void gp_flush_all(void) {
+    for (int at = 0; at < line_count; at++) {
+        if (lines[at] != NULL) flush(lines[at]);
+    }
+}
+
+static void *flush_late(void *argument) {
+    struct line *line = argument;
     prctl(PR_SET_TIMERSLACK, 1UL);
     const struct timespec pause = {.tv_nsec = FLUSH_DELAY_NS};
-    while (!gp_is_lost()) {
-        pthread_mutex_lock(&line_lock);
-        while (open_buffer->used <= sizeof(struct frame)) {
-            flusher_waits = true;
-            pthread_cond_wait(&dirty, &line_lock);
+    while (!is_lost(line)) {
+        pthread_mutex_lock(&line->line_lock);
+        while (line->open_buffer->used <= sizeof(struct frame)) {
+            line->flusher_waits = true;
+            pthread_cond_wait(&line->dirty, &line->line_lock);
         }
-        flusher_waits = false;
-        pthread_mutex_unlock(&line_lock);
+        line->flusher_waits = false;
+        pthread_mutex_unlock(&line->line_lock);
         nanosleep(&pause, NULL);
-        gp_flush();
+        flush(line);
     }
     return NULL;
 }
 
 // Append a record; line_lock is held, and full buffers are sent first.
-static unsigned char *append(int op, int flags, size_t size, int device) {
+static unsigned char *append(struct line *line, int op, int flags, size_t size, int device) {
     size = (size + 7) & ~(size_t)7;
-    while (open_buffer->used + size + 16 > BUFFER_SIZE) {
-        pthread_mutex_unlock(&line_lock);
-        gp_flush();
-        pthread_mutex_lock(&line_lock);
+    while (line->open_buffer->used + size + 16 > BUFFER_SIZE) {
+        pthread_mutex_unlock(&line->line_lock);
+        flush(line);
+        pthread_mutex_lock(&line->line_lock);
     }
-    unsigned char *at = open_buffer->bytes + open_buffer->used;
-    if (device >= 0 && device != line_device) {
+    unsigned char *at = line->open_buffer->bytes + line->open_buffer->used;
+    if (device >= 0 && device != line->device) {
         struct record select = {GP_SET_DEVICE, 0, 16};
         uint64_t value = (uint64_t)device;
         memcpy(at, &select, sizeof select);
         memcpy(at + 8, &value, sizeof value);
-        line_device = device;
-        open_buffer->used += 16;
+        line->device = device;
+        line->open_buffer->used += 16;
         at += 16;
     }
     struct record head = {(uint16_t)op, (uint16_t)flags, (uint32_t)size};
     memcpy(at, &head, sizeof head);
     memset(at + size - 8, 0, size > sizeof head ? 8 : 0);  // the padding
-    open_buffer->used += size;
-    position++;
+    line->open_buffer->used += size;
+    line->position++;
     return at + sizeof head;
 }
 
@@ -451,24 +512,28 @@ unsigned char *gp_open(int op, int flags, size_t size) {
     if (sizeof(struct record) + size > BUFFER_SIZE - 64) return NULL;
     gate(op, 0);
     int device = wanted_device();
-    pthread_mutex_lock(&line_lock);
-    return append(op, flags, sizeof(struct record) + size, device);
+    struct line *line = here();
+    if (gp_several) opened = line;
+    pthread_mutex_lock(&line->line_lock);
+    return append(line, op, flags, sizeof(struct record) + size, device);
 }
 
 void gp_close(void) {
-    bool full = open_buffer->used >= FLUSH_SIZE;
-    if (!full && flusher_waits) {
-        flusher_waits = false;
-        pthread_cond_signal(&dirty);
+    struct line *line = gp_several ? opened : only;
+    bool full = line->open_buffer->used >= FLUSH_SIZE;
+    if (!full && line->flusher_waits) {
+        line->flusher_waits = false;
+        pthread_cond_signal(&line->dirty);
     }
-    pthread_mutex_unlock(&line_lock);
-    if (full) gp_flush();
+    pthread_mutex_unlock(&line->line_lock);
+    if (full) flush(line);
 }
 
 uint64_t gp_position(void) {
-    pthread_mutex_lock(&line_lock);
-    uint64_t found = position;
-    pthread_mutex_unlock(&line_lock);
+    struct line *line = here();
+    pthread_mutex_lock(&line->line_lock);
+    uint64_t found = line->position;
+    pthread_mutex_unlock(&line->line_lock);
     return found;
 }
 
@@ -477,54 +542,61 @@ int gp_post(int op, const uint64_t *values, int count) {
     unsigned char *at = gp_open(op, 0, (size_t)count * 8);
     memcpy(at, values, (size_t)count * 8);
     gp_close();
-    return GP_SUCCESS;
+    return gp_several && gp_is_lost() ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
 }
 
 int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size) {
     gate(op, size);
+    struct line *line = here();
     int device = wanted_device();
-    pthread_mutex_lock(&send_lock);
-    pthread_mutex_lock(&line_lock);
+    pthread_mutex_lock(&line->send_lock);
+    pthread_mutex_lock(&line->line_lock);
     // append() would take send_lock again, so room is made here.
-    if (open_buffer->used + (size_t)count * 8 + 64 > BUFFER_SIZE) {
-        send_buffer(NULL, 0);
-        pthread_mutex_lock(&line_lock);
+    if (line->open_buffer->used + (size_t)count * 8 + 64 > BUFFER_SIZE) {
+        send_buffer(line, NULL, 0);
+        pthread_mutex_lock(&line->line_lock);
     }
-    unsigned char *at = append(op, 0, sizeof(struct record) + (size_t)count * 8, device);
+    unsigned char *at = append(line, op, 0, sizeof(struct record) + (size_t)count * 8, device);
     memcpy(at, values, (size_t)count * 8);
-    send_buffer(bulk, size);
-    pthread_mutex_unlock(&send_lock);
-    return gp_is_lost() ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
+    send_buffer(line, bulk, size);
+    pthread_mutex_unlock(&line->send_lock);
+    return is_lost(line) ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
 }
 
-int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
-                const void *text, size_t text_size, const void *bulk, size_t bulk_size) {
+static int exchange(struct line *line, int device, struct gp_request *request, int op,
+                    const uint64_t *values, int count, const void *text, size_t text_size,
+                    const void *bulk, size_t bulk_size) {
     static uint64_t next_request = 1;
-    gate(op, 0);
     if (op < GP_WAITS) __atomic_fetch_add(&gp_waits[op], 1, __ATOMIC_RELAXED);
     request->id = __atomic_fetch_add(&next_request, 1, __ATOMIC_RELAXED);
     request->done = false;
     request->length = 0;
-    pthread_mutex_lock(&read_lock);
-    request->next = waiting;
-    waiting = request;
-    pthread_mutex_unlock(&read_lock);
-    int device = wanted_device();
+    pthread_mutex_lock(&line->read_lock);
+    request->next = line->waiting;
+    line->waiting = request;
+    pthread_mutex_unlock(&line->read_lock);
     size_t size = sizeof(struct record) + 8 + (size_t)count * 8 + text_size;
-    pthread_mutex_lock(&send_lock);
-    pthread_mutex_lock(&line_lock);
-    if (open_buffer->used + size + 64 > BUFFER_SIZE) {
-        send_buffer(NULL, 0);
-        pthread_mutex_lock(&line_lock);
+    pthread_mutex_lock(&line->send_lock);
+    pthread_mutex_lock(&line->line_lock);
+    if (line->open_buffer->used + size + 64 > BUFFER_SIZE) {
+        send_buffer(line, NULL, 0);
+        pthread_mutex_lock(&line->line_lock);
     }
-    unsigned char *at = append(op, 1, size, device);
+    unsigned char *at = append(line, op, 1, size, device);
     memcpy(at, &request->id, 8);
     memcpy(at + 8, values, (size_t)count * 8);
     if (text_size) memcpy(at + 8 + (size_t)count * 8, text, text_size);
-    send_buffer(bulk, bulk_size);
-    pthread_mutex_unlock(&send_lock);
-    await(request);
+    send_buffer(line, bulk, bulk_size);
+    pthread_mutex_unlock(&line->send_lock);
+    await(line, request);
     return request->status;
+}
+
+int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
+                const void *text, size_t text_size, const void *bulk, size_t bulk_size) {
+    gate(op, 0);
+    return exchange(here(), wanted_device(), request, op, values, count, text, text_size, bulk,
+                    bulk_size);
 }
 
 int gp_call(int op, const uint64_t *values, int count, void *reply, size_t capacity) {
@@ -539,41 +611,77 @@ uint64_t gp_expect_download(void *target, size_t size, uint64_t stream) {
     if (entry == NULL) return 0;
     *entry = (struct download){gp_new_id(), target, size, stream, NULL};
     uint64_t id = entry->id;
-    pthread_mutex_lock(&read_lock);
-    bool room = download_count < DOWNLOADS_MAX;
+    struct line *line = here();
+    pthread_mutex_lock(&line->read_lock);
+    bool room = line->download_count < DOWNLOADS_MAX;
     if (room) {
-        entry->next = downloads;
-        downloads = entry;
-        download_count++;
+        entry->next = line->downloads;
+        line->downloads = entry;
+        line->download_count++;
     }
-    pthread_mutex_unlock(&read_lock);
+    pthread_mutex_unlock(&line->read_lock);
     if (!room) free(entry);
     return room ? id : 0;
 }
 
-bool gp_awaits_download(const void *start, size_t size) {
+static bool awaits(struct line *line, const void *start, size_t size) {
     const unsigned char *first = start, *last = first + size;
     bool found = false;
-    pthread_mutex_lock(&read_lock);
-    for (struct download *at = downloads; at != NULL && !found; at = at->next) {
+    pthread_mutex_lock(&line->read_lock);
+    for (struct download *at = line->downloads; at != NULL && !found; at = at->next) {
         found = at->target < last && first < at->target + at->size;
     }
-    pthread_mutex_unlock(&read_lock);
+    pthread_mutex_unlock(&line->read_lock);
     return found;
+}
+
+int gp_drain(const void *start, size_t size) {
+    for (int at = 0; at < line_count; at++) {
+        if (lines[at] == NULL || !awaits(lines[at], start, size)) continue;
+        // Of a server that is lost nothing comes any more, and the others go on.
+        if (gp_several && is_lost(lines[at])) continue;
+        GP_ROUTE(gp_first_device(at));
+        GP_CHECK(gp_synchronize(GP_DRAIN, 0));
+    }
+    return GP_SUCCESS;
 }
 
 // --- the start ------------------------------------------------------------------------------------
 
-int gp_wire_start(void) {
-    open_buffer = malloc(sizeof *open_buffer);
-    spare_buffer = malloc(sizeof *spare_buffer);
-    if (open_buffer == NULL || spare_buffer == NULL) return GP_OUT_OF_MEMORY;
-    open_buffer->used = spare_buffer->used = sizeof(struct frame);
+static int start(struct gp_link *link) {
+    struct line *line = calloc(1, sizeof *line);
+    if (line == NULL) return GP_OUT_OF_MEMORY;
+    line->link = link;
+    pthread_mutex_init(&line->line_lock, NULL);
+    pthread_mutex_init(&line->send_lock, NULL);
+    pthread_mutex_init(&line->read_lock, NULL);
+    pthread_cond_init(&line->dirty, NULL);
+    pthread_cond_init(&line->answered, NULL);
+    line->open_buffer = malloc(sizeof *line->open_buffer);
+    line->spare_buffer = malloc(sizeof *line->spare_buffer);
+    if (line->open_buffer == NULL || line->spare_buffer == NULL) return GP_OUT_OF_MEMORY;
+    line->open_buffer->used = line->spare_buffer->used = sizeof(struct frame);
+    only = lines[link->server] = line;
+    line_count = link->server + 1;
     struct gp_request request = {.grows = true};
     uint64_t values[2] = {1, GP_CUDA_HEADER_VERSION};
-    int status = gp_exchange(&request, GP_HELLO, values, 2, NULL, 0, NULL, 0);
-    if (status == GP_SUCCESS) status = gp_read_snapshot(request.body, request.length);
+    int status = exchange(line, -1, &request, GP_HELLO, values, 2, NULL, 0, NULL, 0);
+    if (status == GP_SUCCESS) {
+        status = gp_read_snapshot(link->server, request.body, request.length);
+    }
     free(request.body);
     if (status != GP_SUCCESS) return status;
-    return gp_start_thread(flush_late, 0) ? GP_OUT_OF_MEMORY : GP_SUCCESS;
+    return gp_start_thread(flush_late, line, 0) ? GP_OUT_OF_MEMORY : GP_SUCCESS;
+}
+
+int gp_wire_start(void) {
+    for (int at = 0; at < gp.server_count; at++) {
+        if (gp_links[at].socket < 0) {
+            gp_skip_devices(gp_links[at].devices);
+        } else {
+            GP_CHECK(start(&gp_links[at]));
+        }
+    }
+    gp_choose_devices();
+    return GP_SUCCESS;
 }

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -48,11 +49,16 @@ class CountingBudget:
         return self.used.get(device_index, 0)
 
 
+def uuid_of(place: int, ordinal: int) -> str:
+    """Return the name of a device of the driver without a GPU; see fake_cuda/device.c."""
+    return f"GPU-fa4e0000-0000-4000-8000-00000000{place:02x}{ordinal:02x}"
+
+
 def run_worker(arguments: argparse.Namespace) -> None:
     """Serve one session on an inherited listener."""
     sys.path.insert(0, str(ROOT / "src"))
     from gpupool.remoting.devices.base import DeviceSpec
-    from gpupool.remoting.driver import launcher
+    from gpupool.remoting.driver import launcher, slices
     from gpupool.remoting.driver.serve import serve
     from gpupool.remoting.host import handshake
     from gpupool.remoting.host.streams import PlainStream
@@ -62,6 +68,8 @@ def run_worker(arguments: argparse.Namespace) -> None:
     listener = socket.socket(fileno=arguments.worker)
     secret = json.loads(sys.stdin.readline())
     session, ticket = bytes.fromhex(secret["session"]), bytes.fromhex(secret["ticket"])
+    if arguments.servers > 1:
+        slices.confine(arguments.place, arguments.servers)
     # As the real worker does while it is warm.
     importlib.import_module("cuda.bindings.driver")
     runtime = importlib.import_module("cupy").cuda.runtime
@@ -70,7 +78,18 @@ def run_worker(arguments: argparse.Namespace) -> None:
         runtime.free(0)
     sys.stdout.write("warm\n")
     sys.stdout.flush()
+    connected = threading.Event()
+
+    def end_unused() -> None:
+        sys.stdin.read()  # to its end, which is the program's
+        if not connected.is_set():
+            os._exit(0)
+
+    threading.Thread(target=end_unused, daemon=True).start()
     sock, _ = listener.accept()
+    connected.set()
+    if arguments.verbose:
+        sys.stderr.write(f"worker {arguments.place}: connected\n")
     if sock.family == socket.AF_INET:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     hello = sock.recv(handshake.CLIENT_HELLO_SIZE, socket.MSG_WAITALL)
@@ -82,7 +101,9 @@ def run_worker(arguments: argparse.Namespace) -> None:
     sock.sendall(handshake.ACCEPTED)
     memory = arguments.memory
     specs = [
-        DeviceSpec(index, f"GPU-{index}", "GPU", memory, emulated=False, ordinal=index)
+        DeviceSpec(
+            index, uuid_of(arguments.place, index), "GPU", memory, emulated=False, ordinal=index
+        )
         for index in range(arguments.devices)
     ]
 
@@ -120,7 +141,7 @@ class LoopbackAgent:
         self.arguments = arguments
         self.workers: list[subprocess.Popen[str]] = []
         self.proxies: list[subprocess.Popen[str]] = []
-        self.warm = [self.start()]
+        self.warm = [self.start_all()]
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
         self.listener.listen()
@@ -133,16 +154,26 @@ class LoopbackAgent:
                 threading.Thread(target=self.answer, args=(sock,), daemon=True).start()
 
     def answer(self, sock: socket.socket) -> None:
-        with sock, sock.makefile("rwb") as lines:
+        # A program that ends has not read the answer to its last line.
+        with contextlib.suppress(ConnectionError), sock, sock.makefile("rwb") as lines:
             for line in lines:
-                assert json.loads(line)["op"] == "session"
-                found = self.warm.pop() if self.warm else self.start()
-                reply = {"ok": True, "lease": "0000", "notices": [], "sessions": [found]}
+                request = json.loads(line)
+                if request["op"] == "broken":
+                    lines.write(b'{"ok":true}\n')
+                    lines.flush()
+                    continue
+                assert request["op"] == "session"
+                found = self.warm.pop() if self.warm else self.start_all()
+                reply = {"ok": True, "lease": "0000", "notices": [], "sessions": found}
                 lines.write(json.dumps(reply).encode() + b"\n")
                 lines.flush()
 
-    def start(self) -> dict[str, object]:
-        """Start a worker and return how to reach it."""
+    def start_all(self) -> list[dict[str, object]]:
+        """Start a worker for each server."""
+        return [self.start(place) for place in range(self.arguments.servers)]
+
+    def start(self, place: int) -> dict[str, object]:
+        """Start a worker of one server and return how to reach it."""
         session, ticket = secrets.token_hex(16), secrets.token_hex(32)
         path, address = None, ["127.0.0.1", 0]
         if self.arguments.tcp:
@@ -154,7 +185,8 @@ class LoopbackAgent:
             listener.bind(path)
             listener.listen()
         os.set_inheritable(listener.fileno(), True)
-        environment = dict(os.environ)
+        environment = dict(os.environ) | {"FAKE_CUDA_SERVER": str(place)}
+        environment.pop("CUDA_VISIBLE_DEVICES", None)  # the program's
         if self.arguments.driver:
             environment["LD_LIBRARY_PATH"] = self.arguments.driver
         if self.arguments.bindings:
@@ -162,6 +194,7 @@ class LoopbackAgent:
         command = [
             *(sys.executable, __file__, "--worker", str(listener.fileno())),
             *("--memory", str(self.arguments.memory), "--devices", str(self.arguments.devices)),
+            *("--place", str(place), "--servers", str(self.arguments.servers)),
             *(["--verbose"] if self.arguments.verbose else []),
             *(["--no-launcher"] if self.arguments.no_launcher else []),
         ]
@@ -182,13 +215,14 @@ class LoopbackAgent:
         if worker.stdout.readline() != "warm\n":
             raise RuntimeError("the worker did not start")
         return {
-            "server": "loopback",
+            "server": f"loopback{place}",
+            "pid": worker.pid,
             "address": address,
             "unix": path,
             "session": session,
             "ticket": ticket,
             "encryption": "off",
-            "devices": [],
+            "devices": [{"uuid": uuid_of(place, at)} for at in range(self.arguments.devices)],
         }
 
     def through(self, port: int) -> int:
@@ -207,8 +241,8 @@ class LoopbackAgent:
             proxy.kill()
             proxy.wait()
         for worker in self.workers:
-            if self.warm:
-                worker.kill()
+            assert worker.stdin is not None
+            worker.stdin.close()
             try:
                 worker.wait(10)
             except subprocess.TimeoutExpired:
@@ -223,6 +257,8 @@ def main() -> int:
     parser.add_argument("--bindings", default="", help="a folder with stand-ins for CuPy and so on")
     parser.add_argument("--memory", type=int, default=8 << 30)
     parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--servers", type=int, default=1, help="of the lease")
+    parser.add_argument("--place", type=int, default=0)
     parser.add_argument("--tcp", action="store_true")
     parser.add_argument("--no-launcher", action="store_true", help="launch by Python alone")
     parser.add_argument("--peer", default="", help="benchmarks/cuda_programs/peer.c, compiled")
@@ -235,6 +271,8 @@ def main() -> int:
         run_worker(arguments)
     with tempfile.TemporaryDirectory(prefix="gpupool-") as name:
         agent = LoopbackAgent(Path(name), arguments)
+        # A program may have its last server ended.
+        signal.signal(signal.SIGUSR1, lambda _number, _frame: agent.workers[-1].kill())
         environment = dict(os.environ)
         older = environment.get("LD_LIBRARY_PATH", "")
         environment["LD_LIBRARY_PATH"] = ":".join(

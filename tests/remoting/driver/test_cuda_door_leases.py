@@ -1,133 +1,23 @@
 """A real server, worker and ``gpupool run`` with the CUDA door, on a driver without a GPU."""
 
-import json
-import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fake_cuda.build import build as build_driver
+from fake_pool import DEADLINE_S, HERE, FakeGpuPool
 
 from gpupool.remoting.driver import build
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
-GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
 IMAGE = HERE / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
-DEADLINE_S = 30.0
-
-
-class FakeGpuPool:
-    """One server with an H200 that is a library; its data connections are TCP with TLS.
-
-    Its socket for clients of the same host has too long a path, so that everything goes as to a
-    remote server.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.chmod(0o711)  # workers have users of their own
-        runtime = folder / ("so-long-a-name-that-no-socket-can-have-it-" * 3)[:110]
-        for name in (runtime, bindings := folder / "bindings", driver := folder / "driver"):
-            name.mkdir()
-        # Copies where workers may read: the compiler's cache may be closed to them.
-        shutil.copytree(HERE / "ctypes_bindings", bindings, dirs_exist_ok=True)
-        shutil.copy(build_driver(), driver / "libcuda.so.1")
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
-        self.env |= {
-            "GPUPOOL_CREDENTIALS": str(folder / "operator.json"),
-            "HOME": str(folder),
-            "PYTHONPATH": str(ROOT / "src"),
-            "XDG_CONFIG_HOME": str(folder / "config"),
-            "XDG_CACHE_HOME": str(folder / "cache"),
-        }
-        self.env.pop("XDG_RUNTIME_DIR", None)
-        self.log = folder / "server.log"
-        self._server_env = self.env | {
-            "PYTHONPATH": os.pathsep.join(map(str, (bindings, driver, ROOT / "src"))),
-            "LD_LIBRARY_PATH": str(driver),
-            "RUNTIME_DIRECTORY": str(runtime),
-        }
-        self.server: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start the server, or start it again, and wait until it grants."""
-        words = ["join", "--name", "a", "--state-dir", str(self.folder / "state")]
-        words += [] if (self.folder / "state").exists() else ["--listen", "127.0.0.1:0"]
-        with self.log.open("ab") as log:
-            self.server = subprocess.Popen(
-                [*GPUPOOL, *words],
-                env=self._server_env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        self.until(lambda: self.command("gpus").returncode == 0)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Look again and again until ``condition`` holds."""
-        end = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert self.server is not None and self.server.poll() is None, self.log.read_text()
-            assert time.monotonic() < end, self.log.read_text()[-3000:]
-            time.sleep(0.05)
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end."""
-        return subprocess.run(
-            [*GPUPOOL, *words],
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def spawn(self, *words: str) -> "subprocess.Popen[str]":
-        """Start one command."""
-        return subprocess.Popen(
-            [*GPUPOOL, *words],
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def leases(self) -> list[str]:
-        """Return the names of all leases."""
-        done = self.command("leases", "--json")
-        return [lease["name"] for lease in json.loads(done.stdout)["leases"]]
-
-    def lease(self) -> str:
-        """Return the name of the one lease."""
-        (name,) = self.leases()
-        return name
-
-    def kill_workers(self) -> None:
-        """Kill all worker processes, the spare ones too; the server starts new ones."""
-        assert self.server is not None
-        for path in Path(f"/proc/{self.server.pid}/task").glob("*/children"):
-            for pid in path.read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
-
-    def stop(self) -> None:
-        """End the server."""
-        if self.server is not None and self.server.poll() is None:
-            self.server.terminate()
-            self.server.wait(20)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +57,7 @@ def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
     assert first.stdout is not None
     if (said := first.stdout.readline()) != "results right\n":
         handles.unlink(missing_ok=True)
-        raise AssertionError(said + first.communicate()[1] + pool.log.read_text()[-3000:])
+        raise AssertionError(said + first.communicate()[1] + pool.logs())
     words[1] = "open"
     other = pool.command("run", "-p", "0.25", "--", *words)
     handles.unlink()
@@ -183,7 +73,7 @@ def test_a_binary_takes_the_cuda_door_and_its_bytes_are_encrypted(
     """By the shim with OpenSSL, or without it by ``gpupool run``."""
     options = ["-v", "-p", "0.5", "--env", f"GPUPOOL_LIBSSL={library}"]
     done = fake_gpu_pool.command("run", *options, "--", leased, str(IMAGE), "compute")
-    assert done.returncode == 0, done.stderr + fake_gpu_pool.log.read_text()[-2000:]
+    assert done.returncode == 0, done.stderr + fake_gpu_pool.logs()
     assert re.match(r"results right, (\d+) MiB of \1\n", done.stdout), done.stdout
     assert "door: cuda, because leased is a binary" in done.stderr
     assert ("gpupool run encrypts" in done.stderr) is (library == "none.so")
@@ -215,19 +105,17 @@ def test_a_program_that_waits_for_a_kernel_gets_an_error(
     assert program.stdout is not None
     assert program.stdout.readline() == "waiting\n"
     if how == "worker killed":
-        pool.kill_workers()
+        pool.server.kill_workers()
         reason = "the connection to the server broke"
     elif how == "lease ended":
         pool.command("kill", pool.lease(), "--reason", "for a test")
         reason = "for a test"
     else:
-        assert pool.server is not None
         pool.server.kill()
-        pool.server.wait()
         reason = "lost server a"
     code, out, err, _seconds = wait_for_error(program)
     if how == "server killed":
-        pool.start()
+        pool.restart()
     assert out == "error 46, then 46\n", err  # CUDA_ERROR_DEVICE_UNAVAILABLE
     assert code == 125
     assert reason in err.splitlines()[-1], err

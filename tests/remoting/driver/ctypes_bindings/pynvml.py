@@ -1,5 +1,6 @@
-"""NVML as a server asks it, for the fake driver's one H200; see fake_cuda/device.c."""
+"""NVML as a server asks it, for the fake driver's H200s; see fake_cuda/device.c."""
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -33,7 +34,7 @@ def nvmlSystemGetDriverVersion() -> str:
 
 
 def nvmlDeviceGetCount() -> int:
-    return 1
+    return int(os.environ.get("FAKE_CUDA_DEVICES", "1"))
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
@@ -50,15 +51,16 @@ def nvmlDeviceGetCudaComputeCapability(_handle: int) -> tuple[int, int]:
 
 
 def nvmlDeviceGetUUID(handle: int) -> str:
-    return f"GPU-fa4e0000-0000-4000-8000-{handle:012x}"
+    server = int(os.environ.get("FAKE_CUDA_SERVER", "0"))
+    return f"GPU-fa4e0000-0000-4000-8000-{server << 8 | handle:012x}"
 
 
 def nvmlDeviceGetName(_handle: int) -> str:
     return "NVIDIA H200"
 
 
-def nvmlDeviceGetPciInfo(_handle: int) -> SimpleNamespace:
-    return SimpleNamespace(busId="00000000:1B:00.0")
+def nvmlDeviceGetPciInfo(handle: int) -> SimpleNamespace:
+    return SimpleNamespace(busId=f"00000000:{0x1B + 0x10 * handle:02X}:00.0")
 
 
 def _unsupported(*_: object) -> None:

@@ -71,7 +71,6 @@ static void open_once(void) {
     trace = getenv("FAKE_CUDA_TRACE") != NULL;
     control_open();
     faults_from_environment();
-    memory_open();
     pthread_atfork(NULL, NULL, child_after_fork);
     atexit(begin_exit);
 }
@@ -243,12 +242,14 @@ static void faults_from_environment(void) {
 /* ---- start and versions ---- */
 
 API CUresult cuInit(unsigned int Flags) {
-    /* Like the real driver, which reads CUDA_VISIBLE_DEVICES here and not when it is loaded. */
-    static pthread_once_t found = PTHREAD_ONCE_INIT;
+    /* Like the real driver, which reads CUDA_VISIBLE_DEVICES, and takes addresses, here and not when
+       it is loaded. */
+    static pthread_once_t found = PTHREAD_ONCE_INIT, reserved = PTHREAD_ONCE_INIT;
     pthread_once(&opened, open_once);
     if (forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     REQUIRE(Flags == 0);
+    pthread_once(&reserved, memory_open);
     pthread_once(&found, devices_open);
     if (device_count == 0)
         return CUDA_ERROR_NO_DEVICE;

@@ -60,10 +60,11 @@ static size_t size_from(const char *name, size_t otherwise) {
     }
 }
 
-/* Device i of the machine is GPU-fa4e0000-0000-4000-8000-00000000000i at 0000:(1b + 0x10 i):00. */
+/* Device i of server s is GPU-fa4e0000-0000-4000-8000-00000000ss0i at 0000:(1b + 0x10 i):00. */
 static void device_describe(struct device *device, int ordinal, size_t memory) {
     static const unsigned char first[16] = {0xfa, 0x4e, 0, 0, 0, 0, 0x40, 0, 0x80};
     memcpy(device->uuid.bytes, first, 16);
+    device->uuid.bytes[14] = (char)size_from("FAKE_CUDA_SERVER", 0);
     device->uuid.bytes[15] = (char)ordinal;
     device->ordinal = ordinal;
     device->pci_bus = 0x1b + 0x10 * ordinal;

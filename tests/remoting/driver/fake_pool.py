@@ -1,0 +1,195 @@
+"""Pools of real servers whose GPUs are a library, and ``gpupool run`` on them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fake_cuda.build import build as build_driver
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]
+DEADLINE_S = 30.0
+
+SETTINGS = """import os
+os.environ["FAKE_CUDA_SERVER"] = "{number}"
+os.environ["FAKE_CUDA_DEVICES"] = "{devices}"
+"""
+"""Read when Python starts, by the server and by its workers, which inherit no such variables."""
+
+
+class FakeGpuServer:
+    """One server with GPUs that are a library; its data connections are TCP with TLS.
+
+    Its socket for clients of the same host has too long a path, so that everything goes as to a
+    remote server.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, number: int, devices: int, env: dict[str, str]
+    ) -> None:
+        self.name = name
+        self.folder = folder / self.name
+        runtime = self.folder / ("so-long-a-name-that-no-socket-can-have-it-" * 3)[:110]
+        for each in (runtime, bindings := self.folder / "bindings", driver := self.folder / "lib"):
+            each.mkdir(parents=True)
+        self.folder.chmod(0o711)  # workers have users of their own
+        # Copies where workers may read: the compiler's cache may be closed to them.
+        shutil.copytree(HERE / "ctypes_bindings", bindings, dirs_exist_ok=True)
+        settings = SETTINGS.format(number=number, devices=devices)
+        (bindings / "sitecustomize.py").write_text(settings)
+        shutil.copy(build_driver(), driver / "libcuda.so.1")
+        self.log = self.folder / "server.log"
+        self._env = env | {
+            "PYTHONPATH": os.pathsep.join(map(str, (bindings, driver, ROOT / "src"))),
+            "LD_LIBRARY_PATH": str(driver),
+            "RUNTIME_DIRECTORY": str(runtime),
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str) -> None:
+        """Start the server, or start it again."""
+        words = ["join", "--name", self.name, "--state-dir", str(self.folder / "state"), *options]
+        words += [] if (self.folder / "state").exists() else ["--listen", "127.0.0.1:0"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*GPUPOOL, *words],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill_workers(self) -> None:
+        """Kill all worker processes, the spare ones too; the server starts new ones."""
+        assert self.process is not None
+        for path in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            for pid in path.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the server as a machine does that loses its power; harmless when it has ended."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self) -> None:
+        """End the server; harmless when it has ended."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(20)
+
+
+class FakeGpuPool:
+    """One pool of such servers.
+
+    Args:
+        folder: an empty one, which others may enter.
+        servers: how many.
+        devices: of each server.
+        first: a number in the names of the first server's GPUs, and so on: a machine has one server
+            for each GPU, whatever pool it belongs to.
+    """
+
+    def __init__(self, folder: Path, servers: int = 1, devices: int = 1, *, first: int = 0) -> None:
+        self.folder = folder
+        folder.chmod(0o711)
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
+        self.env |= {
+            "GPUPOOL_CREDENTIALS": str(folder / "operator.json"),
+            "HOME": str(folder),
+            "PYTHONPATH": str(ROOT / "src"),
+            "XDG_CONFIG_HOME": str(folder / "config"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
+        self.env.pop("XDG_RUNTIME_DIR", None)
+        self.servers = [
+            FakeGpuServer(folder, "abcd"[at], first + at, devices, self.env)
+            for at in range(servers)
+        ]
+
+    @property
+    def server(self) -> FakeGpuServer:
+        """Return the first server."""
+        return self.servers[0]
+
+    def start(self) -> None:
+        """Start all servers, each when those before it serve, and wait until they grant."""
+        for at, server in enumerate(self.servers):
+            options: list[str] = []
+            if at:
+                done = self.command("token", "create", "--server", "--json")
+                options = ["--token", json.loads(done.stdout)["token"]]
+            server.start(*options)
+            self.until(lambda count=at + 1: self.idle_servers() == count)
+
+    def restart(self) -> None:
+        """Start the first server again, and wait until it grants."""
+        self.server.start()
+        self.until(lambda: self.command("gpus").returncode == 0)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Look again and again until ``condition`` holds."""
+        end = time.monotonic() + DEADLINE_S
+        while not condition():
+            for server in self.servers:
+                ended = server.process is not None and server.process.poll() is not None
+                assert not ended, server.log.read_text()
+            assert time.monotonic() < end, self.logs()
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        """Return the ends of all logs."""
+        return "".join(s.log.read_text()[-3000:] for s in self.servers if s.log.exists())
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run one command to its end."""
+        return subprocess.run(
+            [*GPUPOOL, *words],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def spawn(self, *words: str) -> "subprocess.Popen[str]":
+        """Start one command."""
+        return subprocess.Popen(
+            [*GPUPOOL, *words],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def idle_servers(self) -> int:
+        """Return how many servers could grant now."""
+        done = self.command("status", "--json")
+        if done.returncode not in (0, 3):
+            return 0
+        return sum(s["state"] == "idle" for s in json.loads(done.stdout)["pool"]["servers"])
+
+    def leases(self) -> list[str]:
+        """Return the names of all leases."""
+        done = self.command("leases", "--json")
+        return [lease["name"] for lease in json.loads(done.stdout)["leases"]]
+
+    def lease(self) -> str:
+        """Return the name of the one lease."""
+        (name,) = self.leases()
+        return name
+
+    def stop(self) -> None:
+        """End all servers."""
+        for server in reversed(self.servers):
+            server.stop()

@@ -1,0 +1,85 @@
+"""A lease over two real servers, and programs that use all of it by the CUDA door."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fake_pool import DEADLINE_S, HERE, FakeGpuPool
+
+from gpupool.remoting.driver import build
+
+IMAGE = str(HERE / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin")
+ACROSS = ("run", "-n", "4", "--across", "--door", "cuda")
+
+
+@pytest.fixture(scope="module")
+def two_servers() -> Iterator[FakeGpuPool]:
+    """Run a pool of two servers with two GPUs each."""
+    folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
+    build.ensure()
+    pool = FakeGpuPool(folder, servers=2, devices=2, first=2 + os.getpid() % 120 * 2)
+    try:
+        pool.start()
+        yield pool
+    finally:
+        for server in pool.servers:
+            server.kill()  # without the other one it could commit nothing, not even its end
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compiled(pool: FakeGpuPool, name: str) -> str:
+    program = pool.folder / name
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-o", str(program)]
+    command += [str(HERE / "programs" / f"{name}.c"), str(build.library_dir() / build.LIBRARY)]
+    subprocess.run(command, check=True)
+    return str(program)
+
+
+def test_a_program_uses_gpus_of_two_servers(two_servers: FakeGpuPool) -> None:
+    """All of it by TLS: copies between the servers, NVML and the order of the devices too."""
+    program = compiled(two_servers, "servers")
+    done = two_servers.command(*ACROSS, "-v", "--", program, IMAGE, "4")
+    assert done.returncode == 0, done.stderr + two_servers.logs()
+    assert done.stdout == "results right\n"
+    assert re.search(r"2 x H200 .* on (a|b), 2 x H200 .* on (a|b)", done.stderr), done.stderr
+    two_servers.until(lambda: two_servers.leases() == [])
+
+
+ORDER = """
+import ctypes, pynvml
+cuda, uuid = ctypes.CDLL("libcuda.so.1"), (ctypes.c_ubyte * 16)()
+assert cuda.cuInit(0) == 0
+pynvml.nvmlInit()
+assert pynvml.nvmlDeviceGetCount() == 4
+for at in range(4):
+    assert cuda.cuDeviceGetUuid_v2(uuid, at) == 0
+    name = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(at))
+    assert name.replace("-", "").lower() == "gpu" + bytes(uuid).hex(), (at, name)
+"""
+
+
+@pytest.mark.slow
+def test_nvml_has_the_devices_of_all_servers_in_cudas_order(two_servers: FakeGpuPool) -> None:
+    done = two_servers.command(*ACROSS, "--", sys.executable, "-c", ORDER)
+    assert done.returncode == 0, done.stderr
+
+
+def test_kill_9_of_one_server_of_a_lease_ends_all_of_it(two_servers: FakeGpuPool) -> None:
+    pool = two_servers
+    program = pool.spawn(*ACROSS, "--", compiled(pool, "leased"), IMAGE, "wait")
+    assert program.stdout is not None
+    assert program.stdout.readline() == "waiting\n"
+    pool.servers[1].kill()
+    out, err = program.communicate(timeout=DEADLINE_S)
+    assert out == "error 46, then 46\n", err  # CUDA_ERROR_DEVICE_UNAVAILABLE
+    assert program.returncode == 125
+    assert "lost server b" in err.splitlines()[-1], err

@@ -1,0 +1,145 @@
+"""The CUDA door with GPUs of several servers: a worker each, and drivers without a GPU."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fake_cuda.control import Control
+from test_cuda_door import KERNELS, ROOT, compiled, run
+
+from gpupool.remoting.driver import slices
+
+IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory, library: Path) -> str:
+    return str(compiled("servers", tmp_path_factory.mktemp("programs"), library))
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "option"),
+    [(2, 2, "--tcp"), pytest.param(4, 1, "--no-launcher", marks=pytest.mark.slow)],
+)
+def test_a_c_program_on_several_servers(
+    count: int, devices: int, option: str, servers: str, library: Path, tmp_path: Path
+) -> None:
+    """Kernels, copies between servers, events, graphs, pools, managed and virtual memory."""
+    with Control(tmp_path) as control:
+        program = [servers, IMAGE, str(count * devices)]
+        done = run(library, control, program, "--servers", str(count), option, devices=devices)
+        assert done.stdout == "results right\n", done.stderr
+        assert done.stderr == ""
+        assert control.missing_calls() == 0
+
+
+def test_the_other_servers_go_on_when_one_is_lost(
+    servers: str, library: Path, tmp_path: Path
+) -> None:
+    with Control(tmp_path) as control:
+        done = run(library, control, [servers, IMAGE, "2", "lose"], "--servers", "2")
+        assert done.stdout == "one server lost\n", done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.endswith("the connection to the server broke (server loopback1)")
+
+
+VISIBLE = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+count, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+for device in range(count.value):
+    assert cuda.cuDeviceGetUuid_v2(uuid, device) == 0
+    print(bytes(uuid)[14:].hex(), end=" ")
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen", "connections"),
+    [
+        ("3", "0101 ", 1),  # one process for each GPU
+        pytest.param("2,1", "0100 0001 ", 2, marks=pytest.mark.slow),
+        # Of those that it fits, the last.
+        pytest.param("GPU-fa4e0000-0000-4000-8000-0000000001", "0101 ", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_uses_the_servers_whose_devices_it_may_see(
+    visible: str,
+    seen: str,
+    connections: int,
+    library: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    program = [sys.executable, "-c", VISIBLE]
+    with Control(tmp_path) as control:
+        done = run(library, control, program, "--servers", "2", "--verbose", devices=2)
+    assert done.stdout == seen, done.stderr
+    assert done.stderr.count("connected") == connections, done.stderr
+
+
+# --- parts of the address space -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("servers", [1, 2, 9, 10, 64])
+def test_parts_lie_apart_and_are_large(servers: int) -> None:
+    parts = [slices.slice_of(place, servers) for place in range(servers)]
+    for part, following in pairwise(parts):
+        assert part.stop <= following.start
+    assert parts[0].start >= slices.FIRST
+    assert parts[-1].stop <= slices.LAST
+    assert len(parts[0]) >= slices.TIB
+
+
+@pytest.mark.parametrize(("place", "servers"), [(0, 73), (2, 2), (-1, 2)])
+def test_there_are_parts_for_so_many_servers_only(place: int, servers: int) -> None:
+    with pytest.raises(ValueError, match="no part of the address space"):
+        slices.slice_of(place, servers)
+
+
+def test_what_is_filled_is_free_and_outside_of_the_part() -> None:
+    own = range(8 << 40, 16 << 40)
+    maps = [
+        "000000400000-000000500000 r-xp 00000000 00:00 0 /bin/program\n",
+        "0a0000000000-0a0000100000 rw-p 00000000 00:00 0 within the part\n",
+        "550000000000-550000100000 rw-p 00000000 00:00 0 [heap]\n",
+        "7ffc00000000-7ffc00100000 rw-p 00000000 00:00 0 [stack]\n",
+    ]
+    assert slices.gaps(maps, own) == [
+        (slices.UNTOUCHED, own.start),
+        (own.stop, 0x550000000000),
+        (0x550000100000, 0x7FFC00000000 - slices.STACK_ROOM),
+        (0x7FFC00100000, slices.END),
+    ]
+
+
+CONFINED = """
+import ctypes, mmap
+from gpupool.remoting.driver import slices
+slices.confine(1, 2)
+part = slices.slice_of(1, 2)
+found = mmap.mmap(-1, 1 << 30)
+at = ctypes.addressof(ctypes.c_char.from_buffer(found))
+print(at in part, slices.holds(at, 1 << 30), slices.holds(part.stop - 4096, 8192))
+print(slices.holds(part.start - 1, 1), len(bytearray(1 << 26)) >> 20)
+"""
+
+
+def test_a_confined_process_gets_addresses_of_its_part() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CONFINED],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "True True False\nFalse 64\n", done.stderr
+    assert slices.holds(0, 1)  # this process is not confined
