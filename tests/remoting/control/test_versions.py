@@ -111,12 +111,13 @@ def shape_of(kinds: Iterable[type]) -> str:
         todo += typing.get_args(kind)
         while isinstance(kind, typing.NewType):
             kind = kind.__supertype__
-        if not isinstance(kind, type) or repr(kind) in done:
+        if repr(kind) in done:
             continue
         done.add(repr(kind))
-        if issubclass(kind, enum.Enum):
-            lines.add(f"{kind.__name__}: {[each.value for each in kind]}")
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, enum.EnumMeta):
+            values = [each.value for each in cast("type[enum.Enum]", kind)]
+            lines.add(f"{kind.__name__}: {values}")
+        elif isinstance(kind, type) and dataclasses.is_dataclass(cast(Any, kind)):
             hints = typing.get_type_hints(kind)
             fields = [(f.name, hints[f.name]) for f in dataclasses.fields(kind)]
             todo += [hint for _, hint in fields]
