@@ -8,12 +8,18 @@ BIN := $(VENV)/bin
 # What runs on a client's machine, which may be a Mac.
 CLIENT := cli consensus pool remoting/*.py remoting/arrays
 
+# Clients of CUDA, at whose other end is the test suite's driver without a GPU.
+WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
+  'nvidia-cuda-nvrtc==13.5.*' 'nvidia-nvjitlink==13.5.*' 'nvidia-cuda-runtime==13.5.*' \
+  nvidia-cuda-runtime-cu12 nvidia-cuda-runtime-cu11
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint docs clean
+.PHONY: help install demo test wheels test-wheels lint docs clean
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
+	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy and numba (860 MB)"
 	@echo "make lint   only ruff, pyright and the import rules"
 	@echo "make docs   write docs/cli.md anew from the help texts"
 	@echo "make clean  remove $(VENV) and what tools left behind"
@@ -46,6 +52,18 @@ lint: $(VENV)/installed-dev
 # Two processes, each with a pool of its own: most tests wait for others or use one core.
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal
+
+$(VENV)/wheels/installed: $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/wheels
+	$(VENV)/wheels/bin/python -m pip install --quiet --disable-pip-version-check \
+	  $(WHEELS) cbor2 cryptography trio
+	@touch $@
+
+wheels: $(VENV)/wheels/installed
+
+test-wheels: $(VENV)/installed-dev $(VENV)/wheels/installed
+	GPUPOOL_CUDA_PYTHON=$(abspath $(VENV))/wheels/bin/python $(BIN)/pytest -n 2 -m slow \
+	  tests/remoting/driver/test_fake_cuda_clients.py tests/remoting/driver/test_cuda_door_wheels.py
 
 docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md

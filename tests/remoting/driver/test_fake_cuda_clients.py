@@ -1,12 +1,7 @@
 """Unmodified clients on the fake driver: CUDA's runtime, CuPy and numba-cuda, from their wheels.
 
-Slow, and apart: the wheels are 200 MB and not among the project's own dependencies. Make an
-environment with them and name its interpreter:
-
-    python -m venv /tmp/wheels
-    /tmp/wheels/bin/pip install cupy-cuda13x cuda-bindings nvidia-cuda-runtime \
-        nvidia-cuda-nvrtc nvidia-nvjitlink numba-cuda
-    GPUPOOL_CUDA_PYTHON=/tmp/wheels/bin/python pytest -m slow tests/remoting/driver
+Slow, and apart: the wheels are 200 MB and not among the project's own dependencies. ``make
+test-wheels`` makes an environment with them and runs this.
 """
 
 import os

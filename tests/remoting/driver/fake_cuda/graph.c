@@ -595,7 +595,7 @@ API CUresult cuGraphAddBatchMemOpNode(CUgraphNode *phGraphNode, CUgraph hGraph,
                                       const CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) {
     REQUIRE(nodeParams != NULL);
     CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP};
-    params.memOp = *nodeParams;
+    memcpy(&params.memOp, nodeParams, sizeof *nodeParams); /* two types of one layout */
     return cuGraphAddNode_v2(phGraphNode, hGraph, dependencies, NULL, numDependencies, &params);
 }
 

@@ -917,7 +917,8 @@ CUmemGenericAllocationHandle memory_import_backing(int descriptor,
     pthread_mutex_unlock(&lock);
     backing->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                           .requestedHandleTypes = 1,
-                                          .location = {CU_MEM_LOCATION_TYPE_DEVICE, memory->dev}};
+                                          .location.type = CU_MEM_LOCATION_TYPE_DEVICE,
+                                          .location.id = memory->dev};
     return (CUmemGenericAllocationHandle)(uintptr_t)backing;
 }
 

@@ -1,0 +1,93 @@
+"""Unmodified clients behind the CUDA door: CUDA's runtimes, CuPy and numba-cuda, from their wheels.
+
+The worker has the real CuPy and cuda.bindings as well, so that only the driver is a fake. ``make
+test-wheels`` runs this, in an environment of its own: the wheels are 200 MB and not among the
+project's dependencies.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fake_cuda.build import build as build_driver
+from fake_cuda.control import Control, process_environment
+from test_cuda_door import HERE, KERNELS, right
+
+pytestmark = pytest.mark.slow
+RUNTIMES = ["libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13", "libcudart_static.a"]
+DEVICES = 2
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """Give an interpreter that has the wheels."""
+    path = os.environ.get("GPUPOOL_CUDA_PYTHON")
+    if path is None:
+        pytest.skip("GPUPOOL_CUDA_PYTHON names no interpreter with the CUDA wheels")
+    return path
+
+
+@pytest.fixture(scope="module")
+def places(python: str) -> list[Path]:
+    """Give the folders of the wheels that have CUDA's runtimes."""
+    code = "import nvidia; print(*nvidia.__path__, sep='\\n')"
+    found = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True)
+    return [Path(line) for line in found.stdout.splitlines()]
+
+
+def behind_the_door(
+    python: str, library: Path, control: Control, program: list[str]
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with the shim, and a worker of that Python with the fake driver."""
+    driver = build_driver()
+    values = control.environment(driver, devices=DEVICES)
+    del values["LD_LIBRARY_PATH"]
+    command = [python, str(HERE / "loopback.py"), "--library", str(library)]
+    command += ["--driver", str(driver.parent), "--devices", str(DEVICES), "--", *program]
+    environment = process_environment(values)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_c_program_of_cudas_runtime(
+    runtime: str, python: str, library: Path, places: list[Path], tmp_path: Path
+) -> None:
+    found = [file for place in places for file in sorted(place.glob(f"*/lib/{runtime}"))]
+    assert found, f"no wheel has {runtime}"
+    for number, file in enumerate(found):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        program = folder / "program"
+        command = ["gcc", "-std=c11", str(HERE / "programs" / "registered.c"), str(file)]
+        command += ["-ldl", "-lpthread", "-lrt", "-lm", f"-Wl,-rpath={file.parent}"]
+        subprocess.run([*command, "-o", str(program)], check=True)
+        words = [str(program), str(KERNELS / "test_kernels.fatbin"), str(DEVICES)]
+        with Control(folder) as control:
+            done = behind_the_door(python, library, control, words)
+            assert re.fullmatch(r"CUDA 1[123], results right\n", done.stdout), done.stderr
+            assert done.stderr == ""
+            assert [launch.kernel for launch in control.launches()] == ["saxpy"] * DEVICES
+            assert control.missing_calls() == 0
+
+
+@pytest.mark.parametrize("client", ["cupy", "numba"])
+def test_a_python_client(client: str, python: str, library: Path, tmp_path: Path) -> None:
+    program = HERE / "fake_cuda" / "programs" / f"{client}_program.py"
+    words = [python, "-W", "ignore", str(program), str(KERNELS)]
+    with Control(tmp_path) as control:
+        right(behind_the_door(python, library, control, words))
+        assert control.launches()
+
+
+def test_graphs_of_cupy(python: str, library: Path, tmp_path: Path) -> None:
+    program = [python, str(HERE / "programs" / "graphs_of_cupy.py")]
+    with Control(tmp_path) as control:
+        right(behind_the_door(python, library, control, program))
