@@ -51,6 +51,8 @@ PROGRAMS = [
     Program("libraries.cu", 60),
     Program("torch_basic.py", 75, tls=True),
     Program("torch_files.py", 90),
+    Program("torch_resnet.py", 90),
+    Program("torch_gpt2.py", 90),
     Program("torch_compile.py", 120),
     Program("triton_kernel.py", 75),
     Program("transformers_small.py", 90),

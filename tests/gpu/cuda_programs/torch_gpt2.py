@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)).cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
 tokens = torch.randint(0, 50000, (8, 512)).cuda()
 
 
@@ -34,6 +34,9 @@ for _ in range(3):
     times.append((time.perf_counter() - start) / 10)
 print("RESULT loss2", value)
 print(f"RESULT train_ms {sorted(times)[1] * 1e3:.3f}")
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+step()
+print("RESULT fused", step().item())
 model.eval()
 prompt = tokens[:1, :16]
 for _ in range(2):
