@@ -19,13 +19,15 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
 DESCRIPTOR_COUNT_MAX = 4096
 """CUDA opens about 60 descriptors a GPU; a program of 16 GPUs stays far below."""
 
-PROCESS_COUNT_MAX = 1024
-"""Threads of one uid: CUDA starts some tens a GPU, NumPy's BLAS one a core."""
+PROCESS_COUNT_MAX = 8192
+"""Threads of one uid, which all workers of a lease share: 64 of them with 128 threads each. CUDA
+starts some tens a GPU, NumPy's BLAS one a core, the CUDA door one for each thread that waits."""
 
 _CLONE_NEWNS = 0x0002_0000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT = 1, 2, 4, 32
@@ -93,6 +95,14 @@ def limit_resources(*, own_uid: bool) -> None:
     if own_uid:
         # The limit counts every process of the uid, so it only makes sense for a uid of our own.
         resource.setrlimit(resource.RLIMIT_NPROC, (PROCESS_COUNT_MAX, PROCESS_COUNT_MAX))
+
+
+def keep_descendants() -> bool:
+    """Stay an ancestor of whatever this process starts, whoever of those between has ended.
+
+    By that the host tells what a dead worker left behind from what others of its lease run.
+    """
+    return _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def forbid_new_privileges() -> bool:

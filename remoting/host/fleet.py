@@ -16,6 +16,7 @@ from gpupool.remoting.host import former, kernels, messages, spawn
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.kernels import KernelCache
 from gpupool.remoting.host.sharing import Sharing
+from gpupool.remoting.host.users import LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.host.workers import (
     LAST_WORDS_TIMEOUT_S,
     Worker,
@@ -91,7 +92,8 @@ class Fleet:
         self._changed = trio.Event()
         self._budget = budget
         self._sharing = Sharing()
-        self._uids = spawn.UidPool()
+        self._uids = UidPool()
+        self._users = LeaseUsers(self._uids)
         self._isolation = spawn.Isolation(False, "not chosen yet")
         self._directory = Path()
         self._said: set[str] = set()
@@ -144,6 +146,23 @@ class Fleet:
             raise
         return worker
 
+    async def give_user(self, worker: Worker) -> tuple[int, tuple[int, ...]]:
+        """Return the uid and groups that a worker becomes for its lease; -1: it stays who it is.
+
+        Raises:
+            GpupoolError: when there is no uid for it, or it has ended.
+        """
+        if "own-uid" not in worker.confinement or worker.lease is None:
+            return -1, ()
+        if worker.exited.is_set():  # Then it may be buried already, and give nothing back.
+            raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
+        try:
+            worker.user = self._users.take(worker.lease, worker.process.pid)
+            await trio.to_thread.run_sync(spawn.give_directory, worker.directory, worker.uid)
+        except OSError as error:
+            raise WorkerFailedError("no session can be opened", why=str(error)) from error
+        return worker.uid, self._isolation.groups
+
     async def give_kernels(self, worker: Worker, user: str) -> None:
         """Let a worker load what the workers of ``user`` have compiled, or got from its clients.
 
@@ -152,16 +171,12 @@ class Fleet:
         """
         if self._kernels is None or not {"own-uid", "landlock"}.intersection(worker.confinement):
             return
-        worker.user = user
-        cache = spawn.kernel_directory(worker.directory)
-        uid = self._own_uid(worker)
+        worker.user_name = user
+        cache, uid = spawn.kernel_directory(worker.directory), worker.uid
         await trio.to_thread.run_sync(self._kernels.give, user, cache, uid)
         if self._images is not None:
             images = spawn.image_directory(worker.directory)
             await trio.to_thread.run_sync(self._images.give, user, images, uid)
-
-    def _own_uid(self, worker: Worker) -> int:
-        return worker.uid if "own-uid" in worker.confinement else -1
 
     async def end(self, workers: Iterable[Worker], reason: str) -> None:
         """Kill workers, and return once every one of them is gone, however long that takes."""
@@ -237,10 +252,6 @@ class Fleet:
         """Start a process; whatever was opened for it is closed again when that fails."""
         self._number += 1
         with contextlib.ExitStack() as undo:
-            uid = -1
-            if self._isolation.own_uid:
-                uid = self._uids.take()
-                undo.callback(self._uids.give_back, uid)
             directory = spawn.make_directory(self._directory, self._number)
             undo.callback(spawn.remove_directory, directory, self._log)
             control, theirs = socket.socketpair()
@@ -261,7 +272,6 @@ class Fleet:
             control=control,
             errors=errors,
             directory=directory,
-            uid=uid,
             start_time=former.start_time_of(process.pid) or 0,
         )
 
@@ -303,13 +313,15 @@ class Fleet:
 
     async def _clean_up(self, worker: Worker) -> None:
         self._sharing.end_worker(worker.number)
-        await trio.to_thread.run_sync(self._remove_remains, worker)
+        if worker.user is not None:
+            self._users.ended(worker.user, worker.process.pid)
+        gone = await trio.to_thread.run_sync(self._remove_remains, worker)
         worker.control.close()
         os.close(worker.pidfd)
         if worker.budget is not None:
             worker.budget.close()
-        if worker.uid >= 0:
-            self._uids.give_back(worker.uid)
+        if worker.user is not None:
+            self._users.give_back(worker.user, gone=gone)
         worker.state = WorkerState.ENDED
         del self.workers[worker.number]
         try:
@@ -322,25 +334,30 @@ class Fleet:
         worker.ended.set()
         self._wake()
 
-    def _remove_remains(self, worker: Worker) -> None:
-        """Kill what it started and remove its files; runs on a thread."""
-        gone = worker.uid < 0 or spawn.kill_processes_of(worker.uid)
+    def _remove_remains(self, worker: Worker) -> bool:
+        """Kill what it started and remove its files; return whether that went; on a thread."""
+        if worker.user is not None:
+            gone = worker.user.clean_up(worker.process.pid)
+        else:
+            gone = True
+            remove_shared_memory(os.geteuid(), worker.process.pid)
         if not gone:
             self._log(f"{worker.label}: processes that it started cannot be killed")
-        elif self._kernels is not None and worker.user:
+        elif self._kernels is not None and worker.user_name:
             cache = spawn.kernel_directory(worker.directory)
-            self._kernels.take(worker.user, cache, self._own_uid(worker))
+            self._kernels.take(worker.user_name, cache, worker.uid)
             if self._images is not None:
                 images = spawn.image_directory(worker.directory)
-                self._images.take_later(worker.user, images, self._own_uid(worker))
+                self._images.take_later(worker.user_name, images, worker.uid)
         spawn.remove_directory(worker.directory, self._log)
+        return gone
 
     def _message(self, worker: Worker, message: messages.WorkerMessage) -> None:
         if isinstance(message, messages.Ready) and worker.state is WorkerState.STARTING:
             worker.certificate_sha256 = message.certificate_sha256
             worker.confinement = message.confinement
             worker.cuda_problem = message.cuda_problem
-            if worker.uid >= 0 and "own-uid" not in worker.confinement:
+            if self._isolation.own_uid and "own-uid" not in worker.confinement:
                 self._say_once(
                     "workers run as root: their own uids cannot read "
                     f"{self._isolation.expose[0]}, and this system does not let them mount it"
@@ -362,11 +379,9 @@ class Fleet:
             self._log(text)
 
     def _start_message(self, worker: Worker) -> messages.Start:
-        own = worker.uid >= 0
+        own = self._isolation.own_uid
         return messages.Start(
-            uid=worker.uid,
-            gid=worker.uid if own else -1,
-            groups=self._isolation.groups if own else (),
+            own_uid=own,
             cuda=self._settings.cuda,
             landlock=self._settings.landlock,
             directory=str(worker.directory),

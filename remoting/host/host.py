@@ -330,6 +330,7 @@ class Host:
         self.budget.add_worker(worker.number, lease.id)
         for gpu in real:
             self.budget.charge(worker.number, gpu, self._limits.context_overhead)
+        uid, groups = await self.fleet.give_user(worker)
         await self.fleet.give_kernels(worker, lease.user)
         ticket = os.urandom(32)
         devices = tuple(
@@ -354,6 +355,8 @@ class Host:
             devices=devices,
             place=servers.index(partitions[0].server),
             servers=len(servers),
+            uid=uid,
+            groups=groups,
         )
         worker.budget, theirs = socket.socketpair()
         worker.budget.setblocking(False)

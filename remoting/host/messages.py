@@ -29,9 +29,7 @@ TEXT_SIZE_MAX = 2000
 class Start:
     """How the worker confines itself before it hears of any client; sent once, first."""
 
-    uid: int  # to become; -1 to stay who it is
-    gid: int
-    groups: tuple[int, ...]  # supplementary, only what GPU device nodes ask for
+    own_uid: bool  # it will become the user of its lease, so it must be able to
     cuda: bool  # whether to import CuPy
     landlock: bool
     directory: str  # its private directory, the only one that it may write to
@@ -65,6 +63,8 @@ class Assign:
     devices: tuple[AssignedDevice, ...]
     place: int = 0  # of this server among those of the lease, in the program's order
     servers: int = 1  # of the lease
+    uid: int = -1  # to become, of the lease, and its group; -1 to stay who it is
+    groups: tuple[int, ...] = ()  # supplementary, only what GPU device nodes ask for
 
 
 @dataclass(frozen=True, slots=True)

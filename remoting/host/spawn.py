@@ -1,16 +1,9 @@
-"""Starting worker processes: their uid, environment and directory; and killing what is left.
+"""Starting worker processes: whether they get uids (``users``), their environment and directory."""
 
-Run as root, the host gives every live worker a uid of its own. Otherwise all workers have the
-host's uid, and only what a process can give up by itself separates them (``confine``).
-"""
-
-import contextlib
-import fcntl
 import importlib
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -21,16 +14,8 @@ from pathlib import Path
 
 import gpupool
 import gpupool.remoting
-from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.host import former
-
-UID_BASE = 52_000
-"""Above what distributions give to people and services, below the ranges of container tools."""
-
-UID_COUNT = 4_000
-
-UID_LOCKS = Path("/run/gpupool-uids")
-"""One lock file per uid in use, so that two servers on one machine never share one."""
+from gpupool.remoting.host.users import UID_BASE, UID_COUNT
 
 ENVIRONMENT_PASSED = (
     *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "LD_LIBRARY_PATH"),
@@ -50,7 +35,7 @@ class Isolation:
     """Which user the workers run as."""
 
     own_uid: bool
-    reason: str  # why not, for the log; empty when they have uids of their own
+    reason: str  # why not, for the log; empty when they have uids of their leases'
     groups: tuple[int, ...] = ()
     #: Directories of the installation that a worker must bring within its own uid's reach.
     expose: tuple[Path, ...] = ()
@@ -154,42 +139,6 @@ def device_groups() -> tuple[int, ...]:
     return tuple(sorted(groups))
 
 
-class UidPool:
-    """Uids that no other live worker on this machine has, whichever server it belongs to."""
-
-    def __init__(
-        self, base: int = UID_BASE, count: int = UID_COUNT, locks: Path = UID_LOCKS
-    ) -> None:
-        self._base = base
-        self._count = count
-        self._locks = locks
-        self._held: dict[int, int] = {}
-
-    def take(self) -> int:
-        """Return a free uid, which is this process's until ``give_back`` or its end.
-
-        Raises:
-            GpupoolError: when there is none left.
-        """
-        self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for uid in range(self._base, self._base + self._count):
-            if uid in self._held:
-                continue
-            lock = os.open(self._locks / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                continue
-            self._held[uid] = lock
-            return uid
-        raise GpupoolError("no worker can be started", why=f"all {self._count} uids are in use")
-
-    def give_back(self, uid: int) -> None:
-        """Let others have ``uid``; every process of it must be gone."""
-        os.close(self._held.pop(uid))
-
-
 def clean_environment(inherited: Mapping[str, str], directory: Path) -> dict[str, str]:
     """Return a worker's environment: a few inherited variables, and caches of its own.
 
@@ -272,28 +221,7 @@ def remove_directory(path: Path, log: Callable[[str], None]) -> None:
         shutil.rmtree(path, onerror=report)
 
 
-def processes_of(uid: int) -> list[int]:
-    """Return the live processes whose real, effective or saved uid is ``uid``."""
-    found: list[int] = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):  # It ended meanwhile.
-            status = (entry / "status").read_text(errors="replace")
-            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-            zombie = fields.get("State", "").split()[:1] == ["Z"]
-            if not zombie and str(uid) in fields.get("Uid", "").split()[:3]:
-                found.append(int(entry.name))
-    return found
-
-
-def kill_processes_of(uid: int, *, rounds_max: int = 100) -> bool:
-    """Kill whatever a dead worker left behind under its own uid; return whether all is gone."""
-    for _ in range(rounds_max):
-        found = processes_of(uid)
-        if not found:
-            return True
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-    return not processes_of(uid)
+def give_directory(directory: Path, uid: int) -> None:
+    """Let ``uid`` have a worker's directory and all in it: CuPy makes its cache when imported."""
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, uid, uid, follow_symlinks=False)

@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
         assert isinstance(start, messages.Start)
         context, ready = _prepare(start, parent_pid)
         channel.send(ready)
-        Worker(channel, start, context).run()
+        Worker(channel, start, context, parent_pid).run()
     except HostGoneError:
         os._exit(EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
@@ -85,7 +85,8 @@ def main(arguments: Sequence[str]) -> None:
 def _prepare(start: messages.Start, parent_pid: int) -> tuple[ssl.SSLContext, messages.Ready]:
     """Confine this process and import what it will need; return its TLS context and report."""
     holds: list[str] = []
-    own_uid = start.uid >= 0 and (not start.expose or confine.expose(start.expose))
+    own_uid = start.own_uid and (not start.expose or confine.expose(start.expose))
+    confine.keep_descendants()
     if confine.forbid_new_privileges():
         holds.append("no-new-privileges")
     # Before the first thread: NumPy's BLAS starts some when it is imported.
@@ -98,11 +99,7 @@ def _prepare(start: messages.Start, parent_pid: int) -> tuple[ssl.SSLContext, me
 
     context, fingerprint = worker_context(Path(start.directory))
     if own_uid:
-        # CuPy makes its cache's directory when it is imported, which was as root.
-        for path in (start.directory, *map(str, Path(start.directory).rglob("*"))):
-            os.chown(path, start.uid, start.gid, follow_symlinks=False)
-        confine.become(start.uid, start.gid, start.groups)
-        holds.append("own-uid")
+        holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
     elif os.geteuid() == 0 and confine.drop_capabilities():
         holds.append("few-capabilities")
     confine.die_with_parent(parent_pid)
@@ -132,10 +129,15 @@ class Worker:
     """One worker from the moment in which it is warm."""
 
     def __init__(
-        self, channel: WorkerChannel, start: messages.Start, context: ssl.SSLContext
+        self,
+        channel: WorkerChannel,
+        start: messages.Start,
+        context: ssl.SSLContext,
+        parent_pid: int,
     ) -> None:
         self._channel = channel
         self._doors = start.doors
+        self._parent_pid = parent_pid
         self._context = context
         self._assign: messages.Assign | None = None
         self._budget: BudgetClient | None = None
@@ -164,6 +166,10 @@ class Worker:
     def _assigned(self, assign: messages.Assign) -> None:
         if self._assign is not None:
             raise ProtocolError("a worker serves one session")
+        if assign.uid >= 0:
+            confine.become(assign.uid, assign.uid, assign.groups)
+            confine.die_with_parent(self._parent_pid)
+            confine.hide_memory()
         self._assign = assign
         self._budget = BudgetClient(self._channel.take_descriptor())
         os.environ["CUDA_VISIBLE_DEVICES"] = assign.cuda_visible

@@ -18,6 +18,7 @@ from gpupool.remoting.host import messages
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.channel import DESCRIPTOR_COUNT_MAX, receive_with_descriptors
 from gpupool.remoting.host.sharing import TOKEN_SIZE, Sharing
+from gpupool.remoting.host.users import LeaseUser
 
 RECEIVE_SIZE = 65536
 
@@ -54,7 +55,6 @@ class Worker:
     control: socket.socket  # non-blocking
     errors: int  # read end of the pipe that is the worker's stderr
     directory: Path
-    uid: int  # -1 when it has the host's own
     start_time: int
     state: WorkerState = WorkerState.STARTING
     claimed: bool = False  # for a session, though it may not be assigned yet
@@ -67,7 +67,8 @@ class Worker:
     confinement: tuple[str, ...] = ()
     cuda_problem: str = ""
     lease: LeaseId | None = None
-    user: str = ""  # of that lease, once it may have the user's kernels
+    user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
+    user_name: str = ""  # whose lease it is, once it may have that user's kernels
     session: bytes = b""
     devices: tuple[GpuId, ...] = ()
     real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated
@@ -81,6 +82,11 @@ class Worker:
     said_reason: str = ""  # why it exits, by its own last message
     failed: bool = False  # its end is worth a line in the log
     log_left: int = LOG_TEXT_MAX
+
+    @property
+    def uid(self) -> int:
+        """Return its lease's uid; -1 when it has the host's."""
+        return -1 if self.user is None else self.user.uid
 
     @property
     def label(self) -> str:

@@ -84,6 +84,9 @@ def run(
         case b"c":  # start a child that outlives this process, if it is let
             child = subprocess.Popen(["/bin/sleep", "300"], start_new_session=True)
             return str(child.pid).encode()
+        case b"O":  # and one whose parent has ended
+            words = ["/bin/sh", "-c", "sleep 300 >/dev/null 2>&1 & echo $!"]
+            return subprocess.run(words, check=True, capture_output=True).stdout
         case b"S":
             ctypes.string_at(0)
         case b"X":

@@ -25,9 +25,7 @@ device = st.builds(
 host_message = st.one_of(
     st.builds(
         messages.Start,
-        uid=st.integers(-1, 2**31),
-        gid=st.integers(-1, 2**31),
-        groups=st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
+        own_uid=st.booleans(),
         cuda=st.booleans(),
         landlock=st.booleans(),
         directory=text,
@@ -44,6 +42,8 @@ host_message = st.one_of(
         program=text,
         cuda_visible=text,
         devices=st.lists(device, max_size=3).map(tuple),
+        uid=st.integers(-1, 2**31),
+        groups=st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
     ),
     st.builds(messages.Connection, plain=st.booleans()),
     st.builds(messages.Proceed),

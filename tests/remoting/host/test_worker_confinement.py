@@ -16,7 +16,8 @@ import trio
 from host_kit import EchoClient, MakeHost
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.host import confine, former, spawn
+from gpupool.pool.ids import LeaseId
+from gpupool.remoting.host import confine, former, spawn, users
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its uid")
 
@@ -47,13 +48,17 @@ def secret() -> Iterator[Path]:
 
 
 @as_root
-async def test_each_worker_has_its_own_powerless_uid(make_host: MakeHost, secret: Path) -> None:
+async def test_workers_of_a_lease_have_a_powerless_uid_of_their_own(
+    make_host: MakeHost, secret: Path
+) -> None:
     kit = await make_host(landlock=False)
     client, worker = await kit.connect(kit.lease())
-    other, other_worker = await kit.connect(kit.lease())
+    other, other_worker = await kit.connect(kit.lease(2))
+    _, sibling = await kit.connect(kit.lease())
     facts = await process_facts(client)
     uid = str(worker.uid)
-    assert worker.uid >= spawn.UID_BASE
+    assert sibling.uid == worker.uid
+    assert worker.uid >= users.UID_BASE
     assert worker.uid != other_worker.uid
     assert facts["Uid"] == " ".join([uid] * 4)
     assert facts["Groups"] == ""
@@ -142,6 +147,66 @@ async def test_children_of_a_worker_die_with_it(make_host: MakeHost) -> None:
     assert former.start_time_of(child) is None
 
 
+@as_root
+async def test_what_other_workers_of_the_lease_run_outlives_one(make_host: MakeHost) -> None:
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    other, other_worker = await kit.connect(kit.lease())
+    (kept_child, kept_orphan), (child, orphan) = [
+        (int(await one.ask(b"c")), int(await one.ask(b"O"))) for one in (other, client)
+    ]
+    in_memory = [
+        users.SHARED_MEMORY / f"cuda.shm.{worker.uid:x}.{one.process.pid:x}.1"
+        for one in (worker, other_worker)
+    ]
+    for path in in_memory:
+        path.touch(0o600)
+        os.chown(path, worker.uid, worker.uid)
+    os.kill(worker.process.pid, signal.SIGKILL)
+    with trio.fail_after(10):
+        await worker.ended.wait()
+    assert [former.start_time_of(pid) for pid in (child, orphan)] == [None, None]
+    assert None not in [former.start_time_of(pid) for pid in (kept_child, kept_orphan)]
+    assert [path.exists() for path in in_memory] == [False, True]
+    # The next worker of the lease shares with those that are left, and the last one tidies up.
+    _, third_worker = await kit.connect(kit.lease())
+    assert third_worker.uid == other_worker.uid == worker.uid
+    await kit.host.kill_lease(kit.lease().id, "the test ends")
+    assert [former.start_time_of(pid) for pid in (kept_child, kept_orphan)] == [None, None]
+    assert not in_memory[1].exists()
+
+
+def test_strays_are_told_from_what_workers_run() -> None:
+    me, init = os.getpid(), 1
+    found = {10: init, 11: 10, 20: me, 21: 20, 22: 21, 30: me}
+    strays, sure = users.without_worker(found, {20})
+    assert (sorted(strays), sure) == ([10, 11, 30], True)
+    # Its parent ended while the processes were listed: it may be a worker's by now.
+    assert users.without_worker({22: 2**22 - 7}, {20}) == ([], False)
+
+
+def test_a_lease_gets_another_user_once_its_workers_have_ended(tmp_path: Path) -> None:
+    """Whoever cleans up after the last worker kills all that its user has."""
+    leases = users.LeaseUsers(users.UidPool(60_000, 3, tmp_path))
+    one = leases.take(LeaseId(1), 10)
+    assert leases.take(LeaseId(1), 11) is one
+    assert leases.take(LeaseId(2), 12).uid == 60_001
+    leases.ended(one, 10)
+    assert one.running == {11}
+    leases.ended(one, 11)
+    other = leases.take(LeaseId(1), 13)
+    assert other.uid == 60_002
+    leases.give_back(one, gone=True)
+    with pytest.raises(GpupoolError, match="in use"):
+        leases.take(LeaseId(3), 14)  # one of its workers is not buried yet
+    leases.give_back(one, gone=True)
+    assert leases.take(LeaseId(3), 14).uid == 60_000
+    leases.ended(other, 13)
+    leases.give_back(other, gone=False)  # nobody gets what something is left of
+    with pytest.raises(GpupoolError, match="in use"):
+        leases.take(LeaseId(4), 15)
+
+
 async def test_private_directory_is_removed(make_host: MakeHost) -> None:
     kit = await make_host()
     client, worker = await kit.connect(kit.lease())
@@ -170,8 +235,8 @@ def test_environment_is_a_short_list(tmp_path: Path) -> None:
 
 
 def test_uids_are_shared_by_no_two_servers(tmp_path: Path) -> None:
-    one = spawn.UidPool(60_000, 3, tmp_path)
-    two = spawn.UidPool(60_000, 3, tmp_path)
+    one = users.UidPool(60_000, 3, tmp_path)
+    two = users.UidPool(60_000, 3, tmp_path)
     assert one.take() == 60_000
     assert two.take() == 60_001
     assert one.take() == 60_002

@@ -205,7 +205,6 @@ struct ipc_memory { /* where memory lies in a process's memory file */
 };
 
 int memory_descriptor(void);
-int64_t memory_page(void); /* the offset of a new page of the memory file */
 bool memory_share(CUdeviceptr pointer, struct ipc_memory *memory);
 bool memory_share_backing(CUmemGenericAllocationHandle handle, struct ipc_memory *memory);
 bool memory_import(CUcontext ctx, int descriptor, const struct ipc_memory *memory,
@@ -488,7 +487,7 @@ struct CUevent_st {
     uint64_t ticket;
     _Atomic uint64_t time_ns;
     struct shared_event *shared; /* of an event that other processes may see */
-    struct ipc_memory where;     /* where that lies */
+    struct ipc_memory where;     /* its offset is the number of the event's file */
     struct capture *capture; /* where the last record was captured, if it was */
     CUgraphNode *captured;
     unsigned captured_count;

@@ -5,6 +5,7 @@
 #include "fake.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,11 +95,16 @@ static int file_from(const struct ipc_handle *handle) { /* -1: its process has g
     return file;
 }
 
-static CUresult handle_open(const void *given, struct ipc_handle *handle, int *file) {
+static CUresult handle_read(const void *given, struct ipc_handle *handle) {
     memcpy(handle, given, sizeof *handle);
     REQUIRE(handle->magic == IPC_MAGIC);
     if (handle->pid == (int32_t)getpid())
         return CUDA_ERROR_INVALID_CONTEXT; /* CUDA, too, refuses a handle of the same process */
+    return CUDA_SUCCESS;
+}
+
+static CUresult handle_open(const void *given, struct ipc_handle *handle, int *file) {
+    TRY(handle_read(given, handle));
     *file = file_from(handle);
     return *file < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
@@ -133,16 +139,42 @@ API CUresult cuIpcCloseMemHandle(CUdeviceptr dptr) {
     return memory_close(dptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- events: two counters in the memory file ---- */
+/* ---- events: two counters in a file ----
+ *
+ * As the real driver's it is named by its owner and process, looked up under the opener's own user,
+ * closed to others, and left behind by a process that is killed.
+ */
 
-static struct shared_event *map_event(int file, int64_t offset) {
-    void *found = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, offset);
+static void path_of(char path[64], int32_t pid, int64_t number) {
+    snprintf(path, 64, "/dev/shm/cuda.shm.%x.%x.%llx", (unsigned)geteuid(), (unsigned)pid,
+             (unsigned long long)number);
+}
+
+static struct shared_event *map_event(int32_t pid, int64_t number, int flags) {
+    char path[64];
+    path_of(path, pid, number);
+    int file = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | flags, 0600);
+    if (file < 0 || ((flags & O_CREAT) && ftruncate(file, PAGE) != 0))
+        return NULL;
+    void *found = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
     return found == MAP_FAILED ? NULL : found;
 }
 
+static _Atomic int64_t event_files;
+
+__attribute__((destructor)) static void remove_files(void) {
+    char path[64];
+    for (int64_t number = 1; number <= event_files; number++) {
+        path_of(path, getpid(), number);
+        unlink(path);
+    }
+}
+
 CUresult event_share(CUevent event) {
-    event->where = (struct ipc_memory){memory_page(), PAGE, event->ctx->dev};
-    event->shared = map_event(memory_descriptor(), event->where.offset);
+    int64_t number = atomic_fetch_add(&event_files, 1) + 1;
+    event->where = (struct ipc_memory){number, PAGE, event->ctx->dev};
+    event->shared = map_event(getpid(), number, O_CREAT | O_TRUNC);
     return event->shared == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
@@ -157,15 +189,14 @@ API CUresult cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle given) {
     ENTER_CONTEXT(ctx);
     REQUIRE(phEvent != NULL);
     struct ipc_handle handle;
-    int file;
-    TRY(handle_open(&given, &handle, &file));
+    TRY(handle_read(&given, &handle));
     CUevent event = zeroed(sizeof *event);
     event->magic = MAGIC_EVENT;
     event->ctx = ctx;
     event->flags = handle.flags;
-    event->shared = map_event(file, handle.memory.offset);
-    close(file);
-    REQUIRE(event->shared != NULL);
+    event->shared = map_event(handle.pid, handle.memory.offset, 0);
+    if (event->shared == NULL)
+        return CUDA_ERROR_MAP_FAILED;
     *phEvent = event;
     return CUDA_SUCCESS;
 }

@@ -867,13 +867,6 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
 
 int memory_descriptor(void) { return memory_file; }
 
-int64_t memory_page(void) {
-    pthread_mutex_lock(&lock);
-    int64_t offset = file_take(PAGE);
-    pthread_mutex_unlock(&lock);
-    return offset;
-}
-
 bool memory_share(CUdeviceptr pointer, struct ipc_memory *memory) {
     struct region region;
     bool fits = memory_find(pointer, &region) && region.kind == REGION_DEVICE &&

@@ -1,0 +1,208 @@
+"""The users that workers run as: one for each lease on this server, while the server is root.
+
+Otherwise all workers have the host's uid, and only what a process can give up by itself separates
+them (``confine``). Workers of one lease share a uid because CUDA opens an event of another process
+only if both have the same: it looks for the event's file under its own uid.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.ids import LeaseId
+from gpupool.remoting.host import former
+
+UID_BASE = 52_000
+"""Above what distributions give to people and services, below the ranges of container tools."""
+
+UID_COUNT = 4_000
+
+UID_LOCKS = Path("/run/gpupool-uids")
+"""One lock file per uid in use, so that two servers on one machine never share one."""
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+
+
+class UidPool:
+    """Uids that no other live worker on this machine has, whichever server it belongs to."""
+
+    def __init__(
+        self, base: int = UID_BASE, count: int = UID_COUNT, locks: Path = UID_LOCKS
+    ) -> None:
+        self._base = base
+        self._count = count
+        self._locks = locks
+        self._held: dict[int, int] = {}
+
+    def take(self) -> int:
+        """Return a free uid, which is this process's until ``give_back`` or its end.
+
+        Raises:
+            GpupoolError: when there is none left.
+        """
+        self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for uid in range(self._base, self._base + self._count):
+            if uid in self._held:
+                continue
+            lock = os.open(self._locks / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                continue
+            self._held[uid] = lock
+            return uid
+        raise GpupoolError("no worker can be started", why=f"all {self._count} uids are in use")
+
+    def give_back(self, uid: int) -> None:
+        """Let others have ``uid``; every process of it must be gone."""
+        os.close(self._held.pop(uid))
+
+
+@dataclass(eq=False, slots=True)
+class LeaseUser:
+    """The user of one lease, which its workers here become."""
+
+    lease: LeaseId
+    uid: int
+    running: set[int] = field(default_factory=set[int])
+    """Pids of its workers that have not ended; read by threads that clean up after others."""
+
+    holders: int = 0  # workers that got it and are not buried yet
+
+    def clean_up(self, pid: int) -> bool:
+        """Kill and remove what the worker ``pid``, which has ended, left; return whether all went.
+
+        What others of the lease run stays. The last one leaves nothing of the user at all, so that
+        the next who gets its uid finds no memory of this lease. Blocks.
+        """
+        gone = kill_processes_of(self.uid, self.running)
+        remove_shared_memory(self.uid, pid if self.running else None)
+        return gone
+
+
+class LeaseUsers:
+    """Which lease has which user. Not thread-safe: one thread owns it."""
+
+    def __init__(self, pool: UidPool) -> None:
+        self._pool = pool
+        self._users: dict[LeaseId, LeaseUser] = {}
+
+    def take(self, lease: LeaseId, pid: int) -> LeaseUser:
+        """Return the user that the worker ``pid`` is to become.
+
+        Raises:
+            GpupoolError: when there is no uid left.
+            OSError: when none can be had.
+        """
+        user = self._users.get(lease)
+        if user is None:
+            user = self._users[lease] = LeaseUser(lease, self._pool.take())
+            remove_shared_memory(user.uid, None)  # of a server that was killed
+        user.running.add(pid)
+        user.holders += 1
+        return user
+
+    def ended(self, user: LeaseUser, pid: int) -> None:
+        """Note that a worker has ended. After the last one, the lease's next gets another user.
+
+        For whoever cleans up after the last one kills whatever the user has.
+        """
+        user.running.discard(pid)
+        if not user.running and self._users.get(user.lease) is user:
+            del self._users[user.lease]
+
+    def give_back(self, user: LeaseUser, *, gone: bool) -> None:
+        """Take note that a worker is buried; its uid is free if nothing of its lease is left."""
+        user.holders -= 1
+        if not user.holders and gone:
+            self._pool.give_back(user.uid)
+
+
+def processes_of(uid: int) -> dict[int, int]:
+    """Return the live processes whose real, effective or saved uid is ``uid``: pid to parent."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):  # It ended meanwhile.
+            status = (entry / "status").read_text(errors="replace")
+            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            zombie = fields.get("State", "").split()[:1] == ["Z"]
+            if not zombie and str(uid) in fields.get("Uid", "").split()[:3]:
+                found[int(entry.name)] = int(fields.get("PPid", "0"))
+    return found
+
+
+def without_worker(found: Mapping[int, int], running: Collection[int]) -> tuple[list[int], bool]:
+    """Return the processes that descend from no running worker, and whether that is all of them.
+
+    A worker stays the ancestor of all that it starts (``confine.keep_descendants``). A parent that
+    has just ended tells nothing: its children have another one by now.
+
+    Args:
+        found: processes of one uid, and their parents.
+        running: pids of workers.
+    """
+    strays: list[int] = []
+    sure = True
+    for pid in found:
+        at = pid
+        while at in found and at not in running:
+            at = found[at]
+        if at in running:
+            continue
+        if at == 0 or former.start_time_of(at) is not None:
+            strays.append(pid)
+        else:
+            sure = False
+    return strays, sure
+
+
+def kill_processes_of(uid: int, running: Collection[int] = (), *, rounds_max: int = 100) -> bool:
+    """Kill what a dead worker left behind under its uid; return whether all of it is gone.
+
+    Args:
+        uid: of its lease.
+        running: pids of the other workers of that lease, which stay with all that they started.
+            Looked into anew in each round, after the processes were listed: a worker gets its uid
+            only once it is in there.
+        rounds_max: how often to look.
+    """
+    for _ in range(rounds_max):
+        strays, sure = without_worker(processes_of(uid), running)
+        if not strays and sure:
+            return True
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    return False
+
+
+def remove_shared_memory(uid: int, pid: int | None) -> None:
+    """Remove what CUDA leaves in shared memory of a process that has ended.
+
+    Args:
+        uid: whose files are removed, and nobody else's.
+        pid: of the process; None: all that the user has there, from whichever program.
+    """
+    if pid is not None and former.start_time_of(pid) is not None:
+        return  # the pid is another's by now
+    prefix = "" if pid is None else f"cuda.shm.{uid:x}.{pid:x}."
+    with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # Somebody else has removed it.
+                if not entry.name.startswith(prefix):
+                    continue
+                if entry.stat(follow_symlinks=False).st_uid != uid:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.unlink(entry.path)
