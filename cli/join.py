@@ -50,6 +50,11 @@ from gpupool.remoting.addresses import PORT_DEFAULT, Address
     help="Offer N emulated GPUs of MEM each, as 4:16G, and no real one. NumPy computes for them.",
 )
 @click.option(
+    "--gpus",
+    metavar="LIST",
+    help="Offer just these GPUs: nvidia-smi's numbers, as 0,2, or beginnings of UUIDs.",
+)
+@click.option(
     "--data-encryption",
     type=click.Choice(["tls", "off"]),
     default="tls",
@@ -98,6 +103,7 @@ def command(
     pool_name: str | None,
     witness: bool,
     emulate: Emulation | None,
+    gpus: str | None,
     data_encryption: str,
     ca: str | None,
     client_timeout: float,
@@ -129,6 +135,8 @@ def command(
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     if witness and emulate is not None:
         raise UsageError("a witness offers no GPU", hint="leave out --witness or --emulate")
+    if gpus and (witness or emulate is not None):
+        raise UsageError("--gpus chooses among real GPUs", hint="leave out --witness or --emulate")
     if not 1 <= client_timeout <= 3600:
         raise UsageError("--client-timeout must lie between 1s and 1h")
 
@@ -146,6 +154,7 @@ def command(
         pool_name=pool_name or f"{places.default_name()}-pool",
         witness=witness,
         emulate=emulate,
+        gpus=tuple(word.strip() for word in (gpus or "").split(",") if word.strip()),
         data_encryption=data_encryption,
         ca=Path(ca) if ca else None,
         client_timeout_s=client_timeout,

@@ -83,6 +83,7 @@ class JoinOptions:
     pool_name: str
     witness: bool
     emulate: Emulation | None
+    gpus: tuple[str, ...]  # to offer; empty: all
     data_encryption: str
     ca: Path | None  # of a new pool: the folder of a former pool's CA
     client_timeout_s: float
@@ -133,17 +134,17 @@ async def _check_options(options: JoinOptions) -> None:
     if options.ca is not None:
         _read_authority(options.ca)
     if not options.witness and options.emulate is None:
-        await trio.to_thread.run_sync(require_gpu)
+        await trio.to_thread.run_sync(require_gpu, options.gpus)
 
 
-def require_gpu() -> None:
-    """Look for a GPU on this machine; blocks while the driver wakes them.
+def require_gpu(only: tuple[str, ...]) -> None:
+    """Look for a GPU on this machine, or for all of ``only``; blocks while the driver wakes them.
 
     Raises:
         GpupoolError: when there is none.
     """
-    inventory = Inventory.discover("", PynvmlNvml())
-    if not inventory.gpus():
+    inventory = Inventory.discover("", PynvmlNvml(), only=only)
+    if not inventory.gpus() or (only and inventory.problem):
         raise _no_gpu(inventory)
 
 
@@ -468,6 +469,7 @@ class _Server:
                 nvml,
                 emulated_count=emulate.count if emulate else 0,
                 emulated_memory=emulate.memory if emulate else 1,
+                only=self._options.gpus,
                 claims=GpuClaims(),
                 log=logging.getLogger("gpupool.gpus").warning,
             )

@@ -5,7 +5,7 @@ NVML's calls can hang on a sick GPU, so they run on a thread that nobody waits f
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -88,6 +88,20 @@ def gpu_of(device: NvmlDevice, index: int) -> Gpu:
         pci_bus_id=device.pci_bus_id,
         parent=GpuId(device.parent) if device.parent else None,
     )
+
+
+def chosen_gpus(gpus: Sequence[Gpu], only: Sequence[str]) -> tuple[list[Gpu], str]:
+    """Return the GPUs that ``only`` names, and which of the names fits none.
+
+    A name is nvidia-smi's number of a GPU, or the beginning of its UUID.
+    """
+
+    def fits(gpu: Gpu, name: str) -> bool:
+        return name == str(gpu.index) or (len(name) >= 8 and gpu.id.startswith(name))
+
+    unknown = [name for name in only if not any(fits(gpu, name) for gpu in gpus)]
+    problem = f"there is no GPU {unknown[0]} here" if unknown else ""
+    return [gpu for gpu in gpus if any(fits(gpu, name) for name in only)], problem
 
 
 def fault_of(state: DeviceState, sample: NvmlSample) -> str:
@@ -209,6 +223,7 @@ class Inventory:
         *,
         emulated_count: int = 0,
         emulated_memory: int = 16 << 30,
+        only: Sequence[str] = (),
         claims: GpuClaims | None = None,
         log: Log = lambda _text: None,
     ) -> "Inventory":
@@ -219,6 +234,8 @@ class Inventory:
             nvml: None offers emulated GPUs only.
             emulated_count: how many emulated GPUs to offer after the real ones.
             emulated_memory: bytes that each pretends to have; only accounted, not allocated.
+            only: the real GPUs to offer, by nvidia-smi's numbers or beginnings of UUIDs; all, if
+                there are none.
             claims: asked before a real GPU is offered; a GPU that is not ours is at fault.
             log: takes one line about what happens to a GPU.
         """
@@ -229,6 +246,7 @@ class Inventory:
                 system = nvml.open()
                 real = [gpu_of(device, index) for index, device in enumerate(nvml.devices())]
                 problem = "" if real else "the NVIDIA driver reports no GPU"
+                real, problem = chosen_gpus(real, only) if real and only else (real, problem)
             except NvmlError as error:
                 problem = f"no NVIDIA driver answers: {error}"
         emulated = emulated_gpus(server_id, emulated_count, emulated_memory, first_index=len(real))

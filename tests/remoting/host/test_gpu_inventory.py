@@ -52,6 +52,22 @@ def test_gpus_are_those_of_nvml_and_then_the_emulated_ones() -> None:
     assert inventory.has_real
 
 
+@pytest.mark.parametrize(
+    ("only", "found", "problem"),
+    [
+        (["1"], [1], ""),
+        (["GPU-abcd-2", "0"], [0, 2], ""),
+        (["GPU-abcd-1", "7"], [1], "there is no GPU 7 here"),
+        (["GPU"], [], "there is no GPU GPU here"),  # too short to be meant
+    ],
+)
+def test_a_server_may_offer_some_gpus_only(only: list[str], found: list[int], problem: str) -> None:
+    devices = [replace(device(n), uuid=f"GPU-abcd-{n}") for n in range(3)]
+    inventory = Inventory.discover(SERVER, FakeNvml(found=devices), only=only)
+    assert [gpu.index for gpu in inventory.gpus()] == found
+    assert inventory.problem == problem
+
+
 def test_mig_instances_know_their_gpu_and_share_its_errors() -> None:
     nvml = FakeNvml(found=[device(0), device(1, "GPU-7"), device(2, "GPU-7")])
     inventory = Inventory.discover(SERVER, nvml)
