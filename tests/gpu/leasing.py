@@ -3,6 +3,7 @@
 For ``cuda_pool_check.py`` and ``benchmarks/cuda_door.py``.
 """
 
+import json
 import os
 import re
 import signal
@@ -57,24 +58,72 @@ def run(command: list[str], limit: float, log: Path, env: dict[str, str]) -> Out
     return Outcome(code, time.monotonic() - start, results_of(text), text)
 
 
+class RealServer:
+    """One ``gpupool join`` in a folder of its own.
+
+    Args:
+        folder: an empty one, which others may enter.
+        options: more words for ``gpupool join``.
+        env: of the server.
+        remote: leave out the Unix socket, so that programs come by TCP as from another machine.
+    """
+
+    def __init__(
+        self, folder: Path, *options: str, env: dict[str, str], remote: bool = False
+    ) -> None:
+        runtime = folder / (LONG_NAME if remote else "run")
+        runtime.mkdir(parents=True)
+        folder.chmod(0o711)
+        self.log = folder / "server.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(*GPUPOOL, "join", "--listen", "127.0.0.1:0"),
+                    *("--state-dir", str(folder / "state"), *options),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env | {"RUNTIME_DIRECTORY": str(runtime)},
+            )
+
+    def check(self) -> None:
+        """End this program if the server has ended."""
+        if self.process.poll() is not None:
+            raise SystemExit("a server ended:\n" + self.log.read_text())
+
+    def stop(self) -> None:
+        """End the server; harmless when it has ended."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
 class RealPool:
-    """``gpupool join`` in a folder of its own.
+    """A pool on this machine, of one server unless ``join`` adds others.
 
     Args:
         folder: an empty one, which others may enter.
         encryption: of data, "tls" or "off".
-        remote: leave out the Unix socket, so that programs come by TCP as from another machine.
+        remote: leave out Unix sockets, so that programs come by TCP as from another machine.
         bare: run programs where there is neither a GPU nor a driver, which takes root.
+        options: of the first server's ``gpupool join``.
     """
 
     def __init__(
-        self, folder: Path, *, encryption: str = "off", remote: bool = False, bare: bool = False
+        self,
+        folder: Path,
+        *options: str,
+        encryption: str = "off",
+        remote: bool = False,
+        bare: bool = False,
     ) -> None:
         self.prefix = [str(Path(__file__).with_name("without_gpu.sh"))] if bare else []
         self.folder = folder
-        runtime = folder / (LONG_NAME if remote else "run")
-        runtime.mkdir(parents=True)
-        folder.chmod(0o711)
+        self.remote = remote
         path = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
         self.env = os.environ | {
             "HOME": str(folder),
@@ -82,23 +131,35 @@ class RealPool:
             "PYTHONPATH": os.pathsep.join(part for part in path if part),
         }
         self.env.pop("XDG_RUNTIME_DIR", None)
-        self.log = folder / "server.log"
-        with self.log.open("w") as log:
-            self.server = subprocess.Popen(
-                [
-                    *(*GPUPOOL, "join", "--listen", "127.0.0.1:0"),
-                    *("--state-dir", str(folder / "state"), "--data-encryption", encryption),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.env | {"RUNTIME_DIRECTORY": str(runtime)},
-            )
+        words = ("--data-encryption", encryption, *options)
+        first = RealServer(folder, *words, env=self.env, remote=remote)
+        self.servers = [first]
+        self.server, self.log = first.process, first.log
+        self._until_idle(1)
+
+    def join(self, name: str, *options: str) -> RealServer:
+        """Add a server, and wait until it grants."""
+        answer = self.command("token", "create", "--server", "--json").stdout
+        words = ("--name", name, "--token", json.loads(answer)["token"], *options)
+        made = RealServer(self.folder / name, *words, env=self.env, remote=self.remote)
+        self.servers.append(made)
+        self._until_idle(len(self.servers))
+        return made
+
+    def _until_idle(self, count: int) -> None:
         end = time.monotonic() + 90
-        while self.command("gpus").returncode != 0:
-            if time.monotonic() > end or self.server.poll() is not None:
+        while self._idle() < count:
+            for server in self.servers:
+                server.check()
+            if time.monotonic() > end:
                 raise SystemExit("the server did not start:\n" + self.log.read_text())
             time.sleep(0.3)
+
+    def _idle(self) -> int:
+        done = self.command("status", "--json")
+        if done.returncode not in (0, 3):
+            return 0
+        return sum(s["state"] == "idle" for s in json.loads(done.stdout)["pool"]["servers"])
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run one gpupool command."""
@@ -120,10 +181,6 @@ class RealPool:
         return run(self.words(program, *options), limit, self.folder / f"{name}.log", self.env)
 
     def stop(self) -> None:
-        """End the server; harmless when it has ended."""
-        self.server.send_signal(signal.SIGTERM)
-        try:
-            self.server.wait(30)
-        except subprocess.TimeoutExpired:
-            self.server.kill()
-            self.server.wait()
+        """End all servers; harmless when they have ended."""
+        for server in reversed(self.servers):
+            server.stop()

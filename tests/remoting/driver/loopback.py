@@ -187,6 +187,10 @@ class LoopbackAgent:
         os.set_inheritable(listener.fileno(), True)
         environment = dict(os.environ) | {"FAKE_CUDA_SERVER": str(place)}
         environment.pop("CUDA_VISIBLE_DEVICES", None)  # the program's
+        count = self.arguments.devices
+        if self.arguments.servers > 1 and not self.arguments.driver:
+            own = range(place * count, (place + 1) * count)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, own))
         if self.arguments.driver:
             environment["LD_LIBRARY_PATH"] = self.arguments.driver
         if self.arguments.bindings:
