@@ -158,7 +158,9 @@ def _run(args: list[str], invocation: Invocation) -> int:
         say(error.format_message())
         return ExitCode.USAGE
     except click.UsageError as error:
-        context = error.ctx.command_path if error.ctx is not None else "gpupool"
+        # click does not say whose option lacks its value.
+        command = f"gpupool {invocation.command}".rstrip()
+        context = error.ctx.command_path if error.ctx is not None else command
         message = error.format_message().rstrip(".")
         what = message[:1].lower() + message[1:]
         # click names an argument as its usage does: '[FILE]', '[LEASE]...'.

@@ -76,10 +76,13 @@ class Admission:
                 return self._later(user, why, _admits(server, gpu))
         return None
 
-    def fit_refusal(self, user: str, fits: Callable[[May], bool]) -> Result | None:
+    def fit_refusal(
+        self, user: str, fits: Callable[[May], bool], largest: Callable[[May], str]
+    ) -> Result | None:
         """Return why no GPU that ``user`` may use could ever serve a request, or None.
 
-        ``fits`` says whether one of the GPUs that a predicate admits could serve it.
+        ``fits`` says whether the GPUs that a predicate admits could serve it, and ``largest``, in
+        words, what they could serve instead.
         """
         terms = self.terms(user)
         if not terms.restricts_places or fits(lambda s, g: terms.misses(s, g) is None):
@@ -89,7 +92,8 @@ class Admission:
             if source is not None:
                 words = ", ".join(source.rule.words)
                 texts.append(f"{self._whose(terms)} may use {what} {words} ({self._name(source)})")
-        why = f"{' and '.join(texts)}; none of these can serve this request"
+        instead = largest(lambda s, g: terms.misses(s, g) is None)
+        why = f"{' and '.join(texts)}; {instead}"
         return self._later(user, why, lambda t: fits(lambda s, g: t.misses(s, g) is None))
 
     # --- limits ----------------------------------------------------------------------------------
@@ -204,7 +208,7 @@ def time_text(zone: Zone, utc_ms: int) -> str:
     return f"{day} {minutes // 60:02d}:{minutes % 60:02d} ({zone.name})"
 
 
-def duration_text(ms: int) -> str:
+def duration_text(ms: float) -> str:
     """Return a duration with two units at most: ``10m``, ``1h30m``, ``7d``."""
     seconds = max(0, round(ms / 1000))
     for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m")):

@@ -262,7 +262,8 @@ def _normal(key: str, kind: Kind, operator: Operator, value: str) -> str:
         case Kind.VERSION | Kind.LABEL:
             is_pattern = operator in EQUALITY and (kind is Kind.LABEL or set("*?") & set(value))
             if not is_pattern and VERSION.fullmatch(value) is None:
-                raise ValueError(f"{value!r} is not a version: write numbers and dots, as 12.4")
+                what = "number, and only those have an order" if kind is Kind.LABEL else "version"
+                raise ValueError(f"{value!r} is not a {what}: write numbers and dots, as 12.4")
             return value
         case Kind.ADDRESS:
             if operator not in EQUALITY and _address(value) is None:

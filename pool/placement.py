@@ -172,7 +172,10 @@ def _policy_refusal(
     def fits(may: May) -> bool:
         return any_could_ever_fit(state, request, may)
 
-    refusal = admission.fit_refusal(user, fits)
+    def largest(may: May) -> str:
+        return never_reason(state, request, may)
+
+    refusal = admission.fit_refusal(user, fits, largest)
     if refusal is not None or not admission.terms(user).caps:
         return refusal
     # What is denied is denied by all servers alike. What it counts as depends on the GPU, though,
@@ -243,8 +246,11 @@ def _fitting_cards(gpus: Sequence[Gpu], request: Request) -> dict[GpuId, int]:
 # --- saying why not -------------------------------------------------------------------------------
 
 
-def never_reason(state: PoolState, request: Request) -> str:
-    """Return a sentence with the largest request that could be served instead."""
+def never_reason(state: PoolState, request: Request, may: May | None = None) -> str:
+    """Return a sentence with the largest request that could be served instead.
+
+    With ``may``, of GPUs that it admits.
+    """
     unknown = [name for name in request.servers if state.server_named(name) is None]
     if unknown:
         return f"the pool has no server named {', '.join(unknown)}"
@@ -256,6 +262,11 @@ def never_reason(state: PoolState, request: Request) -> str:
     if not any(found.values()):
         return _mismatch_reason(servers, request.filters, where)
     such = "matching GPU" if request.filters else "GPU"
+    if may is not None:
+        found = {s.name: [g for g in found[s.name] if may(s, g)] for s in servers}
+        such = f"such {such}"
+        if not any(found.values()):
+            return f"{where} {'have' if request.servers else 'has'} no {such}"
     largest = max(gpu.capacity for gpus in found.values() for gpu in gpus)
     cards = {name: _fitting_cards(gpus, request) for name, gpus in found.items()}
     total = sum(map(len, cards.values()))

@@ -37,7 +37,7 @@ LIFETIME_MS_MIN = 2000
 """Of an idle timeout and of a lease; use is measured once a second."""
 
 DAY_MS = 86_400_000
-DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604_800}
 DURATION = re.compile(r"(?:\d+[smhdw])+")
 TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
@@ -299,9 +299,10 @@ class _Reader:
                 zone = at_zone
         days: list[int] = []
         for index, day in enumerate(self._words((*path, "days"), table.get("days", []))):
-            number = next((n for n, d in enumerate(DAYS) if day.lower()[:3] == d), None)
+            number = next((n for n, d in enumerate(DAYS) if day.lower() in (d[:3], d)), None)
             if number is None:
-                self._problem((*path, "days", index), f"{day!r} is no day: write {', '.join(DAYS)}")
+                known = ", ".join(each[:3] for each in DAYS)
+                self._problem((*path, "days", index), f"{day!r} is no day: write {known}")
             else:
                 days.append(number)
         if len(moments) < 2:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from gpupool.pool.admission import duration_text
 from gpupool.pool.choice import Choice, explain, rank
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -367,7 +368,7 @@ class Allocation:
                 NeverFitsError(
                     f"no server could ever give {_wanted(self.request)}",
                     why=why,
-                    hint='ask for less; "gpupool gpus" shows what there is',
+                    hint='ask for what there is: "gpupool gpus" shows it',
                 )
             )
         elif "denied" in kinds:
@@ -558,17 +559,14 @@ class Allocation:
             why = str(self._failures[0]) if self._failures else "no server answered"
             self._fail(UnreachableError("the pool does not answer", why=why))
         else:
-            waited = "" if self._wait_s == 0 else " even after waiting"
+            what, hint = "cannot be had now", "wait with --wait, or ask for less"
+            if self._wait_s:
+                waited = duration_text(1000 * self._wait_s) if self._wait_s >= 1 else "a second"
+                what, hint = f"could not be had within {waited}", "wait longer, or ask for less"
             texts = [f"{r.name}: {r.why}" for r in self._concerned() if r.kind != "never"]
             why = self._last_refusal or (texts[0] if texts else "")
             self._give_place_back()
-            self._fail(
-                NotNowError(
-                    f"{_wanted(self.request)} cannot be had now{waited}",
-                    why=why,
-                    hint="wait longer with --wait, or ask for less",
-                )
-            )
+            self._fail(NotNowError(f"{_wanted(self.request)} {what}", why=why, hint=hint))
 
     def _give_place_back(self) -> None:
         if self._renewed_at > float("-inf") and self._servers:

@@ -63,7 +63,7 @@ def load_credentials(path: Path) -> Credentials:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise AuthenticationError(
-            "not logged in to a pool", why=f"no {path}", hint=login
+            "not logged in to a pool", why=f"there is no {path}", hint=login
         ) from error
     except OSError as error:
         raise StorageError(f"cannot read {path}", why=error.strerror or str(error)) from error

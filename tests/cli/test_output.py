@@ -37,6 +37,7 @@ def test_an_error_is_what_why_and_what_next() -> None:
         (["run", "-m", "8", "true"], "is not a size"),
         (["run", "-p", "0.5", "-m", "1G", "true"], "exclude each other"),
         (["run", "--wait", "1m", "--no-wait", "true"], "exclude each other"),
+        (["run", "-n"], '"gpupool run --help" shows what can be written'),
         (["run", "--bogus", "true"], "no such option"),
         (["run"], "missing argument"),
         (["stauts"], "Did you mean 'status'?"),

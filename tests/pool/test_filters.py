@@ -1,5 +1,6 @@
 """Filters: how they are written, what they mean, and that nothing makes them fail."""
 
+import operator as operators
 from dataclasses import replace
 
 import pytest
@@ -88,6 +89,44 @@ def test_what_a_filter_means(text: str, expected: bool) -> None:
     assert matches(parse_filter(text), SERVER, GPU) is expected
 
 
+AROUND = {
+    "server.name": ("", "gpu-a.lab", "gpu-b.lab"),
+    "server.addr": ("10.1.2.2", "10.1.2.3", "10.1.3.1"),
+    "server.labels.floor": ("9", "10", "11"),
+    "gpu.name": ("", "NVIDIA H200", "NVIDIA H100"),
+    "gpu.memory": ("140GiB", "141GiB", "152GB"),
+    "gpu.compute_capability": ("8.10", "9.0", "10.0"),
+    "gpu.uuid": ("", "GPU-8f0c", "GPU-8f0d"),
+    "driver.version": ("550.54.9", "550.54.15", "560"),
+    "cuda.version": ("12.9", "12.10", "13.0"),
+    "link.speed": ("24999", "25G", "1T"),
+    "rdma": ("", "yes", "no"),
+}
+"""Of each key a value below that of ``SERVER``, the same, and one above; no below: no order."""
+
+
+@pytest.mark.parametrize("operator", Operator)
+@pytest.mark.parametrize("key", AROUND)
+def test_every_key_with_every_operator(key: str, operator: Operator) -> None:
+    assert {*AROUND} == {*KEYS, f"{LABELS}floor"}
+    less, same, more = AROUND[key]
+    compare = {
+        Operator.EQUAL: operators.eq,
+        Operator.DIFFERENT: operators.ne,
+        Operator.LESS: operators.lt,
+        Operator.AT_MOST: operators.le,
+        Operator.MORE: operators.gt,
+        Operator.AT_LEAST: operators.ge,
+    }[operator]
+    for rank, value in enumerate((less, same, more)):
+        text = f"{key} {operator.value} {value}"
+        if not less and operator not in (Operator.EQUAL, Operator.DIFFERENT):
+            with pytest.raises(ValueError, match="has no order: use = or !="):
+                parse_filter(f"{key} {operator.value} {same}")
+        elif value:
+            assert matches(parse_filter(text), SERVER, GPU) is compare(1, rank), text
+
+
 @pytest.mark.parametrize("key", ["cuda.version", "gpu.compute_capability", "link.speed"])
 def test_what_is_unknown_equals_nothing_and_has_no_order(key: str) -> None:
     for operator in Operator:
@@ -119,6 +158,7 @@ def test_addresses_that_are_names_match_as_text() -> None:
         ("gpu.name < H200", "has no order"),
         ("rdma = maybe", "is yes or no"),
         ("cuda.version >= 12.x", "is not a version"),
+        ("server.labels.rack < r1", "is not a number, and only those have an order"),
         ("cuda.version = new", "is not a version"),
         ("server.addr = 10.0.0.0/99", "is not a network"),
         ("server.addr > gpu-a", "is not an IP address"),

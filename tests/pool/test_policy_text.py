@@ -137,6 +137,7 @@ MISTAKES = {
     WINDOW + "from='1:00'\nto=2026-01-01" + RULE: "line 3: from and to are both",
     WINDOW + "from='1:00'\nto='2:00'": "line 1: the window has no rules",
     WINDOW + "from='1:00'\nto='2:00'\ndays=['mon',\n'foo']" + RULE: "line 5: 'foo' is no day",
+    WINDOW + "from='1:00'\nto='2:00'\ndays=['monday', 'monkey']" + RULE: "'monkey' is no day: ",
     WINDOW + "from='1:00'\nto='2:00'\nleases='end'" + RULE: "line 4: leases = ",
     WINDOW + "from='1:00'\nto='2:00'\ngrace='5m'" + RULE: "line 4: grace is for",
     WINDOW + "from='1:00'\nto='2:00'\n[window.class.x]\nmax_leases=1": "line 4: there is no class",
