@@ -97,7 +97,8 @@ def make_offer(
     refusal = _policy_refusal(admission, server, matching, request, user)
     if refusal is not None:
         return NoOffer(server.id, server.name, refusal.kind, refusal.why, ahead)
-    if why := _never_here(server, request, matching, fitting_count):
+    why = _never_here(server, request, matching, fitting_count)
+    if why := why or _forbidden_here(admission, server, matching, request, user):
         return NoOffer(server.id, server.name, "busy", why, never_here=True)
     if not server.grantable:
         why = server.drain_reason or server.status.value
@@ -212,6 +213,19 @@ def _never_here(
     if fitting_count < (1 if request.across else request.count):
         return "has no such GPUs; another server does"
     return ""
+
+
+def _forbidden_here(
+    admission: Admission, server: Server, matching: Sequence[Gpu], request: Request, user: str
+) -> str:
+    """Return that the policy lets ``user`` use too few of this server's GPUs, or nothing."""
+    if not admission.terms(user).restricts_places:
+        return ""
+    allowed = admission.allowed(user)
+    count = len(_fitting_cards([gpu for gpu in matching if allowed(server, gpu)], request))
+    if count >= (1 if request.across else request.count):
+        return ""
+    return f"the pool's rules let {user} use {count or 'none'} of its GPUs; another server has more"
 
 
 def any_could_ever_fit(state: PoolState, request: Request, may: May | None = None) -> bool:

@@ -135,6 +135,9 @@ def test_what_runs_stays_when_a_limit_is_lowered() -> None:
 
 def test_a_class_uses_the_models_it_may() -> None:
     pool = Pool('[class.x]\nusers = ["ada"]\ngpus = ["*a100*"]')
+    [other] = [a for a in pool.ask("ada", pool.request(2)) if not isinstance(a, Offer)]
+    assert (other.server, other.never_here) == (A, True)
+    assert other.why == "the pool's rules let ada use none of its GPUs; another server has more"
     lease = pool.grant("ada", 2)
     assert {p.server for p in pool.state.leases[lease].partitions} == {B}
     result = pool.do(pool.claim("ada", pool.request(4), anyway="bob"))
