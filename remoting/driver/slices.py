@@ -30,6 +30,7 @@ PROT_NONE = 0
 MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED_NOREPLACE = 2, 0x20, 0x4000, 0x100000
 
 _own: range | None = None
+_filled: list[tuple[int, int]] = []
 
 
 def slice_of(place: int, servers: int) -> range:
@@ -91,6 +92,8 @@ def confine(place: int, servers: int) -> None:
         got = libc.mmap(start, end - start, PROT_NONE, flags, -1, 0)
         if got not in (start, None, ctypes.c_void_p(-1).value):
             libc.munmap(got, end - start)
+        if got == start:
+            _filled.append((start, end))
         return got == start
 
     for _ in range(ATTEMPTS):
@@ -106,3 +109,8 @@ def confine(place: int, servers: int) -> None:
 def holds(address: int, size: int) -> bool:
     """Say whether memory is where this process may have some; always so without ``confine``."""
     return _own is None or (address in _own and address + max(size, 1) - 1 in _own)
+
+
+def is_filled(start: int, end: int) -> bool:
+    """Say whether ``confine`` put there what holds nothing, in whose place something may come."""
+    return any(first <= start and end <= last for first, last in _filled)

@@ -1,9 +1,10 @@
 """What waits for the GPU on behalf of a client's thread, while the others go on."""
 
+import ctypes
 import queue
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,15 @@ from gpupool.remoting.driver.staging import Buffer, Staging
 THREADS_MAX = 256
 SPIN_COUNT = 12
 """Queries of an event before a thread is woken for it: about as long as a small copy takes."""
+
+NO_PAGES = (0, 0)
+MIRROR_BLOCK = 16 << 10
+MIRROR_GAP = 64
+MIRROR_RUNS_MAX = 16
+"""Changes that are so far apart travel apart; but no more than so many for each block."""
+
+MEMCMP = ctypes.CDLL(None).memcmp
+MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Replies(Protocol):
@@ -48,6 +58,33 @@ class Mirror:
     address: int
     bytes: np.ndarray[Any, np.dtype[np.uint8]]
     shadow: np.ndarray[Any, np.dtype[np.uint8]]  # what the client has
+    seen: int  # the address for kernels
+    pages: tuple[int, int]  # that were mapped for it, if it lies at the client's address
+    copy: int = field(init=False)  # the shadow's address
+
+    def __post_init__(self) -> None:
+        self.copy = self.shadow.ctypes.data
+
+    def changes(self) -> Iterator[tuple[int, int]]:
+        """Give the first byte of each change, and the one behind the last.
+
+        Nearly always nothing has changed, which memcmp says fastest.
+        """
+        whole = len(self.bytes)
+        if MEMCMP(self.address, self.copy, whole) == 0:
+            return
+        for start in range(0, whole, MIRROR_BLOCK):
+            size = min(MIRROR_BLOCK, whole - start)
+            if MEMCMP(self.address + start, self.copy + start, size) == 0:
+                continue
+            part = slice(start, start + size)
+            (found,) = np.nonzero(self.bytes[part] != self.shadow[part])
+            (ends,) = np.nonzero(np.diff(found) > MIRROR_GAP)
+            if len(ends) >= MIRROR_RUNS_MAX:
+                ends = ends[:0]
+            for run in np.split(found, ends + 1):
+                if len(run):
+                    yield start + int(run[0]), start + int(run[-1]) + 1
 
 
 @dataclass(slots=True)
@@ -210,14 +247,25 @@ class Waiter:
 
     def _push_mirrors(self) -> None:
         with self._download_lock:
-            for number, mirror in list(self.mirrors.items()):
-                (changed,) = np.nonzero(mirror.bytes != mirror.shadow)
-                if len(changed):
-                    first, last = int(changed[0]), int(changed[-1]) + 1
-                    mirror.shadow[first:last] = mirror.bytes[first:last]
-                    self._replies.mirror(
-                        number, first, memoryview(mirror.shadow[first:last].tobytes())
-                    )
+            for number, mirror in self.mirrors.items():
+                for first, last in mirror.changes():
+                    data = mirror.bytes[first:last].tobytes()
+                    mirror.shadow[first:last] = np.frombuffer(data, np.uint8)
+                    self._replies.mirror(number, first, memoryview(data))
+
+    def add_mirror(self, number: int, mirror: Mirror) -> None:
+        """Look after a mirror from now on."""
+        with self._download_lock:
+            self.mirrors[number] = mirror
+
+    def take_mirror(self, number: int) -> Mirror:
+        """Forget a mirror; nobody looks at it any more.
+
+        Raises:
+            KeyError: when there is none.
+        """
+        with self._download_lock:
+            return self.mirrors.pop(number)
 
     def write_mirror(self, number: int, first: int, data: memoryview) -> None:
         """Take over what the client wrote."""

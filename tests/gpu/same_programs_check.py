@@ -58,6 +58,7 @@ PROGRAMS = [
     Program("captures", (CUBIN,)),
     Program("counted", (SPECIAL,)),
     Program("arrays", (SPECIAL,)),
+    Program("mapped", (SPECIAL,)),
     Program("values", gpus=2),
     Program("pools", gpus=2),
     Program("managed", (CUBIN, SPECIAL), gpus=2),

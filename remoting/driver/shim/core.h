@@ -308,19 +308,6 @@ struct gp_range {
     uint64_t serial;
     void *detail;
 };
-// Kernels see the host's pinned memory under the program's own address natively, and here under
-// another one, which gp_see puts in its place.
-extern uint64_t gp_pinned_low, gp_pinned_high;
-static inline bool gp_may_be_pinned(uint64_t address) {
-    return address < __atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED) &&
-           address >= __atomic_load_n(&gp_pinned_low, __ATOMIC_RELAXED);
-}
-int gp_see(uint64_t *address);
-bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones
-int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream);
-extern int gp_mapped_count;
-void gp_push_mapped(void);  // what the program wrote to memory that kernels see
-unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written);
 enum {
     GP_DEVICE_MEMORY = 1,
     GP_HOST_MEMORY,
@@ -332,6 +319,23 @@ enum {
 bool gp_find_range(uint64_t address, struct gp_range *found);
 int gp_add_range(struct gp_range range);
 int gp_remove_range(uint64_t start, struct gp_range *removed);
+extern uint64_t gp_pinned_low, gp_pinned_high;
+static inline bool gp_may_be_pinned(uint64_t address) {
+    return address < __atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED) &&
+           address >= __atomic_load_n(&gp_pinned_low, __ATOMIC_RELAXED);
+}
+bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones
+int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream);
+
+// pinned.c
+// Kernels see the host's pinned memory under the program's own address natively, and here where
+// that is free on the server; gp_see puts the right one in its place.
+int gp_see(uint64_t *address);
+extern int gp_mapped_count;
+void gp_push_mapped(void);  // what the program wrote to memory that kernels see
+unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written);
+unsigned char *gp_mapped_alias(void *target);  // for bytes of an answer; then gp_mapped_filled
+void gp_mapped_filled(const void *target, size_t size);
 
 // tables.c
 void gp_tables_reset(struct gp_context *context);

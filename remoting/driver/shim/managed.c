@@ -166,7 +166,8 @@ static bool repair(uint64_t address, bool write) {
 static void handle(int layer, int number, siginfo_t *info, void *context) {
     int before = errno;
     uint64_t address = (uint64_t)(uintptr_t)info->si_addr;
-    bool repaired = info->si_code > 0 && repair(address, is_write(context));
+    bool repaired = info->si_code > 0 &&
+                    (gp_mapped_fault(address) || repair(address, is_write(context)));
     errno = before;
     if (repaired) return;
     const struct sigaction *next = &previous[layer];
@@ -206,6 +207,12 @@ static void install(void) {
     ours.sa_sigaction = entries[layers++];
     sigemptyset(&ours.sa_mask);
     sigaction(SIGSEGV, &ours, NULL);
+}
+
+void gp_catch_faults(void) {
+    pthread_mutex_lock(&managed_lock);
+    install();
+    pthread_mutex_unlock(&managed_lock);
 }
 
 void gp_managed_release(void) {

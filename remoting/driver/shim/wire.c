@@ -268,7 +268,8 @@ static bool read_answer(struct line *line) {
         struct download *found = take_download(line, head.request);
         pthread_mutex_unlock(&line->read_lock);
         bool fits = found != NULL && found->size == head.bulk && head.body == 0;
-        bool good = fits && read_exactly(line, found->target, found->size);
+        bool good = fits && read_exactly(line, gp_mapped_alias(found->target), found->size);
+        if (good) gp_mapped_filled(found->target, found->size);
         free(found);
         return good;
     }
@@ -302,7 +303,10 @@ static bool read_answer(struct line *line) {
     }
     good = good && head.body <= request->capacity;
     good = good && read_exactly(line, request->body, head.body);
-    good = good && (head.bulk == 0 || read_exactly(line, request->bulk, head.bulk));
+    if (good && head.bulk > 0) {
+        good = read_exactly(line, gp_mapped_alias(request->bulk), head.bulk);
+        if (good) gp_mapped_filled(request->bulk, head.bulk);
+    }
     if (good && head.failed_op != 0 && gp_verbose()) {
         gp_say("error %d of an earlier asynchronous call, record %d", head.status, head.failed_op);
     }

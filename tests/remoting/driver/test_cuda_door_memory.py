@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,3 +73,14 @@ def test_managed_memory(library: Path, tmp_path: Path) -> None:
     images = [str(KERNELS / f"{name}_kernels.sm_90.cubin") for name in ("test", "memory")]
     with Control(tmp_path) as control:
         right(run(library, control, [str(program), *images], devices=2))
+
+
+@pytest.mark.parametrize("servers", ["1", "2"])
+def test_kernels_follow_addresses_of_pinned_memory(
+    servers: str, library: Path, tmp_path: Path
+) -> None:
+    """The program's memory has its own address on the GPU, which structures there hold."""
+    program = compiled("mapped", tmp_path, library)
+    image = str(KERNELS / "memory_kernels.sm_90.cubin")
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), image], "--servers", servers))

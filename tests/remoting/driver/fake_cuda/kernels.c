@@ -180,6 +180,7 @@ static const struct known {
     {"trap", trap}, {"empty", empty},
     {"say", kernel_say}, {"read_texture", kernel_read_texture},
     {"write_surface", kernel_write_surface}, {"count", kernel_count},
+    {"carry_out", kernel_carry_out},
 };
 
 /* "fill" and "_Z4fillPffi" are the same kernel. */

@@ -30,5 +30,6 @@ void kernel_say(struct call *call);
 void kernel_read_texture(struct call *call);
 void kernel_write_surface(struct call *call);
 void kernel_count(struct call *call);
+void kernel_carry_out(struct call *call);
 
 #endif

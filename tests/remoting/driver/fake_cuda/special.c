@@ -89,3 +89,20 @@ void kernel_count(struct call *call) { /* (int n): adds to __managed__ int count
     for (int i = 0; i < n && i < 1024 && call->error == CUDA_SUCCESS; i++)
         counters[i] += i + 1;
 }
+
+/* ---- addresses that lie in memory ---- */
+
+struct order {
+    CUdeviceptr from, to;
+    long long n;
+};
+
+void kernel_carry_out(struct call *call) { /* (const struct order *order) */
+    ARRAY(const struct order, order, 0, 1);
+    const int *from = kernel_elements(call, order->from, order->n, sizeof *from);
+    int *to = kernel_elements(call, order->to, order->n, sizeof *to);
+    if (call->error != CUDA_SUCCESS)
+        return;
+    for (long long i = 0; i < order->n; i++)
+        to[i] = from[i] + 1;
+}

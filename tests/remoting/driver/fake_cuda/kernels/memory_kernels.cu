@@ -1,4 +1,5 @@
-// Kernels for what is not plain memory: printf, textures, surfaces, managed variables.
+// Kernels for what is not plain memory: printf, textures, surfaces, managed variables, addresses
+// that lie in memory.
 // Built by ./build_images.sh; the fake driver knows them by name (../special.c).
 #include <cstdio>
 
@@ -31,5 +32,18 @@ __global__ void count(int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) counters[i] += i + 1;
     if (i == 0) room[0] = 1;
+}
+
+struct order {
+    const int *from;
+    int *to;
+    long long n;
+};
+
+// Follows addresses that it finds in memory, as NCCL's kernels do.
+__global__ void carry_out(const struct order *order) {
+    for (long long i = threadIdx.x; i < order->n; i += blockDim.x) {
+        order->to[i] = order->from[i] + 1;
+    }
 }
 }

@@ -77,6 +77,38 @@ class CUmemAccessDesc(ctypes.Structure):
     _fields_ = [("location", Location), ("flags", ctypes.c_int)]
 
 
+class CUlaunchAttribute:
+    """CUlaunchAttribute, as bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = ctypes.create_string_buffer(72)
+
+    def getPtr(self) -> int:
+        return ctypes.addressof(self.bytes)
+
+
+class CUlaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        *((f"{kind}Dim{axis}", ctypes.c_uint32) for kind in ("grid", "block") for axis in "XYZ"),
+        ("sharedMemBytes", ctypes.c_uint32),
+        ("hStream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("numAttrs", ctypes.c_uint32),
+    ]
+
+    @property
+    def attrs(self) -> list[CUlaunchAttribute]:
+        return self._attrs
+
+    @attrs.setter
+    def attrs(self, found: list[CUlaunchAttribute]) -> None:
+        self._attrs = found
+        self._joined = ctypes.create_string_buffer(b"".join(one.bytes.raw for one in found))
+        self.attributes = ctypes.addressof(self._joined)
+
+
 CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
 CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
 CUdevice_attribute = range(1, 192)

@@ -1,0 +1,499 @@
+// Pinned memory of the host: allocation, registration, and what kernels see of it.
+//
+// The worker holds a mirror, which kernels use. What the program writes here goes there before
+// the next launch; what kernels wrote comes back before a synchronisation ends. Programs keep
+// addresses of such memory in structures on the GPU, where nobody can translate them, so the mirror
+// lies at the same address as the memory itself wherever that is free in both processes.
+//
+// Writes to small pieces are found by comparison. Larger ones, of which NCCL has megabytes that it
+// hardly ever touches, are always readable, but not writable between a launch and the first write
+// after it, which thus is noticed. Their bytes lie in a file that is mapped twice, so that what
+// kernels wrote can be filled in.
+#define _GNU_SOURCE
+#include "managed.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#define MAPPABLE 2                    // CU_MEMHOSTALLOC_DEVICEMAP
+#define SAME_ADDRESS 0x40000000u      // in the flags of a range: mapped, and needs no translation
+#define EAGER_MAX ((size_t)8 << 20)   // a mirror of more is made when its address is asked for
+#define TRACKED_MIN ((size_t)16 << 10)
+#define BLOCK ((size_t)16 << 10)
+#define LINE 64
+#define ATTEMPTS 4
+
+// Addresses from 2 to 8 TiB, which Linux gives to nobody who asks for none in particular, and where
+// no server of a lease has the memory of its devices (slices.py); from a start by chance on, so that
+// addresses differ from process to process.
+#define ROOM_START ((uint64_t)2 << 40)
+#define ROOM_END ((uint64_t)8 << 40)
+#define ROOM_UNIT ((uint64_t)1 << 30)
+
+struct mapped {
+    struct mapped *next;
+    uint64_t id, device, size;
+    int ordinal;  // of a device of the server whose kernels see it
+    unsigned char *host, *shadow;  // shadow: what both sides have
+    // Of memory whose writes are tracked; NULL otherwise.
+    unsigned char *alias;  // the same bytes, always open
+    unsigned char *dirty;  // by block: it is open to the program, or was written by an answer
+    unsigned char *sent;   // those of the push under way
+    size_t low, high;      // dirty blocks are between these
+};
+
+int gp_mapped_count;
+static int tracked_count;
+static pid_t owner;
+static struct mapped *mapped;
+static pthread_mutex_t mapped_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t push_lock = PTHREAD_MUTEX_INITIALIZER;  // taken before mapped_lock
+
+static size_t whole_pages(size_t size) { return (size + 4095) & ~(size_t)4095; }
+static size_t blocks_of(const struct mapped *of) { return (of->size + BLOCK - 1) / BLOCK; }
+
+// --- addresses ------------------------------------------------------------------------------------
+
+static void *map_at(uint64_t address, size_t size, int file) {
+    void *wanted = (void *)(uintptr_t)address;
+    int how = (file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_FIXED_NOREPLACE;
+    void *got = mmap(wanted, size, PROT_READ | PROT_WRITE, how, file, 0);
+    if (got == wanted) return got;
+    if (got != MAP_FAILED) munmap(got, size);  // a kernel before 4.17 takes it as a wish
+    return NULL;
+}
+
+// Map memory, or a file, at an address that the worker probably has free; else anywhere.
+static void *take_room(size_t size, int file) {
+    static uint64_t next;
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    void *made = NULL;
+    pthread_mutex_lock(&lock);
+    if (next == 0) {
+        uint64_t chance = 0;
+        if (getrandom(&chance, sizeof chance, GRND_NONBLOCK) < 0) chance = (uint64_t)getpid();
+        next = ROOM_START + chance % ((ROOM_END - ROOM_START) / 2 / ROOM_UNIT) * ROOM_UNIT;
+    }
+    for (int attempt = 0; attempt < ATTEMPTS && made == NULL && size < ROOM_UNIT * 64; attempt++) {
+        if (next + size > ROOM_END) next = ROOM_START;
+        made = map_at(next, size, file);
+        next += made != NULL ? whole_pages(size) : ROOM_UNIT;
+    }
+    pthread_mutex_unlock(&lock);
+    if (made != NULL) return made;
+    int how = file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    made = mmap(NULL, size, PROT_READ | PROT_WRITE, how, file, 0);
+    return made == MAP_FAILED ? NULL : made;
+}
+
+// --- what the program writes ----------------------------------------------------------------------
+
+// With mapped_lock held.
+static struct mapped *find_tracked(uint64_t address) {
+    struct mapped *at = mapped;
+    while (at != NULL && (!at->dirty || address - (uintptr_t)at->host >= at->size)) at = at->next;
+    return at;
+}
+
+static void mark(struct mapped *at, size_t first, size_t end) {
+    memset(at->dirty + first, 1, end - first);
+    if (first < at->low) at->low = first;
+    if (end > at->high) at->high = end;
+}
+
+static bool open_blocks(struct mapped *at, size_t first, size_t end, int how) {
+    size_t from = first * BLOCK, to = end * BLOCK < at->size ? end * BLOCK : at->size;
+    return mprotect(at->host + from, whole_pages(to - from), how) == 0;
+}
+
+// Such memory is always readable: whatever faults there is a write.
+bool gp_mapped_fault(uint64_t address) {
+    if (__atomic_load_n(&tracked_count, __ATOMIC_RELAXED) == 0 || getpid() != owner) return false;
+    bool opened = false;
+    pthread_mutex_lock(&mapped_lock);
+    struct mapped *at = find_tracked(address);
+    if (at != NULL) {
+        size_t block = (address - (uintptr_t)at->host) / BLOCK;
+        mark(at, block, block + 1);
+        opened = open_blocks(at, block, block + 1, PROT_READ | PROT_WRITE);
+        if (!opened) {  // the kernel has no room for more pieces of different protection
+            mark(at, 0, blocks_of(at));
+            opened = open_blocks(at, 0, blocks_of(at), PROT_READ | PROT_WRITE);
+        }
+    }
+    pthread_mutex_unlock(&mapped_lock);
+    return opened;
+}
+
+// Where the bytes of an answer go that are meant for the program's memory: the kernel writes to no
+// protected page. gp_mapped_filled follows once they are there.
+unsigned char *gp_mapped_alias(void *target) {
+    if (__atomic_load_n(&tracked_count, __ATOMIC_RELAXED) == 0) return target;
+    pthread_mutex_lock(&mapped_lock);
+    struct mapped *at = find_tracked((uintptr_t)target);
+    unsigned char *alias = at == NULL ? target : at->alias + ((unsigned char *)target - at->host);
+    pthread_mutex_unlock(&mapped_lock);
+    return alias;
+}
+
+void gp_mapped_filled(const void *target, size_t size) {
+    if (size == 0 || __atomic_load_n(&tracked_count, __ATOMIC_RELAXED) == 0) return;
+    pthread_mutex_lock(&mapped_lock);
+    struct mapped *at = find_tracked((uintptr_t)target);
+    if (at != NULL) {
+        size_t from = (size_t)((const unsigned char *)target - at->host), end = from + size;
+        mark(at, from / BLOCK, ((end < at->size ? end : at->size) + BLOCK - 1) / BLOCK);
+    }
+    pthread_mutex_unlock(&mapped_lock);
+}
+
+// Take over into the shadow what comes next between two offsets and is new; mapped_lock is held.
+static bool take_run(struct mapped *at, uint64_t *from, uint64_t end, uint64_t gap,
+                     uint64_t *size) {
+    uint64_t low = *from;
+    while (low < end) {
+        size_t part = end - low < BLOCK ? end - low : BLOCK;
+        if (memcmp(at->host + low, at->shadow + low, part) != 0) break;
+        low += part;
+    }
+    while (low < end && at->host[low] == at->shadow[low]) low++;
+    if (low >= end) return false;
+    // It goes on until so much is the same.
+    uint64_t high = low + 1;
+    for (uint64_t look = high; look < end && look - high < gap; look++) {
+        if (at->host[look] != at->shadow[look]) high = look + 1;
+    }
+    memcpy(at->shadow + low, at->host + low, high - low);
+    *from = low;
+    *size = high - low;
+    return true;
+}
+
+static void push_part(struct mapped *at, uint64_t from, uint64_t end) {
+    // Pieces that lie apart travel apart, so that what a kernel writes in between stays. The more
+    // of them there are, the farther apart they must lie, for each costs a system call.
+    for (uint64_t gap = LINE;; gap *= 2) {
+        uint64_t size = 0;
+        pthread_mutex_lock(&mapped_lock);
+        bool changed = take_run(at, &from, end, gap, &size);
+        pthread_mutex_unlock(&mapped_lock);
+        if (!changed) return;
+        // From the shadow: the program may write again meanwhile, and that is the next change.
+        uint64_t values[3] = {at->id, from, size};
+        GP_ROUTE(at->ordinal);
+        gp_post_bulk(GP_MAP_WRITE, values, 3, at->shadow + from, size);
+        from += size;
+    }
+}
+
+static void push_tracked(struct mapped *at) {
+    pthread_mutex_lock(&mapped_lock);
+    size_t low = at->low, high = at->high;
+    // Closed before it is compared: what is written from now on is another turn.
+    bool closed = low < high && open_blocks(at, low, high, PROT_READ);
+    if (low < high) memcpy(at->sent + low, at->dirty + low, high - low);
+    if (closed) {
+        memset(at->dirty + low, 0, high - low);
+        at->low = blocks_of(at);
+        at->high = 0;
+    }
+    pthread_mutex_unlock(&mapped_lock);
+    if (closed) gp_catch_faults();
+    for (size_t block = low; block < high; block++) {
+        uint64_t end = (block + 1) * BLOCK;
+        if (at->sent[block]) push_part(at, block * BLOCK, end < at->size ? end : at->size);
+    }
+}
+
+void gp_push_mapped(void) {
+    static __thread bool pushing;
+    if (pushing) return;
+    pushing = true;
+    gp_managed_release();
+    pthread_mutex_lock(&push_lock);
+    for (struct mapped *at = mapped; at != NULL; at = at->next) {
+        if (at->dirty != NULL) {
+            push_tracked(at);
+        } else {
+            push_part(at, 0, at->size);
+        }
+    }
+    pthread_mutex_unlock(&push_lock);
+    pushing = false;
+}
+
+unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written) {
+    unsigned char *target = NULL;
+    pthread_mutex_lock(&mapped_lock);
+    for (struct mapped *at = mapped; at != NULL; at = at->next) {
+        if (at->id != id || size > at->size || offset > at->size - size) continue;
+        target = (at->alias != NULL ? at->alias : at->host) + offset;
+        if (written) memcpy(at->shadow + offset, target, size);
+    }
+    pthread_mutex_unlock(&mapped_lock);
+    return target;
+}
+
+// --- mirrors --------------------------------------------------------------------------------------
+
+static void discard(struct mapped *of) {
+    if (of->alias != NULL) munmap(of->alias, of->size);
+    free(of->dirty);
+    free(of->sent);
+    free(of->shadow);
+    free(of);
+}
+
+static struct mapped *new_mapped(void *host, uint64_t size) {
+    struct mapped *made = calloc(1, sizeof *made);
+    if (made == NULL) return NULL;
+    int ordinal = gp_current_device();
+    *made = (struct mapped){.id = gp_new_id(), .size = size, .ordinal = ordinal, .host = host};
+    made->shadow = calloc(1, size);
+    if (made->shadow != NULL) return made;
+    free(made);
+    return NULL;
+}
+
+// Have the worker make the mirror, at the same address if that is free there.
+static int ask(struct mapped *made, bool zeros) {
+    uint64_t values[3] = {made->id, made->size, (uint64_t)(uintptr_t)made->host};
+    struct gp_request request = {.body = &made->device, .capacity = sizeof made->device};
+    if (!zeros) memcpy(made->shadow, made->host, made->size);
+    return gp_exchange(&request, GP_MAP_HOST, values, 3, NULL, 0, made->shadow,
+                       zeros ? 0 : made->size);
+}
+
+static void give_back(const struct mapped *of) {
+    uint64_t values[1] = {of->id};
+    GP_ROUTE(of->ordinal);
+    gp_call(GP_MAP_FREE, values, 1, NULL, 0);
+}
+
+// With push_lock held.
+static void enter(struct mapped *made) {
+    if (made->device != (uint64_t)(uintptr_t)made->host) {
+        gp_add_range((struct gp_range){made->device, made->size, GP_DEVICE_MEMORY, made->ordinal,
+                                       0, 0, NULL});
+    }
+    pthread_mutex_lock(&mapped_lock);
+    made->next = mapped;
+    mapped = made;
+    pthread_mutex_unlock(&mapped_lock);
+    __atomic_fetch_add(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+    if (made->dirty != NULL) __atomic_fetch_add(&tracked_count, 1, __ATOMIC_RELAXED);
+}
+
+static int map_range(const struct gp_range *range, uint64_t *device) {
+    pthread_mutex_lock(&push_lock);
+    struct mapped *at = mapped;
+    while (at != NULL && (at->host != (unsigned char *)(uintptr_t)range->start ||
+                          (gp_several && !gp_reaches(at->ordinal)))) {
+        at = at->next;
+    }
+    int status = GP_SUCCESS;
+    if (at == NULL) {
+        at = new_mapped((void *)(uintptr_t)range->start, range->size);
+        status = at == NULL ? GP_OUT_OF_MEMORY : ask(at, false);
+        if (status == GP_SUCCESS) {
+            enter(at);
+        } else if (at != NULL) {
+            discard(at);
+        }
+    }
+    if (status == GP_SUCCESS) *device = at->device;
+    pthread_mutex_unlock(&push_lock);
+    return status;
+}
+
+static struct mapped *take_mapped(const struct gp_range *range) {
+    pthread_mutex_lock(&push_lock);
+    pthread_mutex_lock(&mapped_lock);
+    struct mapped **at = &mapped;
+    while (*at != NULL && (*at)->host != (unsigned char *)(uintptr_t)range->start) at = &(*at)->next;
+    struct mapped *found = *at;
+    if (found != NULL) *at = found->next;
+    pthread_mutex_unlock(&mapped_lock);
+    pthread_mutex_unlock(&push_lock);
+    return found;
+}
+
+// On all servers whose kernels see it.
+static void unmap_range(const struct gp_range *range) {
+    for (struct mapped *found; (found = take_mapped(range)) != NULL; discard(found)) {
+        __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+        if (found->dirty != NULL) __atomic_fetch_sub(&tracked_count, 1, __ATOMIC_RELAXED);
+        struct gp_range gone;
+        if (found->device != range->start) gp_remove_range(found->device, &gone);
+        give_back(found);
+    }
+}
+
+// --- allocation -----------------------------------------------------------------------------------
+
+// Memory for which the kernel tells of writes; NULL if that cannot be had.
+static struct mapped *new_tracked(size_t size) {
+    int file = memfd_create("gpupool-pinned", MFD_CLOEXEC);
+    if (file < 0) return NULL;
+    void *host = NULL, *alias = MAP_FAILED;
+    if (ftruncate(file, (off_t)whole_pages(size)) == 0) host = take_room(size, file);
+    if (host != NULL) alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    struct mapped *made = alias == MAP_FAILED ? NULL : new_mapped(host, size);
+    if (made == NULL) {
+        if (alias != MAP_FAILED) munmap(alias, size);
+        if (host != NULL) munmap(host, size);
+        return NULL;
+    }
+    made->alias = alias;
+    made->dirty = calloc(blocks_of(made), 1);
+    made->sent = calloc(blocks_of(made), 1);
+    made->low = blocks_of(made);
+    bool good = made->dirty != NULL && made->sent != NULL;
+    if (good && open_blocks(made, 0, blocks_of(made), PROT_READ)) {
+        // A fork has no part in CUDA's memory.
+        madvise(host, size, MADV_DONTFORK);
+        madvise(alias, size, MADV_DONTFORK);
+        return made;
+    }
+    munmap(host, size);
+    discard(made);
+    return NULL;
+}
+
+static struct mapped *new_eager(size_t size) {
+    // Several servers may each have a mirror of it, and tell one another's changes by comparison.
+    if (size > TRACKED_MIN && !gp_several) return new_tracked(size);
+    void *host = take_room(size, -1);
+    struct mapped *made = host == NULL ? NULL : new_mapped(host, size);
+    if (made == NULL && host != NULL) munmap(host, size);
+    return made;
+}
+
+// Memory that the GPU sees from the start, at its own address; NULL: as memory that it does not.
+static void *allocate_eagerly(size_t size) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_gate(GP_ALLOCATE, 0);
+    for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
+        struct mapped *made = new_eager(size);
+        if (made == NULL) return NULL;
+        void *host = made->host;
+        bool mirrored = ask(made, true) == GP_SUCCESS;
+        if (mirrored && made->device == (uint64_t)(uintptr_t)host) {
+            owner = getpid();
+            gp_catch_faults();
+            pthread_mutex_lock(&push_lock);
+            enter(made);
+            pthread_mutex_unlock(&push_lock);
+            return host;
+        }
+        if (mirrored) give_back(made);  // somewhere else, where the worker had other things
+        discard(made);
+        munmap(host, size);
+        if (!mirrored) return NULL;
+    }
+    return NULL;
+}
+
+GP_EXPORT int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+    GP_ENTER();
+    if (address == NULL || size == 0 || size > SIZE_MAX / 2) return GP_INVALID_VALUE;
+    int device = gp_current_device();
+    void *made = NULL;
+    unsigned seen = 0;
+    if (flags & MAPPABLE && size <= EAGER_MAX) made = allocate_eagerly(size);
+    if (made != NULL) seen = SAME_ADDRESS;
+    if (made == NULL) made = take_room(size, -1);
+    if (made == NULL) return GP_OUT_OF_MEMORY;
+    struct gp_range range = {(uint64_t)(uintptr_t)made, size, GP_HOST_MEMORY, device,
+                             flags | seen, 0, made};
+    int status = gp_add_range(range);
+    if (status != GP_SUCCESS) {
+        unmap_range(&range);
+        munmap(made, size);
+        return status;
+    }
+    *address = made;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemAllocHost_v2(void **address, size_t size) {
+    return cuMemHostAlloc(address, size, 0);
+}
+
+GP_EXPORT int cuMemFreeHost(void *address) {
+    GP_CHECK(gp_ready());
+    if (address == NULL) return GP_SUCCESS;
+    struct gp_range range;
+    GP_CHECK(gp_remove_range((uint64_t)(uintptr_t)address, &range));
+    if (range.kind != GP_HOST_MEMORY || range.detail == NULL) {
+        gp_add_range(range);
+        return GP_INVALID_VALUE;
+    }
+    gp_drain(address, range.size);
+    unmap_range(&range);
+    munmap(address, range.size);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
+    GP_ENTER();
+    if (address == NULL || size == 0) return GP_INVALID_VALUE;
+    struct gp_range range;
+    if (gp_find_range((uint64_t)(uintptr_t)address, &range)) return GP_HOST_ALREADY_REGISTERED;
+    return gp_add_range((struct gp_range){(uint64_t)(uintptr_t)address, size, GP_HOST_MEMORY,
+                                          gp_current_device(), flags, 0, NULL});
+}
+
+GP_EXPORT int cuMemHostUnregister(void *address) {
+    GP_CHECK(gp_ready());
+    struct gp_range range;
+    if (gp_remove_range((uint64_t)(uintptr_t)address, &range) != GP_SUCCESS) {
+        return GP_HOST_NOT_REGISTERED;
+    }
+    if (range.kind != GP_HOST_MEMORY || range.detail != NULL) {
+        gp_add_range(range);
+        return GP_HOST_NOT_REGISTERED;
+    }
+    unmap_range(&range);
+    return gp_drain(address, range.size);
+}
+
+// --- addresses as kernels see them ----------------------------------------------------------------
+
+int gp_see(uint64_t *address) {
+    if (!gp_may_be_pinned(*address)) return GP_SUCCESS;
+    struct gp_range range;
+    uint64_t base;
+    if (!gp_find_range(*address, &range) || range.kind != GP_HOST_MEMORY) return GP_SUCCESS;
+    if (range.flags & SAME_ADDRESS && !gp_several) return GP_SUCCESS;
+    // Before the lock of the mapped memory, which the thread of host functions needs as well.
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_gate(GP_ALLOCATE, 0);
+    GP_CHECK(map_range(&range, &base));
+    *address = base + (*address - range.start);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemHostGetDevicePointer_v2(uint64_t *device, void *address, unsigned flags) {
+    GP_ENTER();
+    struct gp_range range;
+    uint64_t seen = (uint64_t)(uintptr_t)address;
+    if (device == NULL || flags != 0) return GP_INVALID_VALUE;
+    if (!gp_find_range(seen, &range) || range.kind != GP_HOST_MEMORY) return GP_INVALID_VALUE;
+    GP_CHECK(gp_see(&seen));
+    *device = seen;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemHostGetFlags(unsigned *flags, void *address) {
+    GP_CHECK(gp_ready());
+    struct gp_range range;
+    if (flags == NULL || !gp_find_range((uint64_t)(uintptr_t)address, &range)) {
+        return GP_INVALID_VALUE;
+    }
+    if (range.kind != GP_HOST_MEMORY) return GP_INVALID_VALUE;
+    // Unified addressing implies that it is mappable.
+    *flags = (range.flags & ~SAME_ADDRESS) | MAPPABLE;
+    return GP_SUCCESS;
+}
