@@ -67,6 +67,7 @@ static int fill_and_copy() {
     CHECK(cudaMemcpy(host.data(), memory[1], N * 4, cudaMemcpyDeviceToHost));
     printf("RESULT peer %lld\n", sum(host));
     CHECK(cudaMemcpy2D(memory[1], 256, memory[0] + 7, 512, 128, 100, cudaMemcpyDeviceToDevice));
+    CHECK(cudaSetDevice(1));  // natively a fill wants the device of its memory
     CHECK(cudaMemset(memory[1], 0, 64));
     CHECK(cudaMemcpy(host.data(), memory[1], N * 4, cudaMemcpyDeviceToHost));
     printf("RESULT rows %lld\n", sum(host));
