@@ -1,4 +1,4 @@
-"""The first commands of a new pool, and what its creator is told."""
+"""The first commands of a new pool, what its creator is told, and another operator's token."""
 
 import hashlib
 import logging
@@ -20,7 +20,7 @@ from gpupool.pool.ports import Committed
 from gpupool.pool.results import Result
 from gpupool.pool.state import TokenKind
 from gpupool.pool.transition import PoolMachine
-from gpupool.remoting.addresses import parse_address
+from gpupool.remoting.addresses import Address, parse_address
 from gpupool.remoting.credentials import (
     Credentials,
     credentials_path,
@@ -28,13 +28,16 @@ from gpupool.remoting.credentials import (
     save_credentials,
 )
 from gpupool.remoting.identity import fingerprint
-from gpupool.remoting.tokens import TokenText, format_token
+from gpupool.remoting.tokens import ADDRESS_COUNT_MAX, TokenText, format_token
 
 FIRST_COMMIT_S = 10.0
 DAY_MS = 86_400_000
-SERVER_TOKEN_MS = 3_600_000
-USER_TOKEN_MS = 365 * DAY_MS
-OPERATOR_TOKEN_MS = 10 * 365 * DAY_MS
+VALID_MS = {
+    TokenKind.SERVER: 3_600_000,
+    TokenKind.USER: 365 * DAY_MS,
+    TokenKind.OPERATOR: 10 * 365 * DAY_MS,
+}
+"""How long the first tokens are good."""
 
 
 @dataclass(slots=True)
@@ -93,26 +96,65 @@ async def found_pool(
         JoinServer(identity.server, identity.name, founder.address, identity.witness, None)
     )
     ca_pem = state.read(CA_CERTIFICATE)
-    for kind, valid_ms in (
-        (TokenKind.SERVER, SERVER_TOKEN_MS),
-        (TokenKind.USER, USER_TOKEN_MS),
-        (TokenKind.OPERATOR, OPERATOR_TOKEN_MS),
-    ):
-        secret, token = secrets.token_bytes(32), TokenId(secrets.token_hex(6))
-        digest = hashlib.sha256(secret).digest()
-        expires_at = Milliseconds(now_ms + valid_ms)
-        await commit(CreateToken(token, kind, user_name(), digest, expires_at, identity.name))
-        text = TokenText(
-            cluster_id=identity.cluster_id,
-            kind=kind,
-            token=token,
-            secret=secret,
-            ca_sha256=fingerprint(ca_pem),
-            addresses=(parse_address(founder.address),),
-        )
+    addresses = (parse_address(founder.address),)
+    for kind in VALID_MS:
+        command, text = _new_token(identity, kind, ca_pem, addresses, now_ms)
+        await commit(command)
         founder.tokens[kind] = format_token(text)
         if kind is TokenKind.OPERATOR:
             _log_in(founder, text, ca_pem)
+
+
+async def make_operator(
+    founder: Founder, ledger: RaftLedger, machine: PoolMachine, state: StateDir
+) -> None:
+    """Make an operator's token for a pool that has lost all of them, and print it once.
+
+    Whoever runs a server holds the pool's keys, so nobody gets more than they have. It goes on
+    until there is a majority that takes it.
+    """
+    identity, ca_pem = founder.identity, state.read(CA_CERTIFICATE)
+    while not await ledger.barrier(timeout_s=FIRST_COMMIT_S):
+        founder.log.warning("the operator's token waits for a majority of the pool's servers")
+    servers = sorted(machine.state.servers.values(), key=lambda each: each.id != identity.server)
+    addresses = tuple(parse_address(each.address) for each in servers[:ADDRESS_COUNT_MAX])
+    now_ms = max(machine.state.now, time.time_ns() // 1_000_000)
+    command, text = _new_token(identity, TokenKind.OPERATOR, ca_pem, addresses, now_ms)
+    plain = seal(command, at_ms=now_ms, ttl_ms=0)
+    while True:
+        outcome = await ledger.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
+        if isinstance(outcome, Committed):
+            break
+        founder.log.warning("the operator's token is not made yet: %s", outcome.reason)
+    result = decode(Result, outcome.result)
+    if not result.ok:
+        founder.log.warning("the operator's token is refused: %s", result.why)
+        return
+    click.echo(f"\nAs an operator, {user_name()}:\n  gpupool login {format_token(text)}\n")
+    founder.log.warning("made an operator's token for %s: %s", user_name(), command.token)
+
+
+def _new_token(
+    identity: ServerIdentity,
+    kind: TokenKind,
+    ca_pem: bytes,
+    addresses: tuple[Address, ...],
+    now_ms: int,
+) -> tuple[CreateToken, TokenText]:
+    """Return the command that makes a token of this machine's user, and the token."""
+    secret, token = secrets.token_bytes(32), TokenId(secrets.token_hex(6))
+    digest = hashlib.sha256(secret).digest()
+    expires_at = Milliseconds(now_ms + VALID_MS[kind])
+    command = CreateToken(token, kind, user_name(), digest, expires_at, identity.name)
+    text = TokenText(
+        cluster_id=identity.cluster_id,
+        kind=kind,
+        token=token,
+        secret=secret,
+        ca_sha256=fingerprint(ca_pem),
+        addresses=addresses,
+    )
+    return command, text
 
 
 def _log_in(founder: Founder, token: TokenText, ca_pem: bytes) -> None:

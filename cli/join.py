@@ -68,6 +68,12 @@ from gpupool.remoting.addresses import PORT_DEFAULT, Address
     'again after "gpupool restore".',
 )
 @click.option(
+    "--operator-token",
+    is_flag=True,
+    help="Make another operator's token once this server is up, and print it: for a pool whose "
+    "operators have lost theirs.",
+)
+@click.option(
     "--client-timeout",
     type=DURATION,
     default="10s",
@@ -106,6 +112,7 @@ def command(
     gpus: str | None,
     data_encryption: str,
     ca: str | None,
+    operator_token: bool,
     client_timeout: float,
     drain_timeout: float,
     labels: tuple[tuple[str, str], ...],
@@ -157,6 +164,7 @@ def command(
         gpus=tuple(word.strip() for word in (gpus or "").split(",") if word.strip()),
         data_encryption=data_encryption,
         ca=Path(ca) if ca else None,
+        operator_token=operator_token,
         client_timeout_s=client_timeout,
         drain_timeout_s=drain_timeout,
         labels=labels,

@@ -13,7 +13,8 @@ from gpupool.pool.errors import StorageError
 def command(credentials: str | None) -> None:
     """Forget the stored token.
 
-    The token itself stays good: "gpupool token revoke" ends it for everybody who has it.
+    The token itself stays good: "gpupool token revoke" ends it for everybody who has it. This file
+    may be its only copy; an operator's is made anew by "gpupool join --operator-token".
     """
     path = credentials_file(credentials)
     try:

@@ -17,7 +17,7 @@ import trio
 
 from gpupool import __version__
 from gpupool.cli.auditlog import AuditLog
-from gpupool.cli.founding import FIRST_COMMIT_S, Founder, found_pool
+from gpupool.cli.founding import FIRST_COMMIT_S, Founder, found_pool, make_operator
 from gpupool.cli.statedir import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -86,6 +86,7 @@ class JoinOptions:
     gpus: tuple[str, ...]  # to offer; empty: all
     data_encryption: str
     ca: Path | None  # of a new pool: the folder of a former pool's CA
+    operator_token: bool  # make another one, and print it
     client_timeout_s: float
     drain_timeout_s: float
     labels: tuple[tuple[str, str], ...]
@@ -425,6 +426,8 @@ class _Server:
                 _tell_systemd("READY=1")
                 if founded:
                     founder.print_welcome()
+                elif self._options.operator_token:
+                    nursery.start_soon(make_operator, founder, ledger, self.machine, self._state)
                 nursery.start_soon(self._undo_stopping, ledger)
                 nursery.start_soon(self._stop_when_removed, links)
                 await stop.wait()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -540,7 +541,7 @@ def test_kill_9_of_a_server(live_pool: Any) -> None:
     assert live_pool.run("run", "--server", leader, "-n", "2", "--", "true").returncode == 0
 
 
-def test_a_server_stops_cleanly_on_term(live_pool: Any) -> None:
+def test_a_server_stops_cleanly_on_term(live_pool: Any, tmp_path: Path) -> None:
     server = live_pool.servers["c"]
     address = server_named(live_pool, "c")["address"]
     program = live_pool.spawn("run", "--server", "c", "-p", "0.5", *python(HOLD))
@@ -553,9 +554,17 @@ def test_a_server_stops_cleanly_on_term(live_pool: Any) -> None:
     program.communicate(timeout=10)
     assert server.process.wait(10) == 0
     assert "stopped" in server.log.read_text().splitlines()[-1]
-    server.start()
+    server.start("--operator-token")
     live_pool.wait_until(live_pool.is_whole)  # and the drain is taken back
     assert server_named(live_pool, "c")["address"] == address
+    # Whoever runs a server can become an operator of a pool that has lost all tokens of theirs.
+    server.wait_for_log("made an operator's token")
+    env = {"GPUPOOL_CREDENTIALS": str(tmp_path / "operator.json")}
+    [token] = re.findall(r"As an operator, \w+:\n  gpupool login (\S+)", server.out.read_text())
+    assert live_pool.run("login", token, env=env).returncode == 0
+    listed = json.loads(live_pool.run("token", "list", "--json", env=env).stdout)["tokens"]
+    made = max(listed, key=lambda each: each["created_at"])
+    assert (made["kind"], made["created_by"]) == ("operator", "c")
 
 
 def test_a_server_that_leaves_ends_and_stays_out(live_pool: Any, tmp_path: Path) -> None:
