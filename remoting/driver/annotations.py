@@ -179,6 +179,10 @@ RECORDS: tuple[str, ...] = (
     "IPC_EXPORT_PHYSICAL",
     "IPC_IMPORT_PHYSICAL",
     "SETTLE",
+    "PEER_INTRODUCE",
+    "PEER_CONNECT",
+    "PEER_SEND",
+    "PEER_RECEIVE",
 )
 
 HAND: tuple[str, ...] = (

@@ -25,17 +25,19 @@ from gpupool.remoting.driver.mapped import Mapped
 from gpupool.remoting.driver.memory import Memory
 from gpupool.remoting.driver.modules import Modules
 from gpupool.remoting.driver.node_params import Translator
+from gpupool.remoting.driver.peers import PeerCopies
 from gpupool.remoting.driver.pools import Pools
 from gpupool.remoting.driver.slots import Slots
 from gpupool.remoting.driver.streams import Streams
 from gpupool.remoting.driver.tensors import Tensors
 from gpupool.remoting.driver.transfers import Transfers
 from gpupool.remoting.driver.virtual import Virtual
+from gpupool.remoting.host.peers import Links
 
 RECORD = struct.Struct("<HHI")
 
 
-def areas_of(client: Client, images: Images) -> list[Area]:
+def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
     direct, slots = Direct(), Slots(client)
     pools, hosts = Pools(client, direct), HostFunctions(client, direct)
@@ -51,6 +53,7 @@ def areas_of(client: Client, images: Images) -> list[Area]:
         virtual,
         Ipc(client, direct, virtual.virtual),
         transfers,
+        PeerCopies(client, links),
         Mapped(client),
         Managed(client, memory, transfers),
         kernels,
@@ -77,12 +80,13 @@ class Executor:
         budget: Budget,
         log: Callable[[str], None],
         images: Images,
+        links: Links | None = None,
     ) -> None:
         self.client = client = Client(api, session, devices, budget, log)
         self.buffer = bytearray()
         self.buffer_address = 0
         self.handlers: Raw = {}
-        for area in areas_of(client, images):
+        for area in areas_of(client, images, links):
             for op, (count, method) in area.posted.items():
                 self._add(op, self._posted(count, method))
             for op, (count, method) in area.asked.items():

@@ -11,6 +11,7 @@ from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver.api import Api
 from gpupool.remoting.driver.executor import Executor
 from gpupool.remoting.driver.images import Images
+from gpupool.remoting.host.peers import Links
 
 FRAME = struct.Struct("<IIQ")
 FRAME_MAGIC = 0x47504331
@@ -161,7 +162,7 @@ def serve(
     devices: Sequence[DeviceSpec],
     budget: Budget,
     log: Callable[[str], None],
-    _peers: object = None,
+    links: Links | None = None,
 ) -> None:
     """Serve one client process of the CUDA door until it leaves; blocks.
 
@@ -170,6 +171,7 @@ def serve(
         devices: the partitions of this session, in the client's order; all real GPUs.
         budget: where their memory is reserved.
         log: takes one line about something that an operator may want to know.
+        links: to the workers of the other servers of the lease.
     """
     session, images = Session(stream), Images.of_worker()
     try:
@@ -177,7 +179,7 @@ def serve(
             session.notice("emulated GPUs have the array door only: use gpupool run --door arrays")
             return
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        executor = Executor(Api(), session, devices, budget, log, images)
+        executor = Executor(Api(), session, devices, budget, log, images, links)
         session.run(executor)
     except ClosedError:
         images.finish()  # the client's process is gone; nothing is left to answer
@@ -186,4 +188,6 @@ def serve(
     except (ProtocolError, struct.error) as error:
         log(f"CUDA session: ended because of the client: {error}")
     finally:
+        if links is not None:
+            links.close()
         stream.close()

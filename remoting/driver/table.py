@@ -125,6 +125,10 @@ IPC_OPEN_EVENT = 122
 IPC_EXPORT_PHYSICAL = 123
 IPC_IMPORT_PHYSICAL = 124
 SETTLE = 125
+PEER_INTRODUCE = 126
+PEER_CONNECT = 127
+PEER_SEND = 128
+PEER_RECEIVE = 129
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),

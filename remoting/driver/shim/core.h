@@ -132,6 +132,7 @@ struct gp_request {
     bool grows;  // body is allocated to fit
     void *bulk;  // where the reply's bulk bytes go
     size_t bulk_size;
+    void *line;  // that it went by
     struct gp_request *next;
 };
 
@@ -247,6 +248,9 @@ bool gp_all_lost(void);
 void gp_flush_all(void);
 int gp_post(int op, const uint64_t *values, int count);
 int gp_call(int op, const uint64_t *values, int count, void *reply, size_t capacity);
+// A call in two steps: asked, and later waited for. The request must stay until then.
+void gp_ask(struct gp_request *request, int op, const uint64_t *values, int count);
+int gp_hear(struct gp_request *request);
 // Append a record by hand: gp_open leaves the line locked until gp_close.
 unsigned char *gp_open(int op, int flags, size_t size);
 void gp_close(void);
@@ -256,6 +260,10 @@ int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, si
 uint64_t gp_expect_download(void *target, size_t size, uint64_t stream);
 void gp_await_host(void);  // until a host function's turn comes, or the GPU is lost
 int gp_drain(const void *start, size_t size);  // until nothing is on its way there any more
+
+// peers.c: from one server's memory to another's; GP_NOT_SUPPORTED where their workers cannot
+// connect
+int gp_copy_direct(uint64_t target, uint64_t source, size_t size, void *stream);
 
 // stream.c
 int gp_stream_id(void *stream, uint64_t *id);

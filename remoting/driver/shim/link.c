@@ -192,6 +192,11 @@ static int connect_link(struct gp_link *link, const char *session) {
     }
     gp_json_string(gp_json_field(session, "encryption"), encryption, sizeof encryption);
     bool encrypt = strcmp(encryption, "off") != 0, tls = false;
+    // For links between servers.
+    memcpy(link->session, id, sizeof id);
+    link->encrypted = encrypt;
+    copy_hex(gp_json_field(session, "certificate_sha256"), link->certificate, 32);
+    gp_json_string(gp_json_field(session, "server_id"), link->id, sizeof link->id);
     if (gp_json_string(gp_json_field(session, "unix"), path, sizeof path)) {
         link->socket = connect_unix(path);
     }

@@ -13,7 +13,9 @@ struct gp_link {
     int server;   // counted from zero
     int socket;   // -1 where this process has no use for the server
     int devices;  // as gpupool run says
-    char name[64];
+    char name[104], id[104];
+    uint8_t session[16], certificate[32];
+    bool encrypted;
     void *connection;  // of OpenSSL; NULL for none
     pthread_mutex_t lock;  // of the connection
 };

@@ -281,11 +281,13 @@ static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream)
 
 // --- copies between servers -----------------------------------------------------------------------
 //
-// They pass through this process, piece by piece. What a stream of one server does changes no memory
-// of another, other than by such copies, so the stream matters on its own server only; elsewhere the
-// legacy stream stands for it, and a copy is over before the stream goes on.
+// Large ones go from worker to worker where these can connect; others pass through this process,
+// piece by piece. What a stream of one server does changes no memory of another, other than by such
+// copies, so the stream matters on its own server only; elsewhere the legacy stream stands for it,
+// and a copy is over before the stream goes on.
 
 #define PIECE_SIZE ((size_t)8 << 20)
+#define DIRECT_MIN ((size_t)16 << 10)
 
 static int write_across(uint64_t target, const void *source, size_t size, void *stream) {
     int home = gp_here();
@@ -306,6 +308,10 @@ static int read_across(void *target, uint64_t source, size_t size, void *stream)
 
 int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream) {
     if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    if (size >= DIRECT_MIN) {
+        int direct = gp_copy_direct(target, source, size, stream);
+        if (direct != GP_NOT_SUPPORTED) return direct;
+    }
     size_t most = size < PIECE_SIZE ? size : PIECE_SIZE;
     void *piece = malloc(most + 1);
     if (piece == NULL) return GP_OUT_OF_MEMORY;

@@ -567,14 +567,15 @@ int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, si
     return is_lost(line) ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
 }
 
-static int exchange(struct line *line, int device, struct gp_request *request, int op,
-                    const uint64_t *values, int count, const void *text, size_t text_size,
-                    const void *bulk, size_t bulk_size) {
+static void ask(struct line *line, int device, struct gp_request *request, int op,
+                const uint64_t *values, int count, const void *text, size_t text_size,
+                const void *bulk, size_t bulk_size) {
     static uint64_t next_request = 1;
     if (op < GP_WAITS) __atomic_fetch_add(&gp_waits[op], 1, __ATOMIC_RELAXED);
     request->id = __atomic_fetch_add(&next_request, 1, __ATOMIC_RELAXED);
     request->done = false;
     request->length = 0;
+    request->line = line;
     pthread_mutex_lock(&line->read_lock);
     request->next = line->waiting;
     line->waiting = request;
@@ -592,8 +593,23 @@ static int exchange(struct line *line, int device, struct gp_request *request, i
     if (text_size) memcpy(at + 8 + (size_t)count * 8, text, text_size);
     send_buffer(line, bulk, bulk_size);
     pthread_mutex_unlock(&line->send_lock);
-    await(line, request);
+}
+
+int gp_hear(struct gp_request *request) {
+    await(request->line, request);
     return request->status;
+}
+
+static int exchange(struct line *line, int device, struct gp_request *request, int op,
+                    const uint64_t *values, int count, const void *text, size_t text_size,
+                    const void *bulk, size_t bulk_size) {
+    ask(line, device, request, op, values, count, text, text_size, bulk, bulk_size);
+    return gp_hear(request);
+}
+
+void gp_ask(struct gp_request *request, int op, const uint64_t *values, int count) {
+    gate(op, 0);
+    ask(here(), wanted_device(), request, op, values, count, NULL, 0, NULL, 0);
 }
 
 int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,

@@ -15,9 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_pool import DEADLINE_S, HERE, FakeGpuPool
 
-from gpupool.remoting.driver import build
+from gpupool.remoting.driver import build, table
 
 IMAGE = str(HERE / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin")
+COPIES = 8
+"""Those of ``servers.c`` between servers that are larger than a record."""
+
 ACROSS = ("run", "-n", "4", "--across", "--door", "cuda")
 
 
@@ -44,12 +47,18 @@ def compiled(pool: FakeGpuPool, name: str) -> str:
     return str(program)
 
 
-def test_a_program_uses_gpus_of_two_servers(two_servers: FakeGpuPool) -> None:
-    """All of it by TLS: copies between the servers, NVML and the order of the devices too."""
+@pytest.mark.parametrize("direct", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_program_uses_gpus_of_two_servers(direct: bool, two_servers: FakeGpuPool) -> None:
+    """By TLS everywhere; what is copied between the servers passes through none but these."""
     program = compiled(two_servers, "servers")
-    done = two_servers.command(*ACROSS, "-v", "--", program, IMAGE, "4")
+    options = ["-vv", "--env", f"GPUPOOL_PEER_COPIES={int(direct)}"]
+    done = two_servers.command(*ACROSS, *options, "--", program, IMAGE, "4")
     assert done.returncode == 0, done.stderr + two_servers.logs()
     assert done.stdout == "results right\n"
+    waits = re.findall(r"waited for the server (\d+) times: record (\d+) of", done.stderr)
+    counts = {int(record): int(times) for times, record in waits}
+    assert counts.get(table.PEER_SEND, 0) == counts.get(table.PEER_RECEIVE, 0)
+    assert counts.get(table.PEER_SEND, 0) == (COPIES if direct else 0)
     assert re.search(r"2 x H200 .* on (a|b), 2 x H200 .* on (a|b)", done.stderr), done.stderr
     two_servers.until(lambda: two_servers.leases() == [])
 
