@@ -130,7 +130,7 @@ def test_the_linker(library: Path, tmp_path: Path) -> None:
     with Control(tmp_path) as control:
         done = run(library, control, [str(program), str(KERNELS / "test_kernels.ptx")])
         assert done.stdout == "results right\n", done.stderr
-        assert control.calls()["cuLinkAddData_v2"] == 2
+        assert control.calls()["cuLinkAddData_v2"] == 3
 
 
 def test_launches_that_block(

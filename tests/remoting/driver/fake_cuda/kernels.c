@@ -179,6 +179,7 @@ static const struct known {
     {"wait_for_flag", wait_for_flag}, {"sleep_us", sleep_us}, {"out_of_bounds", out_of_bounds},
     {"trap", trap}, {"empty", empty},
     {"say", kernel_say}, {"read_texture", kernel_read_texture},
+    {"read_level", kernel_read_level},
     {"write_surface", kernel_write_surface}, {"count", kernel_count},
     {"carry_out", kernel_carry_out},
 };

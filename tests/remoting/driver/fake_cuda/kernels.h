@@ -28,6 +28,7 @@ CUresult cupy_kernel_run(const struct launch *launch);
 /* kernels/memory_kernels.cu (special.c) */
 void kernel_say(struct call *call);
 void kernel_read_texture(struct call *call);
+void kernel_read_level(struct call *call);
 void kernel_write_surface(struct call *call);
 void kernel_count(struct call *call);
 void kernel_carry_out(struct call *call);

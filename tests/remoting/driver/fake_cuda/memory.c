@@ -597,6 +597,8 @@ API CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map, s
         REQUIRE(dev >= 0 && dev < device_count);
         /* A device keeps the access to its own pool (cuda.h). */
         REQUIRE(dev != pool->dev || map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        if (map[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READ)
+            return CUDA_ERROR_NOT_SUPPORTED; /* as an H200's driver says: all or nothing */
         pool->access[dev] = map[i].flags;
     }
     return CUDA_SUCCESS;

@@ -322,10 +322,10 @@ API CUresult cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char
 
 API CUresult cuLinkComplete(CUlinkState state, void **cubinOut, size_t *sizeOut) {
     ENTER();
-    REQUIRE(IS(state, MAGIC_LINK) && cubinOut != NULL && state->inputs > 0);
-    *cubinOut = state->bytes;
+    REQUIRE(IS(state, MAGIC_LINK) && cubinOut != NULL);
+    *cubinOut = state->inputs > 0 ? (void *)state->bytes : ""; /* nothing can be linked, too */
     if (sizeOut != NULL)
-        *sizeOut = state->size + (state->text ? 1 : 0);
+        *sizeOut = state->inputs > 0 ? state->size + (state->text ? 1 : 0) : 1;
     return CUDA_SUCCESS;
 }
 

@@ -35,7 +35,10 @@ void kernel_say(struct call *call) { /* (const char *name, int n) */
 
 /* ---- textures and surfaces of floats: the nearest element, no borders ---- */
 
-static float *element(struct call *call, unsigned long long object, uint32_t magic, int x, int y) {
+#define NORMALIZED 2 /* CU_TRSF_NORMALIZED_COORDINATES */
+
+static float *element(struct call *call, unsigned long long object, uint32_t magic, int x, int y,
+                      int level) {
     struct texture *texture;
     call->error = texture_of(object, magic, &texture);
     if (call->error != CUDA_SUCCESS)
@@ -49,7 +52,11 @@ static float *element(struct call *call, unsigned long long object, uint32_t mag
     }
     CUarray array = texture->resource.res.array.hArray;
     if (texture->resource.resType == 1) /* CU_RESOURCE_TYPE_MIPMAPPED_ARRAY */
-        array = array_level(texture->resource.res.mipmap.hMipmappedArray, 0);
+        array = array_level(texture->resource.res.mipmap.hMipmappedArray, (unsigned)level);
+    /* Of several levels only with such coordinates: nobody knows what a GPU gives otherwise. */
+    bool normalized = (texture->texture.flags & NORMALIZED) != 0;
+    if (normalized != (texture->resource.resType == 1))
+        array = NULL;
     if (!IS(array, MAGIC_ARRAY) || at >= array->width_bytes || (size_t)y >= array->height) {
         call->error = CUDA_ERROR_ILLEGAL_ADDRESS;
         return NULL;
@@ -57,16 +64,25 @@ static float *element(struct call *call, unsigned long long object, uint32_t mag
     return (float *)(array->storage + (size_t)y * array->width_bytes + at);
 }
 
-void kernel_read_texture(struct call *call) { /* (texture, float *out, int width, int height) */
+static void read_level(struct call *call, int level) {
     PARAM(unsigned long long, texture, 0);
     PARAM(int, width, 2);
     PARAM(int, height, 3);
     ARRAY(float, out, 1, (int64_t)width * height);
     for (int i = 0; i < width * height && call->error == CUDA_SUCCESS; i++) {
-        const float *found = element(call, texture, MAGIC_TEXTURE, i % width, i / width);
+        const float *found = element(call, texture, MAGIC_TEXTURE, i % width, i / width, level);
         if (found != NULL)
             out[i] = *found;
     }
+}
+
+void kernel_read_texture(struct call *call) { /* (texture, float *out, int width, int height) */
+    read_level(call, 0);
+}
+
+void kernel_read_level(struct call *call) { /* the same, and int level */
+    PARAM(int, level, 4);
+    read_level(call, level);
 }
 
 void kernel_write_surface(struct call *call) { /* (surface, int width, int height) */
@@ -74,7 +90,7 @@ void kernel_write_surface(struct call *call) { /* (surface, int width, int heigh
     PARAM(int, width, 1);
     PARAM(int, height, 2);
     for (int i = 0; i < width * height && call->error == CUDA_SUCCESS; i++) {
-        float *found = element(call, surface, MAGIC_SURFACE, i % width, i / width);
+        float *found = element(call, surface, MAGIC_SURFACE, i % width, i / width, 0);
         if (found != NULL)
             *found = 10.0f * (float)(i / width) + (float)(i % width);
     }

@@ -204,10 +204,23 @@ static void textures(const char *image) {
     NEED(wanted.width == WIDE / 4 && wanted.height == HIGH / 4);
     NEED(cuMipmappedArrayGetLevel(&level, mipmap, 3) == 1);
     struct resource whole = {.type = 1, .array = mipmap};
+    how.flags = 2;  // CU_TRSF_NORMALIZED_COORDINATES: others have no meaning where sizes differ
+    CHECK(cuModuleGetFunction(&read, module, "read_level"));
     CHECK(cuTexObjectCreate(&other, &whole, &how, NULL));
-    launch(read, WIDE * HIGH, (void *[]){&other, &out, &(int){WIDE}, &(int){HIGH}}, NULL);
-    CHECK(cuMemcpyDtoH_v2(found, out, WIDE * HIGH * 4));
-    NEED(memcmp(expected, found, WIDE * HIGH * 4) == 0);
+    for (int part = 1; part <= 2; part *= 2) {  // level 1 has the first quarter of level 0
+        int wide = WIDE / part, high = HIGH / part, at = part - 1;
+        CHECK(cuMipmappedArrayGetLevel(&copy.target.array, mipmap, (unsigned)at));
+        copy.source.pitch = WIDE * 4;
+        copy.width = (size_t)wide * 4;
+        copy.height = (size_t)high;
+        CHECK(cuMemcpy2D_v2(&copy));
+        launch(read, WIDE * HIGH / part / part,
+               (void *[]){&other, &out, &wide, &high, &at}, NULL);
+        CHECK(cuMemcpyDtoH_v2(found, out, (size_t)(wide * high) * 4));
+        for (int y = 0; y < high; y++) {
+            NEED(memcmp(expected + y * WIDE, found + y * wide, (size_t)wide * 4) == 0);
+        }
+    }
     CHECK(cuTexObjectDestroy(other));
     CHECK(cuMipmappedArrayDestroy(mipmap));
     NEED(cuMipmappedArrayDestroy(mipmap) == 400);

@@ -33,7 +33,7 @@ int cuMemPoolExportToShareableHandle(void *, void *, int, unsigned long long);
 int main(void) {
     struct properties properties = {1, 1, {1, 0}, NULL, 0, {0}};
     struct location here = {1, 0}, there = {1, 1}, host = {2, 0};
-    struct access both[2] = {{{1, 0}, 3}, {{1, 1}, 1}};
+    struct access both[2] = {{{1, 0}, 3}, {{1, 1}, 3}}, reading = {{1, 1}, 1};
     uint64_t one, two, three, value, for_ever = UINT64_MAX;
     void *pool, *other, *standard, *same;
     int flags = 9, descriptor, narrow = 5;
@@ -64,9 +64,10 @@ int main(void) {
     NEED(narrow == 0);
     CHECK(cuMemPoolGetAccess(&flags, pool, &there));
     NEED(flags == 0);
+    NEED(cuMemPoolSetAccess(pool, &reading, 1) == 801);
     CHECK(cuMemPoolSetAccess(pool, both, 2));
     CHECK(cuMemPoolGetAccess(&flags, pool, &there));
-    NEED(flags == 1);
+    NEED(flags == 3);
     NEED(cuMemPoolExportToShareableHandle(&descriptor, pool, 1, 0) == 801);
 
     // What a pool keeps is counted, until it is synchronised, trimmed or wanted elsewhere.

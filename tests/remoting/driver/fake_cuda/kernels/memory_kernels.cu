@@ -22,6 +22,14 @@ __global__ void read_texture(cudaTextureObject_t texture, float *out, int width,
     if (i < width * height) out[i] = tex2D<float>(texture, i % width + 0.5f, i / width + 0.5f);
 }
 
+// The same of one level of a texture with several, whose coordinates go from 0 to 1.
+__global__ void read_level(cudaTextureObject_t texture, float *out, int width, int height,
+                           int level) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    float x = (i % width + 0.5f) / width, y = (i / width + 0.5f) / height;
+    if (i < width * height) out[i] = tex2DLod<float>(texture, x, y, (float)level);
+}
+
 __global__ void write_surface(cudaSurfaceObject_t surface, int width, int height) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     int x = i % width, y = i / width;
