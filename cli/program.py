@@ -293,6 +293,9 @@ def program_environment(
         paths.insert(0, library)
         # Without CUDA devices JAX falls back to the CPU, and says so where CUDA was named.
         env.setdefault("JAX_PLATFORMS", "cuda,cpu")
+        # NCCL goes through the host's memory where GPUs seem far apart, as they do from a machine
+        # that lacks them, and its kernels would wait there for what cannot come in time.
+        env.setdefault("NCCL_P2P_LEVEL", "SYS")
     if paths:
         env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     else:

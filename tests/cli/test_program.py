@@ -187,6 +187,7 @@ def test_environment_of_the_cuda_door(built: Path) -> None:
     env = program_environment(base, door="cuda", agent="/run/x", lease="7f3a", servers=["a"])
     assert env["LD_LIBRARY_PATH"] == os.pathsep.join((library, "/a"))
     assert env["JAX_PLATFORMS"] == "cuda,cpu"
+    assert env["NCCL_P2P_LEVEL"] == "SYS"
     assert env["PYTHONPATH"] == str(cuda_dir() / "python")
     # A run inside a run, by another door, must not find the library of the outer one.
     none = program_environment(env, door="arrays", agent="", lease="1", servers=[])
