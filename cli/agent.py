@@ -31,7 +31,7 @@ PUSH_TIMEOUT_S = 2.0
 OPEN_TIMEOUT_S = 30.0
 TEXT_LENGTH_MAX = 300
 
-OpenSession = Callable[[str, str], Awaitable[list[dict[str, object]]]]
+OpenSession = Callable[[str, str, str | None], Awaitable[list[dict[str, object]]]]
 Describe = Callable[[], Awaitable[dict[str, object]]]
 
 
@@ -42,6 +42,7 @@ class SessionRequest:
     door: str
     program: str
     pid: int
+    visible: str | None = None  # its CUDA_VISIBLE_DEVICES, which say what servers it has a use for
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,12 @@ def parse_request(line: bytes) -> AgentRequest:
     if fields.get("op") != "session":
         raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
     door, program = fields.get("door"), fields.get("program", "")
+    visible = fields.get("visible")
     if not isinstance(door, str) or not isinstance(program, str) or type(pid) is not int:
         raise ValueError("a field of the request has the wrong type")
-    return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid)
+    if not isinstance(visible, str | None):
+        raise ValueError("a field of the request has the wrong type")
+    return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid, visible)
 
 
 def success_line(lease: str, sessions: list[dict[str, object]], notices: list[str]) -> bytes:
@@ -190,7 +194,8 @@ class Agent:
         Args:
             folder: for its socket and its relays.
             lease: the lease's name, for the program.
-            open_session: has a session opened on every server of the lease.
+            open_session: has a session opened on every server of the lease that a process with
+                these CUDA_VISIBLE_DEVICES has a use for.
             open_timeout_s: how long that may take; infinite where it waits for free GPUs.
             held: set when the lease outlives programs, and ``gpupool run --lease`` asks.
             describe: returns the devices of the lease, for NVML and ``gpupool smi``.
@@ -320,7 +325,7 @@ class Agent:
         self.log(f"process {request.pid} opens a session for the {request.door} door")
         try:
             with trio.fail_after(self._open_timeout_s):
-                sessions = await self._open_session(request.door, request.program)
+                sessions = await self._open_session(request.door, request.program, request.visible)
         except GpupoolError as error:
             return failure_line(error)
         except trio.TooSlowError:
@@ -331,7 +336,10 @@ class Agent:
         # Of a held lease, it is ``gpupool run --lease`` that asks, which makes its own relay.
         if request.door == "cuda" and self._held is None:
             try:
-                sessions = [self._with_relay(session) for session in sessions]
+                sessions = [
+                    self._with_relay(session) if "session" in session else session
+                    for session in sessions
+                ]
             except OSError as error:
                 return failure_line(GpupoolError("no relay can be made", why=str(error)))
         self.opened += 1

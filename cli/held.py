@@ -316,15 +316,16 @@ class HeldLease:
         finally:
             await trio.aclose_forcefully(lines.stream)
 
-    async def open_session(self, door: str, program: str) -> list[dict[str, object]]:
+    async def open_session(
+        self, door: str, program: str, visible: str | None = None
+    ) -> list[dict[str, object]]:
         """Have sessions opened for one process of the program.
 
         Raises:
             GpupoolError: whatever the holder answers.
         """
-        answer = await self.ask(
-            {"op": "session", "door": door, "program": program, "pid": os.getpid()}
-        )
+        request = {"op": "session", "door": door, "program": program, "pid": os.getpid()}
+        answer = await self.ask(request | ({} if visible is None else {"visible": visible}))
         return cast("list[dict[str, object]]", answer.get("sessions", []))
 
 

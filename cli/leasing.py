@@ -31,8 +31,12 @@ class ProgramLease(Protocol):
         """Return the names of its servers, as far as they are known."""
         ...
 
-    async def open_session(self, door: str, program: str) -> list[dict[str, object]]:
+    async def open_session(
+        self, door: str, program: str, visible: str | None = None
+    ) -> list[dict[str, object]]:
         """Have a session opened on every server of the lease, for one process of the program.
+
+        Those without devices that ``visible``, a CUDA_VISIBLE_DEVICES, names are left out.
 
         Raises:
             GpupoolError: when that cannot be done.
@@ -137,7 +141,9 @@ class LazyLease:
             with trio.move_on_after(RELEASE_S, shield=True):
                 await hold.release()
 
-    async def open_session(self, door: str, program: str) -> list[dict[str, object]]:
+    async def open_session(
+        self, door: str, program: str, visible: str | None = None
+    ) -> list[dict[str, object]]:
         """Have a session opened, on a lease that is taken now if there is none.
 
         Raises:
@@ -150,7 +156,7 @@ class LazyLease:
         hold = self._hold
         if hold is None:
             raise self._failure or LeaseLostError(self._why_lost)
-        return await hold.open_session(door, program)
+        return await hold.open_session(door, program, visible)
 
     async def wait_lost(self) -> str:
         """Wait until a lease ends that was not released, and return why."""

@@ -1,7 +1,7 @@
 """The shell of ``allocation``: its actions over real connections, and the lease that they hold."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import trio
@@ -34,6 +34,9 @@ RELEASE_TIMEOUT_S = 2.0
 FAREWELL_TIMEOUT_S = 1.0
 SESSION_TIMEOUT_S = 60.0
 """A cold worker imports CuPy and makes a CUDA context; that takes seconds on a busy server."""
+
+SHORT_UUID = 8
+"""Fewer characters are not taken for the beginning of a UUID."""
 
 SessionAnswer = dict[str, object]
 
@@ -101,9 +104,21 @@ class LeaseHold:
         raise UnreachableError(f"server {server} did not take its part of the lease in time")
 
     async def open_session(
-        self, door: str, program: str, *, timeout_s: float = SESSION_TIMEOUT_S
+        self,
+        door: str,
+        program: str,
+        visible: str | None = None,
+        *,
+        timeout_s: float = SESSION_TIMEOUT_S,
     ) -> list[SessionAnswer]:
         """Have a worker started on every server of the lease, for one client process.
+
+        Args:
+            door: how the program talks to its workers.
+            program: what runs, for people.
+            visible: its CUDA_VISIBLE_DEVICES. Servers without a device that these name get no
+                worker, and their objects have nothing but names and devices.
+            timeout_s: for each server.
 
         Returns:
             one object per server, as the data session's contract has them.
@@ -128,13 +143,21 @@ class LeaseHold:
                 answers[server] = session_answer(server, connection.name, opened)
 
         self._check_held()
+        wanted = visible_servers(visible, self.partitions, self.servers)
         async with trio.open_nursery() as nursery:
-            for server in self.servers:
+            for server in wanted:
                 nursery.start_soon(open_one, server)
         self._check_held()
         if failures:
             raise failures[0]
-        return [answers[server] for server in self.servers]
+        return [
+            answers[server] if server in wanted else self._left_out(server)
+            for server in self.servers
+        ]
+
+    def _left_out(self, server: ServerId) -> SessionAnswer:
+        gpus = [p.gpu for p in self.partitions if p.server == server]
+        return {"server": self._mine[server].name, "devices": [{"uuid": gpu} for gpu in gpus]}
 
     async def wait_lost(self) -> str:
         """Wait until the lease ends without having been released, and return why."""
@@ -211,6 +234,35 @@ class LeaseHold:
             return
         self._noticed = (server, text)
         self.on_notice(text)
+
+
+def visible_servers(
+    visible: str | None, partitions: Sequence[Partition], servers: Sequence[ServerId]
+) -> tuple[ServerId, ...]:
+    """Return the servers whose devices a CUDA_VISIBLE_DEVICES names; all, where that is unclear.
+
+    Devices are numbered server after server. A name is a number or the beginning of a UUID; the
+    first that fits nothing ends the list, and one that comes twice makes it void, as in CUDA.
+    """
+    gpus = [(p.gpu, server) for server in servers for p in partitions if p.server == server]
+    if visible is None or any(not gpu.startswith("GPU-") for gpu, _ in gpus):
+        return tuple(servers)
+    chosen: list[int] = []
+    for word in map(str.strip, visible.split(",")):
+        at = _numbered(word, [gpu for gpu, _ in gpus])
+        if at is None:
+            break
+        chosen.append(at)
+    if not chosen or len(set(chosen)) < len(chosen):
+        return tuple(servers[:1])  # it sees none, and may still ask for the driver's version
+    return tuple(s for s in servers if any(gpus[at][1] == s for at in chosen))
+
+
+def _numbered(word: str, gpus: Sequence[str]) -> int | None:
+    if word.isdecimal() and word.isascii():
+        return int(word) if int(word) < len(gpus) else None
+    fits = [at for at, gpu in enumerate(gpus) if gpu.lower().startswith(word.lower())]
+    return fits[-1] if fits and len(word) >= SHORT_UUID else None
 
 
 def session_answer(server: ServerId, name: str, opened: m.SessionOpened) -> SessionAnswer:

@@ -26,7 +26,7 @@ def line(body: object) -> bytes:
 
 @asynccontextmanager
 async def serving(folder: Path, error: LeaseLostError | None = None) -> AsyncGenerator[Agent]:
-    async def open_session(door: str, program: str) -> list[dict[str, object]]:
+    async def open_session(door: str, program: str, visible: str | None) -> list[dict[str, object]]:
         await trio.lowlevel.checkpoint()
         if error is not None:
             raise error
@@ -110,7 +110,7 @@ async def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     lambda each: st.lists(each) | st.dictionaries(st.text(), each),
 ).map(line)))  # fmt: skip
 async def test_nonsense_is_answered(data: bytes) -> None:
-    async def never(door: str, program: str) -> list[dict[str, object]]:
+    async def never(door: str, program: str, visible: str | None) -> list[dict[str, object]]:
         raise AssertionError
 
     agent = Agent(Path("/nowhere"), lease="1", open_session=never)
@@ -128,6 +128,7 @@ async def test_nonsense_is_answered(data: bytes) -> None:
         {"op": "session", "door": 3},
         {"op": "session", "door": "arrays", "pid": "7"},
         {"op": "session", "door": "arrays", "pid": True},
+        {"op": "session", "door": "cuda", "pid": 1, "visible": 3},
     ],
 )
 def test_wrong_requests(body: object) -> None:

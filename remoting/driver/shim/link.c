@@ -19,7 +19,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define LINE_MAX_SIZE (64 * 1024)
+#define LINE_MAX_SIZE (256 * 1024)
 #define HANDSHAKE_SECONDS 30
 #define SOCKET_BUFFER (4 << 20)
 #define SILENCE_MS 3500  // after which a machine that acknowledges nothing is taken for dead
@@ -147,6 +147,15 @@ static const char *program_name(void) {
     return program_invocation_short_name != NULL ? program_invocation_short_name : "";
 }
 
+// What JSON could not hold as it is becomes an underscore.
+static void quote(const char *text, char *target, size_t capacity) {
+    size_t used = 0;
+    for (const char *at = text; *at != '\0' && used + 1 < capacity; at++) {
+        target[used++] = *at < ' ' || *at == '"' || *at == '\\' || *at > '~' ? '_' : *at;
+    }
+    target[used] = '\0';
+}
+
 static bool ask_agent(void) {
     const char *path = getenv("GPUPOOL_AGENT");
     if (path == NULL || *path == '\0') {
@@ -158,16 +167,18 @@ static bool ask_agent(void) {
         gp_say("no answer from gpupool run: %s", strerror(errno));
         return false;
     }
-    char request[512], name[128];
-    size_t used = 0;
-    for (const char *at = program_name(); *at != '\0' && used + 1 < sizeof name; at++) {
-        name[used++] = *at < ' ' || *at == '"' || *at == '\\' || *at > '~' ? '_' : *at;
+    char request[5120], name[128], visible[4200] = "";
+    quote(program_name(), name, sizeof name);
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    if (list != NULL) {
+        char quoted[4096];
+        quote(list, quoted, sizeof quoted);
+        snprintf(visible, sizeof visible, ",\"visible\":\"%s\"", quoted);
     }
-    name[used] = '\0';
     int size = snprintf(request, sizeof request,
                         "{\"op\":\"session\",\"door\":\"cuda\",\"pid\":%d,\"ppid\":%d,"
-                        "\"program\":\"%s\"}\n",
-                        (int)getpid(), (int)getppid(), name);
+                        "\"program\":\"%s\"%s}\n",
+                        (int)getpid(), (int)getppid(), name, visible);
     if (!send_exactly(gp_agent_socket, request, (size_t)size) ||
         !read_line(gp_agent_socket, agent_line, sizeof agent_line)) {
         gp_say("gpupool run has ended");

@@ -49,9 +49,13 @@ def compiled(pool: FakeGpuPool, name: str) -> str:
 
 @pytest.mark.parametrize("direct", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_program_uses_gpus_of_two_servers(direct: bool, two_servers: FakeGpuPool) -> None:
-    """By TLS everywhere; what is copied between the servers passes through none but these."""
+    """By TLS everywhere, or by what ``gpupool run`` relays to each server.
+
+    What is copied between the servers passes through none but these, unless that is forbidden.
+    """
     program = compiled(two_servers, "servers")
     options = ["-vv", "--env", f"GPUPOOL_PEER_COPIES={int(direct)}"]
+    options += ["--env", f"GPUPOOL_LIBSSL={'libssl.so.3' if direct else 'none.so'}"]
     done = two_servers.command(*ACROSS, *options, "--", program, IMAGE, "4")
     assert done.returncode == 0, done.stderr + two_servers.logs()
     assert done.stdout == "results right\n"
@@ -80,6 +84,21 @@ for at in range(4):
 def test_nvml_has_the_devices_of_all_servers_in_cudas_order(two_servers: FakeGpuPool) -> None:
     done = two_servers.command(*ACROSS, "--", sys.executable, "-c", ORDER)
     assert done.returncode == 0, done.stderr
+
+
+VISIBLE = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+print(count.value)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_sees_devices_of_one_server_needs_no_other(two_servers: FakeGpuPool) -> None:
+    python = ["--env", "CUDA_VISIBLE_DEVICES=3", "--", sys.executable, "-c", VISIBLE]
+    done = two_servers.command(*ACROSS, *python)
+    assert done.stdout == "1\n", done.stderr
 
 
 def test_kill_9_of_one_server_of_a_lease_ends_all_of_it(two_servers: FakeGpuPool) -> None:

@@ -7,13 +7,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
 from test_cuda_door import KERNELS, ROOT, compiled, run
 
+from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import slices
+from gpupool.remoting.driver.peers import PEER, introduction
+from gpupool.remoting.host.peers import Peer
 
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 
@@ -143,3 +148,21 @@ def test_a_confined_process_gets_addresses_of_its_part() -> None:
     )
     assert done.stdout == "True True False\nFalse 64\n", done.stderr
     assert slices.holds(0, 1)  # this process is not confined
+
+
+# --- links between workers ------------------------------------------------------------------------
+
+
+def test_an_introduction_of_workers() -> None:
+    """As shim/peers.c lays it out: itself left out, and a server that has no session."""
+    other = PEER.pack(b"id-b", b"b", b"s" * 16, b"c" * 32, b"k" * 32, 1, 1)
+    key, others = introduction(b"K" * 32 + other + bytes(2 * PEER.size), 3)
+    assert key == b"K" * 32
+    assert others == (Peer("id-b", "b", b"s" * 16, b"c" * 32, "tls", b"k" * 32), None, None)
+
+
+@given(st.binary(max_size=3 * PEER.size), st.integers(0, 1 << 63))
+def test_other_introductions_are_refused(data: bytes, count: int) -> None:
+    assume(len(data) != 32 + count * PEER.size)
+    with pytest.raises(RemoteProtocolError):
+        introduction(data, count)

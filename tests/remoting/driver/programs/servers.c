@@ -3,6 +3,7 @@
 // server's. With "lose", the program has the second server ended in the middle.
 #include <pthread.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -382,6 +383,14 @@ static void virtual_memory(void) {
     CHECK(cuMemAddressFree(elsewhere, size));
 }
 
+// CUDA does not survive a fork, and the parent's connections must.
+static void forked(void) {
+    int status = -1;
+    pid_t child = fork();
+    if (child == 0) _exit(cuCtxSynchronize() == 3 && cuInit(0) == 3 ? 0 : 1);
+    NEED(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+}
+
 static void *work(void *argument) {
     int device = *(int *)argument;
     use(device);
@@ -450,6 +459,7 @@ int main(int count, char **arguments) {
     graphs();
     pools();
     virtual_memory();
+    forked();
     threads();
     CHECK(cuLibraryUnload(library));
     printf("results right\n");
