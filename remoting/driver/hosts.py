@@ -9,6 +9,7 @@ from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import UNKNOWN
 from gpupool.remoting.driver.client import Area, Client
 from gpupool.remoting.driver.direct import Direct
+from gpupool.remoting.driver.overtaking import Overtaker
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
@@ -37,7 +38,10 @@ class HostFunctions(Area):
         self._lock = threading.Lock()
         self._tickets = 0
         self._waiting: dict[int, threading.Lock] = {}
+        self._some_wait = threading.Event()
+        self._overtaken: set[int] = set()  # tickets of answers that were found before their turn
         self._teller: threading.Thread | None = None
+        self._ready = threading.Event()
         self.posted = {
             table.HOST_CALL: (3, self._call),
             table.HOST_NODE: (2, self._capture),
@@ -46,9 +50,20 @@ class HostFunctions(Area):
 
     def begin(self) -> None:
         """Get ready to tell the client of turns: before anything is given ``function`` to call."""
-        if self._teller is None:
-            self._teller = threading.Thread(target=self._tell, daemon=True)
-            self._teller.start()
+        if self._teller is not None:
+            return
+        self._teller = threading.Thread(target=self._tell, daemon=True)
+        self._teller.start()
+        self._ready.wait()  # it calls CUDA only before the first stream can stand still
+        self.session.reader.share()
+        overtaker = Overtaker(
+            self.session.reader,
+            self.waiter,
+            some_wait=self._some_wait,
+            waits=self._waiting.__contains__,
+            let_go=self._overtake,
+        )
+        threading.Thread(target=overtaker.run, daemon=True).start()
 
     def _call(self, stream: int, number: int, waits: int) -> None:
         """Call function ``number`` in a stream, which waits for its end if it ``waits``."""
@@ -68,8 +83,21 @@ class HostFunctions(Area):
 
     def _done(self, ticket: int) -> None:
         with self._lock:
-            turn = self._waiting.pop(ticket)
-        turn.release()
+            if ticket in self._overtaken:
+                self._overtaken.remove(ticket)
+            else:
+                self._end_turn(ticket)
+
+    def _overtake(self, ticket: int) -> None:
+        """Let a stream go on before the executor has come to the answer."""
+        with self._lock:
+            self._end_turn(ticket)
+            self._overtaken.add(ticket)
+
+    def _end_turn(self, ticket: int) -> None:
+        self._waiting.pop(ticket).release()
+        if not self._waiting:
+            self._some_wait.clear()
 
     def _callback(self, _stream: int | None, status: int, data: int | None) -> None:
         word = data or 0
@@ -89,15 +117,17 @@ class HostFunctions(Area):
             self._tickets += 1
             ticket = self._tickets
             self._waiting[ticket] = turn
+            self._some_wait.set()
         self._turns.put((number, status, ticket))
         turn.acquire()
 
     def _tell(self) -> None:
         self.api.runtime.setDevice(self.client.ordinals[0])
+        self._ready.set()
         while True:
             number, status, ticket = self._turns.get()
             try:
-                self.waiter.push()  # the bytes of copies that came before the function
+                self.waiter.deliver()  # the bytes of copies that came before the function
             except self.api.errors as error:
                 self.client.log(f"CUDA session: downloads before a host function: {error}")
             try:

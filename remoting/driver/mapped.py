@@ -98,7 +98,8 @@ class Mapped(Area):
 
     def _map_write(self, number: int, first: int, size: int) -> None:
         data = self.client.read_bulk(size, MAPPED_SIZE_MAX)
-        self.waiter.write_mirror(number, first, memoryview(data))
+        frame = self.session.reader.frame
+        self.waiter.write_mirror(frame, number, first, memoryview(data))
 
     def _map_free(self, number: int) -> None:
         mirror = self.waiter.take_mirror(number)

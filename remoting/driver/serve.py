@@ -4,85 +4,19 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
-from gpupool.pool.errors import ProtocolError, RemoteProtocolError
+from gpupool.pool.errors import ProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver.api import Api
 from gpupool.remoting.driver.executor import Executor
 from gpupool.remoting.driver.images import Images
+from gpupool.remoting.driver.reader import ClosedError, Reader, Stream
 from gpupool.remoting.host.peers import Links
 
-FRAME = struct.Struct("<IIQ")
-FRAME_MAGIC = 0x47504331
-BODY_SIZE_MAX = 1 << 20
-BULK_SIZE_MAX = 1 << 40
 ANSWER = struct.Struct("<IiQIiQ")
 REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST = 1, 2, 3, 4, 5, 6
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
-
-
-class Stream(Protocol):
-    """A connected, authenticated byte stream; blocking."""
-
-    calls: int
-    """How many records were executed, for those who watch."""
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """Read at least one byte; 0 at the end of the stream."""
-        ...
-
-    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
-        """Send everything."""
-        ...
-
-    def close(self) -> None:
-        """Close the stream."""
-        ...
-
-
-class ClosedError(Exception):
-    """The client has closed the connection."""
-
-
-class Reader:
-    """Reads frames with few system calls, and bulk bytes without a copy."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self.buffer = bytearray(BODY_SIZE_MAX + (1 << 18))
-        self.view = memoryview(self.buffer)
-        self._start: int = 0
-        self._end: int = 0
-
-    def locate(self, count: int) -> int:
-        """Return where ``count`` bytes lie in ``buffer``; they stay until the next call."""
-        if self._start == self._end:
-            self._start = self._end = 0
-        if count > len(self.buffer) - self._start:
-            have = self._end - self._start
-            self.buffer[:have] = bytes(self.view[self._start : self._end])
-            self._start, self._end = 0, have
-        while self._end - self._start < count:
-            got = self._stream.recv_into(self.view[self._end :])
-            if not got:
-                raise ClosedError
-            self._end += got
-        found = self._start
-        self._start += count
-        return found
-
-    def into(self, target: memoryview) -> None:
-        """Fill ``target``: first from what was read ahead, then straight from the stream."""
-        have = min(len(target), self._end - self._start)
-        target[:have] = self.view[self._start : self._start + have]
-        self._start += have
-        while have < len(target):
-            got = self._stream.recv_into(target[have:])
-            if not got:
-                raise ClosedError
-            have += got
 
 
 class Session:
@@ -150,11 +84,8 @@ class Session:
         """
         reader = self.reader
         while True:
-            magic, size, bulk = FRAME.unpack_from(reader.buffer, reader.locate(FRAME.size))
-            if magic != FRAME_MAGIC or size > BODY_SIZE_MAX or bulk > BULK_SIZE_MAX:
-                raise RemoteProtocolError("malformed frame")
-            start = reader.locate(size)
-            executor.execute(reader.buffer, reader.view, start, start + size, bulk)
+            start, end, bulk = reader.next_frame()
+            executor.execute(reader.buffer, reader.view, start, end, bulk)
 
 
 def serve(

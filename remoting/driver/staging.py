@@ -55,14 +55,17 @@ class Staging:
         ring.insert(at, Buffer(self._api, RING_SIZE))
         return ring[at]
 
-    def take(self, device: int, size: int) -> Buffer:
-        """Return a buffer of at least ``size`` bytes, to be given back."""
-        rounded = max(4096, 1 << (size - 1).bit_length())
-        free = self._free[device, rounded]
-        if free:
-            self._kept -= rounded
-            return free.pop()
-        return Buffer(self._api, rounded)
+    def take(self, device: int, size: int) -> Buffer | None:
+        """Return a buffer of at least ``size`` bytes that is kept, to be given back."""
+        free = self._free[device, _rounded(size)]
+        if not free:
+            return None
+        self._kept -= free[-1].size
+        return free.pop()
+
+    def make(self, size: int) -> Buffer:
+        """Return a new buffer of at least ``size`` bytes, of the current device."""
+        return Buffer(self._api, _rounded(size))
 
     def give(self, device: int, buffer: Buffer) -> None:
         """Keep a buffer for later, or let it go."""
@@ -71,3 +74,7 @@ class Staging:
             self._free[device, buffer.size].append(buffer)
         else:
             self._api.runtime.eventDestroy(buffer.event)
+
+
+def _rounded(size: int) -> int:
+    return max(4096, 1 << (size - 1).bit_length())

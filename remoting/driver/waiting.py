@@ -153,6 +153,7 @@ class Waiter:
         self._downloads: list[Download] = []
         self._download_lock = threading.Lock()
         self.mirrors: dict[int, Mirror] = {}
+        self._overtaken: set[int] = set()  # frames whose writes to mirrors were executed early
         self._staging_lock = threading.Lock()
         self.staging = Staging(api)
         self._events: dict[int, list[int]] = {}
@@ -176,7 +177,9 @@ class Waiter:
     def take(self, device: int, size: int) -> Buffer:
         """Lend a staging buffer."""
         with self._staging_lock:
-            return self.staging.take(device, size)
+            found = self.staging.take(device, size)
+        # Without the lock: making one may wait for the GPU, and who gives one back does not.
+        return found or self.staging.make(size)
 
     def give(self, device: int, buffer: Buffer | Window) -> None:
         """Take a staging buffer back, or the event of a window once all of its windows are."""
@@ -231,6 +234,10 @@ class Waiter:
         """
         for look in self.after:
             look()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Send the downloads that are done, and nothing else: it waits for no lock of an area."""
         if self.mirrors:
             self._push_mirrors()
         if not self._downloads:
@@ -267,14 +274,27 @@ class Waiter:
         with self._download_lock:
             return self.mirrors.pop(number)
 
-    def write_mirror(self, number: int, first: int, data: memoryview) -> None:
-        """Take over what the client wrote."""
+    def write_mirror(self, frame: int, number: int, first: int, data: memoryview) -> None:
+        """Take over what the client wrote, by a record of this frame."""
         with self._download_lock:
-            mirror = self.mirrors[number]
-            if first + len(data) > len(mirror.bytes):
-                raise RemoteProtocolError("a write beyond mapped memory")
-            mirror.bytes[first : first + len(data)] = data
-            mirror.shadow[first : first + len(data)] = data
+            if frame in self._overtaken:
+                self._overtaken.remove(frame)  # and what kernels have written since stays
+            else:
+                self._write_mirror(number, first, data)
+
+    def overtake_mirror(self, frame: int, number: int, first: int, data: memoryview) -> None:
+        """Take over what the client wrote before the record's turn has come."""
+        with self._download_lock:
+            if frame not in self._overtaken:
+                self._write_mirror(number, first, data)
+                self._overtaken.add(frame)
+
+    def _write_mirror(self, number: int, first: int, data: memoryview) -> None:
+        mirror = self.mirrors[number]
+        if first + len(data) > len(mirror.bytes):
+            raise RemoteProtocolError("a write beyond mapped memory")
+        mirror.bytes[first : first + len(data)] = data
+        mirror.shadow[first : first + len(data)] = data
 
     def drain(self) -> None:
         """Wait for all downloads, and send them."""

@@ -53,7 +53,7 @@ PROGRAMS = [
     Program("virtual"),
     Program("linker", (str(KERNELS / "test_kernels.ptx"),)),
     Program("tensors", (), "refused 1 1"),
-    Program("hosts", (CUBIN,), "behind a host function 1001 1001"),
+    Program("hosts", (CUBIN,), "large graph 100 100200 2"),
     Program("graphs", (CUBIN,)),
     Program("captures", (CUBIN,)),
     Program("counted", (SPECIAL,)),

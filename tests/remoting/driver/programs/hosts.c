@@ -150,6 +150,8 @@ static void captured(void *stream) {
 
 static void write_mapped(void *where) { *(int *)where = 1000; }
 
+static void write_more(void *where) { *(int *)where += 1000; }
+
 // Pinned memory under its own address, as kernels and fills use it natively.
 static void pinned(void *stream) {
     int *both, answer = 0;
@@ -171,6 +173,35 @@ static void pinned(void *stream) {
     CHECK(cuMemFreeHost(both));
 }
 
+// One launch that no queue holds: the driver keeps its caller until most of the functions have run.
+static void large_graph(void *stream) {
+    void *graph, *exec, *beside;
+    int *both, *late, calls = 0;
+    CHECK(cuMemHostAlloc((void **)&both, 64, 1));
+    CHECK(cuMemHostAlloc((void **)&late, 64, 1));
+    CHECK(cuStreamCreate(&beside, 1));
+    memset(both, 0, 64);
+    memset(late, 0, 64);
+    CHECK(cuStreamBeginCapture_v2(stream, 2));
+    for (int at = 0; at < 100; at++) {
+        CHECK(cuLaunchHostFunc(stream, at % 2 ? count : write_more, at % 2 ? &calls : both));
+        add_one(stream, (uint64_t)(uintptr_t)both, 1);
+    }
+    CHECK(cuStreamEndCapture(stream, &graph));
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    CHECK(cuGraphDestroy(graph));
+    for (int round = 0; round < 2; round++) {
+        CHECK(cuGraphLaunch(exec, stream));
+        add_one(beside, (uint64_t)(uintptr_t)late, 1);
+    }
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(cuStreamSynchronize(beside));
+    printf("large graph %d %d %d\n", calls, both[0], late[0]);
+    CHECK(cuGraphExecDestroy(exec));
+    CHECK(cuMemFreeHost(both));
+    CHECK(cuMemFreeHost(late));
+}
+
 int main(int words, char **word) {
     void *stream;
     NEED(words == 2);
@@ -190,5 +221,6 @@ int main(int words, char **word) {
     callbacks(stream);
     captured(stream);
     pinned(stream);
+    large_graph(stream);
     return 0;
 }
