@@ -324,8 +324,9 @@ class HeldLease:
         Raises:
             GpupoolError: whatever the holder answers.
         """
-        request = {"op": "session", "door": door, "program": program, "pid": os.getpid()}
-        answer = await self.ask(request | ({} if visible is None else {"visible": visible}))
+        request: dict[str, object] = {"op": "session", "door": door, "program": program}
+        request |= {"pid": os.getpid()} | ({} if visible is None else {"visible": visible})
+        answer = await self.ask(request)
         return cast("list[dict[str, object]]", answer.get("sessions", []))
 
 
