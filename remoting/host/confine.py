@@ -138,8 +138,9 @@ def become(uid: int, gid: int, groups: Sequence[int]) -> None:
 def drop_capabilities() -> bool:
     """Leave root nothing but its files and the right to read others', which it may have to import.
 
-    For a worker that could not get a uid of its own. With ``forbid_new_privileges`` no program
-    that it starts gets any back.
+    For a worker that could not get a uid of its own. Must be called while the process has one
+    thread: it holds for the calling thread and those that it starts later. With
+    ``forbid_new_privileges`` no program that it starts gets any back.
     """
     version = 0x2008_0522  # _LINUX_CAPABILITY_VERSION_3 of linux/capability.h: two words each
     header = struct.pack("=Ii", version, 0)

@@ -93,15 +93,15 @@ def _prepare(start: messages.Start, parent_pid: int) -> tuple[ssl.SSLContext, me
     if start.landlock and confine.restrict_files(start.readable, (start.directory,)):
         holds.append("landlock")
     confine.limit_resources(own_uid=own_uid)
+    if own_uid:
+        holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
+    elif os.geteuid() == 0 and confine.drop_capabilities():
+        holds.append("few-capabilities")  # of this thread, and so of those that it starts
     problem = _preload(start)
     # Imported here and not above, where it would slow down everything before the confinement.
     from gpupool.remoting.host.certificate import worker_context
 
     context, fingerprint = worker_context(Path(start.directory))
-    if own_uid:
-        holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
-    elif os.geteuid() == 0 and confine.drop_capabilities():
-        holds.append("few-capabilities")
     confine.die_with_parent(parent_pid)
     if confine.hide_memory():
         holds.append("not-dumpable")

@@ -147,9 +147,10 @@ def try_kill(pid: int) -> bytes:
 def describe_process() -> bytes:
     status = Path("/proc/self/status").read_text()
     fields = dict(line.split(":", 1) for line in status.splitlines())
-    kept = {
-        name: " ".join(fields[name].split()) for name in ("Uid", "Groups", "NoNewPrivs", "CapEff")
-    }
+    kept = {name: " ".join(fields[name].split()) for name in ("Uid", "Groups", "NoNewPrivs")}
+    threads = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+    lines = [line for text in threads for line in text.splitlines()]
+    kept["CapEff of threads"] = " ".join(x.split()[1] for x in lines if x.startswith("CapEff:"))
     kept["cwd"] = str(Path.cwd())
     kept["environment"] = " ".join(sorted(os.environ))
     kept["fds"] = " ".join(sorted(os.listdir("/proc/self/fd"), key=int))
