@@ -91,7 +91,13 @@ class VirtualMemory:
         Raises:
             CudaError: when there are none that this server of the lease may use.
         """
-        address = int(self._api.call("cuMemAddressReserve", size, alignment, wish, 0))
+        try:
+            address = int(self._api.call("cuMemAddressReserve", size, alignment, wish, 0))
+        except CudaError:
+            # Where something else lies at the wished address, drivers may give none at all.
+            if not wish:
+                raise
+            address = int(self._api.call("cuMemAddressReserve", size, alignment, 0, 0))
         if not slices.holds(address, size):
             self.give_back(address, size)
             raise CudaError(OUT_OF_MEMORY, "cuMemAddressReserve")

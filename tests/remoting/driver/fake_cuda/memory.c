@@ -716,8 +716,14 @@ API CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment
         /* A wish outside the range is granted where this process has nothing there. */
         void *wanted = (void *)(uintptr_t)addr;
         if (inside || mmap(wanted, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE |
-                           MAP_FIXED_NOREPLACE, -1, 0) == wanted)
+                           MAP_FIXED_NOREPLACE, -1, 0) == wanted) {
             region.base = addr;
+        } else {
+            /* Real drivers give another address, or this; so callers have to live with both. */
+            pthread_mutex_unlock(&lock);
+            munmap(storage, size);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
     }
     if (region.base == 0)
         region.base = address_take(size, aligned);
