@@ -56,6 +56,7 @@ from gpupool.pool.ports import (
     Outcome,
     PeerLinks,
     Randomness,
+    Role,
     StateMachine,
     Unknown,
 )
@@ -153,6 +154,10 @@ class RaftLedger:
     def majority_age_s(self) -> float:
         """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
         return self._node.majority_age_s(self._clock.monotonic())
+
+    def role(self) -> Role:
+        """Return the ``role`` of ``health``, which asks nothing else."""
+        return self._node.role
 
     # --- PeerEvents --------------------------------------------------------------------------
 

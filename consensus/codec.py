@@ -1,7 +1,9 @@
 """A closed, strict CBOR codec: nothing but plain values, and nothing a peer sends is executed."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from io import BytesIO
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import cbor2
 
@@ -24,6 +26,7 @@ def _refuse(_value: object, _immutable: bool = False) -> NoReturn:
 
 
 _REFUSED = dict.fromkeys(_BUILT_IN_TAGS, _refuse)
+_type_of: Callable[[object], type[object]] = type  # as pyright is to see it
 _SCALARS = frozenset((bytes, str, bool, float, type(None)))
 
 
@@ -43,6 +46,16 @@ def decode(data: bytes) -> Plain:
     value = decode_unchecked(data)
     _check_closed(value, RemoteProtocolError)
     return value
+
+
+@lru_cache(64)
+def decode_command(data: bytes) -> Plain:
+    """Return what ``decode`` does for a command, which must not be changed.
+
+    A leader reads a command that was forwarded before it appends it, and once more to apply it;
+    the servers of a simulation all read the same ones. Commands are small, see ``settings``.
+    """
+    return decode(data)
 
 
 def decode_unchecked(data: bytes) -> Any:
@@ -73,25 +86,25 @@ def decode_unchecked(data: bytes) -> Any:
 
 def _check_closed(value: object, error: type[Exception]) -> None:
     """Raise ``error`` unless ``value`` is plain; by levels, which is cheaper than recursion."""
-    level = [value]
+    level: list[Any] = [value]
     for depth in range(DEPTH_MAX + 1):
-        inner: list[object] = []
+        inner: list[Any] = []
         for item in level:
-            kind = type(item)
+            kind = _type_of(item)
             if kind in _SCALARS:
                 continue
-            if kind is int and isinstance(item, int):
+            if kind is int:
                 if not INTEGER_MIN <= item <= INTEGER_MAX:
                     raise error("an integer does not fit into 64 bits")
             elif depth == DEPTH_MAX:
                 raise error("a value is nested too deeply")
             elif kind is list:
-                inner += cast("list[object]", item)
+                inner += item
             elif kind is dict:
-                for key in cast("dict[object, object]", item):
+                for key in item:
                     if type(key) is not str:
                         raise error("a key is not text")
-                inner += cast("dict[str, object]", item).values()
+                inner += item.values()
             else:
                 raise error(f"a value of type {kind.__name__} is not plain")
         if not inner:

@@ -12,7 +12,11 @@ no harm (findings S8, S9).
 """
 
 import struct
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import product
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import cbor2
 
@@ -114,9 +118,33 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     # A server without a vote lives, and has applied so much.
     "alive": (16, {"applied_index": (int,)}),
 }
-_BY_NUMBER = {number: (kind, tuple(fields.items())) for kind, (number, fields) in _KINDS.items()}
 _FIELDS = {kind: (number, tuple(fields)) for kind, (number, fields) in _KINDS.items()}
 _INTEGER_MAX = 1 << 62
+
+_SMALL_BYTES_MAX = 1024
+_SMALL_COUNT = 64
+
+
+class _Shape(NamedTuple):
+    """What the list of a kind looks like, its number included."""
+
+    kind: str
+    names: tuple[str, ...]
+    types: frozenset[tuple[type, ...]]
+    integers: Callable[[list[Any]], tuple[int, ...]]  # the number, and one field at least
+
+
+def _shape(kind: str, fields: dict[str, tuple[type, ...]]) -> _Shape:
+    places = [at for at, types in enumerate(fields.values(), 1) if types == (int,)]
+    return _Shape(
+        kind,
+        ("type", *fields),
+        frozenset(product((int,), *fields.values())),
+        itemgetter(0, *places),
+    )
+
+
+_BY_NUMBER = {number: _shape(kind, fields) for kind, (number, fields) in _KINDS.items()}
 
 
 def encode_message(message: Message) -> bytes:
@@ -128,27 +156,36 @@ def encode_message(message: Message) -> bytes:
 def decode_message(data: bytes) -> Message:
     """Return the message in ``data``, every field checked for its type and range.
 
+    The message must not be changed: a leader gets the same answer from each of its followers, so
+    the latest small ones are remembered.
+
     Raises:
         RemoteProtocolError: for anything that is not exactly one known message.
     """
+    return _decode_small(data) if len(data) <= _SMALL_BYTES_MAX else _decode(data)
+
+
+def _decode(data: bytes) -> Message:
     value = codec.decode_unchecked(data)
     items = cast("list[Any]", value) if type(value) is list else []
     number = items[0] if items else None
     if type(number) is not int:
         raise RemoteProtocolError("a peer's message has no kind")
-    if (known := _BY_NUMBER.get(number)) is None:
+    if (shape := _BY_NUMBER.get(number)) is None:
         raise RemoteProtocolError(f"a peer's message has the unknown kind {number}")
-    kind, fields = known
-    if len(items) != len(fields) + 1:
+    kind, names, types, integers = shape
+    if len(items) != len(names):
         raise RemoteProtocolError(f"a peer's {kind} has {len(items) - 1} fields")
-    message: Message = {"type": kind}
-    for (field, types), item in zip(fields, items[1:], strict=True):
-        if type(item) not in types:
-            raise RemoteProtocolError(f"{field} of a peer's {kind} has the wrong type")
-        if type(item) is int and not -1 <= item < _INTEGER_MAX:
-            raise RemoteProtocolError(f"{field} of a peer's {kind} is out of range")
-        message[field] = item
-    return message
+    if tuple(map(type, items)) not in types:
+        raise RemoteProtocolError(f"a field of a peer's {kind} has the wrong type")
+    numbers = integers(items)
+    if min(numbers) < -1 or max(numbers) >= _INTEGER_MAX:
+        raise RemoteProtocolError(f"a field of a peer's {kind} is out of range")
+    items[0] = kind
+    return dict(zip(names, items, strict=True))
+
+
+_decode_small = lru_cache(_SMALL_COUNT)(_decode)
 
 
 class FrameWriter:

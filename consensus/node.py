@@ -213,7 +213,9 @@ class RaftNode:
             removed: whether this one was removed for good.
         """
         self._removed = removed
-        self._servers = tuple(sorted(set(servers) - {self.server_id}))
+        others = tuple(sorted(set(servers) - {self.server_id}))
+        if others != self._servers:
+            self._servers = others
         keep = {*self._servers, *self._core.voters}
         for peer in [peer for peer in self._heard_at if peer not in keep]:
             if peer not in self._writers:
@@ -250,12 +252,16 @@ class RaftNode:
             self._proposals.expire(self._now)
             led = core.state == LEADER
             core.tick()
-            if core.state == LEADER and not led:
+            leads = core.state == LEADER
+            if leads and not led:
                 self._leads_since = self._now
             self._proposals.drain()
-            self._reconcile()
-            self._continue_hand_over()
-            core.replicate()
+            if leads:
+                self._reconcile()
+            if self._successor is not None:
+                self._continue_hand_over()
+            if leads:
+                core.replicate()
             if self._pulls:
                 self._answer_pulls()
             if core.votes:
@@ -349,7 +355,7 @@ class RaftNode:
         floor = self._leads_since if core.state == LEADER else self._started_at
         ages = {p: now - max(self._heard_at.get(p, floor), floor) for p in self._known()}
         return LedgerHealth(
-            role=self._role(),
+            role=self.role,
             leader=core.leader,
             term=core.term,
             commit_index=core.commit_index,
@@ -373,7 +379,9 @@ class RaftNode:
             self._known_of = (key, sorted(known))
         return self._known_of[1]
 
-    def _role(self) -> Role:
+    @property
+    def role(self) -> Role:
+        """The part that this server takes itself to have."""
         if not self._core.votes:
             return Role.REMOVED if self._removed else Role.LEARNER
         if self._core.state == LEADER:
@@ -394,7 +402,7 @@ class RaftNode:
         (finding L3): the entry gets an error as its result, the same on every server.
         """
         try:
-            return self._machine.apply(index, codec.decode(command))
+            return self._machine.apply(index, codec.decode_command(command))
         except Exception as error:  # noqa: BLE001 - the log must go on, whatever a command does.
             _log.exception("entry %d could not be applied", index)
             return {"error": type(error).__name__}

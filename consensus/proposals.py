@@ -220,7 +220,7 @@ def _is_command(command: bytes) -> bool:
     if command[:1] != COMMAND_TYPE or len(command) > COMMAND_BYTES_MAX + 1:
         return False
     try:
-        codec.decode(command[1:])
+        codec.decode_command(command[1:])
     except RemoteProtocolError:
         return False
     return True

@@ -455,6 +455,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     # --- for the subclasses ------------------------------------------------------------------
 
     def _peer(self, server_id: ServerId) -> Peer:
+        """Return a server as the library knows it: one object for each, compared by identity."""
         peer = self._peers.get(server_id)
         if peer is None:
             peer = self._peers[server_id] = Peer(server_id)

@@ -59,7 +59,7 @@ class Replication(Elections):
 
     def _on_commit(self, node: Peer, message: Message) -> None:
         # No further than this leader, in this term, is known to have the same log as we.
-        if message["term"] == self.term and node == self._SyncObj__raftLeader:
+        if message["term"] == self.term and node is self._SyncObj__raftLeader:
             self.commit_to(min(message["commit_index"], self._matched_index))
 
     def _on_heartbeat(self, node: Peer, message: Message) -> None:
@@ -73,12 +73,14 @@ class Replication(Elections):
         if term < self.term:
             self._acknowledge(node, next_index=0)  # Tells a deposed leader about the newer term.
             return False
-        if term == self.term and (self.state == LEADER or leader not in (None, node)):
+        if term == self.term and (
+            self.state == LEADER or (leader is not None and leader is not node)
+        ):
             _log.error("%s and %s both lead in term %d; ignored", leader, node, term)
             return False
         if term > self.term:
             self._SyncObj__setCurrentTerm(term, None)
-        if leader != node or self.state != FOLLOWER:
+        if leader is not node or self.state != FOLLOWER:
             self._matched_index = 0
         self._SyncObj__setState(FOLLOWER)
         self._SyncObj__raftLeader = node
@@ -116,18 +118,16 @@ class Replication(Elections):
         now = self._active.now
         if self.state != LEADER:
             return now - self._leader_heard_at + self._leader_majority_age_s
-        ages = sorted(
-            0.0 if voter == self.server_id else now - self._response_time(voter)
-            for voter in self.voters
-        )
+        heard_at = self._SyncObj__lastResponseTime
+        ages = [now - heard_at.get(peer, -NEVER) for peer in self._others()]
+        if self.votes:
+            ages.append(0.0)
+        ages.sort()
         return ages[len(ages) // 2] if ages else NEVER
 
     def majority_age_ms(self) -> int:
         """Return ``majority_age_s`` as it travels; "never" becomes about 30 years."""
         return int(min(self.majority_age_s(), 1e9) * 1000)
-
-    def _response_time(self, voter: ServerId) -> float:
-        return self._SyncObj__lastResponseTime.get(self._peer(voter), -NEVER)
 
     def acknowledge_snapshot(self, sender: ServerId, index: int) -> None:
         """Tell the leader that everything up to ``index`` is here."""

@@ -6,6 +6,7 @@ give way to it, or because a window opens that allows it.
 
 from collections.abc import Callable, Iterable
 
+from gpupool.pool.memo import Memo
 from gpupool.pool.policy import UNIT, Usage, Zone
 from gpupool.pool.policy_time import DAY_MS, UTC, offset_ms
 from gpupool.pool.results import Result, refuse
@@ -175,17 +176,38 @@ class Admission:
         return f"{terms.user} of class {terms.group}" if terms.group else terms.user
 
 
-def least_need(request: Request, gpus: Iterable[Gpu]) -> Usage:
-    """Return the least that ``request`` can count as on one of ``gpus``; never too much."""
+Sizes = tuple[int, int]
+"""Capacities in bytes of the smallest and the largest of some GPUs; zeros when there are none."""
+
+
+def least_need(request: Request, sizes: Sizes) -> Usage:
+    """Return the least that ``request`` can count as on one GPU of these; never too much."""
+    smallest, largest = sizes
     if request.fraction:
         units = round(request.fraction * UNIT)
-        smallest = min((gpu.capacity for gpu in gpus), default=0)
         memory = int(smallest * request.fraction) >> 20 << 20
     else:
-        largest = max((gpu.capacity for gpu in gpus), default=0)
         units = request.memory * UNIT // largest if largest else 0
         memory = request.memory
     return Usage(request.count * units, request.count * memory, 1)
+
+
+def sizes_of(gpus: Iterable[Gpu]) -> Sizes:
+    """Return the sizes of the smallest and the largest of ``gpus``."""
+    capacities = [gpu.capacity for gpu in gpus]
+    return (min(capacities), max(capacities)) if capacities else (0, 0)
+
+
+def sizes_of_all(state: PoolState) -> Sizes:
+    """Return the sizes of the smallest and the largest GPU of the pool."""
+    known = _sizes.get(state.servers)
+    if known is None:
+        gpus = (gpu for server in state.servers.values() for gpu in server.gpus.values())
+        known = _sizes.put(sizes_of(gpus), state.servers)
+    return known
+
+
+_sizes: Memo[Sizes] = Memo(8)
 
 
 def amount(number: int, cap: Cap) -> str:

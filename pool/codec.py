@@ -13,6 +13,7 @@ import types
 import typing
 from collections.abc import Callable
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from gpupool.pool.ids import Plain
@@ -60,10 +61,21 @@ def _encoder(kind: Any) -> Encoder:
     kind = _strip(kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        fields = [(f.name, _encoder(hints[f.name])) for f in dataclasses.fields(kind)]
+        names = [field.name for field in dataclasses.fields(kind)]
+        # Most fields are plain already, and are taken all at once.
+        encoders = [
+            (name, encoder) for name in names if (encoder := _encoder(hints[name])) is not _identity
+        ]
+        values = attrgetter(*names) if len(names) > 1 else None
 
         def encode_dataclass(value: Any) -> Any:
-            return {name: encoder(getattr(value, name)) for name, encoder in fields}
+            if values is None:
+                plain: dict[str, Any] = {name: getattr(value, name) for name in names}
+            else:
+                plain = dict(zip(names, values(value), strict=True))
+            for name, encoder in encoders:
+                plain[name] = encoder(plain[name])
+            return plain
 
         return encode_dataclass
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -175,6 +187,9 @@ def _dataclass_decoder(kind: Any, unknown: bool) -> Decoder:
     hints = typing.get_type_hints(kind)
     fields = dataclasses.fields(kind)
     decoders = {f.name: _decoder(hints[f.name], unknown) for f in fields}
+    # What is of the right type already needs no more of a check, unless it is an integer.
+    hinted = {f.name: _strip(hints[f.name]) for f in fields}
+    exact = {name: each for name, each in hinted.items() if each in (str, bytes, bool)}
     required = {
         f.name
         for f in fields
@@ -187,6 +202,9 @@ def _dataclass_decoder(kind: Any, unknown: bool) -> Decoder:
         given = cast("dict[Any, Any]", value)
         arguments: dict[str, Any] = {}
         for name, each in given.items():
+            if type(each) is exact.get(name):
+                arguments[name] = each
+                continue
             decoder = decoders.get(name)
             if decoder is None:
                 if unknown:
@@ -196,7 +214,7 @@ def _dataclass_decoder(kind: Any, unknown: bool) -> Decoder:
                 arguments[name] = decoder(each)
             except CodecError as error:
                 raise CodecError(f"{kind.__name__}.{name}: {error}") from None
-        if missing := required - arguments.keys():
+        if len(arguments) < len(decoders) and (missing := required - arguments.keys()):
             raise CodecError(f"{kind.__name__} lacks {sorted(missing)[0]!r}")
         return kind(**arguments)
 

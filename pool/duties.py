@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from gpupool.pool import notices
 from gpupool.pool.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.state import WAITING_LAPSE_MS, PartStatus, PoolState, ServerStatus
+from gpupool.pool.memo import Memo
+from gpupool.pool.state import WAITING_LAPSE_MS, Lease, PartStatus, PoolState, ServerStatus
 
 UNREACHABLE_AFTER_S = 10.0
 """Without contact for so long, a server's GPUs are not grantable (design section 3)."""
@@ -29,6 +30,9 @@ class HostPlan:
 
     kill: tuple[LeaseId, ...]  # leases whose workers must die now
     propose: tuple[Command, ...]
+
+
+NOTHING_TO_DO = HostPlan((), ())
 
 
 def leader_plan(
@@ -74,19 +78,30 @@ def host_plan(
     """
     server = state.servers.get(self_id)
     current = server is not None and server.incarnation == incarnation
-    mine = [(lease, part) for lease in state.leases.values() if (part := lease.parts.get(self_id))]
-    held = {lease.id for lease, part in mine if current and part is PartStatus.HELD and lease.held}
-    # Fencing: whatever runs for a lease that the table does not hold here must die.
-    kill = tuple(lease for lease, count in worker_count.items() if count and lease not in held)
-    if not current:
-        return HostPlan(kill, ())
+    held: set[LeaseId] = set()
     propose: list[Command] = []
-    for lease, part in mine:
+    for lease in leases_at(state, self_id) if current else ():
+        part = lease.parts[self_id]
         if part is PartStatus.HELD and lease.held:
+            held.add(lease.id)
             if lease.id in gone:
                 propose.append(EndLease(lease.id, gone[lease.id]))
             elif unattached_s.get(lease.id, 0.0) > UNATTACHED_MAX_S:
                 propose.append(EndLease(lease.id, "its client never connected"))
         elif part is PartStatus.ENDING and not worker_count.get(lease.id, 0):
             propose.append(FreeLease(lease.id, self_id, incarnation))
-    return HostPlan(kill, tuple(propose))
+    # Fencing: whatever runs for a lease that the table does not hold here must die.
+    kill = [lease for lease, count in worker_count.items() if count and lease not in held]
+    return HostPlan(tuple(kill), tuple(propose)) if kill or propose else NOTHING_TO_DO
+
+
+def leases_at(state: PoolState, server: ServerId) -> tuple[Lease, ...]:
+    """Return the leases that have a part at ``server``, whatever has become of it."""
+    known = _leases_at.get(state.leases, server)
+    if known is None:
+        found = tuple(lease for lease in state.leases.values() if server in lease.parts)
+        known = _leases_at.put(found, state.leases, server)
+    return known
+
+
+_leases_at: Memo[tuple[Lease, ...]] = Memo(16)

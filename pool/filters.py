@@ -213,6 +213,8 @@ def filter_text(wanted: Filter) -> str:
 
 def well_formed(filters: Sequence[Filter]) -> bool:
     """Return whether these are filters as ``parse_filter`` makes them, whoever sent them."""
+    if not filters:
+        return True
     texts = [text for each in filters for text in (each.key, *each.values)]
     length = sum(len(text.encode("utf-8", "replace")) for text in texts)
     if len(filters) > FILTER_COUNT_MAX or length > TEXT_LENGTH_MAX:
@@ -416,10 +418,12 @@ def ascii_lower(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
+@lru_cache(maxsize=1024)
 def glob_matches(pattern: str, text: str) -> bool:
     """Return whether ``text`` matches ``pattern``, in which * is any text and ? one character.
 
-    Takes at most the product of both lengths, whatever the pattern.
+    Takes at most the product of both lengths, whatever the pattern. GPUs say much the same of
+    themselves, so the latest answers are remembered.
     """
     at = start = 0
     star, resume = -1, 0

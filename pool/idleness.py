@@ -32,6 +32,9 @@ class IdlePlan:
     propose: tuple[Command, ...]
 
 
+NOTHING_TO_DO = IdlePlan(frozenset(), ())
+
+
 def notice_s(timeout_s: float) -> float:
     """Return how long before its end the users of an idle lease are told."""
     return min(NOTICE_MAX_S, NOTICE_SHARE * timeout_s)
@@ -59,8 +62,8 @@ def idle_plan(
         nearly_s: for each lease that the plans before had in ``nearly``, seconds since the first.
     """
     server = state.servers.get(self_id)
-    if server is None or server.incarnation != incarnation:
-        return IdlePlan(frozenset(), ())
+    if not idle_s or server is None or server.incarnation != incarnation:
+        return NOTHING_TO_DO
     nearly: set[LeaseId] = set()
     propose: list[Command] = []
     for lease_id, unused_s in idle_s.items():

@@ -2,7 +2,7 @@
 
 from gpupool.pool.ids import GpuId, ServerId
 from gpupool.pool.policy import Usage
-from gpupool.pool.rulebook import NOTHING, plus, usage_of
+from gpupool.pool.rulebook import plus, usage_of
 from gpupool.pool.state import VOTER_COUNT_MAX, Lease, PartStatus, PoolState
 
 
@@ -21,7 +21,7 @@ def violations(state: PoolState) -> list[str]:
             total = granted.pop((server.id, gpu.id), 0)
             if total != gpu.memory_granted:
                 found.append(f"{gpu.id}: books say {gpu.memory_granted}, leases hold {total}")
-            if total > gpu.capacity and not gpu.fault:
+            if total and total > gpu.capacity and not gpu.fault:
                 found.append(f"{gpu.id}: {total} granted of {gpu.capacity}")
     offered = [g.id for s in state.servers.values() for g in s.gpus.values() if not g.clash]
     if len(set(offered)) != len(offered):
@@ -43,7 +43,8 @@ def violations(state: PoolState) -> list[str]:
 def _usage_violations(state: PoolState) -> list[str]:
     usage: dict[str, Usage] = {}
     for lease in state.leases.values():
-        usage[lease.user] = plus(usage.get(lease.user, NOTHING), usage_of(lease))
+        one, known = usage_of(lease), usage.get(lease.user)
+        usage[lease.user] = one if known is None else plus(known, one)
     if usage == state.usage:
         return []
     return [f"the policy's books say {state.usage}, leases hold {usage}"]
@@ -51,13 +52,14 @@ def _usage_violations(state: PoolState) -> list[str]:
 
 def _lease_violations(state: PoolState, lease: Lease) -> list[str]:
     found: list[str] = []
+    parts = lease.parts.values()
     if {p.server for p in lease.partitions} != lease.parts.keys():
         found.append(f"lease {lease.id}: parts and partitions name different servers")
     if state.by_request.get(lease.request) != lease.id:
         found.append(f"lease {lease.id}: not found by its request")
-    if all(part is PartStatus.FREED for part in lease.parts.values()):
+    if not set(parts) - {PartStatus.FREED}:
         found.append(f"lease {lease.id}: freed everywhere, and still there")
-    if lease.held and PartStatus.ENDING in lease.parts.values():
+    if lease.held and PartStatus.ENDING in parts:
         found.append(f"lease {lease.id}: held, with a part ending")
     if len({p.gpu for p in lease.partitions}) != len(lease.partitions):
         found.append(f"lease {lease.id}: two partitions on one GPU")

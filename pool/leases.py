@@ -7,11 +7,12 @@ owns it has said ``freed``. The lease's id, the Raft index of its grant, is its 
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpupool.pool.admission import Admission, May, least_need
+from gpupool.pool.admission import Admission, May, least_need, sizes_of_all
 from gpupool.pool.audit import record
 from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
 from gpupool.pool.filters import admitted, filter_text, first_mismatch, names_server, well_formed
 from gpupool.pool.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
+from gpupool.pool.memo import Memo
 from gpupool.pool.notices import with_terms
 from gpupool.pool.policy import Usage
 from gpupool.pool.results import Result, refuse
@@ -24,7 +25,6 @@ from gpupool.pool.state import (
     WAITING_COUNT_MAX,
     WAITING_LAPSE_MS,
     Event,
-    Gpu,
     Lease,
     Partition,
     PartStatus,
@@ -249,22 +249,22 @@ def oldest_starved(state: PoolState) -> Waiting | None:
     if not state.policy.version:
         return starved[0]
     admission = Admission(state)
-    gpus = [gpu for server in state.servers.values() for gpu in server.gpus.values()]
-    return next((w for w in starved if not _is_held_back(admission, w, gpus)), None)
+    return next((w for w in starved if not _is_held_back(admission, w)), None)
 
 
-def _is_held_back(admission: Admission, entry: Waiting, gpus: list[Gpu]) -> bool:
+def _is_held_back(admission: Admission, entry: Waiting) -> bool:
     """Return whether a limit, rather than memory, is what this entry waits for."""
     if not admission.terms(entry.user).caps:
         return False
-    return admission.is_limited(entry.user, least_need(entry.request, gpus))
+    need = least_need(entry.request, sizes_of_all(admission.state))
+    return admission.is_limited(entry.user, need)
 
 
 class Kept(NamedTuple):
     """GPUs that only the oldest starved waiter may take."""
 
     entry: Waiting
-    gpus: set[tuple[ServerId, GpuId]]
+    gpus: frozenset[tuple[ServerId, GpuId]]
 
 
 def kept_for_others(state: PoolState, request: RequestId, user: str = "") -> Kept | None:
@@ -277,12 +277,30 @@ def kept_for_others(state: PoolState, request: RequestId, user: str = "") -> Kep
     return Kept(oldest, needed_by(state, oldest))
 
 
-def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
+def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
     """Return the GPUs that are kept for ``entry``: those of the server nearest to serving it."""
+    admission = Admission(state)
+    # Everybody else who asks is told to leave the same GPUs, until one is granted or freed.
+    parts = (
+        state.servers,
+        entry.request,
+        admission.terms(entry.user),
+        admission.book.reserved(state),
+    )
+    known = _needed.get(*parts)
+    if known is None:
+        usable = admission.usable(entry.user)
+        known = _needed.put(frozenset(_nearest(state, entry.request, usable)), *parts)
+    return known
+
+
+_needed: Memo[frozenset[tuple[ServerId, GpuId]]] = Memo(8)
+
+
+def _nearest(state: PoolState, request: Request, usable: May) -> list[tuple[ServerId, GpuId]]:
+    """Return the GPUs of the server nearest to serving ``request``, none when none ever could."""
     best: tuple[tuple[int, int, str], list[tuple[ServerId, GpuId]]] | None = None
-    request = entry.request
     everywhere: list[_Candidate] = []
-    usable = Admission(state).usable(entry.user)
     for server in state.servers.values():
         if not server.grantable:
             continue
@@ -296,8 +314,8 @@ def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
         if best is None or key < best[0]:
             best = (key, [(c.server, c.gpu) for c in chosen])
     if best is None and request.across and len(everywhere) >= request.count:
-        return {(c.server, c.gpu) for c in sorted(everywhere)[: request.count]}
-    return set(best[1]) if best else set()
+        return [(c.server, c.gpu) for c in sorted(everywhere)[: request.count]]
+    return best[1] if best else []
 
 
 def _candidates(server: Server, request: Request, usable: May) -> list["_Candidate"]:
@@ -381,7 +399,7 @@ def end(state: PoolState, lease_id: LeaseId, reason: str) -> PoolState:
         for server, part in lease.parts.items()
     }
     reason = reason[:TEXT_LENGTH_MAX] or "ended"
-    lease = replace(lease, parts=parts, end_reason=reason, ended_at=state.now)
+    lease = with_changes(lease, parts=parts, end_reason=reason, ended_at=state.now)
     state = with_changes(state, leases=state.leases | {lease_id: lease})
     return note(state, "ended", lease_name(lease_id), reason)
 
@@ -397,7 +415,7 @@ def note_idle(state: PoolState, command: NoteIdle) -> tuple[PoolState, Result]:
     idle_on = tuple(each for each in lease.idle_on if each != command.server)
     if command.idle:
         idle_on = (*idle_on, command.server)
-    changed = replace(lease, idle_on=idle_on)
+    changed = with_changes(lease, idle_on=idle_on)
     return with_changes(state, leases=state.leases | {lease.id: changed}), Result(ok=True)
 
 
@@ -430,10 +448,12 @@ def _free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     mine = tuple(p for p in lease.partitions if p.server == server)
     state = _charge(state, mine, sign=-1)
     parts = lease.parts | {server: PartStatus.FREED}
-    given_back = plus(usage_of(lease), usage_of(replace(lease, parts=parts)), -1)
+    given_back = plus(usage_of(lease), usage_of(with_changes(lease, parts=parts)), -1)
     state = _count(state, lease.user, given_back, sign=-1)
     if any(part is not PartStatus.FREED for part in parts.values()):
-        return with_changes(state, leases=state.leases | {lease.id: replace(lease, parts=parts)})
+        return with_changes(
+            state, leases=state.leases | {lease.id: with_changes(lease, parts=parts)}
+        )
     leases = {k: each for k, each in state.leases.items() if k != lease.id}
     by_request = {k: each for k, each in state.by_request.items() if k != lease.request}
     state = with_changes(state, leases=leases, by_request=by_request)
@@ -455,7 +475,7 @@ def _charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -
         gpu = server.gpus.get(partition.gpu) if server else None
         if server is None or gpu is None:
             continue  # the server left, and its books with it
-        charged = replace(gpu, memory_granted=gpu.memory_granted + sign * partition.memory)
+        charged = with_changes(gpu, memory_granted=gpu.memory_granted + sign * partition.memory)
         servers[server.id] = with_changes(server, gpus=server.gpus | {gpu.id: charged})
     return with_changes(state, servers=servers)
 

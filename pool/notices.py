@@ -6,8 +6,6 @@ and leases of that moment: notice is given to those that the rules allow no more
 had the window not changed. The oldest leases are kept first.
 """
 
-from dataclasses import replace
-
 from gpupool.pool.admission import Admission, duration_text
 from gpupool.pool.commands import EndLease, GiveNotice
 from gpupool.pool.idleness import effective_timeout_s
@@ -32,7 +30,7 @@ def with_terms(state: PoolState, lease: Lease) -> Lease:
         notice_at = ends_at - min(NOTICE_MS_MAX, terms.max_lease_ms // 10)
         name = terms.max_lease.text(state.policy)
         why = f"a lease of {lease.user} lasts {duration_text(terms.max_lease_ms)} at most ({name})"
-    return replace(
+    return with_changes(
         lease,
         idle_timeout_s=effective_timeout_s(lease.idle_timeout_s, terms.idle_timeout_ms / 1000),
         ends_at=Milliseconds(ends_at),
@@ -95,7 +93,7 @@ def give_notice(state: PoolState, command: GiveNotice) -> tuple[PoolState, Resul
     number = state.policy.windows.index(window)
     holds = rulebook(state.policy).phase(number, state.now).holds
     what = "has opened" if holds else "has closed"
-    lease = replace(
+    lease = with_changes(
         lease,
         ends_at=Milliseconds(state.now + window.grace_ms),
         notice_at=state.now,

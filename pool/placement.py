@@ -7,7 +7,7 @@ ranks what came back, is ``choice``.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpupool.pool.admission import Admission, May, least_need
+from gpupool.pool.admission import Admission, May, least_need, sizes_of, sizes_of_all
 from gpupool.pool.filters import admitted, facts_text, filter_text, matches, names_server
 from gpupool.pool.ids import GpuId, Incarnation, ServerId
 from gpupool.pool.leases import Kept, kept_for_others, partition_size
@@ -181,10 +181,14 @@ def _policy_refusal(
         return refusal
     # What is denied is denied by all servers alike. What it counts as depends on the GPU, though,
     # and another server may have GPUs on which the same request counts less.
-    everywhere = [gpu for each in state.servers.values() for gpu in admitted(request, each)]
-    refusal = admission.limit_refusal(user, least_need(request, everywhere))
+    if request.filters or request.servers:
+        servers = state.servers.values()
+        sizes = sizes_of(gpu for each in servers for gpu in admitted(request, each))
+    else:
+        sizes = sizes_of_all(state)
+    refusal = admission.limit_refusal(user, least_need(request, sizes))
     if refusal is None and matching and not request.across:
-        refusal = admission.limit_refusal(user, least_need(request, matching))
+        refusal = admission.limit_refusal(user, least_need(request, sizes_of(matching)))
         if refusal is not None:
             return refuse("busy", refusal.why)
     return refusal
@@ -233,27 +237,29 @@ def any_could_ever_fit(state: PoolState, request: Request, may: May | None = Non
 
     With ``may``, only GPUs count that it admits.
     """
-    counts = [
-        len(
-            _fitting_cards(
-                [gpu for gpu in admitted(request, server) if may is None or may(server, gpu)],
-                request,
-            )
-        )
-        for server in state.servers.values()
-    ]
-    most = sum(counts) if request.across else max(counts, default=0)
-    return most >= request.count
+    total = 0
+    for server in state.servers.values():
+        gpus = admitted(request, server)
+        if may is not None:
+            gpus = [gpu for gpu in gpus if may(server, gpu)]
+        count = len(_fitting_cards(gpus, request))
+        total += count
+        # Mostly the first server could, and there may be a thousand.
+        if (total if request.across else count) >= request.count:
+            return True
+    return False
 
 
 def _fitting_cards(gpus: Sequence[Gpu], request: Request) -> dict[GpuId, int]:
     """Return the cards on which, empty, a partition of the request fits, with their capacity."""
     cards: dict[GpuId, int] = {}
     for gpu in gpus:
-        size = request.memory or partition_size(gpu.capacity, request.fraction)
-        if 0 < size <= gpu.capacity and not gpu.clash:
+        capacity = gpu.capacity
+        size = request.memory or partition_size(capacity, request.fraction)
+        if 0 < size <= capacity and not gpu.clash:
             card = gpu.parent or gpu.id
-            cards[card] = max(gpu.capacity, cards.get(card, 0))
+            if capacity > cards.get(card, 0):
+                cards[card] = capacity
     return cards
 
 

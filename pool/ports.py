@@ -99,6 +99,10 @@ class Ledger(Protocol):
         """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
         ...
 
+    def role(self) -> Role:
+        """Return the ``role`` of ``health``, which asks nothing else."""
+        ...
+
 
 # --- links between peers ------------------------------------------------------------------------
 

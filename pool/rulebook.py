@@ -13,6 +13,7 @@ Which rule counts: the most specific one, so a user's own before the class's, an
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from operator import attrgetter
 
 from gpupool.pool.ids import GpuId, LeaseId, ServerId
@@ -311,7 +312,7 @@ class Rulebook:
         use least, so that the fewest leases of others have to end before it can be used.
         """
         if not self.policy.reservations:
-            return {}
+            return _NOTHING_RESERVED
         holding = self._holding(state.now)
         known = self._reserved
         if (
@@ -390,6 +391,10 @@ class Rulebook:
         return held
 
 
+_NOTHING_RESERVED: dict[Place, Reservation] = {}
+"""The same object each time, which tells who remembers answers that nothing has changed."""
+
+
 def _rank(found: tuple[int, ServerId, int, Gpu, Server]) -> tuple[int, ServerId, int]:
     return found[:3]
 
@@ -422,6 +427,8 @@ def units_of(partition: Partition, gpu: Gpu) -> int:
 
 def usage_of(lease: Lease) -> Usage:
     """Return what a lease counts: the parts of it that are not freed yet."""
+    if lease.parts and PartStatus.FREED not in lease.parts.values():
+        return Usage(sum(lease.units.values()), sum([p.memory for p in lease.partitions]), 1)
     live = {server for server, part in lease.parts.items() if part is not PartStatus.FREED}
     return Usage(
         units=sum(lease.units.get(server, 0) for server in live),
@@ -452,6 +459,7 @@ def used(usage: Usage, dimension: str) -> int:
     return USED[dimension](usage)
 
 
+@lru_cache(maxsize=1024)
 def matches_any(name: str, globs: tuple[str, ...]) -> bool:
     """Return whether a GPU's name matches one of the globs, whatever its case; no globs: any."""
     return not globs or any(fnmatchcase(name.lower(), each.lower()) for each in globs)

@@ -55,9 +55,9 @@ class ServerStatus(Enum):
     UNREACHABLE = "unreachable"  # no contact; its leases stay charged
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gpu:
-    """One GPU, MIG instance or emulated device of a server."""
+    """One GPU, MIG instance or emulated device of a server. Without slots, as ``Server``."""
 
     id: GpuId
     index: int  # as nvidia-smi numbers it on that server
@@ -142,9 +142,12 @@ class PartStatus(Enum):
     FREED = "freed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lease:
-    """The partitions granted to one request, until every server of it has freed its part."""
+    """The partitions granted to one request, until every server of it has freed its part.
+
+    Without slots, for ``values.with_changes``.
+    """
 
     id: LeaseId
     request: RequestId

@@ -168,14 +168,14 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         if known is not None and granted > gpu.capacity:
             # A device that shrinks below what is granted of it keeps its size until that is over.
             sizes = known.memory_total, known.memory_reserved
-            gpu = replace(gpu, memory_total=sizes[0], memory_reserved=sizes[1])
+            gpu = with_changes(gpu, memory_total=sizes[0], memory_reserved=sizes[1])
         # Whose a GPU is that several servers offer is settled below: who had it keeps it.
         clash = known.clash if known else UNSETTLED
-        gpus[gpu.id] = replace(gpu, memory_granted=granted, clash=clash)
+        gpus[gpu.id] = with_changes(gpu, memory_granted=granted, clash=clash)
     for gpu in server.gpus.values():
         # A device that fell off the bus stays in the table until its leases are over.
         if gpu.id not in gpus and gpu.memory_granted:
-            gpus[gpu.id] = replace(gpu, fault="no longer present")
+            gpus[gpu.id] = with_changes(gpu, fault="no longer present")
     server = with_changes(
         server,
         incarnation=command.incarnation,

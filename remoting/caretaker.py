@@ -6,14 +6,16 @@ inventory and readings, and keeps the same command from being under way twice.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 from gpupool.pool.commands import Command, GpuReading, ReportGpus, ServerUp
-from gpupool.pool.duties import host_plan, leader_plan
+from gpupool.pool.duties import host_plan, leader_plan, leases_at
 from gpupool.pool.idleness import idle_notice, idle_plan
 from gpupool.pool.ids import GpuId, Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, LedgerHealth, Role
 from gpupool.pool.state import Gpu, PartStatus, PoolState, Server, ServerStatus
+from gpupool.pool.values import with_changes
 from gpupool.remoting.proposals import Decision, Proposals
 from gpupool.remoting.sessions import SessionHost
 
@@ -77,20 +79,20 @@ class Caretaker:
         """Workers that are being started: they count as alive."""
 
     def look(
-        self, state: PoolState, health: LedgerHealth, attached: Mapping[LeaseId, object]
+        self, state: PoolState, health: LedgerHealth | None, attached: Mapping[LeaseId, object]
     ) -> None:
         """Propose and do whatever is to be done now.
 
         Args:
             state: the table as applied here.
-            health: of consensus.
+            health: of consensus, as the leader has it; others have nothing to do about it.
             attached: the leases that have a client's connection here.
         """
+        now = self._clock.monotonic()
         counts = dict(self._host.worker_count())
         for lease, count in self.busy.items():
             counts[lease] = counts.get(lease, 0) + count
-        self._follow_leases(state, attached)
-        now = self._clock.monotonic()
+        self._follow_leases(state, attached, now)
         unattached_s = {lease: now - since for lease, since in self._unattached.items()}
         plan = host_plan(state, self._self, self._incarnation, counts, unattached_s, self.gone)
         for lease in plan.kill:
@@ -98,7 +100,7 @@ class Caretaker:
         for command in plan.propose:
             self._once(command)
         self._look_for_idle(state, now)
-        if health.role is Role.LEADER:
+        if health is not None and health.role is Role.LEADER:
             wall_ms = self._clock.wall_ms()
             for command in leader_plan(state, health.contact_age_s, wall_ms, self._self):
                 self._once(command)
@@ -106,38 +108,40 @@ class Caretaker:
         if server is not None:
             self._report(server)
 
-    def _follow_leases(self, state: PoolState, attached: Mapping[LeaseId, object]) -> None:
+    def _follow_leases(
+        self, state: PoolState, attached: Mapping[LeaseId, object], now: float
+    ) -> None:
         """Note since when each lease held here has had no client."""
-        now = self._clock.monotonic()
         held = {
             lease.id
-            for lease in state.leases.values()
-            if lease.held and lease.parts.get(self._self) is PartStatus.HELD
+            for lease in leases_at(state, self._self)
+            if lease.held and lease.parts[self._self] is PartStatus.HELD
         }
+        busy, used_since, unattached = self.busy, self._used_since, self._unattached
         for lease in held:
-            if lease in self.busy:
-                self._used_since[lease] = now  # to open a session is use, however long it takes
-            self._used_since.setdefault(lease, now)
-            if lease in attached:
-                self._unattached.pop(lease, None)
-            else:
-                self._unattached.setdefault(lease, now)
-        for lease in [lease for lease in self._unattached if lease not in held]:
-            del self._unattached[lease]
-        for lease in [lease for lease in self._used_since if lease not in held]:
-            del self._used_since[lease]
-        for lease in [lease for lease in self.gone if lease not in held]:
-            del self.gone[lease]
+            # To open a session is use, however long it takes.
+            if lease in busy or lease not in used_since:
+                used_since[lease] = now
+            if lease not in attached:
+                unattached.setdefault(lease, now)
+            elif lease in unattached:
+                del unattached[lease]
+        for noted in (unattached, used_since, self.gone):
+            if not noted.keys() <= held:
+                for lease in noted.keys() - held:
+                    del noted[lease]
 
     def _look_for_idle(self, state: PoolState, now: float) -> None:
         """Announce and end leases that nobody uses; see ``pool.idleness``."""
-        # Most leases have no idle timeout, and what was measured of them is not asked for.
+        leases = state.leases
         bounded = [
             (lease, since)
             for lease, since in self._used_since.items()
-            if state.leases[lease].idle_timeout_s
+            if leases[lease].idle_timeout_s
         ]
-        measured_s = self._host.idle_s() if bounded else {}
+        if not bounded and not self._nearly_since:
+            return  # most leases have no idle timeout, and what was measured is not asked for
+        measured_s = self._host.idle_s()
         idle_s = {
             lease: min(now - since, measured_s.get(lease, now - since)) for lease, since in bounded
         }
@@ -235,15 +239,22 @@ def _subject(command: Command) -> object:
     return getattr(command, "lease", None) or getattr(command, "server", None)
 
 
-def _fixed(gpu: Gpu) -> Gpu:
-    """Return ``gpu`` without what changes by the hour."""
-    return replace(gpu, memory_foreign=0, memory_granted=0, fault="", clash="")
+_CHANGING = ("memory_foreign", "memory_granted", "fault", "clash")
+_FIXED = attrgetter(*(each.name for each in fields(Gpu) if each.name not in _CHANGING))
+
+
+def _fixed(gpu: Gpu) -> object:
+    """Return what of ``gpu`` does not change by the hour, to be compared."""
+    return _FIXED(gpu)
 
 
 def _with_reading(gpu: Gpu, reading: GpuReading | None) -> Gpu:
-    if reading is None:
+    if reading is None or (gpu.memory_foreign, gpu.fault) == (
+        reading.memory_foreign,
+        reading.fault,
+    ):
         return gpu
-    return replace(gpu, memory_foreign=reading.memory_foreign, fault=reading.fault)
+    return with_changes(gpu, memory_foreign=reading.memory_foreign, fault=reading.fault)
 
 
 def _has_moved(known: Gpu, reading: GpuReading) -> bool:

@@ -48,13 +48,13 @@ def check_request(request: Request) -> None:
     by_memory = request.fraction == 0.0 and 0 < request.memory <= 2**50
     if not by_fraction and not by_memory:
         raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
-    texts = (request.client, request.program)
     if request.idle_timeout_s and not IDLE_TIMEOUT_MIN_S <= request.idle_timeout_s <= 2**31:
         raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
     if (
         len(request.servers) > SERVER_NAME_COUNT_MAX
-        or any(len(name) > SERVER_NAME_LENGTH_MAX for name in request.servers)
-        or any(len(text) > TEXT_LENGTH_MAX for text in texts)
+        or max(map(len, request.servers), default=0) > SERVER_NAME_LENGTH_MAX
+        or len(request.client) > TEXT_LENGTH_MAX
+        or len(request.program) > TEXT_LENGTH_MAX
     ):
         raise UsageError("the request's texts are too long")
     if not well_formed(request.filters):

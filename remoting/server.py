@@ -170,6 +170,7 @@ class ControlServer:
             chance=chance,
             health=ledger.health,
             majority_age_s=ledger.majority_age_s,
+            role=ledger.role,
             clock_offset_s=self._clock_offset_s,
             loop_lag_s=lambda: self._loop_lag_s,
             settings=self._settings.steward,

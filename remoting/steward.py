@@ -34,7 +34,7 @@ from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, Serv
 from gpupool.pool.leases import encryption_of
 from gpupool.pool.notices import notice_text
 from gpupool.pool.placement import NoOffer, make_offer
-from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness
+from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness, Role
 from gpupool.pool.results import Result
 from gpupool.pool.state import Lease, Partition, PartStatus, PoolState, TokenKind
 from gpupool.pool.transition import PoolMachine
@@ -167,6 +167,7 @@ class Steward:
         chance: Randomness,
         health: Callable[[], LedgerHealth],
         majority_age_s: Callable[[], float],
+        role: Callable[[], Role],
         clock_offset_s: Callable[[], float] = lambda: 0.0,
         loop_lag_s: Callable[[], float] = lambda: 0.0,
         settings: StewardSettings | None = None,
@@ -181,6 +182,7 @@ class Steward:
         self.clock = clock
         self.health = health
         self._majority_age_s = majority_age_s
+        self._role = role
         self._actions: list[Action] = []
         self._clients: dict[int, Client | None] = {}
         self._attached: dict[LeaseId, set[int]] = {}
@@ -313,14 +315,15 @@ class Steward:
 
     def wake_at(self) -> float:
         """Return the monotonic time of the next ``poll``."""
-        times = (each.deadline for each in self._awaited)
-        return min(
+        wake_at = min(
             self._look_at,
             self.proposals.wake_at(),
             self.waiters.wake_at(),
             self._desk.wake_at(),
-            *times,
         )
+        for each in self._awaited:
+            wake_at = min(wake_at, each.deadline)
+        return wake_at
 
     def clients(self) -> list[Client]:
         """Return everybody who has been welcomed."""
@@ -729,17 +732,21 @@ class Steward:
     # --- following the table and the time --------------------------------------------------------
 
     def _follow_table(self) -> None:
-        if self._seen is self.state:
+        state = self.state
+        if self._seen is state:
             return
-        self._seen = self.state
+        self._seen = state
         for each in list(self._awaited):
             if self._try_attach(each.client, each.call, each.message):
                 self._awaited.remove(each)
-        members = self._known_members()
-        state = self.state
-        seen = (members, state.tokens, self.self_id in state.servers)
-        if any(now is not before for now, before in zip(seen, self._followed, strict=True)):
-            self._followed = seen
+        members, belongs = self._known_members(), self.self_id in state.servers
+        followed = self._followed
+        if (
+            followed[0] is not members
+            or followed[1] is not state.tokens
+            or followed[2] is not belongs
+        ):
+            self._followed = (members, state.tokens, belongs)
             for client in self.clients():
                 self._follow_client(client, members)
         elif self._attached:
@@ -754,14 +761,15 @@ class Steward:
 
     def _state_now(self) -> PoolState:
         """Return the table as of now: windows of the policy open though nothing is committed."""
-        now = Milliseconds(self.proposals.at_ms())
-        return self.state if now == self.state.now else with_changes(self.state, now=now)
+        state, now = self.state, Milliseconds(self.proposals.at_ms())
+        return state if now == state.now else with_changes(state, now=now)
 
     def _give_notices(self) -> None:
         """Tell clients of the ends that the policy has set to their leases, once each."""
         now_ms: int | None = None
+        leases = self.state.leases
         for lease_id, connections in self._attached.items():
-            lease = self.state.leases.get(lease_id)
+            lease = leases.get(lease_id)
             if lease is None or not lease.ends_at or not lease.held:
                 continue
             if now_ms is None:
@@ -802,7 +810,8 @@ class Steward:
         now = self.clock.monotonic()
         self._look_at = now + self.settings.look_every_s
         state = self.state
-        self.caretaker.look(state, self.health(), self._attached)
+        health = self.health() if self._role() is Role.LEADER else None
+        self.caretaker.look(state, health, self._attached)
         self._give_notices()
         me = state.servers.get(self.self_id)
         if me is not None and me.voter and self.signer is None and self._key_at <= now:

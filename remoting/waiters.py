@@ -8,7 +8,7 @@ for whom no hint reaches, and whoever does not follow a hint loses the turn to t
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpupool.pool.choice import choose
 from gpupool.pool.ids import GpuId, RequestId, ServerId
@@ -186,7 +186,7 @@ def _has_rest(state: PoolState, server: Server, waiter: _Waiter) -> bool:
 def _less(server: Server, sizes: dict[GpuId, int]) -> Server:
     """Return ``server`` as if these bytes were granted as well."""
     gpus: dict[GpuId, Gpu] = {
-        gpu.id: replace(gpu, memory_granted=gpu.memory_granted + sizes[gpu.id])
+        gpu.id: with_changes(gpu, memory_granted=gpu.memory_granted + sizes[gpu.id])
         for gpu in server.gpus.values()
         if gpu.id in sizes
     }

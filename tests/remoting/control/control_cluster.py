@@ -95,6 +95,9 @@ class FakeLedger:
     def majority_age_s(self) -> float:
         return 0.0 if self.cut_off_at is None else trio.current_time() - self.cut_off_at
 
+    def role(self) -> Role:
+        return self.health().role
+
     def health(self) -> LedgerHealth:
         now = trio.current_time()
         ages = {
