@@ -103,14 +103,14 @@ def keeps_what_is_free() -> AbstractContextManager[None]:
     """Keep GPUs for a waiting request only once it could have all of them at once."""
     original = leases.needed_by
 
-    def needed_by(state: PoolState, entry: Waiting) -> set[tuple[ServerId, GpuId]]:
+    def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
         found = original(state, entry)
         request = entry.request
         for server, gpu_id in found:
             gpu = state.servers[server].gpus[gpu_id]
             size = request.memory or leases.partition_size(gpu.capacity, request.fraction)
             if gpu.memory_free < size:
-                return set()
+                return frozenset()
         return found
 
     return patched(leases, "needed_by", needed_by)

@@ -15,6 +15,7 @@ from gpupool.pool.ports import (
     LedgerHealth,
     NotCommitted,
     Outcome,
+    Role,
     StateMachine,
     Unknown,
 )
@@ -132,6 +133,10 @@ class LedgerDriver:
     def majority_age_s(self) -> float:
         """Return the ``majority_age_s`` of ``health``, which asks nothing else."""
         return self.node.majority_age_s(self._clock.monotonic())
+
+    def role(self) -> Role:
+        """Return the ``role`` of ``health``, which asks nothing else."""
+        return self.node.role
 
     # --- the loop ---------------------------------------------------------------------------------
 

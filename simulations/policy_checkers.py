@@ -1,12 +1,12 @@
 """What must hold of the policy and of waiting: limits, places, terms, turns, and ends."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from fractions import Fraction
 
 from gpupool.pool import leases
 from gpupool.pool.ids import LeaseId, RequestId
 from gpupool.pool.state import WAITING_LAPSE_MS, Lease, PoolState, Request, Waiting
+from gpupool.pool.values import with_changes
 from gpupool.simulations.judge import Judge
 from gpupool.simulations.machines import Machine
 from gpupool.simulations.rules import (
@@ -135,7 +135,7 @@ class NobodyStarves:
         if lease is None or not before.waiting:
             return
         # What was possible before is judged by the rules of now: a window may have opened.
-        before = replace(before, now=state.now)
+        before = with_changes(before, now=state.now)
         rules = self._in_force.of(state)
         # A reservation moves as others come and go, which may take from anybody.
         first = self._first(before, rules)
@@ -156,9 +156,10 @@ class NobodyStarves:
             for entry in state.waiting.values()
             if entry.since <= state.now - leases.STARVED_AFTER_MS
             and entry.renewed >= state.now - WAITING_LAPSE_MS
-            and not rules.holds_back(state, entry.user, entry.request)
         ]
-        return min(starved, key=lambda w: (-w.priority, w.since, w.request.id), default=None)
+        starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))
+        free = (each for each in starved if not rules.holds_back(state, each.user, each.request))
+        return next(free, None)
 
 
 def nearness(state: PoolState, entry: Waiting, rules: Rules) -> tuple[int, int]:

@@ -25,6 +25,9 @@ class Rules:
         """Read a document that has no mistakes."""
         self._document: dict[str, Any] = tomllib.loads(text, parse_float=Fraction)
         self._groups: dict[str, str] = {}
+        # The last that is open counts first.
+        windows = list(self._document.get("window", ()))[::-1]
+        self._windows = [(_second(w["from"]), _second(w["to"]), w) for w in windows]
 
     def group_of(self, user: str) -> str:
         """Return the class of a user, or an empty string; their name counts before a glob."""
@@ -42,9 +45,13 @@ class Rules:
 
     def _value(self, now_ms: int, *places: tuple[str, str, str]) -> Any:
         """Return what the first of these tables that has its key says; None for no limit."""
-        windows = [w for w in self._document.get("window", ()) if _is_open(w, now_ms)]
+        documents = [self._document]
+        if self._windows:
+            now_s = now_ms % (DAY_S * 1000) / 1000
+            documents = [w for start, end, w in self._windows if _is_open(start, end, now_s)]
+            documents.append(self._document)
         for target, name, key in places:
-            for document in (*reversed(windows), self._document):
+            for document in documents:
                 table = document.get(target, {})
                 table = table.get(name, {}) if target in ("class", "user") else table
                 if key in table:
@@ -149,9 +156,8 @@ class RulesInForce:
         return self._known[1]
 
 
-def _is_open(window: dict[str, Any], now_ms: int) -> bool:
-    start, end = (_second(window[key]) for key in ("from", "to"))
-    now = now_ms % (DAY_S * 1000) / 1000
+def _is_open(start: int, end: int, now: float) -> bool:
+    """Return whether a window is open at a second of the day."""
     return start <= now < end if start < end else now >= start or now < end
 
 

@@ -1,14 +1,16 @@
 """One run: make a pool, let faults happen for a while, heal, and see whether all came right."""
 
 import gc
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 from gpupool.pool import leases
-from gpupool.pool.ids import Milliseconds
+from gpupool.pool.ids import Milliseconds, RequestId, ServerId
 from gpupool.pool.placement import Offer, make_offer, may_have_room
+from gpupool.pool.state import PoolState, Request
 from gpupool.simulations.cluster import Cluster
 from gpupool.simulations.faults import Fault, happen, schedule
 from gpupool.simulations.judge import Failure
@@ -33,6 +35,28 @@ GRANT_S_MAX = 7.0
 5 s, a round of asking and a claim."""
 
 LOOK_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The table at one look, and what each server that answers takes for the time."""
+
+    at: float  # virtual seconds
+    state: PoolState
+    clocks: tuple[tuple[ServerId, Milliseconds], ...]
+
+    def grantable(self, request: Request, user: str) -> bool:
+        """Return whether some server could have granted a request alone."""
+        for server_id, now in self.clocks:
+            server = self.state.servers.get(server_id)
+            # Most servers have plainly no room, which is quicker to see.
+            if server is None or not may_have_room(server, request):
+                continue
+            # Each server opens the policy's windows by its own clock.
+            state = replace(self.state, now=now)
+            if isinstance(make_offer(state, server, request, user), Offer):
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +117,10 @@ class _Run:
         self._cluster = Cluster(options, only=only)
         self._healed_at = self._settled_at = 0.0
         self._converged_s = -1.0
-        self._grantable_since: dict[bytes, float] = {}
+        self._looks: deque[_Look] = deque()
+        self._waits_since: dict[RequestId, float] = {}
+        self._no_room_at: dict[RequestId, float] = {}
+        """The latest look at which a request was seen to have no room."""
 
     def run(self) -> Report:
         cluster, options = self._cluster, self._options
@@ -226,26 +253,33 @@ class _Run:
         state, now = cluster.environment.checkers.logs.state, cluster.world.now
         waiting = [w.id for c in cluster.clients.values() if (w := c.waits_for) is not None]
         cluster.environment.checkers.places.look(waiting, state, now)
-        seen: set[bytes] = set()
-        # Each server opens the policy's windows by its own clock.
-        tables = [
-            (replace(state, now=Milliseconds(process.steward.proposals.at_ms())), server)
+        clocks = tuple(
+            (process.server, Milliseconds(process.steward.proposals.at_ms()))
             for process in cluster.servers.values()
             if process.steward is not None
-            if (server := state.servers.get(process.server)) is not None
-        ]
+        )
+        looks = self._looks
+        looks.append(_Look(now, state, clocks))
+        # The oldest that is kept is the latest that is long enough ago.
+        while len(looks) > 1 and now - looks[1].at > GRANT_S_MAX:
+            looks.popleft()
+        self._waits_since = {each: self._waits_since.get(each, now) for each in waiting}
         for client in cluster.clients.values():
             request = client.waits_for
-            if request is None:
-                continue
-            # Most servers have plainly no room, which is quicker to see.
-            roomy = [(at, server) for at, server in tables if may_have_room(server, request)]
-            answers = (make_offer(at, server, request, client.user) for at, server in roomy)
-            if not request.across and any(isinstance(answer, Offer) for answer in answers):
-                seen.add(request.id)
-                since = self._grantable_since.setdefault(request.id, now)
-                if now - since > GRANT_S_MAX:
-                    text = f"{client.machine} waits {now - since:.1f} s for what is free"
-                    cluster.judge.fail("everything-granted", text)
-        for request_id in [r for r in self._grantable_since if r not in seen]:
-            del self._grantable_since[request_id]
+            if request is not None and not request.across and self._had_room(request, client.user):
+                text = f"{client.machine} waits {now - looks[0].at:.1f} s for what is free"
+                cluster.judge.fail("everything-granted", text)
+
+    def _had_room(self, request: Request, user: str) -> bool:
+        """Return whether a request had room at every look for long; looks at few of them."""
+        looks = self._looks
+        begin = looks[0].at
+        if looks[-1].at - max(begin, self._waits_since[request.id]) <= GRANT_S_MAX:
+            return False
+        if self._no_room_at.get(request.id, -1.0) >= begin:
+            return False
+        for look in reversed(looks):
+            if not look.grantable(request, user):
+                self._no_room_at[request.id] = look.at
+                return False
+        return True

@@ -43,9 +43,12 @@ CONTROL = "control"
 POLL_DELAY_S = 0.0001
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Packet:
-    """One message on a control connection, as an object: its encoding is tested elsewhere."""
+    """One message on a control connection, as an object: its encoding is tested elsewhere.
+
+    Nobody changes one. It is not frozen, because there are two for each call.
+    """
 
     call: int
     message: m.Message
@@ -163,6 +166,7 @@ class ServerProcess(Process):
             chance=self.world.random(f"steward/{machine.name}/{machine.incarnation}"),
             health=ledger.health,
             majority_age_s=ledger.majority_age_s,
+            role=ledger.role,
             clock_offset_s=self._clock_offset_s,
         )
         self._poll()

@@ -44,7 +44,7 @@ class SharedTables:
         known = self._steps.get(index)
         if known is None or not known.confirmed or known.before is not before:
             return None
-        return known if known.command == command else None
+        return known if known.command is command or known.command == command else None
 
     def computed(
         self, before: PoolState, index: int, command: Plain, result: Plain, after: PoolState

@@ -55,10 +55,11 @@ class World:
             StuckError: when that takes more events than any sane run.
         """
         heap = self._heap
+        count = self.event_count
         while heap and heap[0][0] <= when and not self.stopped:
             self.now, _, action = heappop(heap)
-            self.event_count += 1
-            if self.event_count > EVENT_COUNT_MAX:
+            self.event_count = count = count + 1
+            if count > EVENT_COUNT_MAX:
                 raise StuckError(f"{EVENT_COUNT_MAX} events, and only {self.now:.3f} s have passed")
             action()
         if not self.stopped:
