@@ -42,23 +42,28 @@ def places(python: str) -> list[Path]:
 
 
 def behind_the_door(
-    python: str, library: Path, control: Control, program: list[str]
+    python: str, library: Path, control: Control, program: list[str], servers: int = 1
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program with the shim, and a worker of that Python with the fake driver."""
+    """Run a program with the shim, and workers of that Python with the fake driver.
+
+    Several servers have the devices among them.
+    """
     driver = build_driver()
-    values = control.environment(driver, devices=DEVICES)
+    values = control.environment(driver, devices=DEVICES // servers)
     del values["LD_LIBRARY_PATH"]
     command = [python, str(HERE / "loopback.py"), "--library", str(library)]
-    command += ["--driver", str(driver.parent), "--devices", str(DEVICES), "--", *program]
+    command += ["--driver", str(driver.parent), "--servers", str(servers)]
+    command += ["--devices", str(DEVICES // servers), "--", *program]
     environment = process_environment(values)
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
 
 
+@pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_c_program_of_cudas_runtime(
-    runtime: str, python: str, library: Path, places: list[Path], tmp_path: Path
+    runtime: str, servers: int, python: str, library: Path, places: list[Path], tmp_path: Path
 ) -> None:
     found = [file for place in places for file in sorted(place.glob(f"*/lib/{runtime}"))]
     assert found, f"no wheel has {runtime}"
@@ -71,19 +76,22 @@ def test_a_c_program_of_cudas_runtime(
         subprocess.run([*command, "-o", str(program)], check=True)
         words = [str(program), str(KERNELS / "test_kernels.fatbin"), str(DEVICES)]
         with Control(folder) as control:
-            done = behind_the_door(python, library, control, words)
+            done = behind_the_door(python, library, control, words, servers)
             assert re.fullmatch(r"CUDA 1[123], results right\n", done.stdout), done.stderr
             assert done.stderr == ""
             assert [launch.kernel for launch in control.launches()] == ["saxpy"] * DEVICES
             assert control.missing_calls() == 0
 
 
+@pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("client", ["cupy", "numba"])
-def test_a_python_client(client: str, python: str, library: Path, tmp_path: Path) -> None:
+def test_a_python_client(
+    client: str, servers: int, python: str, library: Path, tmp_path: Path
+) -> None:
     program = HERE / "fake_cuda" / "programs" / f"{client}_program.py"
     words = [python, "-W", "ignore", str(program), str(KERNELS)]
     with Control(tmp_path) as control:
-        right(behind_the_door(python, library, control, words))
+        right(behind_the_door(python, library, control, words, servers))
         assert control.launches()
 
 
@@ -91,3 +99,10 @@ def test_graphs_of_cupy(python: str, library: Path, tmp_path: Path) -> None:
     program = [python, str(HERE / "programs" / "graphs_of_cupy.py")]
     with Control(tmp_path) as control:
         right(behind_the_door(python, library, control, program))
+
+
+def test_cupy_on_two_servers(python: str, library: Path, tmp_path: Path) -> None:
+    """Arrays, kernels, copies, events and streams of both, and views of the other's arrays."""
+    program = [python, str(HERE / "programs" / "servers_of_cupy.py"), str(KERNELS)]
+    with Control(tmp_path) as control:
+        right(behind_the_door(python, library, control, program, servers=2))
