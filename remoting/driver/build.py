@@ -14,7 +14,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(sorted((HERE / "shim").glob("*.c")))
 COMPILE = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
-LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined")
+# Threads run in it and forks call it, so what was loaded stays, whatever a program closes.
+LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-Wl,-z,nodelete")
 LIBRARIES = ("-ldl",)
 LIBRARY = "libcuda.so.1"
 LAUNCHER = "gpupool_launch.so"

@@ -3,7 +3,7 @@
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from gpupool.pool.errors import ProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
@@ -14,7 +14,7 @@ from gpupool.remoting.driver.reader import ClosedError, Reader, Stream
 from gpupool.remoting.host.peers import Links
 
 ANSWER = struct.Struct("<IiQIiQ")
-REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST = 1, 2, 3, 4, 5, 6
+REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST, PART = 1, 2, 3, 4, 5, 6, 7
 SWITCH_INTERVAL_S = 50e-6
 """A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
 
@@ -25,7 +25,6 @@ class Session:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.reader = Reader(stream)
-        # Held for a whole answer, whose bulk may leave in several parts.
         self.sending = threading.RLock()
 
     def reply(
@@ -41,12 +40,13 @@ class Session:
         head = ANSWER.pack(REPLY, status, request, len(body), failed, sum(map(len, bulk)))
         self._send([head, body, *bulk])
 
-    def reply_in_parts(self, request: int, size: int, parts: Iterable[memoryview]) -> None:
-        """Answer a request with ``size`` bytes that are made while they are sent."""
-        with self.sending:
-            self._send([ANSWER.pack(REPLY, 0, request, 0, 0, size)])
-            for part in parts:
-                self._send([part])
+    def part(self, request: int, bulk: memoryview) -> None:
+        """Send some of the bytes that a request wants, in their order; its reply follows."""
+        self._send([ANSWER.pack(PART, 0, request, 0, 0, len(bulk)), bulk])
+
+    def end(self) -> None:
+        """End the session: one of its calls will never be answered."""
+        self.stream.close()
 
     def data(self, download: int, bulk: memoryview) -> None:
         """Deliver the bytes of a download."""

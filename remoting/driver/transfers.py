@@ -1,7 +1,7 @@
 """Bytes on their way: uploads, downloads, copies and fills."""
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
@@ -17,7 +17,9 @@ from gpupool.remoting.driver.client import Area, Client
 from gpupool.remoting.driver.waiting import Download
 
 DOWNLOAD_SIZE_MAX = 64 << 20
-"""Larger downloads are waited for piece by piece, so that pinned memory stays bounded."""
+DOWNLOADS_HELD_MAX = 1 << 30
+"""Of downloads that nobody waits for: of one, and of all that have not been sent. The client asks
+for pieces of 32 MiB and for 512 MiB in all, and waits for what is more."""
 
 SMALL_DOWNLOAD_SIZE = 1 << 20
 PIECE_SIZE = 8 << 20
@@ -88,7 +90,7 @@ class Transfers(Area):
 
     def _download(self, source: int, size: int, stream: int, number: int) -> None:
         device, handle = self.client.device, self.streams[stream]
-        if size > DOWNLOAD_SIZE_MAX:
+        if size > DOWNLOAD_SIZE_MAX or self.waiter.held + size > DOWNLOADS_HELD_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuMemcpyDtoHAsync")
         buffer = self.waiter.take(device, size)
         self.api.copy(buffer.address, source, size, DEVICE_TO_HOST, handle)
@@ -127,25 +129,19 @@ class Transfers(Area):
             api.copy(buffer.address, source + starts[at], length, DEVICE_TO_HOST, stream)
             api.record(buffer.event, stream)
 
-        def pieces() -> Iterator[memoryview]:
-            # Once the first piece is there, the rest fails only when the GPU is lost.
-            for at, start in enumerate(starts):
-                if at + 1 < len(starts):
-                    begin(at + 1)
-                api.runtime.eventSynchronize(buffers[at % 2].event)
-                yield buffers[at % 2].view[: min(PIECE_SIZE, size - start)]
-
         try:
             api.runtime.eventSynchronize(event)
             waiter.push()
             begin(0)
-            api.runtime.eventSynchronize(buffers[0].event)
+            for at, start in enumerate(starts):
+                if at + 1 < len(starts):
+                    begin(at + 1)
+                api.runtime.eventSynchronize(buffers[at % 2].event)
+                piece = buffers[at % 2].view[: min(PIECE_SIZE, size - start)]
+                self.session.part(request, piece)
         except api.errors as error:
             status = api.status_of(error)
-        if status:
-            self.session.reply(request, status)
-        else:
-            self.session.reply_in_parts(request, size, pieces())
+        self.session.reply(request, status)
         api.runtime.streamDestroy(stream)
         for buffer in buffers:
             waiter.give(device, buffer)

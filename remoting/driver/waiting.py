@@ -50,6 +50,10 @@ class Replies(Protocol):
         """Deliver what kernels wrote to mapped memory."""
         ...
 
+    def end(self) -> None:
+        """End the session: one of its calls will never be answered."""
+        ...
+
 
 @dataclass(slots=True)
 class Mirror:
@@ -151,6 +155,8 @@ class Waiter:
         self._threads = 0
         self._lock = threading.Lock()
         self._downloads: list[Download] = []
+        self.held = 0
+        """Bytes of downloads that have not been sent."""
         self._download_lock = threading.Lock()
         self.mirrors: dict[int, Mirror] = {}
         self._overtaken: set[int] = set()  # frames whose writes to mirrors were executed early
@@ -214,6 +220,9 @@ class Waiter:
                 job()
             except ConnectionError:
                 return  # the client has gone, and the main thread notices as well
+            except BaseException:
+                self._replies.end()
+                raise
             with self._lock:
                 self._idle += 1
 
@@ -225,6 +234,7 @@ class Waiter:
         """Remember bytes that go out before the next synchronisation that covers them ends."""
         with self._download_lock:
             self._downloads.append(download)
+            self.held += download.size
 
     def push(self) -> None:
         """Send all downloads that are done.
@@ -243,14 +253,15 @@ class Waiter:
         if not self._downloads:
             return
         with self._download_lock:
+            ready: list[Download] = []
             left: list[Download] = []
-            for entry in self._downloads:
-                if self._api.done(entry.buffer.event):
-                    self._replies.data(entry.number, entry.buffer.view[: entry.size])
-                    self.give(entry.device, entry.buffer)
-                else:
-                    left.append(entry)
+            for entry in self._downloads:  # an error comes before anything is sent
+                (ready if self._api.done(entry.buffer.event) else left).append(entry)
             self._downloads = left
+            for entry in ready:
+                self._replies.data(entry.number, entry.buffer.view[: entry.size])
+                self.give(entry.device, entry.buffer)
+                self.held -= entry.size
 
     def _push_mirrors(self) -> None:
         with self._download_lock:

@@ -72,6 +72,11 @@ static void after_fork_child(void) {
     pthread_mutex_unlock(&start_lock);
 }
 
+// From the start: a fork while another thread starts would leave the child with a lock for ever.
+__attribute__((constructor)) static void heed_forks(void) {
+    pthread_atfork(before_fork, after_fork_parent, after_fork_child);
+}
+
 int gp_ready(void) {
     if (__builtin_expect(__atomic_load_n(&started, __ATOMIC_ACQUIRE) != 1, 0)) {
         return GP_NOT_INITIALIZED;
@@ -96,7 +101,6 @@ GP_EXPORT int cuInit(unsigned flags) {
         if (start_status == GP_SUCCESS) start_status = gp_wire_start();
         if (start_status == GP_SUCCESS && gp.device_count == 0) start_status = GP_NO_DEVICE;
         if (start_status == GP_SUCCESS) {
-            pthread_atfork(before_fork, after_fork_parent, after_fork_child);
             __atomic_store_n(&started, 1, __ATOMIC_RELEASE);
         }
     }
@@ -172,7 +176,7 @@ int gp_missing(int index) {
 
 __attribute__((destructor)) static void report(void) {
     // The runtime's own destructors run later and still call us, so nothing is closed here.
-    if (__atomic_load_n(&started, __ATOMIC_ACQUIRE) == 1) gp_flush_all();
+    if (__atomic_load_n(&started, __ATOMIC_ACQUIRE) == 1) gp_leave();
     if (!gp_verbose()) return;
     for (int at = 0; at < gp_missing_count; at++) {
         unsigned long calls = __atomic_load_n(&gp_missing_calls[at], __ATOMIC_RELAXED);

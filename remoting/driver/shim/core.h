@@ -131,7 +131,7 @@ struct gp_request {
     size_t length;
     bool grows;  // body is allocated to fit
     void *bulk;  // where the reply's bulk bytes go
-    size_t bulk_size;
+    size_t bulk_size, bulk_read;
     void *line;  // that it went by
     struct gp_request *next;
 };
@@ -245,7 +245,7 @@ bool gp_is_lost(void);
 void gp_flush(void);
 uint64_t gp_position(void);  // of the line: calls appended so far
 bool gp_all_lost(void);
-void gp_flush_all(void);
+void gp_leave(void);  // the program ends
 int gp_post(int op, const uint64_t *values, int count);
 int gp_call(int op, const uint64_t *values, int count, void *reply, size_t capacity);
 // A call in two steps: asked, and later waited for. The request must stay until then.
@@ -257,6 +257,7 @@ void gp_close(void);
 int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
                 const void *text, size_t text_size, const void *bulk, size_t bulk_size);
 int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size);
+// The number of a download that arrives by itself; 0 when too much is on its way already.
 uint64_t gp_expect_download(void *target, size_t size, uint64_t stream);
 void gp_await_host(void);  // until a host function's turn comes, or the GPU is lost
 int gp_drain(const void *start, size_t size);  // until nothing is on its way there any more

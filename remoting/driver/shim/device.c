@@ -129,8 +129,9 @@ static const unsigned char *take_errors(const unsigned char *at, const unsigned 
 }
 
 void gp_skip_devices(int count) {
+    if (count == 0) return;
     struct candidate *grown = realloc(candidates, (size_t)(candidate_count + count) * sizeof *grown);
-    if (grown == NULL || count == 0) return;
+    if (grown == NULL) return;
     candidates = grown;
     memset(candidates + candidate_count, 0, (size_t)count * sizeof *grown);
     candidate_count += count;

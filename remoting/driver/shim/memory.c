@@ -9,6 +9,7 @@
 #include <sys/mman.h>
 
 #define SMALL_COPY_MAX (64 * 1024)
+#define DOWNLOAD_SIZE ((size_t)32 << 20)  // of a piece
 #define INLINE_MAX 4096  // bytes that travel within a record instead of behind the frame
 
 // --- what lies where ------------------------------------------------------------------------------
@@ -166,6 +167,7 @@ GP_EXPORT int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width,
     GP_ENTER();
     if (address == NULL || pitch == NULL || width == 0 || height == 0) return GP_INVALID_VALUE;
     if (element != 4 && element != 8 && element != 16) return GP_INVALID_VALUE;
+    if (width > SIZE_MAX - 511) return GP_OUT_OF_MEMORY;
     *pitch = (width + 511) & ~(size_t)511;  // a multiple of every device's texture alignment
     if (height > SIZE_MAX / *pitch) return GP_OUT_OF_MEMORY;
     return cuMemAlloc_v2(address, *pitch * height);
@@ -392,10 +394,18 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, v
     if (is_apart(source)) return read_across(target, source, size, stream);
     GP_CHECK(gp_see(&source));
     if (is_pinned(target)) {
-        uint64_t id = gp_expect_download(target, size, handle->id);
-        if (id == 0) return GP_OUT_OF_MEMORY;
-        uint64_t values[4] = {source, size, handle->id, id};
-        return gp_post(GP_DOWNLOAD, values, 4);
+        while (size > 0) {
+            size_t part = size < DOWNLOAD_SIZE ? size : DOWNLOAD_SIZE;
+            uint64_t id = gp_expect_download(target, part, handle->id);
+            if (id == 0) break;
+            uint64_t values[4] = {source, part, handle->id, id};
+            GP_CHECK(gp_post(GP_DOWNLOAD, values, 4));
+            target = (unsigned char *)target + part;
+            source += part;
+            size -= part;
+        }
+        // What the worker has no room for is waited for.
+        return copy_out(target, source, size, handle->id);
     }
     // To pageable memory CUDA copies before it returns; then the stream is known to be idle.
     uint64_t before = gp_position();

@@ -356,9 +356,9 @@ static struct function *take_function(struct module *module, uint64_t id, const 
     memcpy(function->parameters, body + 8, count * sizeof(struct parameter));
     function->count = count;
     for (uint32_t at = 0; at < count; at++) {
-        uint32_t end = function->parameters[at].offset + function->parameters[at].size;
+        uint64_t end = (uint64_t)function->parameters[at].offset + function->parameters[at].size;
         if (end > PARAMETER_BYTES_MAX) return NULL;
-        if (end > function->bytes) function->bytes = end;
+        if (end > function->bytes) function->bytes = (uint32_t)end;
     }
     function->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_FUNCTION, .id = id};
     function->handle.device = gp_current_device();

@@ -29,8 +29,11 @@
 #define READ_SIZE (64 * 1024)
 #define BODY_MAX (64u << 20)
 #define DOWNLOADS_MAX 65536
+#define DOWNLOAD_BYTES_MAX ((size_t)512 << 20)  // which rest in the worker's memory
+#define STALE_MAX (256u << 20)  // of a mirror: see mapped.py
+#define LEAVING_NS 200000000    // for what is left to send when the program ends
 
-enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4, PRINTED = 5, HOST = 6 };
+enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4, PRINTED = 5, HOST = 6, PART = 7 };
 
 struct frame {
     uint32_t magic, body;
@@ -78,11 +81,13 @@ struct line {
     pthread_cond_t answered;
     bool reading;
     struct gp_request *waiting;
-    struct download *downloads;
+    struct download *downloads, **downloads_end;  // in the order in which they were asked for
     unsigned download_count;
+    size_t download_bytes;
     unsigned char read_buffer[READ_SIZE];
     size_t read_start, read_end;
     int lost;
+    int64_t leaving;  // until when to send, 0 for ever: the program ends
     struct gp_request announced;  // done: a host function's turn has come
 };
 
@@ -227,16 +232,55 @@ static bool read_exactly(struct line *line, void *target, size_t size) {
     return true;
 }
 
-static struct download *take_download(struct line *line, uint64_t id) {
-    for (struct download **at = &line->downloads; *at != NULL; at = &(*at)->next) {
-        if ((*at)->id == id) {
-            struct download *found = *at;
-            *at = found->next;
-            line->download_count--;
-            return found;
-        }
+static struct download **find_download(struct line *line, uint64_t id) {
+    struct download **at = &line->downloads;
+    while (*at != NULL && (*at)->id != id) at = &(*at)->next;
+    return at;
+}
+
+// Read the bytes of a download. It is awaited until they are there: whoever frees the memory that
+// they go to waits for that, see gp_drain.
+static bool read_download(struct line *line, const struct answer *head) {
+    pthread_mutex_lock(&line->read_lock);
+    struct download *found = *find_download(line, head->request);
+    pthread_mutex_unlock(&line->read_lock);
+    if (found == NULL || found->size != head->bulk || head->body != 0) return false;
+    if (!read_exactly(line, gp_mapped_alias(found->target), found->size)) return false;
+    gp_mapped_filled(found->target, found->size);
+    pthread_mutex_lock(&line->read_lock);
+    struct download **at = find_download(line, head->request);
+    *at = found->next;
+    if (found->next == NULL) line->downloads_end = at;
+    line->download_count--;
+    line->download_bytes -= found->size;
+    pthread_mutex_unlock(&line->read_lock);
+    free(found);
+    return true;
+}
+
+// Read some of the bytes that a request wants; more follow, or its reply.
+static bool read_part(struct line *line, const struct answer *head) {
+    pthread_mutex_lock(&line->read_lock);
+    struct gp_request *request = line->waiting;
+    while (request != NULL && request->id != head->request) request = request->next;
+    pthread_mutex_unlock(&line->read_lock);
+    if (request == NULL || head->body != 0) return false;
+    if (head->bulk > request->bulk_size - request->bulk_read) return false;
+    unsigned char *target = (unsigned char *)request->bulk + request->bulk_read;
+    if (!read_exactly(line, gp_mapped_alias(target), head->bulk)) return false;
+    gp_mapped_filled(target, head->bulk);
+    request->bulk_read += head->bulk;
+    return true;
+}
+
+static bool skip(struct line *line, uint64_t size) {
+    unsigned char unwanted[4096];
+    while (size > 0) {
+        size_t part = size < sizeof unwanted ? (size_t)size : sizeof unwanted;
+        if (!read_exactly(line, unwanted, part)) return false;
+        size -= part;
     }
-    return NULL;
+    return true;
 }
 
 // Read one answer and give it to whom it belongs. Called by the one thread that reads, with
@@ -263,22 +307,17 @@ static bool read_answer(struct line *line) {
         }
         return true;
     }
-    if (head.kind == DATA) {
-        pthread_mutex_lock(&line->read_lock);
-        struct download *found = take_download(line, head.request);
-        pthread_mutex_unlock(&line->read_lock);
-        bool fits = found != NULL && found->size == head.bulk && head.body == 0;
-        bool good = fits && read_exactly(line, gp_mapped_alias(found->target), found->size);
-        if (good) gp_mapped_filled(found->target, found->size);
-        free(found);
-        return good;
-    }
+    if (head.kind == DATA) return read_download(line, &head);
+    if (head.kind == PART) return read_part(line, &head);
     if (head.kind == MIRROR) {
         uint64_t offset;
         if (head.body != sizeof offset || !read_exactly(line, &offset, sizeof offset)) return false;
         unsigned char *target = gp_mapped_target(head.request, offset, head.bulk, false);
-        if (target == NULL || !read_exactly(line, target, head.bulk)) return false;
-        return gp_mapped_target(head.request, offset, head.bulk, true) != NULL;
+        // Another thread may have freed the memory meanwhile; it stays until the worker has answered.
+        if (target == NULL) return head.bulk <= STALE_MAX && skip(line, head.bulk);
+        if (!read_exactly(line, target, head.bulk)) return false;
+        gp_mapped_target(head.request, offset, head.bulk, true);
+        return true;
     }
     if (head.kind == HOST) {
         uint64_t ticket;
@@ -296,7 +335,8 @@ static bool read_answer(struct line *line) {
     if (request != NULL) *at = request->next;
     pthread_mutex_unlock(&line->read_lock);
     if (head.kind != REPLY || request == NULL) return false;
-    bool good = head.bulk == 0 || head.bulk == request->bulk_size;
+    bool whole = head.bulk == request->bulk_size - request->bulk_read;
+    bool good = whole || (head.bulk == 0 && head.status != 0);
     if (good && request->grows && head.body > 0) {
         request->body = malloc(head.body);
         request->capacity = request->body == NULL ? 0 : head.body;
@@ -304,8 +344,9 @@ static bool read_answer(struct line *line) {
     good = good && head.body <= request->capacity;
     good = good && read_exactly(line, request->body, head.body);
     if (good && head.bulk > 0) {
-        good = read_exactly(line, gp_mapped_alias(request->bulk), head.bulk);
-        if (good) gp_mapped_filled(request->bulk, head.bulk);
+        unsigned char *target = (unsigned char *)request->bulk + request->bulk_read;
+        good = read_exactly(line, gp_mapped_alias(target), head.bulk);
+        if (good) gp_mapped_filled(target, head.bulk);
     }
     if (good && head.failed_op != 0 && gp_verbose()) {
         gp_say("error %d of an earlier asynchronous call, record %d", head.status, head.failed_op);
@@ -330,14 +371,15 @@ static void fail_waiting(struct line *line) {
 static void await(struct line *line, struct gp_request *request) {
     pthread_mutex_lock(&line->read_lock);
     while (request == NULL || !request->done) {
+        if (line->reading) {
+            if (request == NULL) break;
+            // Also when the line is lost: the answer to just this request may be coming in.
+            pthread_cond_wait(&line->answered, &line->read_lock);
+            continue;
+        }
         if (is_lost(line)) {
             fail_waiting(line);
             break;
-        }
-        if (line->reading) {
-            if (request == NULL) break;
-            pthread_cond_wait(&line->answered, &line->read_lock);
-            continue;
         }
         line->reading = true;
         pthread_mutex_unlock(&line->read_lock);
@@ -388,6 +430,10 @@ static void send_all(struct line *line, struct iovec *parts, int count) {
         ssize_t sent = gp_send(line->link, parts, count);
         if (sent < 0) {
             if (errno == EINTR) continue;
+            if (line->leaving != 0 && now_ns() > line->leaving) {
+                lose_one(line);
+                return;
+            }
             if (errno == EPIPE || errno == ECONNRESET) {
                 hear_last_words(line);
                 return;
@@ -450,9 +496,28 @@ static void flush(struct line *line) {
 
 void gp_flush(void) { flush(here()); }
 
-void gp_flush_all(void) {
+// Another thread may hold the locks for long, or this one itself, in whose middle a signal has the
+// program end; then what is left is nobody's any more.
+void gp_leave(void) {
     for (int at = 0; at < line_count; at++) {
-        if (lines[at] != NULL) flush(lines[at]);
+        struct line *line = lines[at];
+        if (line == NULL || is_lost(line)) continue;
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += LEAVING_NS;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        if (pthread_mutex_timedlock(&line->send_lock, &until) != 0) continue;
+        if (pthread_mutex_timedlock(&line->line_lock, &until) == 0) {
+            line->leaving = now_ns() + LEAVING_NS;
+            if (line->open_buffer->used > sizeof(struct frame)) {
+                send_buffer(line, NULL, 0);
+            } else {
+                pthread_mutex_unlock(&line->line_lock);
+            }
+            line->leaving = 0;
+        }
+        pthread_mutex_unlock(&line->send_lock);
     }
 }
 
@@ -573,8 +638,9 @@ static void ask(struct line *line, int device, struct gp_request *request, int o
     static uint64_t next_request = 1;
     if (op < GP_WAITS) __atomic_fetch_add(&gp_waits[op], 1, __ATOMIC_RELAXED);
     request->id = __atomic_fetch_add(&next_request, 1, __ATOMIC_RELAXED);
+    request->status = GP_DEVICE_UNAVAILABLE;
     request->done = false;
-    request->length = 0;
+    request->length = request->bulk_read = 0;
     request->line = line;
     pthread_mutex_lock(&line->read_lock);
     request->next = line->waiting;
@@ -589,7 +655,7 @@ static void ask(struct line *line, int device, struct gp_request *request, int o
     }
     unsigned char *at = append(line, op, 1, size, device);
     memcpy(at, &request->id, 8);
-    memcpy(at + 8, values, (size_t)count * 8);
+    if (count > 0) memcpy(at + 8, values, (size_t)count * 8);
     if (text_size) memcpy(at + 8 + (size_t)count * 8, text, text_size);
     send_buffer(line, bulk, bulk_size);
     pthread_mutex_unlock(&line->send_lock);
@@ -633,11 +699,13 @@ uint64_t gp_expect_download(void *target, size_t size, uint64_t stream) {
     uint64_t id = entry->id;
     struct line *line = here();
     pthread_mutex_lock(&line->read_lock);
-    bool room = line->download_count < DOWNLOADS_MAX;
+    bool room = line->download_count < DOWNLOADS_MAX &&
+                size <= DOWNLOAD_BYTES_MAX - line->download_bytes;
     if (room) {
-        entry->next = line->downloads;
-        line->downloads = entry;
+        *line->downloads_end = entry;
+        line->downloads_end = &entry->next;
         line->download_count++;
+        line->download_bytes += size;
     }
     pthread_mutex_unlock(&line->read_lock);
     if (!room) free(entry);
@@ -672,6 +740,7 @@ static int start(struct gp_link *link) {
     struct line *line = calloc(1, sizeof *line);
     if (line == NULL) return GP_OUT_OF_MEMORY;
     line->link = link;
+    line->downloads_end = &line->downloads;
     pthread_mutex_init(&line->line_lock, NULL);
     pthread_mutex_init(&line->send_lock, NULL);
     pthread_mutex_init(&line->read_lock, NULL);
@@ -703,5 +772,6 @@ int gp_wire_start(void) {
         }
     }
     gp_choose_devices();
+    if (gp.device_count > 0) only = lines[gp.devices[0].server];
     return GP_SUCCESS;
 }

@@ -1,0 +1,59 @@
+"""The CUDA door with what programs seldom do: crowds of threads, ends in the middle of things."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from fake_cuda.control import Control
+from test_cuda_door import KERNELS, compiled, right, run
+
+IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
+ROOMY = ("--memory", str(1 << 30))
+
+
+@pytest.fixture(scope="module")
+def corners(tmp_path_factory: pytest.TempPathFactory, library: Path) -> str:
+    return str(compiled("corners", tmp_path_factory.mktemp("programs"), library))
+
+
+@pytest.mark.parametrize(("servers", "ms"), [("1", "500"), ("2", "500")])
+def test_a_crowd_of_threads(servers: str, ms: str, library: Path, tmp_path: Path) -> None:
+    """Each with streams, events and memory that come and go, on one server and on two."""
+    program = compiled("crowd", tmp_path, library)
+    with Control(tmp_path) as control:
+        words = [str(program), IMAGE, servers, ms]
+        right(run(library, control, words, *ROOMY, "--servers", servers))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "sizes,large,early,fails",
+        pytest.param("many", marks=pytest.mark.slow),  # 30 s in the fake driver
+    ],
+)
+def test_what_is_seldom_done(what: str, corners: str, library: Path, tmp_path: Path) -> None:
+    """Impossible sizes, large downloads, memory that is freed early, a failure meanwhile."""
+    with Control(tmp_path) as control:
+        right(run(library, control, [corners, what, IMAGE], *ROOMY))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["signal"] * 3 + ["transfers"])
+def test_a_program_ends_at_once(what: str, corners: str, library: Path, tmp_path: Path) -> None:
+    """By a signal in the middle of a call, and while the server takes nothing any more."""
+    timed = ["timeout", "-s", "KILL", "3", corners, what, IMAGE]
+    with Control(tmp_path) as control:
+        done = run(library, control, timed, *ROOMY)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_library_that_is_closed_stays(corners: str, library: Path, tmp_path: Path) -> None:
+    """Its threads run on, and forks call it."""
+    code = "import _ctypes, ctypes, os, time; c = ctypes.CDLL('libcuda.so.1'); c.cuInit(0)"
+    code += "; _ctypes.dlclose(c._handle); time.sleep(0.05); os.fork() and print('results right')"
+    with Control(tmp_path) as control:
+        right(run(library, control, [sys.executable, "-c", code]))
