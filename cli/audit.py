@@ -43,8 +43,8 @@ def parse_since(text: str) -> float:
 @click.option("--user", help="Only what this user did.")
 @click.option(
     "--export",
-    type=click.Path(dir_okay=False),
-    help="Write it to this file instead, one JSON object a line.",
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help='Write it to this file instead, one JSON object a line; "-" is standard output.',
 )
 @click.option(
     "--state-dir",
@@ -68,9 +68,10 @@ def command(
     """
     if export is not None and as_json:
         raise UsageError("--export and --json exclude each other", hint="give one of them")
-    if state_dir is not None:
-        from gpupool.cli.auditlog import read_acts
+    from gpupool.cli.auditlog import lines_of, read_acts
+    from gpupool.cli.files import write_private
 
+    if state_dir is not None:
         acts, dropped = read_acts(Path(state_dir)), 0
     else:
         answer = run_async(lambda: _ask(credentials))
@@ -80,8 +81,10 @@ def command(
         for act in acts
         if (since is None or act.at >= since * 1000) and (user is None or act.by == user)
     ]
-    if export is not None:
-        _export(Path(export), chosen)
+    if export == "-":
+        click.echo("".join(lines_of(chosen)), nl=False)
+    elif export is not None:
+        write_private(Path(export), "".join(lines_of(chosen)).encode())
         say(f"gpupool: {len(chosen)} acts written to {export}")
     elif as_json:
         print_json(acts=chosen, dropped=dropped)
@@ -98,13 +101,6 @@ def command(
 async def _ask(credentials: str | None) -> "AuditNow":
     async with connected(credentials) as pool:
         return await pool.audit()
-
-
-def _export(path: Path, acts: list[Act]) -> None:
-    from gpupool.cli.auditlog import lines_of
-    from gpupool.cli.files import write_private
-
-    write_private(path, "".join(lines_of(acts)).encode())
 
 
 def _print(acts: list[Act]) -> None:

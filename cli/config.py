@@ -1,9 +1,9 @@
 """``gpupool config``: every setting with its value and where that value comes from."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import click
 from click.core import ParameterSource
@@ -16,7 +16,7 @@ from gpupool.cli.values import duration_text
 from gpupool.pool.filters import filter_text
 from gpupool.pool.state import Filter
 
-NOT_SETTINGS = {"help", "version", "json", "verbose", "token", "lease", "all"}
+NOT_SETTINGS = {"help", "version", "json", "verbose", "token", "operator-token", "lease", "all"}
 """Options that say what to do once; a token is a secret and is never shown."""
 
 
@@ -62,15 +62,24 @@ def _command_map(
     options = {long_name(option): option for option in settable(command)}
     children: list[str] = command.list_commands(ctx) if isinstance(command, click.Group) else []
     found = options_of(files, section, [*options, *children])
-    result: dict[str, Any] = {
-        options[name].name or name: each.value for name, each in found.items() if name in options
-    }
+    result = _values(options, found)
     if isinstance(command, click.Group):
         for child in children:
             nested = command.get_command(ctx, child)
             if nested is not None:
                 result[child] = _command_map(files, (*section, child), nested, ctx)
     return result
+
+
+def _values(options: Mapping[str, click.Option], found: Mapping[str, Found]) -> dict[str, Any]:
+    """Return what files say, by parameter; of an option that is repeatable, one value is a list."""
+    values: dict[str, Any] = {}
+    for name, each in found.items():
+        if (option := options.get(name)) is not None:
+            value = cast(Any, each.value)
+            is_alone = option.multiple and not isinstance(value, list)
+            values[option.name or name] = [value] if is_alone else value
+    return values
 
 
 def current_settings(group: click.Group, ctx: click.Context) -> Iterator[Setting]:
@@ -97,7 +106,7 @@ def _settings_of(
         [],
         parent=ctx,
         resilient_parsing=True,
-        default_map={o.name or "": found[n].value for o in options if (n := long_name(o)) in found},
+        default_map=_values({long_name(option): option for option in options}, found),
         auto_envvar_prefix="_".join(("GPUPOOL", *section)).upper(),
     )
     for option in options:

@@ -4,7 +4,9 @@ Only click is imported here. A command's module is imported when that command is
 keeps ``gpupool --help`` and completion below 100 ms.
 """
 
+import errno
 import importlib
+import os
 import re
 import signal
 import sys
@@ -16,7 +18,7 @@ import click
 
 from gpupool.cli.output import Invocation, report, say
 from gpupool.cli.places import config_files
-from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+from gpupool.pool.errors import ExitCode, GpupoolError, StorageError, UsageError
 
 # Name, module and short help of every command, the most used first.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -53,6 +55,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "version": ("version", "Print the version."),
     "help": ("help", "Show the help of a command."),
 }
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 EXAMPLES = """\b
 Examples:
@@ -135,7 +139,23 @@ def cli(ctx: click.Context) -> None:
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; the entry point of the installed program."""
+    _open_missing_streams()
     sys.exit(run(sys.argv[1:] if args is None else list(args)))
+
+
+def _open_missing_streams() -> None:
+    """Let standard input and outputs that are closed be /dev/null.
+
+    The next file or connection would take the free number, and a program of ours would write to it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)  # it gets the lowest free number
+            os.set_inheritable(null, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def run(args: list[str]) -> int:
@@ -181,6 +201,13 @@ def _run(args: list[str], invocation: Invocation) -> int:
         return _exit_code(error, invocation.command)
     except BrokenPipeError:
         raise
+    except OSError as error:
+        if error.errno not in DISK_ERRORS or error.filename is not None:
+            return _internal_error(error, invocation)
+        # Files of ours are written with errors of their own; this is what we print.
+        wrong = StorageError("cannot write the output", why=(error.strerror or "").lower())
+        report(wrong, as_json=False)
+        return _exit_code(wrong, invocation.command)
     except Exception as error:  # noqa: BLE001  the last line of defence: a sentence, not a trace
         return _internal_error(error, invocation)
     return int(result) if isinstance(result, int) else ExitCode.DONE

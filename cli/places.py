@@ -38,11 +38,11 @@ def runtime_dir() -> Path | None:
 
 def config_files() -> tuple[Path, ...]:
     """Return the files that settings are read from, the strongest first."""
-    return (
-        Path.cwd() / CONFIG_NAME,
-        config_dir() / "config.toml",
-        Path("/etc/gpupool/config.toml"),
-    )
+    files = (config_dir() / "config.toml", Path("/etc/gpupool/config.toml"))
+    try:
+        return (Path.cwd() / CONFIG_NAME, *files)
+    except FileNotFoundError:
+        return files  # the folder that we are in was removed
 
 
 def default_name() -> str:

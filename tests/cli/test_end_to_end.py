@@ -141,6 +141,7 @@ def test_the_audit_is_in_the_table_and_in_every_servers_file(
     assert [act["kind"] for act in acts[-2:]] == ["drained", "undrained"]
     out = tmp_path / "audit.jsonl"
     assert live_pool.run("audit", "--export", str(out)).returncode == 0
+    assert live_pool.run("audit", "--export", "-").stdout == out.read_text()
     assert [json.loads(line)["number"] for line in out.read_text().splitlines()] == [
         act["number"] for act in acts
     ]

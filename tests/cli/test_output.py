@@ -71,6 +71,22 @@ def test_wrong_usage_is_2_and_one_sentence(
     assert len(text.splitlines()) <= 3
 
 
+@pytest.mark.parametrize(
+    ("redirected", "code", "text"),
+    [
+        ("version >&-", 0, ""),
+        ("version > /dev/full", 1, "gpupool: cannot write the output\n  no space left on device\n"),
+        ("run -- nope <&- >&-", 127, "gpupool: cannot find the program 'nope'\n"),
+        ("run -- nope 2>&-", 127, ""),
+    ],
+)
+def test_outputs_that_are_closed_or_full(redirected: str, code: int, text: str) -> None:
+    command = f'"{sys.executable}" -m gpupool.cli.main {redirected}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[: len(text)]) == (code, text)
+    assert "Traceback" not in done.stderr
+
+
 def test_a_wrong_value_that_nobody_typed_says_where_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

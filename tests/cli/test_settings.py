@@ -1,6 +1,7 @@
 """Settings: which source wins, where a value came from, and typos that are refused."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,24 @@ def test_a_bad_value_in_a_file_is_a_usage_error(
     (home / "gpupool.toml").write_text("[run]\nfraction = 1.5\n")
     assert run(["run", "true"]) == 2
     assert "1.5 is no share of a GPU" in capsys.readouterr().err
+
+
+def test_one_value_of_a_repeatable_option_needs_no_list(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "gpupool.toml").write_text("[run]\nfilter = 'gpu.memory >= 40GiB'\n")
+    assert "42949672960" in str(settings(capsys)["run.filter"][0])
+    (home / "gpupool.toml").write_text("[run]\nfilter = 5\n")
+    assert run(["run", "true"]) == 2
+    assert "'5' is not a filter" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_gone_has_no_settings(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = home / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    assert settings(capsys)["run.wait"] == (None, "default")
+    assert run(["version"]) == 0
