@@ -2,14 +2,17 @@
 
 import struct
 from collections.abc import Sequence
+from uuid import UUID
 
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.driver.api import HIDDEN_ATTRIBUTES, Api
+from gpupool.remoting.host.nvml import count_links
 
 PROTOCOL = 1
 DEVICE_COUNT_MAX = 16
 ATTRIBUTE_COUNT = 192
-PEER_ACCESS_SELF = 0
+NATIVE_ATOMICS = 3
+"""CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED: over NVLink, and not over PCIe."""
 
 DEVICE = struct.Struct("<256s16s3iIQ2Q2i16s192i192s")
 HEAD = struct.Struct("<4I")
@@ -32,11 +35,31 @@ def encode_device(
             )
     uuid = bytes(api.call("cuDeviceGetUuid", spec.ordinal).bytes)
     name = api.call("cuDeviceGetName", 255, spec.ordinal).split(b"\0")[0]
+    links = _links(api, spec, specs, uuid)
     pci = [attributes.get(number, 0) for number in (50, 33, 34)]
     granularity = _granularity(api, spec.ordinal)
     return DEVICE.pack(
-        name, uuid, *pci, 0, spec.memory, *granularity, *priorities, bytes(peers), *values, known
+        name,
+        uuid,
+        *pci,
+        links,
+        spec.memory,
+        *granularity,
+        *priorities,
+        bytes(peers),
+        *values,
+        known,
     )
+
+
+def _links(api: Api, spec: DeviceSpec, specs: Sequence[DeviceSpec], uuid: bytes) -> int:
+    """Return how many NVLinks a device has, if it reaches all others of the session by such."""
+    others = [other.ordinal for other in specs if other.index != spec.index]
+    kind = api.enumerated("CUdevice_P2PAttribute", NATIVE_ATOMICS)
+    for other in others:
+        if not api.call("cuDeviceGetP2PAttribute", kind, spec.ordinal, other):
+            return 0
+    return count_links(f"GPU-{UUID(bytes=uuid)}") if others else 0
 
 
 def _granularity(api: Api, ordinal: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 DEVICE_COUNT_MAX = 256
 PROCESS_COUNT_MAX = 65536
+LINK_COUNT_MAX = 36
 
 HARDWARE_XIDS = {
     48: "double-bit ECC error",
@@ -271,3 +272,24 @@ class PynvmlNvml:
         except self._nvml.NVMLError as error:
             lost = error.value == self._nvml.NVML_ERROR_GPU_IS_LOST
             raise NvmlError(str(error), lost=lost) from error
+
+
+def count_links(uuid: str) -> int:
+    """Return how many NVLinks of a GPU are up and reach other GPUs; 0 where NVML does not say."""
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return 0
+    count = 0
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        for link in range(LINK_COUNT_MAX):
+            # It says "invalid argument" for a link that a GPU of this kind does not have.
+            if nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED:
+                count += bool(
+                    nvml.nvmlDeviceGetNvLinkCapability(
+                        handle, link, nvml.NVML_NVLINK_CAP_P2P_SUPPORTED
+                    )
+                )
+    return count

@@ -388,6 +388,80 @@ EXPORT int nvmlDeviceGetP2PStatus(const struct device *one, const struct device 
     return SUCCESS;
 }
 
+// --- NVLink ---------------------------------------------------------------------------------------
+//
+// By links NCCL knows how near GPUs are. What is behind one cannot be seen from here, which NVML says
+// within virtual machines as well; NCCL takes it for a switch that connects all GPUs, and links are
+// told only where CUDA says that they do.
+
+static unsigned link_count(const struct device *device) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (library == NULL) return 0;
+    int (*ask)(const char *, int *), count = 0;
+    void *found = dlsym(library, "cuGpupoolLinkCount");
+    memcpy(&ask, &found, sizeof found);
+    bool good = found != NULL && ask(device->uuid, &count) == 0;
+    dlclose(library);
+    return good ? (unsigned)count : 0;
+}
+
+EXPORT int nvmlDeviceGetNvLinkState(const struct device *device, unsigned link, int *state) {
+    ENTER_DEVICE(device, state);
+    if (link >= link_count(device)) return NOT_SUPPORTED;
+    *state = 1;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetNvLinkCapability(const struct device *device, unsigned link, int capability,
+                                         unsigned *has) {
+    ENTER_DEVICE(device, has);
+    if (link >= link_count(device)) return NOT_SUPPORTED;
+    // Of the link itself, peer access and its atomics; 1, 3 and 4 are the host's memory and SLI.
+    *has = capability == 0 || capability == 2 || capability == 5;
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetNvLinkRemotePciInfo(const struct device *device, unsigned link,
+                                            struct pci_start *pci) {
+    ENTER_DEVICE(device, pci);
+    if (link >= link_count(device)) return NOT_SUPPORTED;
+    *pci = (struct pci_start){"FFFFFFF:FFFF:FF", ~0u, ~0u, ~0u, ~0u};
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(const struct device *device, unsigned link,
+                                               struct pci *pci) {
+    ENTER_DEVICE(device, pci);
+    if (link >= link_count(device)) return NOT_SUPPORTED;
+    *pci = (struct pci){{"FFFFFFF:FFFF:FF", ~0u, ~0u, ~0u, ~0u}, ~0u, "FFFFFFF:FFFF:FF"};
+    return SUCCESS;
+}
+
+// nvmlFieldValue_t.
+struct field_value {
+    unsigned field, scope;
+    int64_t time_us, latency_us;
+    int type, status;
+    uint64_t value;
+};
+
+// For GPUs since Hopper NCCL asks in this way.
+EXPORT int nvmlDeviceGetFieldValues(const struct device *device, int count,
+                                    struct field_value *values) {
+    ENTER_DEVICE(device, values);
+    if (count < 1) return INVALID_ARGUMENT;
+    unsigned links = link_count(device);
+    for (int at = 0; at < count; at++) {
+        struct field_value *value = &values[at];
+        bool state = value->field == 165 && value->scope < links;  // ..._NVLINK_GET_STATE
+        bool all = value->field == 91 && links > 0;                // ..._NVLINK_LINK_COUNT
+        value->status = state || all ? SUCCESS : NOT_SUPPORTED;
+        value->type = 1;  // unsigned
+        value->value = state ? 1 : all ? links : 0;
+    }
+    return SUCCESS;
+}
+
 // --- what changes ---------------------------------------------------------------------------------
 
 // What CUDA itself says, when this process has it loaded and in use; so both always agree.

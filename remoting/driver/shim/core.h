@@ -92,6 +92,7 @@ struct gp_device {
     int priorities[2];        // least, greatest
     int attributes[GP_ATTRIBUTES_MAX];
     unsigned char known[GP_ATTRIBUTES_MAX];
+    int links;   // NVLinks, where all devices of its session are connected by such
     int server;  // of the lease, counted from zero
     int index;   // in that server's session
     unsigned char peers[GP_SERVER_DEVICES_MAX];  // by their index, on the same server

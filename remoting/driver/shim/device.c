@@ -9,7 +9,7 @@ struct wire_device {
     char name[256];
     unsigned char uuid[16];
     int32_t pci[3];
-    uint32_t padding;
+    uint32_t links;
     uint64_t memory, granularity[2];
     int32_t priorities[2];
     unsigned char peers[GP_SERVER_DEVICES_MAX];
@@ -95,6 +95,7 @@ static void take_device(struct gp_device *device, const struct candidate *candid
     device->name[sizeof device->name - 1] = '\0';
     memcpy(device->uuid, from->uuid, sizeof device->uuid);
     memcpy(device->pci, from->pci, sizeof device->pci);
+    device->links = (int)from->links;
     device->memory = from->memory;
     memcpy(device->granularity, from->granularity, sizeof device->granularity);
     memcpy(device->priorities, from->priorities, sizeof device->priorities);
@@ -722,6 +723,19 @@ GP_EXPORT int cuGpupoolMemGetInfo(const char *uuid, uint64_t *left, uint64_t *to
         *left = reply[0];
         *total = reply[1];
         return status;
+    }
+    return GP_INVALID_DEVICE;
+}
+
+// How many NVLinks the device of this UUID has.
+GP_EXPORT int cuGpupoolLinkCount(const char *uuid, int *count) {
+    GP_CHECK(gp_ready());
+    for (int at = 0; at < gp.device_count; at++) {
+        char text[GP_UUID_TEXT];
+        write_uuid(text, gp.devices[at].uuid);
+        if (!begins_uuid(uuid, text)) continue;
+        *count = gp_several ? 0 : gp.devices[at].links;  // none leads from server to server
+        return GP_SUCCESS;
     }
     return GP_INVALID_DEVICE;
 }

@@ -101,6 +101,36 @@ def test_a_process_that_sees_devices_of_one_server_needs_no_other(two_servers: F
     assert done.stdout == "1\n", done.stderr
 
 
+LINKS = """
+import ctypes, pynvml
+pynvml.nvmlInit()
+gpu = pynvml.nvmlDeviceGetHandleByIndex(1)
+def states():
+    try:
+        yield pynvml.nvmlDeviceGetNvLinkState(gpu, 17)
+        yield pynvml.nvmlDeviceGetNvLinkCapability(gpu, 17, pynvml.NVML_NVLINK_CAP_P2P_SUPPORTED)
+        yield pynvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, 17).busId
+        fields = [(pynvml.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in (17, 18)]
+        for value in pynvml.nvmlDeviceGetFieldValues(gpu, fields):
+            yield value.nvmlReturn, value.value.uiVal
+        yield pynvml.nvmlDeviceGetNvLinkState(gpu, 18)
+    except pynvml.NVMLError as error:
+        yield error.value
+print(*states())
+assert ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+print(*states())
+"""
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_nvml_has_links_among_gpus_of_one_server(count: int, two_servers: FakeGpuPool) -> None:
+    """By these NCCL knows that its kernels reach the other GPU's memory; 3 is "not supported"."""
+    options = (*ACROSS, "-n", str(count), "--", sys.executable, "-c", LINKS)
+    done = two_servers.command(*options)
+    links = "1 1 FFFFFFF:FFFF:FF (0, 1) (3, 0) 3" if count == 2 else "3"
+    assert done.stdout.splitlines() == ["3", links], done.stderr
+
+
 def test_kill_9_of_one_server_of_a_lease_ends_all_of_it(two_servers: FakeGpuPool) -> None:
     pool = two_servers
     program = pool.spawn(*ACROSS, "--", compiled(pool, "leased"), IMAGE, "wait")

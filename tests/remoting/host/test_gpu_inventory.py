@@ -495,6 +495,8 @@ def test_real_binding_has_every_name_that_the_adapter_uses() -> None:
     fake = FakeBinding()
     names = {name for name in vars(FakeBinding) if name.startswith(("NVML", "nvml"))}
     names |= {name[1:] for name in vars(FakeBinding) if name.startswith("_nvml")}
+    names |= {"nvmlDeviceGetHandleByUUID", "nvmlDeviceGetNvLinkState", "NVML_FEATURE_ENABLED"}
+    names |= {"nvmlDeviceGetNvLinkCapability", "NVML_NVLINK_CAP_P2P_SUPPORTED"}
     for name in names | set(ANSWERS):
         assert hasattr(pynvml, name), name
     for name in (

@@ -12,7 +12,9 @@ NVML_DEVICE_MIG_ENABLE = 1
 NVML_COMPUTEMODE_DEFAULT = 0
 NVML_ERROR_GPU_IS_LOST = 15
 NVML_SUCCESS, NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NOT_FOUND = 0, 3, 6
+NVML_FEATURE_ENABLED, NVML_NVLINK_CAP_P2P_SUPPORTED = 1, 0
 MEMORY = 150754820096
+LINK_COUNT = 18
 
 
 class NVMLError(Exception):
@@ -61,6 +63,20 @@ def nvmlDeviceGetName(_handle: int) -> str:
 
 def nvmlDeviceGetPciInfo(handle: int) -> SimpleNamespace:
     return SimpleNamespace(busId=f"00000000:{0x1B + 0x10 * handle:02X}:00.0")
+
+
+def nvmlDeviceGetHandleByUUID(uuid: str) -> int:
+    return int(uuid[-2:], 16)
+
+
+def nvmlDeviceGetNvLinkState(_handle: int, link: int) -> int:
+    if link >= LINK_COUNT:
+        raise NVMLError
+    return NVML_FEATURE_ENABLED
+
+
+def nvmlDeviceGetNvLinkCapability(_handle: int, _link: int, capability: int) -> int:
+    return int(capability == NVML_NVLINK_CAP_P2P_SUPPORTED)
 
 
 def _unsupported(*_: object) -> None:

@@ -12,6 +12,7 @@ U, I, F = ctypes.c_uint64, ctypes.c_int, ctypes.c_float  # noqa: E741  one lette
 FIRST: dict[str, tuple[Any, ...]] = {
     "cuDriverGetVersion": (I,),
     "cuDeviceCanAccessPeer": (I,),
+    "cuDeviceGetP2PAttribute": (I,),
     "cuDeviceGetAttribute": (I,),
     "cuDeviceGetDefaultMemPool": (U,),
     "cuDeviceGetMemPool": (U,),
@@ -113,7 +114,9 @@ CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
 CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
 CUdevice_attribute = range(1, 192)
 CUresult = range(1000)
-CUmemAllocationGranularity_flags = CUfunction_attribute = CUfunc_cache = CUlimit = int
+CUmemAllocationGranularity_flags = CUdevice_P2PAttribute = CUfunction_attribute = CUfunc_cache = (
+    CUlimit
+) = int
 CUmemAllocationHandleType = CUjit_option = CUjitInputType = CUmemAccess_flags = (
     CUmemPool_attribute
 ) = CUkernel = CUfunction = CUdeviceptr = int
