@@ -19,9 +19,9 @@ BODY_SIZE_MAX = 1 << 20
 BULK_SIZE_MAX = 1 << 40
 RECORD = struct.Struct("<HHI")
 
-AHEAD_SIZE_MAX = 1 << 30
-"""Bytes that are read ahead at most. The client sends 200 MiB of uploads beyond a host function,
-and 256 MiB of mapped memory for each of what it changes meanwhile."""
+AHEAD_SIZE_MAX = 512 << 20
+"""Bytes that are read ahead at most. The client sends up to 200 MiB of uploads beyond a host
+function that waits, and what it has changed in up to 256 MiB of mapped memory."""
 
 CHUNK_SIZE = 1 << 20
 
@@ -226,6 +226,8 @@ class Reader:
             self._changed.release()
             try:
                 count = self._stream.recv_into(chunk)
+            except OSError:
+                count = 0  # it broke, and whoever executes gets to know of it as of an end
             finally:
                 self._changed.acquire()
             self._ended = not count

@@ -144,6 +144,23 @@ def test_nobody_reads_ahead_of_an_executor_that_has_moved() -> None:
     assert reader.read_ahead(steps, Seen())  # and does not wait for anything
 
 
+def test_a_connection_that_breaks_meanwhile_ends_the_frames() -> None:
+    class BrokenStream(FedStream):
+        def recv_into(self, buffer: memoryview, /) -> int:
+            if self.pieces.empty():
+                raise TimeoutError
+            return super().recv_into(buffer)
+
+    stream = BrokenStream()
+    reader = Reader(stream)
+    reader.share()
+    stream.pieces.put(encoded(([1], b"")))
+    reader.next_frame()
+    assert not reader.read_ahead(reader.steps(), Seen())
+    with pytest.raises(ClosedError):
+        reader.next_frame()
+
+
 class Mirrors:
     """Where writes to mapped memory go."""
 
