@@ -53,29 +53,42 @@ class Managed(Area):
         """Make memory, where the client wishes it if that is free here, and fill it with zeros."""
         virtual, undo = self._virtual, list[Callable[[], None]]()
         try:
-            address = virtual.reserve(size, UNIT, wish)
+            address = self._reserve(size, wish)
             undo.append(lambda: virtual.give_back(address, size))
             virtual.create(number, size, device, self.client.ordinals[device], charged(size))
             undo.append(lambda: virtual.release(number))
             virtual.map(address, size, number)
             undo.append(lambda: virtual.unmap(address, size))
-            for other in self._reaching(device):
-                virtual.set_access(address, size, other, READ_WRITE)
+            self._give_access(address, size, device)
             stream = self._stream(device)
             self.api.runtime.memsetAsync(address, 0, size, stream)
             self.api.runtime.streamSynchronize(stream)
-        except self.api.errors:
+        except self.api.errors as error:
+            self.client.log(f"CUDA session: managed memory of {size} bytes: {error}")
             for step in reversed(undo):
                 step()
             raise
         return WORDS[1].pack(address)
 
-    def _reaching(self, device: int) -> list[int]:
-        """Return the ordinals of all devices of the session that can reach a device's memory."""
+    def _reserve(self, size: int, wish: int) -> int:
+        """Reserve addresses, if it cannot be the client's wish then those that the driver has."""
+        try:
+            return self._virtual.reserve(size, UNIT, wish)
+        except CudaError as error:
+            self.client.log(f"CUDA session: managed memory at {wish:#x}: {error}")
+            return self._virtual.reserve(size, UNIT, 0)
+
+    def _give_access(self, address: int, size: int, device: int) -> None:
+        """Let all devices of the session use memory of one of them, if they can."""
         own = self.client.ordinals[device]
-        peers = (other for other in self.client.ordinals if other != own)
-        reaching = (one for one in peers if self.api.call("cuDeviceCanAccessPeer", one, own))
-        return [own, *reaching]
+        self._virtual.set_access(address, size, own, READ_WRITE)
+        for peer in self.client.ordinals:
+            if peer == own or not self.api.call("cuDeviceCanAccessPeer", peer, own):
+                continue
+            try:
+                self._virtual.set_access(address, size, peer, READ_WRITE)
+            except CudaError as error:
+                self.client.log(f"CUDA session: managed memory for device {peer}: {error}")
 
     def _free(self, number: int, address: int, size: int) -> None:
         """Free a region on a thread of its own, as cuMemFree waits for the GPU."""

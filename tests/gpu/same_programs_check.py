@@ -93,7 +93,8 @@ def main() -> int:
             subprocess.run(command, check=True)
             words = [str(target), *program.arguments]
             door = [sys.executable, str(DRIVER / "loopback.py"), "--library", str(library)]
-            door += ["--memory", str(MEMORY), "--devices", str(program.gpus), "--", *words]
+            door += ["--memory", str(MEMORY), "--devices", str(program.gpus)]
+            door += ["--verbose", "--", *words]
             env = dict(os.environ)
             native = run(words, LIMIT_S, place / "native.log", env)
             return native, run(door, LIMIT_S, place / "remote.log", env)
@@ -108,7 +109,7 @@ def main() -> int:
                 words = " ".join(Path(word).name for word in program.arguments)
                 print(f"{'pass' if good else 'FAIL'} {program.name} {words}", flush=True)
                 if not good:
-                    print("    | " + "\n    | ".join(remote.output.splitlines()[-12:]))
+                    print("    | " + "\n    | ".join(remote.output.splitlines()[-30:]))
                 if native.code:
                     print(f"    natively: {last_of(native)}")
     return failed

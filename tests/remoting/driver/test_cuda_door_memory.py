@@ -67,11 +67,17 @@ def test_arrays_and_textures(library: Path, tmp_path: Path) -> None:
         right(run(library, control, [str(program), image]))
 
 
-def test_managed_memory(library: Path, tmp_path: Path) -> None:
-    """One address on both sides; what either wrote is there when CUDA says so."""
+@pytest.mark.parametrize("refused", ["", "cuMemAddressReserve", "cuMemSetAccess"])
+def test_managed_memory(refused: str, library: Path, tmp_path: Path) -> None:
+    """One address on both sides; what either wrote is there when CUDA says so.
+
+    Also where the driver does not take the client's addresses, or no peer may have the memory.
+    """
     program = compiled("managed", tmp_path, library)
     images = [str(KERNELS / f"{name}_kernels.sm_90.cubin") for name in ("test", "memory")]
     with Control(tmp_path) as control:
+        if refused:
+            control.set_fault(refused, 2, after=refused == "cuMemSetAccess", times=1)
         right(run(library, control, [str(program), *images], devices=2))
 
 
