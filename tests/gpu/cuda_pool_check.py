@@ -1,7 +1,7 @@
 """Run CUDA programs natively and on a pool of this machine, through everything that users have.
 
     python tests/gpu/cuda_pool_check.py [--only NAME,...] [--budget SECONDS] [--jobs N] [--gpus N]
-                                        [--bare]
+                                        [--bare] [--limit SECONDS]
 
 ``gpupool join`` with the real GPU, ``gpupool run -p 0.5`` with the CUDA door: over the Unix socket,
 and as from another machine over TCP with TLS. Prints what differs and what was measured (it means
@@ -133,14 +133,14 @@ def failures_of(pool: RealPool, folder: Path) -> int:
 
 
 def both(
-    pool: RealPool, program: Program, command: list[str], fraction: str
+    pool: RealPool, program: Program, command: list[str], fraction: str, limit: float
 ) -> tuple[list[str], bool]:
     """Run a program natively and on the pool; return what to print, and whether it passed."""
     native = run(
         command, program.limit, pool.folder / f"{program.name}-native.log", dict(os.environ)
     )
     options = ["-n", str(program.gpus), "-p", fraction]
-    remote = pool.run(command, *options, limit=program.limit, name=program.name)
+    remote = pool.run(command, *options, limit=limit, name=program.name)
     return report(program.name, native, remote)
 
 
@@ -148,6 +148,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--budget", type=float, default=280)
+    parser.add_argument("--limit", type=float, default=120, help="seconds for each program")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--bare", action="store_true", help="programs see no GPU and no driver")
@@ -181,7 +182,7 @@ def main() -> int:
                     command = compiling[program].result()
                 except (OSError, subprocess.SubprocessError) as error:
                     return [f"FAIL {program.name}: cannot be compiled: {error}"], False
-                return both(pool, program, command, fraction)
+                return both(pool, program, command, fraction, options.limit)
 
             try:
                 print(f"--- {kind}", flush=True)
