@@ -125,6 +125,13 @@ class Replication(Elections):
         ages.sort()
         return ages[len(ages) // 2] if ages else NEVER
 
+    def _SyncObj__setState(self, newState: int) -> None:
+        """Let a leader that stops leading remember when it last heard from a majority."""
+        if self.state == LEADER and newState != LEADER:
+            self._leader_heard_at = self._active.now - self.majority_age_s()
+            self._leader_majority_age_s = 0.0
+        super()._SyncObj__setState(newState)  # pyright: ignore[reportUnknownMemberType]
+
     def majority_age_ms(self) -> int:
         """Return ``majority_age_s`` as it travels; "never" becomes about 30 years."""
         return int(min(self.majority_age_s(), 1e9) * 1000)

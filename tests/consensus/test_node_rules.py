@@ -214,6 +214,20 @@ def test_health_of_a_leader() -> None:
     assert set(health.contact_age_s) == {"b", "c", "d"}
 
 
+def test_a_leader_that_falls_back_was_in_touch_until_just_now() -> None:
+    """It said for how long it had not heard of another leader: for as long as it had led."""
+    lone = Lone()
+    lone.win("b")
+    for _ in range(50):
+        lone.tick(0.05)
+        lone.acknowledge("b", lone.journal.last_index)
+    heard = lone.now
+    while lone.node.health(lone.now).role is Role.LEADER:
+        lone.tick(0.05)
+    lone.tick(1.0)
+    assert lone.node.health(lone.now).majority_age_s == pytest.approx(lone.now - heard)
+
+
 def test_a_new_leader_does_not_take_silence_between_followers_for_absence() -> None:
     world = World(11, voters=5)
     world.run_until(lambda: world.leader() is not None)
