@@ -11,7 +11,7 @@ CLIENT := cli consensus pool remoting/*.py remoting/arrays
 # Clients of CUDA, at whose other end is the test suite's driver without a GPU.
 WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
   'nvidia-cuda-nvrtc==13.5.*' 'nvidia-nvjitlink==13.5.*' 'nvidia-cuda-runtime==13.5.*' \
-  nvidia-cuda-runtime-cu12 nvidia-cuda-runtime-cu11
+  nvidia-cuda-runtime-cu12 nvidia-cuda-runtime-cu11 nvidia-nccl-cu13==2.28.9
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test wheels test-wheels lint docs clean
@@ -19,7 +19,7 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
-	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy and numba (860 MB)"
+	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
 	@echo "make lint   only ruff, pyright and the import rules"
 	@echo "make docs   write docs/cli.md anew from the help texts"
 	@echo "make clean  remove $(VENV) and what tools left behind"
@@ -53,7 +53,7 @@ lint: $(VENV)/installed-dev
 test: lint
 	$(BIN)/pytest -n 2 --dist worksteal
 
-$(VENV)/wheels/installed: $(BIN)/python
+$(VENV)/wheels/installed: $(BIN)/python Makefile
 	$(PYTHON) -m venv $(VENV)/wheels
 	$(VENV)/wheels/bin/python -m pip install --quiet --disable-pip-version-check \
 	  $(WHEELS) cbor2 cryptography trio

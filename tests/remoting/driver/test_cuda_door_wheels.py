@@ -1,14 +1,17 @@
-"""Unmodified clients behind the CUDA door: CUDA's runtimes, CuPy and numba-cuda, from their wheels.
+"""Unmodified clients behind the CUDA door, from their wheels: CUDA's runtimes, CuPy, numba, NCCL.
 
 The worker has the real CuPy and cuda.bindings as well, so that only the driver is a fake. ``make
-test-wheels`` runs this, in an environment of its own: the wheels are 200 MB and not among the
+test-wheels`` runs this, in an environment of its own: the wheels are 300 MB and not among the
 project's dependencies.
 """
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
+from fake_pool import FakeGpuPool
 from test_cuda_door import HERE, KERNELS, right
 
 pytestmark = pytest.mark.slow
@@ -106,3 +110,33 @@ def test_cupy_on_two_servers(python: str, library: Path, tmp_path: Path) -> None
     program = [python, str(HERE / "programs" / "servers_of_cupy.py"), str(KERNELS)]
     with Control(tmp_path) as control:
         right(behind_the_door(python, library, control, program, servers=2))
+
+
+@pytest.fixture(scope="module")
+def pool(library: Path) -> Iterator[FakeGpuPool]:
+    """Run a pool of one server with two GPUs, whose NVML a lease's programs can ask."""
+    assert library.exists()
+    folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
+    fake = FakeGpuPool(folder, devices=2, first=242 + os.getpid() % 10)
+    try:
+        fake.start()
+        yield fake
+    finally:
+        fake.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize(("mode", "way"), [("both", "direct pointer"), ("each", "CUMEM")])
+def test_nccl_goes_from_gpu_to_gpu(
+    mode: str, way: str, python: str, places: list[Path], pool: FakeGpuPool
+) -> None:
+    """By NVLink, with as many channels as that has, and never through memory of the host."""
+    found = [file for place in places for file in place.glob("nccl/lib/libnccl.so.2")]
+    assert found, "no wheel has NCCL"
+    program = [python, str(HERE / "programs" / "nccl_ranks.py"), str(found[0]), mode]
+    settings = ["--env", "NCCL_DEBUG=INFO", "--env", "NCCL_DEBUG_FILE=/dev/stderr"]
+    done = pool.command("run", "-n", "2", "-m", "8G", "--door", "cuda", *settings, "--", *program)
+    assert done.stdout == "results right\n", done.stderr + pool.logs()
+    ways = re.findall(r" via (\w+)/(.*)", done.stderr)
+    assert set(ways) == {("P2P", way)}
+    assert set(re.findall(r"(\d+) coll channels", done.stderr)) == {"24"}
