@@ -278,7 +278,7 @@ def kept_for_others(state: PoolState, request: RequestId, user: str = "") -> Kep
 
 
 def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
-    """Return the GPUs that are kept for ``entry``: those of the server nearest to serving it."""
+    """Return the GPUs that are kept for ``entry``: those that are nearest to serving it."""
     admission = Admission(state)
     # Everybody else who asks is told to leave the same GPUs, until one is granted or freed.
     parts = (
@@ -298,24 +298,33 @@ _needed: Memo[frozenset[tuple[ServerId, GpuId]]] = Memo(8)
 
 
 def _nearest(state: PoolState, request: Request, usable: May) -> list[tuple[ServerId, GpuId]]:
-    """Return the GPUs of the server nearest to serving ``request``, none when none ever could."""
-    best: tuple[tuple[int, int, str], list[tuple[ServerId, GpuId]]] | None = None
+    """Return the GPUs nearest to serving ``request``, none when there are too few for it.
+
+    They are those of one server, unless the request may have several and is nearer to being served
+    by all together: who goes first must not see free GPUs go to others.
+    """
+    best: tuple[tuple[int, int], ServerId, list[_Candidate]] | None = None
     everywhere: list[_Candidate] = []
     for server in state.servers.values():
         if not server.grantable:
             continue
         fitting = _candidates(server, request, usable)
         everywhere += fitting
-        if len(fitting) < request.count:
-            continue
-        chosen = fitting[: request.count]
-        ready = sum(c.missing == 0 for c in chosen)
-        key = (-ready, sum(c.missing for c in chosen), server.id)
-        if best is None or key < best[0]:
-            best = (key, [(c.server, c.gpu) for c in chosen])
-    if best is None and request.across and len(everywhere) >= request.count:
-        return [(c.server, c.gpu) for c in sorted(everywhere)[: request.count]]
-    return best[1] if best else []
+        if len(fitting) >= request.count:
+            chosen = fitting[: request.count]
+            lack = _lack(chosen)
+            if best is None or (lack, server.id) < best[:2]:
+                best = (lack, server.id, chosen)
+    if request.across and len(everywhere) >= request.count:
+        chosen = sorted(everywhere)[: request.count]
+        if best is None or _lack(chosen) < best[0]:
+            return [(each.server, each.gpu) for each in chosen]
+    return [(each.server, each.gpu) for each in best[2]] if best is not None else []
+
+
+def _lack(chosen: list["_Candidate"]) -> tuple[int, int]:
+    """Return how far these are from being ready: how few are, then how many bytes are missing."""
+    return -sum(each.missing == 0 for each in chosen), sum(each.missing for each in chosen)
 
 
 def _candidates(server: Server, request: Request, usable: May) -> list["_Candidate"]:

@@ -116,6 +116,17 @@ def keeps_what_is_free() -> AbstractContextManager[None]:
     return patched(leases, "needed_by", needed_by)
 
 
+def keeps_one_server() -> AbstractContextManager[None]:
+    """Keep for a request over several servers what one of them could serve it with, or nothing."""
+    original = leases.needed_by
+
+    def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
+        alone = replace(entry, request=replace(entry.request, across=False))
+        return original(state, alone)
+
+    return patched(leases, "needed_by", needed_by)
+
+
 def outlives_its_time() -> AbstractContextManager[None]:
     """Let nobody end a lease whose time is over."""
 

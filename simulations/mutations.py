@@ -525,6 +525,15 @@ MUTATIONS = (
         tune=lambda options: replace(options, starved_s=1.0, think_s=0.3, gpus=2, wide=0.3),
     ),
     Mutation(
+        "keeps-one-server",
+        "nobody-starves",
+        "for a request over several servers only what one of them has is kept",
+        broken_policy.keeps_one_server,
+        tune=lambda options: replace(
+            options, starved_s=1.0, think_s=0.3, gpus=2, servers=3, across=0.5
+        ),
+    ),
+    Mutation(
         "overtakes",
         "nobody-starves",
         "small requests take what one that has waited for long needs",

@@ -118,10 +118,11 @@ class NobodyStarves:
     """No grant makes the wait longer of a request that has waited long enough, and goes first.
 
     What it needs is on that server where the most of its GPUs are free enough, and of the others
-    the least is missing. A grant to anybody else may not make that worse. Leases end, and what
-    they give back makes it better; so the request waits for one generation of leases after the
-    other at most, as many as it takes until all its GPUs are free: and then
-    ``everything-granted`` says that it gets them within seconds.
+    the least is missing; for a request over several servers, on all servers together. A grant to
+    anybody else may not make that worse. Leases end, and what they give back makes it better; so
+    the request waits for one generation of leases after the other at most, as many as it takes
+    until all its GPUs are free: and then ``everything-granted`` says that it gets them within
+    seconds.
     """
 
     def __init__(self, judge: Judge, in_force: RulesInForce) -> None:
@@ -139,7 +140,7 @@ class NobodyStarves:
         rules = self._in_force.of(state)
         # A reservation moves as others come and go, which may take from anybody.
         first = self._first(before, rules)
-        if first is None or first.request.across or rules.reservation(state.now) is not None:
+        if first is None or rules.reservation(state.now) is not None:
             return
         if first.request.id == lease.request or rules.priority(lease.user) > first.priority:
             return
@@ -163,20 +164,25 @@ class NobodyStarves:
 
 
 def nearness(state: PoolState, entry: Waiting, rules: Rules) -> tuple[int, int]:
-    """Return how near a request is to being served by one server: the higher the nearer.
+    """Return how near a request is to being served: the higher the nearer.
 
-    The number of GPUs that are free enough, and less than nothing: the bytes missing on others.
+    The number of GPUs that are free enough, and less than nothing: the bytes missing on others; of
+    the server where that is best, or of all servers together if the request may have several.
     """
-    best = (-1, 0)
-    for server in state.servers.values():
-        if not server.grantable:
-            continue
-        missing = sorted(
+    places = [
+        [
             max(0, size - gpu.memory_free)
             for gpu in server.gpus.values()
             if (size := served(state, entry.request, server, gpu, rules, entry.user)) is not None
-        )
-        chosen = missing[: entry.request.count]
+        ]
+        for server in state.servers.values()
+        if server.grantable
+    ]
+    if entry.request.across:
+        places = [[missing for each in places for missing in each]]
+    best = (-1, 0)
+    for each in places:
+        chosen = sorted(each)[: entry.request.count]
         if len(chosen) == entry.request.count:
             best = max(best, (chosen.count(0), -sum(chosen)))
     return best

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpupool.pool import leases
+from gpupool.pool.choice import choose
 from gpupool.pool.ids import Milliseconds, RequestId, ServerId
 from gpupool.pool.placement import Offer, make_offer, may_have_room
+from gpupool.pool.rulebook import rulebook
 from gpupool.pool.state import PoolState, Request
 from gpupool.simulations.cluster import Cluster
 from gpupool.simulations.faults import Fault, happen, schedule
@@ -46,7 +48,8 @@ class _Look:
     clocks: tuple[tuple[ServerId, Milliseconds], ...]
 
     def grantable(self, request: Request, user: str) -> bool:
-        """Return whether some server could have granted a request alone."""
+        """Return whether a request could have been granted: by one server, or by all together."""
+        offers: list[Offer] = []
         for server_id, now in self.clocks:
             server = self.state.servers.get(server_id)
             # Most servers have plainly no room, which is quicker to see.
@@ -54,9 +57,15 @@ class _Look:
                 continue
             # Each server opens the policy's windows by its own clock.
             state = replace(self.state, now=now)
-            if isinstance(make_offer(state, server, request, user), Offer):
-                return True
-        return False
+            answer = make_offer(state, server, request, user)
+            if isinstance(answer, Offer):
+                if not request.across:
+                    return True
+                offers.append(answer)
+        # What a request for memory counts as depends on which GPUs it gets, so a limit may refuse
+        # what all servers together could give.
+        limited = rulebook(self.state.policy).has_caps
+        return not limited and choose(tuple(offers), request) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +275,7 @@ class _Run:
         self._waits_since = {each: self._waits_since.get(each, now) for each in waiting}
         for client in cluster.clients.values():
             request = client.waits_for
-            if request is not None and not request.across and self._had_room(request, client.user):
+            if request is not None and self._had_room(request, client.user):
                 text = f"{client.machine} waits {now - looks[0].at:.1f} s for what is free"
                 cluster.judge.fail("everything-granted", text)
 

@@ -7,8 +7,9 @@ from tests.pool.policy_kit import GIB, MONDAY_MS, A, B, Pool, at, parse, policy_
 
 from gpupool.pool import commands as c
 from gpupool.pool.duties import leader_plan
+from gpupool.pool.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.leases import STARVED_AFTER_MS, encryption_of, kept_for_others
-from gpupool.pool.placement import Offer
+from gpupool.pool.placement import NoOffer, Offer
 from gpupool.pool.policy import POLICY_COUNT_MAX, UNIT, Span, Usage
 from gpupool.pool.policy_log import unpack_text
 from gpupool.pool.policy_time import phase, to_utc
@@ -443,6 +444,81 @@ def test_a_higher_priority_need_not_wait_for_who_waits_longer() -> None:
     assert pool.refusal("bob", pool.request()).kind == "busy"
     assert kept_for_others(pool.state, RequestId(bytes(16)), "bob") is not None
     assert kept_for_others(pool.state, RequestId(bytes(16)), "boss") is None
+
+
+def occupy(pool: Pool, server: str, count: int) -> LeaseId:
+    """Let somebody have whole GPUs of one server."""
+    request = replace(pool.request(count), servers=(server,))
+    lease = pool.do(pool.claim("dee", request)).lease
+    assert lease is not None
+    return lease
+
+
+def free_gpus(pool: Pool) -> set[tuple[ServerId, GpuId]]:
+    servers = pool.state.servers.values()
+    return {(s.id, gpu.id) for s in servers for gpu in s.gpus.values() if not gpu.memory_granted}
+
+
+def renew(pool: Pool, entry: Waiting, times: int) -> Waiting:
+    """Let a request wait for ``times`` more renewals, 10 s apart."""
+    for _ in range(times):
+        pool.now_ms += 10_000
+        assert pool.do(c.Wait(entry.request, entry.user, TokenId(entry.user), "busy")).ok
+    return pool.state.waiting[entry.request.id]
+
+
+@pytest.mark.parametrize(("on_a", "on_b"), [(1, 1), (2, 0), (0, 2), (1, 0)])
+def test_a_request_over_several_servers_keeps_what_is_free_on_any(on_a: int, on_b: int) -> None:
+    pool = Pool()
+    occupy(pool, "a", 4 - on_a)
+    occupy(pool, "b", 4 - on_b)
+    request = replace(pool.request(2), across=True)
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
+    renew(pool, pool.state.waiting[request.id], 7)
+    kept = kept_for_others(pool.state, RequestId(bytes(16)), "bob")
+    assert kept is not None
+    assert len(kept.gpus) == 2
+    assert kept.gpus >= free_gpus(pool)
+    refusal = pool.refusal("bob", pool.request())
+    assert (refusal.kind, "goes first" in refusal.why) == ("busy", True)
+
+
+def test_a_request_over_several_servers_keeps_one_server_when_that_is_as_near() -> None:
+    pool = Pool()
+    occupy(pool, "a", 2)
+    occupy(pool, "b", 1)
+    request = replace(pool.request(3), across=True)
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
+    renew(pool, pool.state.waiting[request.id], 7)
+    kept = kept_for_others(pool.state, RequestId(bytes(16)), "bob")
+    assert kept is not None
+    assert {server for server, _ in kept.gpus} == {B}
+
+
+def test_a_reservation_takes_what_is_kept_for_who_waits_but_not_their_place() -> None:
+    pool = Pool(COURSE.replace("12:00:00", "08:01:00"))
+    pool.go_to("2026-11-23 07:58:20")
+    occupy(pool, "a", 1)
+    request = replace(pool.request(4), servers=("a",))
+    assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
+    since = pool.state.waiting[request.id].since
+    entry = renew(pool, pool.state.waiting[request.id], 9)
+    on_a = replace(pool.request(), servers=("a",))
+    kept = kept_for_others(pool.state, on_a.id, "cy")
+    assert kept is not None
+    assert len(kept.gpus) == 4
+    # It begins: its class has them, whoever waits.
+    entry = renew(pool, entry, 2)
+    assert kept_for_others(pool.state, on_a.id, "cy") == (entry, frozenset())
+    assert pool.do(pool.claim("cy", replace(pool.request(3), servers=("a",)))).ok
+    # Who waits is told why, keeps the place, and once it is over goes first again.
+    why = [answer.why for answer in pool.ask("ada", request) if isinstance(answer, NoOffer)]
+    assert any("3 kept for class course" in each for each in why)
+    entry = renew(pool, entry, 7)
+    assert entry.since == since
+    kept = kept_for_others(pool.state, on_a.id, "cy")
+    assert kept is not None
+    assert (kept.entry.request.id, len(kept.gpus)) == (request.id, 4)
 
 
 def test_who_waits_for_a_limit_keeps_nothing_from_others() -> None:
