@@ -7,8 +7,8 @@ from typing import Protocol
 import trio
 
 from gpupool.cli.connect import connected, first_error, stored_credentials
-from gpupool.cli.held import HeldRecord, find_held
-from gpupool.pool.errors import GpupoolError, LeaseLostError
+from gpupool.cli.held import Found, HeldRecord, find_held
+from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client import LeaseHold, Pool
 
@@ -167,11 +167,29 @@ class LazyLease:
 # --- held leases ----------------------------------------------------------------------------------
 
 
-def own_cluster(credentials: str | None) -> str:
-    """Return which pool this user is logged in to; empty when to none."""
+def is_own(record: HeldRecord, credentials: str | None) -> bool:
+    """Say whether a held lease may be used by who is logged in now, or by anybody."""
     with suppress(GpupoolError):
-        return stored_credentials(credentials).cluster_id
-    return ""
+        login = stored_credentials(credentials)
+        return record.cluster_id != login.cluster_id or record.user == login.user
+    return True
+
+
+def own_held(name: str, credentials: str | None) -> Found | None:
+    """Return the lease of that name that is held on this machine, if there is one.
+
+    Raises:
+        DeniedError: when it was taken by another user of the pool than who is logged in now. One
+            account of this machine may have the tokens of several.
+    """
+    cluster_id = ""
+    with suppress(GpupoolError):
+        cluster_id = stored_credentials(credentials).cluster_id
+    found = find_held(name, cluster_id)
+    if found is not None and not is_own(found.record, credentials):
+        why = f"you are logged in as {stored_credentials(credentials).user}"
+        raise DeniedError(f"lease {name} belongs to {found.record.user}", why=why)
+    return found
 
 
 async def held_record(name: str, credentials: str | None) -> HeldRecord:
@@ -179,8 +197,9 @@ async def held_record(name: str, credentials: str | None) -> HeldRecord:
 
     Raises:
         LeaseLostError: when it does not, with what is known of that lease.
+        DeniedError: when it is another user's.
     """
-    found = find_held(name, own_cluster(credentials))
+    found = own_held(name, credentials)
     if found is not None and not found.why_over:
         return found.record
     hint = 'take a new one with "gpupool alloc"'

@@ -25,10 +25,15 @@ def command(credentials: str | None, leases: tuple[int, ...], every: bool) -> No
             hint='give its name, or --all; "gpupool leases" lists them',
         )
     from gpupool.cli.held import held_leases
+    from gpupool.cli.leasing import is_own
 
     names = [lease_name(LeaseId(lease)) for lease in leases]
     if every:
-        names = [found.record.lease for found in held_leases() if not found.why_over]
+        names = [
+            found.record.lease
+            for found in held_leases()
+            if not found.why_over and is_own(found.record, credentials)
+        ]
         if not names:
             say("gpupool: no lease is held on this machine")
 
@@ -53,10 +58,10 @@ async def release(name: str, credentials: str | None) -> str:
     Raises:
         GpupoolError: when there is no such lease, or it is not ours.
     """
-    from gpupool.cli.held import find_held, release_held
-    from gpupool.cli.leasing import own_cluster
+    from gpupool.cli.held import release_held
+    from gpupool.cli.leasing import own_held
 
-    found = find_held(name, own_cluster(credentials))
+    found = own_held(name, credentials)
     if found is not None and not found.why_over:
         users = await release_held(found.record)
         programs = f"; {users} program{'s' if users > 1 else ''} used it" if users else ""

@@ -27,7 +27,12 @@ from gpupool.cli.held import (
     parse_record,
     release_held,
 )
-from gpupool.pool.errors import GpupoolError, LeaseLostError
+from gpupool.cli.leasing import held_record
+from gpupool.cli.release import release
+from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
+from gpupool.pool.ids import TokenId
+from gpupool.remoting.addresses import Address
+from gpupool.remoting.credentials import Credentials, save_credentials
 
 RECORD = HeldRecord(
     lease="7f3a", cluster_id="c0ffee00c0ffee00", pool="lab", user="ada", pid=os.getpid(),
@@ -90,6 +95,30 @@ def test_the_pool_decides_between_leases_of_one_name() -> None:
         assert found.record.cluster_id == cluster_id
     for file in files:
         file.close()
+
+
+async def test_a_lease_of_another_user_of_the_pool_is_left_alone(tmp_path: Path) -> None:
+    """One account of a machine may have the tokens of several users of a pool."""
+    file = RecordFile(holder_dir(), RECORD)
+
+    def login(user: str, cluster_id: str = RECORD.cluster_id) -> str:
+        path = tmp_path / f"{user}.json"
+        known = (Address("127.0.0.1", 1),)
+        token = TokenId("a1b2c3d4e5f6")
+        made = Credentials(cluster_id, "lab", user, token, bytes(32), "", known)
+        save_credentials(path, made)
+        return str(path)
+
+    bob = login("bob")
+    for attempt in (held_record, release):
+        with pytest.raises(DeniedError) as refused:
+            await attempt("7f3a", bob)
+        assert refused.value.what == "lease 7f3a belongs to ada"
+        assert refused.value.why == "you are logged in as bob"
+    assert await held_record("7f3a", login("ada")) == RECORD
+    assert await held_record("7f3a", login("cy", "ff" * 8)) == RECORD  # of another pool
+    assert await held_record("7f3a", str(tmp_path / "none.json")) == RECORD
+    file.close()
 
 
 def test_nobody_elses_records_are_believed(runtime: Path) -> None:
