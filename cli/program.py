@@ -296,6 +296,10 @@ def program_environment(
         # NCCL goes through the host's memory where GPUs seem far apart, as they do from a machine
         # that lacks them, and its kernels would wait there for what cannot come in time.
         env.setdefault("NCCL_P2P_LEVEL", "SYS")
+        if len(servers) > 1:
+            # Between servers there is nothing else, so it had better say that it has no way.
+            env.setdefault("NCCL_SHM_DISABLE", "1")
+            env.setdefault("NCCL_NET_DISABLE_INTRA", "1")
     if paths:
         env["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     else:

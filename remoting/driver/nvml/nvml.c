@@ -123,9 +123,16 @@ static int refresh(void) {
     gp_json_string(gp_json_field(line, "driver"), driver_version, sizeof driver_version);
     gp_json_string(gp_json_field(line, "cuda"), cuda_version, sizeof cuda_version);
     unsigned found = 0;
+    char last[sizeof devices->server] = "";
+    int server = 0;
     for (at = gp_json_blank(at + 1); *at == '{' && found < DEVICES_MAX;) {
         const char *emulated = gp_json_field(at, "emulated");
-        if (!take_device(at, &devices[found], found)) return UNKNOWN;
+        struct device *made = &devices[found];
+        if (!take_device(at, made, found)) return UNKNOWN;
+        // Servers come one after the other, in CUDA's order.
+        if (*last != '\0' && strcmp(last, made->server) != 0) server++;
+        snprintf(last, sizeof last, "%s", made->server);
+        made->domain = (unsigned)gp_pci_domain((int)made->domain, server);
         found += emulated == NULL || *emulated != 't';  // no CUDA device, so none here
         at = gp_json_blank(gp_json_value(at));
         if (*at == ',') at = gp_json_blank(at + 1);

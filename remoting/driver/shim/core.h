@@ -246,6 +246,7 @@ bool gp_is_lost(void);
 void gp_flush(void);
 uint64_t gp_position(void);  // of the line: calls appended so far
 bool gp_all_lost(void);
+bool gp_server_is_lost(int server);
 void gp_leave(void);  // the program ends
 int gp_post(int op, const uint64_t *values, int count);
 int gp_call(int op, const uint64_t *values, int count, void *reply, size_t capacity);

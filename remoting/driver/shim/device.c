@@ -1,9 +1,12 @@
 // Devices and contexts: everything here is answered from the snapshot that came at the start.
 #define _GNU_SOURCE
 #include "core.h"
+#include "json.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+#define PCI_DOMAIN 50  // CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID
 
 struct wire_device {
     char name[256];
@@ -102,6 +105,8 @@ static void take_device(struct gp_device *device, const struct candidate *candid
     memcpy(device->attributes, from->attributes, sizeof device->attributes);
     memcpy(device->known, from->known, sizeof device->known);
     memcpy(device->peers, from->peers, sizeof device->peers);
+    device->pci[0] = gp_pci_domain(device->pci[0], candidate->server);
+    device->attributes[PCI_DOMAIN] = device->pci[0];
     device->server = candidate->server;
     device->index = candidate->index;
 }

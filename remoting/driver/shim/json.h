@@ -11,4 +11,8 @@ const char *gp_json_value(const char *at);  // behind one value
 const char *gp_json_field(const char *text, const char *key);
 bool gp_json_string(const char *value, char *target, size_t capacity);
 
+// The PCI domain of a device of a server of the lease, counted from zero: GPUs of different servers
+// may sit in the same place, and programs tell them apart by it.
+static inline int gp_pci_domain(int domain, int server) { return (domain + (server << 8)) & 0xffff; }
+
 #endif

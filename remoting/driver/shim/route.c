@@ -10,9 +10,12 @@ __thread int gp_routed = -1;
 int gp_here(void) {
     int device = gp_current_device();
     if (device >= 0) return gp.devices[device].server;
-    // Without a context most calls are refused; the others are the same on every server.
-    int server = gp.device_count > 0 ? gp.devices[0].server : 0;
-    return server;
+    // Without a context most calls are refused; the others are the same on every server, so it is
+    // the first one that is left.
+    for (int at = 0; at < gp.device_count; at++) {
+        if (!gp_server_is_lost(gp.devices[at].server)) return gp.devices[at].server;
+    }
+    return gp.device_count > 0 ? gp.devices[0].server : 0;
 }
 
 int gp_server_of(int device) { return device < 0 ? gp_here() : gp.devices[device].server; }

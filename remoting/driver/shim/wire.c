@@ -108,6 +108,8 @@ static bool is_lost(const struct line *line) {
 
 bool gp_is_lost(void) { return is_lost(here()); }
 
+bool gp_server_is_lost(int server) { return lines[server] == NULL || is_lost(lines[server]); }
+
 bool gp_all_lost(void) {
     for (int at = 0; at < line_count; at++) {
         if (lines[at] != NULL && !is_lost(lines[at])) return false;

@@ -70,6 +70,7 @@ def test_a_program_uses_gpus_of_two_servers(direct: bool, two_servers: FakeGpuPo
 ORDER = """
 import ctypes, pynvml
 cuda, uuid = ctypes.CDLL("libcuda.so.1"), (ctypes.c_ubyte * 16)()
+place, places = ctypes.create_string_buffer(20), set()
 assert cuda.cuInit(0) == 0
 pynvml.nvmlInit()
 assert pynvml.nvmlDeviceGetCount() == 4
@@ -77,6 +78,11 @@ for at in range(4):
     assert cuda.cuDeviceGetUuid_v2(uuid, at) == 0
     name = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(at))
     assert name.replace("-", "").lower() == "gpu" + bytes(uuid).hex(), (at, name)
+    assert cuda.cuDeviceGetPCIBusId(place, 20, at) == 0
+    places.add(place.value)
+    handle = pynvml.nvmlDeviceGetHandleByPciBusId(place.value)
+    assert pynvml.nvmlDeviceGetIndex(handle) == at
+assert len(places) == 4, places
 """
 
 

@@ -434,6 +434,11 @@ static void lose(void) {
     NEED(cuMemcpyDtoD_v2(memory[half], memory[0], BYTES) == UNAVAILABLE);
     NEED(cuMemcpyDtoD_v2(memory[0], memory[half], BYTES) == UNAVAILABLE);
     NEED(cuEventSynchronize(NULL) == 400);
+    // Libraries need no context, and may be loaded wherever there still is a server.
+    void *again, *kernel;
+    CHECK(cuCtxSetCurrent(NULL));
+    CHECK(cuLibraryLoadData(&again, image, NULL, NULL, 0, NULL, NULL, 0));
+    CHECK(cuLibraryGetKernel(&kernel, again, "increment"));
     printf("one server lost\n");
 }
 
