@@ -19,7 +19,11 @@
 
 #define MAPPABLE 2                    // CU_MEMHOSTALLOC_DEVICEMAP
 #define SAME_ADDRESS 0x40000000u      // in the flags of a range: mapped, and needs no translation
-#define EAGER_MAX ((size_t)8 << 20)   // a mirror of more is made when its address is asked for
+// Mirrors are made when memory is, of pieces up to this size, so much and so many of them; all others
+// when a call names their address.
+#define EAGER_MAX ((size_t)8 << 20)
+#define EAGER_TOTAL_MAX ((size_t)64 << 20)
+#define EAGER_COUNT_MAX 256
 #define TRACKED_MIN ((size_t)16 << 10)
 #define BLOCK ((size_t)16 << 10)
 #define LINE 64
@@ -36,6 +40,7 @@ struct mapped {
     struct mapped *next;
     uint64_t id, device, size;
     int ordinal;  // of a device of the server whose kernels see it
+    bool eager;
     unsigned char *host, *shadow;  // shadow: what both sides have
     // Of memory whose writes are tracked; NULL otherwise.
     unsigned char *alias;  // the same bytes, always open
@@ -45,7 +50,8 @@ struct mapped {
 };
 
 int gp_mapped_count;
-static int tracked_count;
+static int tracked_count, eager_count;
+static size_t eager_size;
 static pid_t owner;
 static struct mapped *mapped;
 static pthread_mutex_t mapped_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -272,6 +278,12 @@ static void give_back(const struct mapped *of) {
     gp_call(GP_MAP_FREE, values, 1, NULL, 0);
 }
 
+static void count_eager(const struct mapped *of, int change) {
+    if (!of->eager) return;
+    __atomic_fetch_add(&eager_count, change, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&eager_size, change > 0 ? of->size : -of->size, __ATOMIC_RELAXED);
+}
+
 // With push_lock held.
 static void enter(struct mapped *made) {
     if (made->device != (uint64_t)(uintptr_t)made->host) {
@@ -283,6 +295,7 @@ static void enter(struct mapped *made) {
     mapped = made;
     pthread_mutex_unlock(&mapped_lock);
     __atomic_fetch_add(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+    count_eager(made, 1);
     if (made->dirty != NULL) __atomic_fetch_add(&tracked_count, 1, __ATOMIC_RELAXED);
 }
 
@@ -324,6 +337,7 @@ static struct mapped *take_mapped(const struct gp_range *range) {
 static void unmap_range(const struct gp_range *range) {
     for (struct mapped *found; (found = take_mapped(range)) != NULL; discard(found)) {
         __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
+        count_eager(found, -1);
         if (found->dirty != NULL) __atomic_fetch_sub(&tracked_count, 1, __ATOMIC_RELAXED);
         struct gp_range gone;
         if (found->device != range->start) gp_remove_range(found->device, &gone);
@@ -372,6 +386,12 @@ static struct mapped *new_eager(size_t size) {
     return made;
 }
 
+static bool is_for_eager(size_t size, unsigned flags) {
+    if (!(flags & MAPPABLE) || size > EAGER_MAX) return false;
+    if (__atomic_load_n(&eager_count, __ATOMIC_RELAXED) >= EAGER_COUNT_MAX) return false;
+    return __atomic_load_n(&eager_size, __ATOMIC_RELAXED) + size <= EAGER_TOTAL_MAX;
+}
+
 // Memory that the GPU sees from the start, at its own address; NULL: as memory that it does not.
 static void *allocate_eagerly(size_t size) {
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_gate(GP_ALLOCATE, 0);
@@ -381,6 +401,7 @@ static void *allocate_eagerly(size_t size) {
         void *host = made->host;
         bool mirrored = ask(made, true) == GP_SUCCESS;
         if (mirrored && made->device == (uint64_t)(uintptr_t)host) {
+            made->eager = true;
             owner = getpid();
             gp_catch_faults();
             pthread_mutex_lock(&push_lock);
@@ -402,7 +423,7 @@ GP_EXPORT int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
     int device = gp_current_device();
     void *made = NULL;
     unsigned seen = 0;
-    if (flags & MAPPABLE && size <= EAGER_MAX) made = allocate_eagerly(size);
+    if (is_for_eager(size, flags)) made = allocate_eagerly(size);
     if (made != NULL) seen = SAME_ADDRESS;
     if (made == NULL) made = take_room(size, -1);
     if (made == NULL) return GP_OUT_OF_MEMORY;

@@ -159,7 +159,15 @@ int main(int words, char **word) {
         CHECK(cuMemFreeHost(large));
     }
     small = make(SMALL);
-    int *wide = make(WIDE);  // more than anybody sends in advance
+    for (int at = 0; at < 300; at++) {  // nor so many pieces
+        int *one = make(SMALL);
+        *one = at;
+        if (at >= 10 && at < 290) continue;
+        carry_out(of(one), of(small), 1);
+        CHECK(cuStreamSynchronize(stream));
+        NEED(small[0] == at + 1);
+    }
+    int *wide = make(WIDE);  // more than is mirrored in advance
     wide[WIDE - 1] = 41;
     carry_out(of(wide + WIDE - 1), of(small), 1);
     CHECK(cuStreamSynchronize(stream));

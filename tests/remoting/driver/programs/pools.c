@@ -70,34 +70,35 @@ int main(void) {
     NEED(flags == 3);
     NEED(cuMemPoolExportToShareableHandle(&descriptor, pool, 1, 0) == 801);
 
-    // What a pool keeps is counted, until it is synchronised, trimmed or wanted elsewhere.
-    CHECK(cuMemAllocAsync(&one, 24 * MIB, NULL));
-    NEED(left() == all - 24 * MIB);
-    CHECK(cuMemAllocFromPoolAsync(&two, 16 * MIB, standard, NULL));
-    NEED(left() == all - 40 * MIB);
+    // What a pool keeps is counted, until it is synchronised, trimmed or wanted elsewhere. Sizes are
+    // multiples of what an H200's pools take at a time.
+    CHECK(cuMemAllocAsync(&one, 32 * MIB, NULL));
+    NEED(left() == all - 32 * MIB);
+    CHECK(cuMemAllocFromPoolAsync(&two, 32 * MIB, standard, NULL));
+    NEED(left() == all - 64 * MIB);
     NEED(cuMemAllocAsync(&three, 32 * MIB, NULL) == 2);
-    CHECK(cuMemsetD8_v2(one, 3, 24 * MIB));
+    CHECK(cuMemsetD8_v2(one, 3, 32 * MIB));
     CHECK(cuMemFreeAsync(two, NULL));
     CHECK(cuStreamSynchronize(NULL));
-    NEED(left() == all - 24 * MIB);  // the default pool keeps nothing beyond a synchronisation
+    NEED(left() == all - 32 * MIB);  // the default pool keeps nothing beyond a synchronisation
     CHECK(cuMemPoolSetAttribute(pool, 4, &for_ever));
     CHECK(cuMemFreeAsync(one, NULL));
     CHECK(cuStreamSynchronize(NULL));
-    NEED(left() == all - 24 * MIB);  // this one keeps everything
+    NEED(left() == all - 32 * MIB);  // this one keeps everything
     CHECK(cuMemPoolGetAttribute(pool, 5, &value));
-    NEED(value == 24 * MIB);
+    NEED(value == 32 * MIB);
     CHECK(cuMemPoolGetAttribute(pool, 7, &value));
     NEED(value == 0);
     CHECK(cuMemAllocAsync(&one, 16 * MIB, NULL));
-    NEED(left() == all - 24 * MIB);  // out of what it has
+    NEED(left() == all - 32 * MIB);  // out of what it has
     CHECK(cuMemFreeAsync(one, NULL));
     CHECK(cuStreamSynchronize(NULL));
     CHECK(cuMemPoolTrimTo(pool, 0));
     NEED(left() == all);
-    CHECK(cuMemAllocAsync(&one, 40 * MIB, NULL));
+    CHECK(cuMemAllocAsync(&one, 64 * MIB, NULL));
     CHECK(cuMemFreeAsync(one, NULL));
     CHECK(cuStreamSynchronize(NULL));
-    NEED(left() == all - 40 * MIB);
+    NEED(left() == all - 64 * MIB);
     CHECK(cuMemAlloc_v2(&two, 48 * MIB));  // the pool gives back what it does not use
     NEED(left() == all - 48 * MIB);
     CHECK(cuMemFree_v2(two));
@@ -121,10 +122,10 @@ int main(void) {
 
     // A limit of the pool's own.
     properties.location = here;
-    properties.size_max = 4 * MIB;
+    properties.size_max = 32 * MIB;
     CHECK(cuMemPoolCreate(&pool, &properties));
-    NEED(cuMemAllocFromPoolAsync(&one, 8 * MIB, pool, NULL) == 2);
-    CHECK(cuMemAllocFromPoolAsync(&one, 4 * MIB, pool, NULL));
+    NEED(cuMemAllocFromPoolAsync(&one, 64 * MIB, pool, NULL) == 2);
+    CHECK(cuMemAllocFromPoolAsync(&one, 32 * MIB, pool, NULL));
     CHECK(cuMemFreeAsync(one, NULL));
     CHECK(cuCtxSynchronize());
     NEED(left() == all);
