@@ -137,6 +137,42 @@ def test_nvml_has_links_among_gpus_of_one_server(count: int, two_servers: FakeGp
     assert done.stdout.splitlines() == ["3", links], done.stderr
 
 
+WORK = """
+import ctypes
+cuda, context, address = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+found = []
+for device in (0, 3):
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 20)) == 0
+    found.append((ctypes.c_void_p(context.value), address.value))
+def work(context, address):
+    assert cuda.cuCtxSetCurrent(context) == 0
+    status = cuda.cuMemsetD8_v2(ctypes.c_uint64(address), 1, ctypes.c_size_t(1 << 20))
+    return status or cuda.cuCtxSynchronize()
+print("working", flush=True)
+while (results := [work(*each) for each in found]) == [0, 0]:
+    pass
+print(sorted(results), sorted(work(*each) for each in found))
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_ends_takes_its_own_devices_alone(two_servers: FakeGpuPool) -> None:
+    """And gpupool run says which server that was."""
+    program = two_servers.spawn(*ACROSS, "--", sys.executable, "-c", WORK)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "working\n"
+    two_servers.servers[0].kill_workers()
+    out, err = program.communicate(timeout=DEADLINE_S)
+    assert out == "[0, 46] [0, 46]\n", err
+    assert program.returncode == 125
+    assert err.splitlines()[-1] == "gpupool: the connection to the server broke (server a)"
+    two_servers.until(lambda: two_servers.leases() == [])
+
+
 def test_kill_9_of_one_server_of_a_lease_ends_all_of_it(two_servers: FakeGpuPool) -> None:
     pool = two_servers
     program = pool.spawn(*ACROSS, "--", compiled(pool, "leased"), IMAGE, "wait")
