@@ -12,6 +12,7 @@
 #define _GNU_SOURCE
 #include "managed.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -458,9 +459,29 @@ GP_EXPORT int cuMemFreeHost(void *address) {
     return GP_SUCCESS;
 }
 
+// Whether this is memory in which NCCL's kernels of several processes, or of several GPUs, wait for
+// each other. No mirror is as fast as that: they would wait for ever.
+static bool is_shared_by_nccl(const void *address) {
+    bool found = false;
+    char line[512];
+    FILE *maps = fopen("/proc/self/maps", "re");
+    while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
+        unsigned long start, end;
+        found = sscanf(line, "%lx-%lx", &start, &end) == 2 && (uintptr_t)address >= start &&
+                (uintptr_t)address < end && strstr(line, " /dev/shm/nccl-") != NULL;
+    }
+    if (maps != NULL) fclose(maps);
+    return found;
+}
+
 GP_EXPORT int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
     GP_ENTER();
     if (address == NULL || size == 0) return GP_INVALID_VALUE;
+    if ((flags & MAPPABLE) && is_shared_by_nccl(address)) {
+        gp_say("NCCL goes through memory of the host, as it does between GPUs that have no access to "
+               "each other's memory or with NCCL_P2P_DISABLE; the CUDA door cannot do that");
+        return GP_NOT_SUPPORTED;
+    }
     struct gp_range range;
     if (gp_find_range((uint64_t)(uintptr_t)address, &range)) return GP_HOST_ALREADY_REGISTERED;
     return gp_add_range((struct gp_range){(uint64_t)(uintptr_t)address, size, GP_HOST_MEMORY,

@@ -90,3 +90,28 @@ def test_kernels_follow_addresses_of_pinned_memory(
     image = str(KERNELS / "memory_kernels.sm_90.cubin")
     with Control(tmp_path) as control:
         right(run(library, control, [str(program), image], "--servers", servers))
+
+
+SHARED = """
+import ctypes, mmap, os, sys
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+for name in sys.argv[1:]:
+    path = f"/dev/shm/{name}-{os.getpid()}"
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    os.unlink(path)
+    os.ftruncate(file, 8192)
+    memory = mmap.mmap(file, 8192)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    print([cuda.cuMemHostRegister_v2(ctypes.c_void_p(address), 8192, flags) for flags in (2, 0)])
+"""
+
+
+def test_memory_in_which_nccls_kernels_wait_is_refused(library: Path, tmp_path: Path) -> None:
+    """NCCL fails then, and says so; it would wait for ever otherwise."""
+    with Control(tmp_path) as control:
+        done = run(library, control, [sys.executable, "-c", SHARED, "nccl", "other"])
+        assert done.stdout == "[801, 0]\n[0, 712]\n", done.stderr  # 712: already registered
+        assert "NCCL goes through memory of the host" in done.stderr

@@ -126,17 +126,32 @@ def pool(library: Path) -> Iterator[FakeGpuPool]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def nccl_of(places: list[Path]) -> Path:
+    found = [file for place in places for file in place.glob("nccl/lib/libnccl.so.2")]
+    assert found, "no wheel has NCCL"
+    return found[0]
+
+
 @pytest.mark.parametrize(("mode", "way"), [("both", "direct pointer"), ("each", "CUMEM")])
 def test_nccl_goes_from_gpu_to_gpu(
     mode: str, way: str, python: str, places: list[Path], pool: FakeGpuPool
 ) -> None:
     """By NVLink, with as many channels as that has, and never through memory of the host."""
-    found = [file for place in places for file in place.glob("nccl/lib/libnccl.so.2")]
-    assert found, "no wheel has NCCL"
-    program = [python, str(HERE / "programs" / "nccl_ranks.py"), str(found[0]), mode]
+    program = [python, str(HERE / "programs" / "nccl_ranks.py"), str(nccl_of(places)), mode]
     settings = ["--env", "NCCL_DEBUG=INFO", "--env", "NCCL_DEBUG_FILE=/dev/stderr"]
     done = pool.command("run", "-n", "2", "-m", "8G", "--door", "cuda", *settings, "--", *program)
     assert done.stdout == "results right\n", done.stderr + pool.logs()
     ways = re.findall(r" via (\w+)/(.*)", done.stderr)
     assert set(ways) == {("P2P", way)}
     assert set(re.findall(r"(\d+) coll channels", done.stderr)) == {"24"}
+
+
+def test_nccl_is_refused_what_would_never_end(
+    python: str, places: list[Path], pool: FakeGpuPool
+) -> None:
+    """As between GPUs without access to each other's memory."""
+    program = [python, str(HERE / "programs" / "nccl_ranks.py"), str(nccl_of(places)), "both"]
+    settings = ["--env", "NCCL_P2P_DISABLE=1"]
+    done = pool.command("run", "-n", "2", "-m", "8G", "--door", "cuda", *settings, "--", *program)
+    assert done.returncode == 1, done.stderr
+    assert "NCCL goes through memory of the host" in done.stderr
