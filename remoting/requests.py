@@ -50,12 +50,13 @@ def check_request(request: Request) -> None:
         raise UsageError("ask for a fraction above 0 and up to 1 of each GPU, or for memory")
     if request.idle_timeout_s and not IDLE_TIMEOUT_MIN_S <= request.idle_timeout_s <= 2**31:
         raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")
-    if (
-        len(request.servers) > SERVER_NAME_COUNT_MAX
-        or max(map(len, request.servers), default=0) > SERVER_NAME_LENGTH_MAX
-        or len(request.client) > TEXT_LENGTH_MAX
-        or len(request.program) > TEXT_LENGTH_MAX
-    ):
+    if len(request.servers) > SERVER_NAME_COUNT_MAX:
+        hint = "--filter takes patterns, as 'server.name = gpu-*'"
+        raise UsageError(f"a request names at most {SERVER_NAME_COUNT_MAX} servers", hint=hint)
+    if max(map(len, request.servers), default=0) > SERVER_NAME_LENGTH_MAX:
+        what = f"a server's name has at most {SERVER_NAME_LENGTH_MAX} characters"
+        raise UsageError(what, hint='"gpupool status" lists them')
+    if len(request.client) > TEXT_LENGTH_MAX or len(request.program) > TEXT_LENGTH_MAX:
         raise UsageError("the request's texts are too long")
     if not well_formed(request.filters):
         raise UsageError("the request's filters are malformed")

@@ -1,10 +1,15 @@
-"""What a server says of a policy that is not there."""
+"""What a server says of a policy that is not there, and of a request that makes no sense."""
+
+from dataclasses import replace
 
 import pytest
 from tests.pool.policy_kit import Pool
 
 from gpupool.pool.errors import UsageError
+from gpupool.pool.ids import RequestId
+from gpupool.pool.state import Request
 from gpupool.remoting import policies
+from gpupool.remoting.requests import check_request
 
 
 def test_a_version_that_is_not_kept() -> None:
@@ -27,3 +32,17 @@ def test_a_version_that_is_not_kept() -> None:
 def test_a_policy_made_from_another_version(policy: str, base: int, why: str) -> None:
     error = policies._conflict(Pool(policy).state, base)  # pyright: ignore[reportPrivateUsage]
     assert error.why == why
+
+
+@pytest.mark.parametrize(
+    ("servers", "what"),
+    [
+        (tuple(f"gpu-{n}" for n in range(65)), "a request names at most 64 servers"),
+        (("x" * 65,), "a server's name has at most 64 characters"),
+    ],
+)
+def test_a_request_that_names_too_much_is_told_what(servers: tuple[str, ...], what: str) -> None:
+    fine = Request(RequestId(bytes(16)), 1, 0.5, 0)
+    check_request(replace(fine, servers=("x" * 64,) * 64))
+    with pytest.raises(UsageError, match=what):
+        check_request(replace(fine, servers=servers))
