@@ -118,7 +118,20 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     # A server without a vote lives, and has applied so much.
     "alive": (16, {"applied_index": (int,)}),
 }
-_FIELDS = {kind: (number, tuple(fields)) for kind, (number, fields) in _KINDS.items()}
+_VARYING = {"entries", "data", "command", "clock_ms"}
+_REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYING & fields.keys())
+"""Kinds of which the same message is likely to be sent again."""
+
+
+def _values(fields: dict[str, tuple[type, ...]]) -> Callable[[Message], tuple[Any, ...]]:
+    """Return what takes the values of these fields out of a message."""
+    if len(fields) == 1:
+        only = next(iter(fields))
+        return lambda message: (message[only],)
+    return itemgetter(*fields)
+
+
+_FIELDS = {kind: (number, _values(fields)) for kind, (number, fields) in _KINDS.items()}
 _INTEGER_MAX = 1 << 62
 
 _SMALL_BYTES_MAX = 1024
@@ -149,8 +162,19 @@ _BY_NUMBER = {number: _shape(kind, fields) for kind, (number, fields) in _KINDS.
 
 def encode_message(message: Message) -> bytes:
     """Return one message as bytes; raises ``KeyError`` for a kind or field that does not exist."""
-    number, fields = _FIELDS[message["type"]]
-    return cbor2.dumps([number, *(message[field] for field in fields)])
+    kind = message["type"]
+    number, fields = _FIELDS[kind]
+    values = fields(message)
+    return _encode_again(number, values) if kind in _REPEATED else _encode(number, values)
+
+
+def _encode(number: int, values: tuple[Any, ...]) -> bytes:
+    return cbor2.dumps([number, *values])
+
+
+# Answers and commit indices are the same for several peers, and at rest for a long time. A field
+# is never once an integer and once a truth value, which are equal to Python.
+_encode_again = lru_cache(_SMALL_COUNT)(_encode)
 
 
 def decode_message(data: bytes) -> Message:

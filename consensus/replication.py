@@ -233,11 +233,13 @@ class Replication(Elections):
                 self._send_entries(peer, next_index, size_max)
             return
         idle = True
-        while next_index <= journal.last_index and progress.has_room():
+        newest = journal.last_index
+        while next_index <= newest and progress.has_room():
             last_index, size = self._send_entries(peer, next_index, BATCH_BYTES_MAX)
             progress.sent(last_index, size)
             next_index, idle = last_index + 1, False
-        self._SyncObj__raftNextIndex[peer] = next_index
+        if not idle:
+            self._SyncObj__raftNextIndex[peer] = next_index
         commit_index = self.commit_index
         if idle and heartbeat:
             self._send_entries(peer, next_index, 0)
