@@ -10,6 +10,7 @@ from gpupool.remoting.driver.api import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     INVALID_HANDLE,
+    INVALID_VALUE,
     OUT_OF_MEMORY,
     CudaError,
 )
@@ -155,6 +156,8 @@ class Transfers(Area):
     def _copy_3d(self, *values: int) -> None:
         to, to_pitch, to_slice, of, of_pitch, of_slice, width, height, depth, stream = values
         cu = self.api.cu
+        if not (to_pitch and of_pitch):
+            raise CudaError(INVALID_VALUE, "cuMemcpy3DAsync")
         copy = cu.CUDA_MEMCPY3D()
         kind = cu.CUmemorytype.CU_MEMORYTYPE_DEVICE
         copy.srcMemoryType = copy.dstMemoryType = kind

@@ -1,5 +1,6 @@
 """The CUDA door with what programs seldom do: crowds of threads, ends in the middle of things."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fake_cuda.control import Control
-from test_cuda_door import KERNELS, compiled, right, run
+from fake_cuda.build import build as build_driver
+from fake_cuda.control import Control, process_environment
+from test_cuda_door import HERE, KERNELS, ROOT, compiled, right, run
 
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 ROOMY = ("--memory", str(1 << 30))
@@ -57,3 +59,20 @@ def test_a_library_that_is_closed_stays(corners: str, library: Path, tmp_path: P
     code += "; _ctypes.dlclose(c._handle); time.sleep(0.05); os.fork() and print('results right')"
     with Control(tmp_path) as control:
         right(run(library, control, [sys.executable, "-c", code]))
+
+
+def test_records_that_no_library_sends(tmp_path: Path) -> None:
+    """Whole and broken ones, with words of all kinds: calls fail, or the session ends, no more."""
+    with Control(tmp_path) as control:
+        path = f"{HERE / 'ctypes_bindings'}:{ROOT / 'src'}"
+        values = control.environment(build_driver()) | {"PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, str(HERE / "hostile.py"), "0", "60"],
+            env=process_environment(values),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 500, done.stdout  # MiB of memory, and no other line
