@@ -257,11 +257,12 @@ class Waiter:
             left: list[Download] = []
             for entry in self._downloads:  # an error comes before anything is sent
                 (ready if self._api.done(entry.buffer.event) else left).append(entry)
-            self._downloads = left
             for entry in ready:
                 self._replies.data(entry.number, entry.buffer.view[: entry.size])
                 self.give(entry.device, entry.buffer)
                 self.held -= entry.size
+            # Not before: another thread that finds none here answers at once.
+            self._downloads = left
 
     def _push_mirrors(self) -> None:
         with self._download_lock:
