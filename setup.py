@@ -25,10 +25,27 @@ class BuildShim(build_ext):
         path = fullname.replace(".", "/")
         return path + (".so.1" if path.rpartition("/")[2].startswith("lib") else ".so")
 
+    def build_extension(self, ext: Extension) -> None:
+        """Build one; beside libcuda.so.1, libcuda.so, which some programs load instead.
+
+        A wheel keeps no symbolic links, and a copy would be loaded as another library; so it is a
+        library of nothing but the need for libcuda.so.1.
+        """
+        super().build_extension(ext)
+        if ext is SHIM:
+            built = Path(self.get_ext_fullpath(ext.name))
+            link = ["-Wl,--no-as-needed", "-o", str(built.with_name("libcuda.so")), str(built)]
+            self.spawn([*self.compiler.linker_so, *link])
+
     def copy_extensions_to_source(self) -> None:
         # An editable installation copies into the checkout, where git keeps no empty folder.
-        (Path(__file__).resolve().parent / "remoting/driver/library").mkdir(exist_ok=True)
+        folder = Path(__file__).resolve().parent / "remoting/driver/library"
+        folder.mkdir(exist_ok=True)
         super().copy_extensions_to_source()
+        link = folder / "libcuda.so"
+        if not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to("libcuda.so.1")
 
     def get_export_symbols(self, ext: object) -> list[str]:
         return []  # there is no PyInit_libcuda to export
@@ -49,7 +66,10 @@ SHIM = Extension(
     f"{FOLDER}.libcuda",
     sources=SOURCES,
     extra_compile_args=FLAGS,
-    extra_link_args=["-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-ldl"],
+    extra_link_args=[
+        *("-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-Wl,-z,nodelete"),
+        "-ldl",
+    ],
     optional=True,
 )
 LAUNCHER = Extension(

@@ -161,14 +161,31 @@ def _open_missing_streams() -> None:
 def run(args: list[str]) -> int:
     """Run the command line and return its exit code."""
     invocation = Invocation(command=next((a for a in args if a in COMMANDS), ""))
+    code = 0
     try:
         code = _run(args, invocation)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has left, as "| head" does. Python would complain at exit.
-        sys.stdout = None
+        # Whoever read our output has left, as "| head" does.
+        _drop_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        _drop_output()
+        return code or _cannot_write(error, invocation)
     return code
+
+
+def _drop_output() -> None:
+    """Let what is left to be written go nowhere: Python would try, and complain, at its end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _cannot_write(error: OSError, invocation: Invocation) -> int:
+    wrong = StorageError("cannot write the output", why=(error.strerror or "").lower())
+    report(wrong, as_json=False)
+    return _exit_code(wrong, invocation.command)
 
 
 def _run(args: list[str], invocation: Invocation) -> int:
@@ -205,9 +222,7 @@ def _run(args: list[str], invocation: Invocation) -> int:
         if error.errno not in DISK_ERRORS or error.filename is not None:
             return _internal_error(error, invocation)
         # Files of ours are written with errors of their own; this is what we print.
-        wrong = StorageError("cannot write the output", why=(error.strerror or "").lower())
-        report(wrong, as_json=False)
-        return _exit_code(wrong, invocation.command)
+        return _cannot_write(error, invocation)
     except Exception as error:  # noqa: BLE001  the last line of defence: a sentence, not a trace
         return _internal_error(error, invocation)
     return int(result) if isinstance(result, int) else ExitCode.DONE

@@ -12,6 +12,8 @@ from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
 from test_cuda_door import HERE, KERNELS, ROOT, compiled, right, run
 
+from gpupool.remoting.driver import build
+
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 ROOMY = ("--memory", str(1 << 30))
 
@@ -59,6 +61,13 @@ def test_a_library_that_is_closed_stays(corners: str, library: Path, tmp_path: P
     code += "; _ctypes.dlclose(c._handle); time.sleep(0.05); os.fork() and print('results right')"
     with Control(tmp_path) as control:
         right(run(library, control, [sys.executable, "-c", code]))
+
+
+def test_an_installation_builds_the_same_library(library: Path) -> None:
+    """setup.py cannot import how build.py links; programs may ask for either name."""
+    text = (ROOT / "setup.py").read_text()
+    assert [flag for flag in build.LINK if flag != "-shared" and f'"{flag}"' not in text] == []
+    assert (library / "libcuda.so").exists()
 
 
 def test_records_that_no_library_sends(tmp_path: Path) -> None:
