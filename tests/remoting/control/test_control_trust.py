@@ -52,7 +52,7 @@ from gpupool.remoting.identity import (
     peer_client_context,
     server_name,
 )
-from gpupool.remoting.links import Links
+from gpupool.remoting.links import VERSION, Links
 from gpupool.remoting.server import ControlServer, ServerSettings
 from gpupool.remoting.tokens import TokenText, format_token, hash_secret
 
@@ -414,7 +414,7 @@ async def test_joining_works_after_the_first_server_is_dead(tmp_path: Path) -> N
         identity.key_path.write_bytes(key)
         context = peer_client_context(identity)
         tls = await lab.tls(context, server_name(server_id(2)), 2)
-        await tls.send_all(struct.pack(">IBHQ", 10, 1, 1, 0))
+        await tls.send_all(struct.pack(">IBHQ", 10, 1, VERSION, 0))
         with trio.fail_after(2):
             assert await tls.receive_some()
 
