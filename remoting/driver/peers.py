@@ -2,13 +2,13 @@
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
-from gpupool.remoting.driver.api import DEVICE_TO_HOST, HOST_TO_DEVICE, CudaError
+from gpupool.remoting.driver.api import HOST_TO_DEVICE, CudaError
 from gpupool.remoting.driver.client import HEADER, REQUEST, Area, Client
-from gpupool.remoting.driver.staging import Buffer
-from gpupool.remoting.driver.transfers import PIECE_SIZE
+from gpupool.remoting.driver.staging import PIECE_SIZE, Buffer, downloaded
 from gpupool.remoting.host.peers import (
     COUNT_MAX,
     KEY_SIZE,
@@ -24,6 +24,19 @@ PEER = struct.Struct("<104s104s16s32s32sII")
 NOT_SUPPORTED = 801
 FAILED_ELSEWHERE = 999
 NON_BLOCKING = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One end of a copy between two workers, and the request that waits for it."""
+
+    request: int
+    device: int
+    number: int  # by which both ends know the copy
+    index: int  # of the other worker
+    address: int
+    size: int
+    event: int  # over when the stream has come to the copy
 
 
 def introduction(data: bytes, count: int) -> tuple[bytes, tuple[Peer | None, ...]]:
@@ -82,128 +95,84 @@ class PeerCopies(Area):
         """Answer with why a worker cannot be reached; with nothing if it is connected."""
         return self._links.connect(index).encode()[:200]
 
-    def _event(self, stream: int) -> int:
-        """Return an event that is over when a stream has come to this place."""
-        event = self.waiter.event(self.client.device)
+    def _end(self, number: int, index: int, address: int, size: int, stream: int) -> Copy:
+        """Return this end of a copy, which begins when a stream has come to this place."""
+        request, device = self.client.request, self.client.device
+        event = self.waiter.event(device)
         self.api.record(event, self.streams[stream])
-        return event
+        return Copy(request, device, number, index, address, size, event)
 
     # --- sending ----------------------------------------------------------------------------------
 
     def _send(self, number: int, index: int, source: int, size: int, stream: int) -> None:
-        request, device = self.client.request, self.client.device
-        if self.client.take_failure(request):
+        if self.client.take_failure(self.client.request):
             self._links.send_failure(index, number, "what was to be copied has failed")
             return
-        event = self._event(stream)
-        self.waiter.start(
-            device, lambda: self._send_now(request, device, number, index, source, size, event)
-        )
+        copy = self._end(number, index, source, size, stream)
+        self.waiter.start(copy.device, lambda: self._send_now(copy))
 
-    def _send_now(
-        self,
-        request: int,
-        device: int,
-        number: int,
-        index: int,
-        source: int,
-        size: int,
-        event: int,
-    ) -> None:
+    def _send_now(self, copy: Copy) -> None:
         api, links, status = self.api, self._links, 0
-        buffers = [self.waiter.take(device, PIECE_SIZE) for _ in range(2)]
+        buffers = [self.waiter.take(copy.device, PIECE_SIZE) for _ in range(2)]
         on = api.runtime.streamCreateWithFlags(NON_BLOCKING)
         try:
             try:
-                api.runtime.eventSynchronize(event)
-                pieces = self._pieces(buffers, source, size, on)
+                api.runtime.eventSynchronize(copy.event)
+                pieces = downloaded(api, buffers, copy.address, copy.size, on)
                 first = next(pieces)
             except api.errors as error:
                 status = api.status_of(error)
-                links.send_failure(index, number, f"CUDA error {status}")
+                links.send_failure(copy.index, copy.number, f"CUDA error {status}")
             else:
                 # Once the first piece is there, the rest fails only when the GPU is lost.
-                links.send(index, number, size, _chained(first, pieces))
+                links.send(copy.index, copy.number, copy.size, _chained(first, pieces))
         except PeerLostError as error:
             status = error.status
         except api.errors as error:
             status = api.status_of(error)
-            links.cut(index)
-        self._finish(request, device, status, event, on, buffers)
-
-    def _pieces(
-        self, buffers: list[Buffer], source: int, size: int, on: int
-    ) -> Iterator[memoryview]:
-        """Give device memory piece by piece: one is sent while the next is copied."""
-        starts = range(0, size, PIECE_SIZE)
-
-        def begin(at: int) -> None:
-            length = min(PIECE_SIZE, size - starts[at])
-            target = buffers[at % 2].address
-            self.api.copy(target, source + starts[at], length, DEVICE_TO_HOST, on)
-            self.api.record(buffers[at % 2].event, on)
-
-        begin(0)
-        for at, start in enumerate(starts):
-            if at + 1 < len(starts):
-                begin(at + 1)
-            self.api.runtime.eventSynchronize(buffers[at % 2].event)
-            yield buffers[at % 2].view[: min(PIECE_SIZE, size - start)]
+            links.cut(copy.index)
+        self._finish(copy, status, on, buffers)
 
     # --- receiving --------------------------------------------------------------------------------
 
     def _receive(self, number: int, index: int, target: int, size: int, stream: int) -> None:
-        request, device = self.client.request, self.client.device
-        event = self._event(stream)
-        self.waiter.start(
-            device, lambda: self._receive_now(request, device, number, index, target, size, event)
-        )
+        copy = self._end(number, index, target, size, stream)
+        self.waiter.start(copy.device, lambda: self._receive_now(copy))
 
-    def _receive_now(
-        self,
-        request: int,
-        device: int,
-        number: int,
-        index: int,
-        target: int,
-        size: int,
-        event: int,
-    ) -> None:
+    def _receive_now(self, copy: Copy) -> None:
         api, links, status = self.api, self._links, 0
-        buffers = [self.waiter.take(device, PIECE_SIZE) for _ in range(2)]
+        buffers = [self.waiter.take(copy.device, PIECE_SIZE) for _ in range(2)]
         on = api.runtime.streamCreateWithFlags(NON_BLOCKING)
         done = 0
         try:
-            links.begin(index, number, size)
+            links.begin(copy.index, copy.number, copy.size)
             try:
-                api.runtime.eventSynchronize(event)
-                for at, start in enumerate(range(0, size, PIECE_SIZE)):
+                api.runtime.eventSynchronize(copy.event)
+                for at, start in enumerate(range(0, copy.size, PIECE_SIZE)):
                     buffer = buffers[at % 2]
                     if at > 1:
                         api.runtime.eventSynchronize(buffer.event)
-                    piece = buffer.view[: min(PIECE_SIZE, size - start)]
-                    links.read(index, piece)
+                    piece = buffer.view[: min(PIECE_SIZE, copy.size - start)]
+                    links.read(copy.index, piece)
                     done += len(piece)
-                    api.copy(target + start, buffer.address, len(piece), HOST_TO_DEVICE, on)
+                    api.copy(copy.address + start, buffer.address, len(piece), HOST_TO_DEVICE, on)
                     api.record(buffer.event, on)
                 api.runtime.streamSynchronize(on)
             except api.errors as error:
                 status = api.status_of(error)
-                links.skip(index, size - done)
+                links.skip(copy.index, copy.size - done)
         except PeerFailedError:
             status = FAILED_ELSEWHERE  # the other end says what it was
         except PeerLostError as error:
             status = error.status
-        self._finish(request, device, status, event, on, buffers)
+        self._finish(copy, status, on, buffers)
 
-    def _finish(
-        self, request: int, device: int, status: int, event: int, on: int, buffers: list[Buffer]
-    ) -> None:
+    def _finish(self, copy: Copy, status: int, on: int, buffers: list[Buffer]) -> None:
         self.api.runtime.streamDestroy(on)
         for buffer in buffers:
-            self.waiter.give(device, buffer)
-        self.waiter.give_event(device, event)
-        self.session.reply(request, status)
+            self.waiter.give(copy.device, buffer)
+        self.waiter.give_event(copy.device, copy.event)
+        self.session.reply(copy.request, status)
 
 
 def _chained(first: memoryview, rest: Iterator[memoryview]) -> Iterator[memoryview]:

@@ -1,9 +1,10 @@
 """Pinned memory in which bytes rest between the socket and a device."""
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpupool.remoting.driver.api import EVENT_DISABLE_TIMING, Api
+from gpupool.remoting.driver.api import DEVICE_TO_HOST, EVENT_DISABLE_TIMING, Api
 
 RING_COUNT, RING_COUNT_MAX = 4, 64
 RING_SIZE = 4 << 20
@@ -12,6 +13,9 @@ RING_SIZE = 4 << 20
 More than the first few are made when a stream is held up by a kernel: what other threads of the
 program do waits behind the upload only when all of them are full.
 """
+
+PIECE_SIZE = 8 << 20
+"""Of a large download."""
 
 KEPT_MAX = 256 << 20
 """Bytes of pinned memory that are kept for later downloads."""
@@ -28,6 +32,37 @@ class Buffer:
         self.size = size
         self.view = memoryview(memory).cast("B")[:size]
         self.event: int = api.runtime.eventCreateWithFlags(EVENT_DISABLE_TIMING)
+
+
+def downloaded(
+    api: Api, buffers: Sequence[Buffer], source: int, size: int, stream: int
+) -> Iterator[memoryview]:
+    """Give ``size`` bytes of device memory in pieces: one can be sent while the next is copied.
+
+    Args:
+        api: of a thread whose current device is the memory's.
+        buffers: two of at least ``PIECE_SIZE`` bytes; a piece is good until the next is asked for.
+        source: address of the first byte.
+        size: bytes.
+        stream: in which the copies go; what they read must be complete.
+
+    Raises:
+        One of ``api.errors`` when a copy fails.
+    """
+    starts = range(0, size, PIECE_SIZE)
+
+    def begin(at: int) -> None:
+        length = min(PIECE_SIZE, size - starts[at])
+        target = buffers[at % 2].address
+        api.copy(target, source + starts[at], length, DEVICE_TO_HOST, stream)
+        api.record(buffers[at % 2].event, stream)
+
+    begin(0)
+    for at, start in enumerate(starts):
+        if at + 1 < len(starts):
+            begin(at + 1)
+        api.runtime.eventSynchronize(buffers[at % 2].event)
+        yield buffers[at % 2].view[: min(PIECE_SIZE, size - start)]
 
 
 class Staging:

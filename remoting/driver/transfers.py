@@ -15,6 +15,7 @@ from gpupool.remoting.driver.api import (
     CudaError,
 )
 from gpupool.remoting.driver.client import Area, Client
+from gpupool.remoting.driver.staging import PIECE_SIZE, downloaded
 from gpupool.remoting.driver.waiting import Download
 
 DOWNLOAD_SIZE_MAX = 64 << 20
@@ -23,8 +24,6 @@ DOWNLOADS_HELD_MAX = 1 << 30
 for pieces of 32 MiB and for 512 MiB in all, and waits for what is more."""
 
 SMALL_DOWNLOAD_SIZE = 1 << 20
-PIECE_SIZE = 8 << 20
-"""Of a large download: one is sent while the next is copied."""
 
 
 class Transfers(Area):
@@ -121,24 +120,11 @@ class Transfers(Area):
         api, waiter = self.api, self.waiter
         buffers = [waiter.take(device, PIECE_SIZE) for _ in range(2)]
         stream = api.runtime.streamCreateWithFlags(1)  # non-blocking
-        starts = range(0, size, PIECE_SIZE)
         status = 0
-
-        def begin(at: int) -> None:
-            buffer = buffers[at % 2]
-            length = min(PIECE_SIZE, size - starts[at])
-            api.copy(buffer.address, source + starts[at], length, DEVICE_TO_HOST, stream)
-            api.record(buffer.event, stream)
-
         try:
             api.runtime.eventSynchronize(event)
             waiter.push()
-            begin(0)
-            for at, start in enumerate(starts):
-                if at + 1 < len(starts):
-                    begin(at + 1)
-                api.runtime.eventSynchronize(buffers[at % 2].event)
-                piece = buffers[at % 2].view[: min(PIECE_SIZE, size - start)]
+            for piece in downloaded(api, buffers, source, size, stream):
                 self.session.part(request, piece)
         except api.errors as error:
             status = api.status_of(error)
