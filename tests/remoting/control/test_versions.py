@@ -13,7 +13,7 @@ from tests.cli.conftest import pool, server
 from gpupool.pool import commands
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
-from gpupool.pool.ids import TokenId
+from gpupool.pool.ids import LeaseId, ServerId, TokenId
 from gpupool.pool.state import PoolState, TokenKind
 from gpupool.pool.view import PoolView
 from gpupool.remoting import links
@@ -23,7 +23,7 @@ from gpupool.remoting.requests import check_protocol
 from gpupool.remoting.wire import dump, frame_bytes
 
 HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
-WELCOME = m.Welcome(m.PROTOCOL, "1", "s", "name", "c", "pool", "ada", TokenKind.USER, ())  # type: ignore[arg-type]
+WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
 
 SHAPES = {
     "calls": (2, "5c430af98dbd"),
@@ -66,7 +66,7 @@ def test_a_newer_servers_view_is_read() -> None:
 
 def test_what_a_newer_server_pushes_is_passed_over() -> None:
     client, served = opened()
-    known = m.LeaseEnded(7, "over")  # type: ignore[arg-type]
+    known = m.LeaseEnded(LeaseId(7), "over")
     unknown = frame(max(m.KINDS) + 1, 0, {"what": "is this"})
     assert list(client.receive(unknown + served.send(0, known))) == [(0, known)]
     with pytest.raises(RemoteProtocolError, match="unknown message"):

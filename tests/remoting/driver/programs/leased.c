@@ -1,28 +1,9 @@
 // A program of the CUDA driver's interface for a real lease: it computes, or waits for a kernel
 // that takes a minute and says with what error that ended.
 // Arguments: a cubin with the kernels of fake_cuda/kernels/test_kernels.cu; "compute" or "wait".
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "check.h"
 
-int cuInit(unsigned), cuDeviceGetCount(int *), cuDeviceTotalMem_v2(size_t *, int);
-int cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *), cuCtxSynchronize(void);
-int cuMemAlloc_v2(uint64_t *, size_t), cuMemFree_v2(uint64_t), cuMemGetInfo_v2(size_t *, size_t *);
-int cuMemcpyHtoD_v2(uint64_t, const void *, size_t), cuMemcpyDtoH_v2(void *, uint64_t, size_t);
-int cuModuleLoadData(void **, const void *), cuModuleGetFunction(void **, void *, const char *);
-int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                   void *, void **, void **);
-
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        int code_ = (call);                                                                        \
-        if (code_ != 0) {                                                                          \
-            fprintf(stderr, "line %d: %s returned %d\n", __LINE__, #call, code_);                  \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+int cuDeviceTotalMem_v2(size_t *, int);
 
 enum { N = 1 << 20 };
 static char image[1 << 20];

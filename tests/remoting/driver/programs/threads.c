@@ -1,37 +1,17 @@
 // Two threads of one program: what one waits for must not delay the other, on whose work it depends.
 // Arguments: a cubin with the kernels of fake_cuda/kernels/test_kernels.cu; "two" for that. Then
 // a launch that fails: with CUDA_LAUNCH_BLOCKING it says so itself.
+#include "check.h"
+
 #include <pthread.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-int cuCtxSynchronize(void), cuMemAlloc_v2(uint64_t *, size_t), cuMemFree_v2(uint64_t);
 int cuMemHostAlloc(void **, size_t, unsigned);
 int cuMemHostGetDevicePointer_v2(uint64_t *, void *, unsigned);
-int cuMemcpyHtoD_v2(uint64_t, const void *, size_t);
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 int cuMemsetD32Async(uint64_t, unsigned, size_t, void *);
-int cuStreamCreate(void **, unsigned), cuStreamSynchronize(void *);
 int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *), cuEventQuery(void *);
 int cuEventSynchronize(void *);
-int cuModuleLoadData(void **, const void *), cuModuleGetFunction(void **, void *, const char *);
-int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                   void *, void **, void **);
-
-#define CHECK(call)                                                                                \
-    do {                                                                                           \
-        int code_ = (call);                                                                        \
-        if (code_ != 0) {                                                                          \
-            fprintf(stderr, "line %d: %s returned %d\n", __LINE__, #call, code_);                  \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 enum { LARGE = 24 << 20 };
 static char image[1 << 20], bytes[LARGE];
