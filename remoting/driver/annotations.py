@@ -183,6 +183,13 @@ RECORDS: tuple[str, ...] = (
     "PEER_CONNECT",
     "PEER_SEND",
     "PEER_RECEIVE",
+    "REFERENCE_FIND",
+    "REFERENCE_CREATE",
+    "REFERENCE_DESTROY",
+    "REFERENCE_BIND",
+    "REFERENCE_PLACE",
+    "REFERENCE_SET",
+    "REFERENCE_GET",
 )
 
 HAND: tuple[str, ...] = (
@@ -304,6 +311,16 @@ HAND: tuple[str, ...] = (
     *("cuTexObjectGetTextureDesc", "cuTexObjectGetResourceViewDesc"),
     *("cuSurfObjectCreate", "cuSurfObjectDestroy", "cuSurfObjectGetResourceDesc"),
     *("cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col", "cuTensorMapReplaceAddress"),
+    *("cuModuleGetTexRef", "cuModuleGetSurfRef", "cuTexRefCreate", "cuTexRefDestroy"),
+    *("cuTexRefSetArray", "cuTexRefSetMipmappedArray", "cuTexRefSetAddress_v2"),
+    *("cuTexRefSetAddress2D_v2", "cuTexRefSetAddress2D_v3", "cuTexRefSetFormat"),
+    *("cuTexRefSetAddressMode", "cuTexRefSetFilterMode", "cuTexRefSetMipmapFilterMode"),
+    *("cuTexRefSetMipmapLevelBias", "cuTexRefSetMipmapLevelClamp", "cuTexRefSetMaxAnisotropy"),
+    *("cuTexRefSetBorderColor", "cuTexRefSetFlags", "cuTexRefGetAddress_v2", "cuTexRefGetArray"),
+    *("cuTexRefGetMipmappedArray", "cuTexRefGetAddressMode", "cuTexRefGetFilterMode"),
+    *("cuTexRefGetFormat", "cuTexRefGetMipmapFilterMode", "cuTexRefGetMipmapLevelBias"),
+    *("cuTexRefGetMipmapLevelClamp", "cuTexRefGetMaxAnisotropy", "cuTexRefGetBorderColor"),
+    *("cuTexRefGetFlags", "cuSurfRefSetArray", "cuSurfRefGetArray", "cuParamSetTexRef"),
 )
 
 REFUSED: tuple[str, ...] = ("cuDeviceGetLuid",)

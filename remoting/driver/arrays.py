@@ -159,6 +159,17 @@ class Arrays(Area):
             raise CudaError(INVALID_HANDLE, "cuMemcpy3D")
         return array.handle
 
+    def mipmap(self, number: int) -> int:
+        """Return CUDA's handle of an array of arrays.
+
+        Raises:
+            CudaError: when it is no such array.
+        """
+        array = self._arrays[number]
+        if not array.levels:
+            raise CudaError(INVALID_HANDLE, "cuMipmappedArrayGetLevel")
+        return array.handle
+
     def _end(self, words: tuple[int, ...]) -> tuple[int, ...]:
         """Return an end as CUDA_MEMCPY3D has it."""
         kind, what, x, y, z, pitch, height = words

@@ -52,9 +52,9 @@ class Direct:
 
 
 class ByValue:
-    """A structure that a function takes itself, instead of its address."""
+    """A structure or a float that a function takes itself, instead of its address."""
 
-    def __init__(self, structure: ctypes.Structure) -> None:
+    def __init__(self, structure: ctypes.Structure | ctypes.c_float) -> None:
         self.structure = structure
 
 

@@ -27,6 +27,7 @@ from gpupool.remoting.driver.modules import Modules
 from gpupool.remoting.driver.node_params import Translator
 from gpupool.remoting.driver.peers import PeerCopies
 from gpupool.remoting.driver.pools import Pools
+from gpupool.remoting.driver.references import References
 from gpupool.remoting.driver.slots import Slots
 from gpupool.remoting.driver.streams import Streams
 from gpupool.remoting.driver.tensors import Tensors
@@ -46,6 +47,7 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
     translator = Translator(client, direct, slots, arrays, hosts)
     graphs = Graphs(client, direct, translator)
     virtual = Virtual(client, memory)
+    modules = Modules(client, direct, kernels, memory, images)
     return [
         Contexts(client, memory, images),
         memory,
@@ -57,7 +59,8 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
         Mapped(client),
         Managed(client, memory, transfers),
         kernels,
-        Modules(client, direct, kernels, memory, images),
+        modules,
+        References(client, direct, modules, arrays),
         Tensors(client, direct),
         arrays,
         Streams(client, direct),

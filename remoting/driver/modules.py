@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from collections.abc import Callable
 from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
@@ -32,6 +33,7 @@ class Modules(Area):
         self.variables = Variables(client, memory)
         self.linker = Linker(client.api)
         self.modules: dict[int, tuple[int, bool]] = {}
+        self.unloaded: list[Callable[[int], None]] = []  # called with the number of a module
         self.posted = {
             table.UNLOAD_LIBRARY: (1, self._unload),
             table.UNLOAD_MODULE: (1, self._unload),
@@ -103,6 +105,8 @@ class Modules(Area):
 
     def _unload(self, number: int) -> None:
         handle, library = self.modules.pop(number)
+        for ended in self.unloaded:
+            ended(number)
         self.api.call("cuLibraryUnload" if library else "cuModuleUnload", handle)
         self.variables.release(number)
 

@@ -63,6 +63,8 @@ enum gp_kind {
     GP_MIPMAP,    // a CUmipmappedArray
     GP_NODE,      // a CUgraphNode
     GP_USER_OBJECT,
+    GP_TEXTURE_REFERENCE,
+    GP_SURFACE_REFERENCE,
 };
 
 #define GP_MAGIC 0x67706f6fU
@@ -293,6 +295,10 @@ void *gp_function_by_id(uint64_t id);
 const char *gp_function_name(void *function);
 bool gp_function_is_kernel(void *function);  // of a library
 int gp_function_here(void *function);        // checked, and known to the server of this call
+int gp_module_here(const void *module);      // a CUmodule, and no library
+
+// reference.c
+void gp_references_end(const void *module);  // that is unloaded
 
 // host.c
 extern int gp_hosts_pending;

@@ -129,60 +129,27 @@ GP_EXPORT int cuMemsetD8(void) { return gp_missing(124); }
 GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(125); }
 GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(126); }
 GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(127); }
-GP_EXPORT int cuModuleGetSurfRef(void) { return gp_missing(128); }
-GP_EXPORT int cuModuleGetTexRef(void) { return gp_missing(129); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(130); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(131); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(132); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(133); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(134); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(135); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(136); }
-GP_EXPORT int cuParamSetTexRef(void) { return gp_missing(137); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(138); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(139); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(140); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(141); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(142); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(143); }
-GP_EXPORT int cuSurfRefGetArray(void) { return gp_missing(144); }
-GP_EXPORT int cuSurfRefSetArray(void) { return gp_missing(145); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(146); }
-GP_EXPORT int cuTexRefCreate(void) { return gp_missing(147); }
-GP_EXPORT int cuTexRefDestroy(void) { return gp_missing(148); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(149); }
-GP_EXPORT int cuTexRefGetAddressMode(void) { return gp_missing(150); }
-GP_EXPORT int cuTexRefGetAddress_v2(void) { return gp_missing(151); }
-GP_EXPORT int cuTexRefGetArray(void) { return gp_missing(152); }
-GP_EXPORT int cuTexRefGetBorderColor(void) { return gp_missing(153); }
-GP_EXPORT int cuTexRefGetFilterMode(void) { return gp_missing(154); }
-GP_EXPORT int cuTexRefGetFlags(void) { return gp_missing(155); }
-GP_EXPORT int cuTexRefGetFormat(void) { return gp_missing(156); }
-GP_EXPORT int cuTexRefGetMaxAnisotropy(void) { return gp_missing(157); }
-GP_EXPORT int cuTexRefGetMipmapFilterMode(void) { return gp_missing(158); }
-GP_EXPORT int cuTexRefGetMipmapLevelBias(void) { return gp_missing(159); }
-GP_EXPORT int cuTexRefGetMipmapLevelClamp(void) { return gp_missing(160); }
-GP_EXPORT int cuTexRefGetMipmappedArray(void) { return gp_missing(161); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(162); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(163); }
-GP_EXPORT int cuTexRefSetAddress2D_v2(void) { return gp_missing(164); }
-GP_EXPORT int cuTexRefSetAddress2D_v3(void) { return gp_missing(165); }
-GP_EXPORT int cuTexRefSetAddressMode(void) { return gp_missing(166); }
-GP_EXPORT int cuTexRefSetAddress_v2(void) { return gp_missing(167); }
-GP_EXPORT int cuTexRefSetArray(void) { return gp_missing(168); }
-GP_EXPORT int cuTexRefSetBorderColor(void) { return gp_missing(169); }
-GP_EXPORT int cuTexRefSetFilterMode(void) { return gp_missing(170); }
-GP_EXPORT int cuTexRefSetFlags(void) { return gp_missing(171); }
-GP_EXPORT int cuTexRefSetFormat(void) { return gp_missing(172); }
-GP_EXPORT int cuTexRefSetMaxAnisotropy(void) { return gp_missing(173); }
-GP_EXPORT int cuTexRefSetMipmapFilterMode(void) { return gp_missing(174); }
-GP_EXPORT int cuTexRefSetMipmapLevelBias(void) { return gp_missing(175); }
-GP_EXPORT int cuTexRefSetMipmapLevelClamp(void) { return gp_missing(176); }
-GP_EXPORT int cuTexRefSetMipmappedArray(void) { return gp_missing(177); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(178); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(179); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(128); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(129); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(130); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(131); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(132); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(133); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(134); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(135); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(136); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(137); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(138); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(139); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(140); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(141); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(142); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(143); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(144); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(145); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(146); }
 
-const int gp_missing_count = 180;
+const int gp_missing_count = 147;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -312,8 +279,6 @@ const char *const gp_missing_names[] = {
     "cuMipmappedArrayGetMemoryRequirements",
     "cuMipmappedArrayGetSparseProperties",
     "cuModuleGetGlobal",
-    "cuModuleGetSurfRef",
-    "cuModuleGetTexRef",
     "cuMulticastAddDevice",
     "cuMulticastBindAddr",
     "cuMulticastBindMem",
@@ -321,52 +286,21 @@ const char *const gp_missing_names[] = {
     "cuMulticastGetGranularity",
     "cuMulticastUnbind",
     "cuParamSetSize",
-    "cuParamSetTexRef",
     "cuParamSetf",
     "cuParamSeti",
     "cuParamSetv",
     "cuProfilerInitialize",
     "cuSignalExternalSemaphoresAsync",
     "cuSignalExternalSemaphoresAsync_ptsz",
-    "cuSurfRefGetArray",
-    "cuSurfRefSetArray",
     "cuTensorMapEncodeIm2colWide",
-    "cuTexRefCreate",
-    "cuTexRefDestroy",
     "cuTexRefGetAddress",
-    "cuTexRefGetAddressMode",
-    "cuTexRefGetAddress_v2",
-    "cuTexRefGetArray",
-    "cuTexRefGetBorderColor",
-    "cuTexRefGetFilterMode",
-    "cuTexRefGetFlags",
-    "cuTexRefGetFormat",
-    "cuTexRefGetMaxAnisotropy",
-    "cuTexRefGetMipmapFilterMode",
-    "cuTexRefGetMipmapLevelBias",
-    "cuTexRefGetMipmapLevelClamp",
-    "cuTexRefGetMipmappedArray",
     "cuTexRefSetAddress",
     "cuTexRefSetAddress2D",
-    "cuTexRefSetAddress2D_v2",
-    "cuTexRefSetAddress2D_v3",
-    "cuTexRefSetAddressMode",
-    "cuTexRefSetAddress_v2",
-    "cuTexRefSetArray",
-    "cuTexRefSetBorderColor",
-    "cuTexRefSetFilterMode",
-    "cuTexRefSetFlags",
-    "cuTexRefSetFormat",
-    "cuTexRefSetMaxAnisotropy",
-    "cuTexRefSetMipmapFilterMode",
-    "cuTexRefSetMipmapLevelBias",
-    "cuTexRefSetMipmapLevelClamp",
-    "cuTexRefSetMipmappedArray",
     "cuWaitExternalSemaphoresAsync",
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[180];
+unsigned long gp_missing_calls[147];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -720,6 +654,8 @@ int cuModuleGetFunction();
 int cuModuleGetFunctionCount();
 int cuModuleGetGlobal_v2();
 int cuModuleGetLoadingMode();
+int cuModuleGetSurfRef();
+int cuModuleGetTexRef();
 int cuModuleLoad();
 int cuModuleLoadData();
 int cuModuleLoadDataEx();
@@ -732,6 +668,7 @@ int cuOccupancyMaxActiveClusters();
 int cuOccupancyMaxPotentialBlockSize();
 int cuOccupancyMaxPotentialBlockSizeWithFlags();
 int cuOccupancyMaxPotentialClusterSize();
+int cuParamSetTexRef();
 int cuPointerGetAttribute();
 int cuPointerGetAttributes();
 int cuPointerSetAttribute();
@@ -813,6 +750,8 @@ int cuStreamWriteValue64_v2_ptsz();
 int cuSurfObjectCreate();
 int cuSurfObjectDestroy();
 int cuSurfObjectGetResourceDesc();
+int cuSurfRefGetArray();
+int cuSurfRefSetArray();
 int cuTensorMapEncodeIm2col();
 int cuTensorMapEncodeTiled();
 int cuTensorMapReplaceAddress();
@@ -821,6 +760,34 @@ int cuTexObjectDestroy();
 int cuTexObjectGetResourceDesc();
 int cuTexObjectGetResourceViewDesc();
 int cuTexObjectGetTextureDesc();
+int cuTexRefCreate();
+int cuTexRefDestroy();
+int cuTexRefGetAddressMode();
+int cuTexRefGetAddress_v2();
+int cuTexRefGetArray();
+int cuTexRefGetBorderColor();
+int cuTexRefGetFilterMode();
+int cuTexRefGetFlags();
+int cuTexRefGetFormat();
+int cuTexRefGetMaxAnisotropy();
+int cuTexRefGetMipmapFilterMode();
+int cuTexRefGetMipmapLevelBias();
+int cuTexRefGetMipmapLevelClamp();
+int cuTexRefGetMipmappedArray();
+int cuTexRefSetAddress2D_v2();
+int cuTexRefSetAddress2D_v3();
+int cuTexRefSetAddressMode();
+int cuTexRefSetAddress_v2();
+int cuTexRefSetArray();
+int cuTexRefSetBorderColor();
+int cuTexRefSetFilterMode();
+int cuTexRefSetFlags();
+int cuTexRefSetFormat();
+int cuTexRefSetMaxAnisotropy();
+int cuTexRefSetMipmapFilterMode();
+int cuTexRefSetMipmapLevelBias();
+int cuTexRefSetMipmapLevelClamp();
+int cuTexRefSetMipmappedArray();
 int cuThreadExchangeStreamCaptureMode();
 int cuUserObjectCreate();
 int cuUserObjectRelease();
@@ -1307,8 +1274,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuModuleGetGlobal", 2000, 0, 0, (void (*)(void))cuModuleGetGlobal},
     {"cuModuleGetGlobal", 3020, 0, 1, (void (*)(void))cuModuleGetGlobal_v2},
     {"cuModuleGetLoadingMode", 11070, 0, 1, (void (*)(void))cuModuleGetLoadingMode},
-    {"cuModuleGetSurfRef", 3000, 0, 0, (void (*)(void))cuModuleGetSurfRef},
-    {"cuModuleGetTexRef", 2000, 0, 0, (void (*)(void))cuModuleGetTexRef},
+    {"cuModuleGetSurfRef", 3000, 0, 1, (void (*)(void))cuModuleGetSurfRef},
+    {"cuModuleGetTexRef", 2000, 0, 1, (void (*)(void))cuModuleGetTexRef},
     {"cuModuleLoad", 2000, 0, 1, (void (*)(void))cuModuleLoad},
     {"cuModuleLoadData", 2000, 0, 1, (void (*)(void))cuModuleLoadData},
     {"cuModuleLoadDataEx", 2010, 0, 1, (void (*)(void))cuModuleLoadDataEx},
@@ -1328,7 +1295,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuOccupancyMaxPotentialBlockSizeWithFlags", 7000, 0, 1, (void (*)(void))cuOccupancyMaxPotentialBlockSizeWithFlags},
     {"cuOccupancyMaxPotentialClusterSize", 11070, 0, 1, (void (*)(void))cuOccupancyMaxPotentialClusterSize},
     {"cuParamSetSize", 2000, 0, 0, (void (*)(void))cuParamSetSize},
-    {"cuParamSetTexRef", 2000, 0, 0, (void (*)(void))cuParamSetTexRef},
+    {"cuParamSetTexRef", 2000, 0, 1, (void (*)(void))cuParamSetTexRef},
     {"cuParamSetf", 2000, 0, 0, (void (*)(void))cuParamSetf},
     {"cuParamSeti", 2000, 0, 0, (void (*)(void))cuParamSeti},
     {"cuParamSetv", 2000, 0, 0, (void (*)(void))cuParamSetv},
@@ -1416,8 +1383,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuSurfObjectCreate", 5000, 0, 1, (void (*)(void))cuSurfObjectCreate},
     {"cuSurfObjectDestroy", 5000, 0, 1, (void (*)(void))cuSurfObjectDestroy},
     {"cuSurfObjectGetResourceDesc", 5000, 0, 1, (void (*)(void))cuSurfObjectGetResourceDesc},
-    {"cuSurfRefGetArray", 3000, 0, 0, (void (*)(void))cuSurfRefGetArray},
-    {"cuSurfRefSetArray", 3000, 0, 0, (void (*)(void))cuSurfRefSetArray},
+    {"cuSurfRefGetArray", 3000, 0, 1, (void (*)(void))cuSurfRefGetArray},
+    {"cuSurfRefSetArray", 3000, 0, 1, (void (*)(void))cuSurfRefSetArray},
     {"cuTensorMapEncodeIm2col", 12000, 0, 1, (void (*)(void))cuTensorMapEncodeIm2col},
     {"cuTensorMapEncodeIm2colWide", 12080, 0, 0, (void (*)(void))cuTensorMapEncodeIm2colWide},
     {"cuTensorMapEncodeTiled", 12000, 0, 1, (void (*)(void))cuTensorMapEncodeTiled},
@@ -1427,37 +1394,37 @@ const struct gp_symbol gp_symbols[] = {
     {"cuTexObjectGetResourceDesc", 5000, 0, 1, (void (*)(void))cuTexObjectGetResourceDesc},
     {"cuTexObjectGetResourceViewDesc", 5000, 0, 1, (void (*)(void))cuTexObjectGetResourceViewDesc},
     {"cuTexObjectGetTextureDesc", 5000, 0, 1, (void (*)(void))cuTexObjectGetTextureDesc},
-    {"cuTexRefCreate", 2000, 0, 0, (void (*)(void))cuTexRefCreate},
-    {"cuTexRefDestroy", 2000, 0, 0, (void (*)(void))cuTexRefDestroy},
+    {"cuTexRefCreate", 2000, 0, 1, (void (*)(void))cuTexRefCreate},
+    {"cuTexRefDestroy", 2000, 0, 1, (void (*)(void))cuTexRefDestroy},
     {"cuTexRefGetAddress", 2000, 0, 0, (void (*)(void))cuTexRefGetAddress},
-    {"cuTexRefGetAddress", 3020, 0, 0, (void (*)(void))cuTexRefGetAddress_v2},
-    {"cuTexRefGetAddressMode", 2000, 0, 0, (void (*)(void))cuTexRefGetAddressMode},
-    {"cuTexRefGetArray", 2000, 0, 0, (void (*)(void))cuTexRefGetArray},
-    {"cuTexRefGetBorderColor", 8000, 0, 0, (void (*)(void))cuTexRefGetBorderColor},
-    {"cuTexRefGetFilterMode", 2000, 0, 0, (void (*)(void))cuTexRefGetFilterMode},
-    {"cuTexRefGetFlags", 2000, 0, 0, (void (*)(void))cuTexRefGetFlags},
-    {"cuTexRefGetFormat", 2000, 0, 0, (void (*)(void))cuTexRefGetFormat},
-    {"cuTexRefGetMaxAnisotropy", 5000, 0, 0, (void (*)(void))cuTexRefGetMaxAnisotropy},
-    {"cuTexRefGetMipmapFilterMode", 5000, 0, 0, (void (*)(void))cuTexRefGetMipmapFilterMode},
-    {"cuTexRefGetMipmapLevelBias", 5000, 0, 0, (void (*)(void))cuTexRefGetMipmapLevelBias},
-    {"cuTexRefGetMipmapLevelClamp", 5000, 0, 0, (void (*)(void))cuTexRefGetMipmapLevelClamp},
-    {"cuTexRefGetMipmappedArray", 5000, 0, 0, (void (*)(void))cuTexRefGetMipmappedArray},
+    {"cuTexRefGetAddress", 3020, 0, 1, (void (*)(void))cuTexRefGetAddress_v2},
+    {"cuTexRefGetAddressMode", 2000, 0, 1, (void (*)(void))cuTexRefGetAddressMode},
+    {"cuTexRefGetArray", 2000, 0, 1, (void (*)(void))cuTexRefGetArray},
+    {"cuTexRefGetBorderColor", 8000, 0, 1, (void (*)(void))cuTexRefGetBorderColor},
+    {"cuTexRefGetFilterMode", 2000, 0, 1, (void (*)(void))cuTexRefGetFilterMode},
+    {"cuTexRefGetFlags", 2000, 0, 1, (void (*)(void))cuTexRefGetFlags},
+    {"cuTexRefGetFormat", 2000, 0, 1, (void (*)(void))cuTexRefGetFormat},
+    {"cuTexRefGetMaxAnisotropy", 5000, 0, 1, (void (*)(void))cuTexRefGetMaxAnisotropy},
+    {"cuTexRefGetMipmapFilterMode", 5000, 0, 1, (void (*)(void))cuTexRefGetMipmapFilterMode},
+    {"cuTexRefGetMipmapLevelBias", 5000, 0, 1, (void (*)(void))cuTexRefGetMipmapLevelBias},
+    {"cuTexRefGetMipmapLevelClamp", 5000, 0, 1, (void (*)(void))cuTexRefGetMipmapLevelClamp},
+    {"cuTexRefGetMipmappedArray", 5000, 0, 1, (void (*)(void))cuTexRefGetMipmappedArray},
     {"cuTexRefSetAddress", 2000, 0, 0, (void (*)(void))cuTexRefSetAddress},
-    {"cuTexRefSetAddress", 3020, 0, 0, (void (*)(void))cuTexRefSetAddress_v2},
+    {"cuTexRefSetAddress", 3020, 0, 1, (void (*)(void))cuTexRefSetAddress_v2},
     {"cuTexRefSetAddress2D", 2020, 0, 0, (void (*)(void))cuTexRefSetAddress2D},
-    {"cuTexRefSetAddress2D", 3020, 0, 0, (void (*)(void))cuTexRefSetAddress2D_v2},
-    {"cuTexRefSetAddress2D", 4010, 0, 0, (void (*)(void))cuTexRefSetAddress2D_v3},
-    {"cuTexRefSetAddressMode", 2000, 0, 0, (void (*)(void))cuTexRefSetAddressMode},
-    {"cuTexRefSetArray", 2000, 0, 0, (void (*)(void))cuTexRefSetArray},
-    {"cuTexRefSetBorderColor", 8000, 0, 0, (void (*)(void))cuTexRefSetBorderColor},
-    {"cuTexRefSetFilterMode", 2000, 0, 0, (void (*)(void))cuTexRefSetFilterMode},
-    {"cuTexRefSetFlags", 2000, 0, 0, (void (*)(void))cuTexRefSetFlags},
-    {"cuTexRefSetFormat", 2000, 0, 0, (void (*)(void))cuTexRefSetFormat},
-    {"cuTexRefSetMaxAnisotropy", 5000, 0, 0, (void (*)(void))cuTexRefSetMaxAnisotropy},
-    {"cuTexRefSetMipmapFilterMode", 5000, 0, 0, (void (*)(void))cuTexRefSetMipmapFilterMode},
-    {"cuTexRefSetMipmapLevelBias", 5000, 0, 0, (void (*)(void))cuTexRefSetMipmapLevelBias},
-    {"cuTexRefSetMipmapLevelClamp", 5000, 0, 0, (void (*)(void))cuTexRefSetMipmapLevelClamp},
-    {"cuTexRefSetMipmappedArray", 5000, 0, 0, (void (*)(void))cuTexRefSetMipmappedArray},
+    {"cuTexRefSetAddress2D", 3020, 0, 1, (void (*)(void))cuTexRefSetAddress2D_v2},
+    {"cuTexRefSetAddress2D", 4010, 0, 1, (void (*)(void))cuTexRefSetAddress2D_v3},
+    {"cuTexRefSetAddressMode", 2000, 0, 1, (void (*)(void))cuTexRefSetAddressMode},
+    {"cuTexRefSetArray", 2000, 0, 1, (void (*)(void))cuTexRefSetArray},
+    {"cuTexRefSetBorderColor", 8000, 0, 1, (void (*)(void))cuTexRefSetBorderColor},
+    {"cuTexRefSetFilterMode", 2000, 0, 1, (void (*)(void))cuTexRefSetFilterMode},
+    {"cuTexRefSetFlags", 2000, 0, 1, (void (*)(void))cuTexRefSetFlags},
+    {"cuTexRefSetFormat", 2000, 0, 1, (void (*)(void))cuTexRefSetFormat},
+    {"cuTexRefSetMaxAnisotropy", 5000, 0, 1, (void (*)(void))cuTexRefSetMaxAnisotropy},
+    {"cuTexRefSetMipmapFilterMode", 5000, 0, 1, (void (*)(void))cuTexRefSetMipmapFilterMode},
+    {"cuTexRefSetMipmapLevelBias", 5000, 0, 1, (void (*)(void))cuTexRefSetMipmapLevelBias},
+    {"cuTexRefSetMipmapLevelClamp", 5000, 0, 1, (void (*)(void))cuTexRefSetMipmapLevelClamp},
+    {"cuTexRefSetMipmappedArray", 5000, 0, 1, (void (*)(void))cuTexRefSetMipmappedArray},
     {"cuThreadExchangeStreamCaptureMode", 10010, 0, 1, (void (*)(void))cuThreadExchangeStreamCaptureMode},
     {"cuUserObjectCreate", 11030, 0, 1, (void (*)(void))cuUserObjectCreate},
     {"cuUserObjectRelease", 11030, 0, 1, (void (*)(void))cuUserObjectRelease},

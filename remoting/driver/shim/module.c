@@ -273,6 +273,8 @@ static int check_module(const void *module, bool library) {
     return ((const struct module *)module)->library == library ? GP_SUCCESS : GP_INVALID_HANDLE;
 }
 
+int gp_module_here(const void *module) { return check_module(module, false); }
+
 static int unload(struct module *module, int op) {
     uint64_t values[1] = {module->handle.id};
     // The memory stays: kernels of this module may be named once more by mistake, and must then
@@ -284,6 +286,7 @@ static int unload(struct module *module, int op) {
         int status = gp_remove_range(at->address, &range);
         if (status == GP_SUCCESS && range.kind == GP_MANAGED_MEMORY) gp_region_return(range.start);
     }
+    if (!module->library) gp_references_end(module);
     free(module->image.owned);
     module->image = (struct gp_image){0};
     if (!gp_several) return gp_post(op, values, 1);
@@ -310,6 +313,7 @@ GP_EXPORT int cuLibraryUnload(void *library) {
         if (module == NULL) continue;
         module->handle.magic = 0;
         for (struct function *f = module->functions; f != NULL; f = f->next) f->handle.magic = 0;
+        gp_references_end(module);
     }
     return unload(library, GP_UNLOAD_LIBRARY);
 }

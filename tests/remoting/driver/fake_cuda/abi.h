@@ -37,6 +37,8 @@ typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUtexref_st *CUtexref;
+typedef struct CUsurfref_st *CUsurfref;
 typedef struct CUlinkState_st *CUlinkState;
 typedef struct CUuserObject_st *CUuserObject;
 typedef struct CUuuid_st { char bytes[16]; } CUuuid;

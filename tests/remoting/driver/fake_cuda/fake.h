@@ -116,7 +116,8 @@ enum magic {
     MAGIC_EVENT = 0x45565431, MAGIC_MODULE = 0x4d4f4431, MAGIC_FUNCTION = 0x46554e31,
     MAGIC_LIBRARY = 0x4c494231, MAGIC_KERNEL = 0x4b524e31, MAGIC_GRAPH = 0x47524831,
     MAGIC_NODE = 0x4e4f4431, MAGIC_EXEC = 0x45584531, MAGIC_POOL = 0x504f4f31,
-    MAGIC_ARRAY = 0x41525231, MAGIC_MIPMAP = 0x4d495031, MAGIC_LINK = 0x4c4e4b31
+    MAGIC_ARRAY = 0x41525231, MAGIC_MIPMAP = 0x4d495031, MAGIC_LINK = 0x4c4e4b31,
+    MAGIC_TEXREF = 0x54524631, MAGIC_SURFREF = 0x53524631
 };
 
 #define IS(object, kind) ((object) != NULL && (object)->magic == (kind))
@@ -307,10 +308,16 @@ struct global_info {
     size_t data_bytes;
 };
 
+struct reference_info { /* of a texture or a surface */
+    char *name;
+    bool surface;
+};
+
 struct image {
     struct kernel_info *kernels;
     struct global_info *globals;
-    unsigned kernel_count, global_count;
+    struct reference_info *references;
+    unsigned kernel_count, global_count, reference_count;
     int arch, ptx_version; /* 90 for sm_90; 0 where unknown */
     bool from_ptx;
     unsigned char *owned; /* decompressed or copied bytes that the above point into */
@@ -323,6 +330,7 @@ CUresult image_parse_cubin(const unsigned char *elf, size_t length, int arch, st
 size_t image_cubin_bytes(const unsigned char *elf);
 struct kernel_info *image_add_kernel(struct image *image, const char *name, size_t length);
 struct global_info *image_add_global(struct image *image, const char *name, size_t length);
+void image_add_reference(struct image *image, const char *name, size_t length, bool surface);
 void image_add_param(struct kernel_info *kernel, unsigned index, uint32_t offset, uint32_t size);
 
 /* ---- modules (module.c) ---- */
@@ -348,6 +356,7 @@ struct CUmod_st {
     struct image *image;
     struct CUfunc_st *functions; /* one for each kernel of the image */
     struct module_global *globals;
+    struct reference *references;
     CUmodule next;
 };
 
@@ -369,6 +378,19 @@ struct CUlib_st {
 /* Accepts a CUfunction, or a CUkernel cast to one, as the driver does. */
 CUresult function_resolve(CUfunction handle, CUcontext ctx, CUfunction *function);
 CUresult function_attribute(CUfunction function, CUfunction_attribute attribute, int *value);
+
+/* A texture or surface reference (reference.c). */
+struct reference {
+    uint32_t magic;
+    const char *name; /* NULL when no module has it */
+    bool bound;
+    int format, channels;
+    CUDA_RESOURCE_DESC resource;
+    CUDA_TEXTURE_DESC texture;
+};
+void references_make(CUmodule module);
+const struct reference *references_copy(CUmodule module);
+
 CUdeviceptr module_global_find(CUmodule module, const char *name, size_t *bytes);
 void modules_unload_context(CUcontext ctx);
 
@@ -386,6 +408,7 @@ struct launch {
     bool cooperative;
     unsigned char *params; /* packed at the offsets of the image; owned */
     size_t param_bytes;
+    const struct reference *references; /* as they were at the launch; never freed */
 };
 
 struct endpoint {

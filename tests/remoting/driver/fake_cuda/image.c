@@ -68,6 +68,12 @@ struct global_info *image_add_global(struct image *image, const char *name, size
     return global;
 }
 
+void image_add_reference(struct image *image, const char *name, size_t length, bool surface) {
+    image->references = grow(image->references, image->reference_count, sizeof *image->references);
+    image->references[image->reference_count++] =
+        (struct reference_info){.name = strndup(name, length), .surface = surface};
+}
+
 void image_add_param(struct kernel_info *kernel, unsigned index, uint32_t offset, uint32_t size) {
     if (index >= kernel->param_count) {
         kernel->params = realloc(kernel->params, (index + 1) * sizeof *kernel->params);

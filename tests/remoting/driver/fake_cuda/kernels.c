@@ -181,7 +181,8 @@ static const struct known {
     {"say", kernel_say}, {"read_texture", kernel_read_texture},
     {"read_level", kernel_read_level},
     {"write_surface", kernel_write_surface}, {"count", kernel_count},
-    {"carry_out", kernel_carry_out},
+    {"carry_out", kernel_carry_out}, {"read_reference", kernel_read_reference},
+    {"fetch_reference", kernel_fetch_reference}, {"write_reference", kernel_write_reference},
 };
 
 /* "fill" and "_Z4fillPffi" are the same kernel. */

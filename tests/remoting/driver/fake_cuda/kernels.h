@@ -30,6 +30,9 @@ void kernel_say(struct call *call);
 void kernel_read_texture(struct call *call);
 void kernel_read_level(struct call *call);
 void kernel_write_surface(struct call *call);
+void kernel_read_reference(struct call *call);
+void kernel_fetch_reference(struct call *call);
+void kernel_write_reference(struct call *call);
 void kernel_count(struct call *call);
 void kernel_carry_out(struct call *call);
 

@@ -120,6 +120,7 @@ CUresult launch_prepare(CUfunction function, void **params, void **extra, struct
     launch->function = function;
     launch->param_bytes = info->param_bytes;
     launch->params = zeroed(info->param_bytes);
+    launch->references = references_copy(function->module);
     if (extra != NULL)
         return params_from_buffer(info, extra, launch);
     for (unsigned i = 0; i < info->param_count; i++)

@@ -57,6 +57,7 @@ static CUresult module_new(CUcontext ctx, struct image *image, CUlibrary library
         function->kernel = library ? &library->kernels[i] : NULL;
         settings_clear(function->settings);
     }
+    references_make(module);
     CUresult placed = globals_place(module);
     if (placed != CUDA_SUCCESS) {
         globals_drop(module);
@@ -75,6 +76,8 @@ static void module_end(CUmodule module) {
     module->magic = MAGIC_DEAD;
     for (unsigned i = 0; i < module->image->kernel_count; i++)
         module->functions[i].magic = MAGIC_DEAD;
+    for (unsigned i = 0; i < module->image->reference_count; i++)
+        module->references[i].magic = MAGIC_DEAD;
     if (module->library != NULL && module->library->per_device[module->ctx->dev] == module)
         module->library->per_device[module->ctx->dev] = NULL;
 }

@@ -229,6 +229,12 @@ static void read_initial(struct reader *r, struct global_info *global, size_t el
 
 static bool read_global(struct reader *r, struct image *image) {
     struct declaration d;
+    if (is(peek(r), ".texref") || is(peek(r), ".surfref")) {
+        bool surface = is(next(r), ".surfref");
+        struct token name = next(r);
+        image_add_reference(image, name.at, name.length, surface);
+        return true;
+    }
     if (!read_declaration(r, &d))
         return false;
     struct global_info *global = image_add_global(image, d.name.at, d.name.length);

@@ -37,12 +37,7 @@ void kernel_say(struct call *call) { /* (const char *name, int n) */
 
 #define NORMALIZED 2 /* CU_TRSF_NORMALIZED_COORDINATES */
 
-static float *element(struct call *call, unsigned long long object, uint32_t magic, int x, int y,
-                      int level) {
-    struct texture *texture;
-    call->error = texture_of(object, magic, &texture);
-    if (call->error != CUDA_SUCCESS)
-        return NULL;
+static float *element(struct call *call, const struct texture *texture, int x, int y, int level) {
     size_t at = (size_t)x * sizeof(float);
     if (texture->resource.resType == 2) /* CU_RESOURCE_TYPE_LINEAR */
         return kernel_elements(call, texture->resource.res.linear.devPtr + at, 1, sizeof(float));
@@ -69,8 +64,10 @@ static void read_level(struct call *call, int level) {
     PARAM(int, width, 2);
     PARAM(int, height, 3);
     ARRAY(float, out, 1, (int64_t)width * height);
+    struct texture *of;
+    call->error = texture_of(texture, MAGIC_TEXTURE, &of);
     for (int i = 0; i < width * height && call->error == CUDA_SUCCESS; i++) {
-        const float *found = element(call, texture, MAGIC_TEXTURE, i % width, i / width, level);
+        const float *found = element(call, of, i % width, i / width, level);
         if (found != NULL)
             out[i] = *found;
     }
@@ -89,10 +86,66 @@ void kernel_write_surface(struct call *call) { /* (surface, int width, int heigh
     PARAM(unsigned long long, surface, 0);
     PARAM(int, width, 1);
     PARAM(int, height, 2);
+    struct texture *of;
+    call->error = texture_of(surface, MAGIC_SURFACE, &of);
     for (int i = 0; i < width * height && call->error == CUDA_SUCCESS; i++) {
-        float *found = element(call, surface, MAGIC_SURFACE, i % width, i / width, 0);
+        float *found = element(call, of, i % width, i / width, 0);
         if (found != NULL)
             *found = 10.0f * (float)(i / width) + (float)(i % width);
+    }
+}
+
+/* ---- the same of references: kernels/reference_kernels.ptx ---- */
+
+static struct texture bound(struct call *call, const char *name, bool surface) {
+    const struct image *image = call->launch->function->module->image;
+    const struct reference *found = NULL;
+    for (unsigned i = 0; i < image->reference_count; i++)
+        if (image->references[i].surface == surface &&
+            strcmp(image->references[i].name, name) == 0)
+            found = &call->launch->references[i];
+    struct texture of = {.magic = surface ? MAGIC_SURFACE : MAGIC_TEXTURE};
+    if (found == NULL || !found->bound || found->format != 0x20 || found->channels != 1) {
+        call->error = CUDA_ERROR_LAUNCH_FAILED; /* only floats, one by one */
+        return of;
+    }
+    of.resource = found->resource;
+    of.texture = found->texture;
+    return of;
+}
+
+void kernel_read_reference(struct call *call) { /* (float *out, int width, int height) */
+    PARAM(int, width, 1);
+    PARAM(int, height, 2);
+    ARRAY(float, out, 0, (int64_t)width * height);
+    struct texture of = bound(call, "picture", false);
+    for (int i = 0; i < width * height && call->error == CUDA_SUCCESS; i++) {
+        const float *found = element(call, &of, i % width, i / width, 0);
+        if (found != NULL)
+            out[i] = *found;
+    }
+}
+
+void kernel_fetch_reference(struct call *call) { /* (float *out, int first, int n) */
+    PARAM(int, first, 1);
+    PARAM(int, n, 2);
+    ARRAY(float, out, 0, n);
+    struct texture of = bound(call, "line", false);
+    for (int i = 0; i < n && call->error == CUDA_SUCCESS; i++) {
+        const float *found = element(call, &of, first + i, 0, 0);
+        if (found != NULL)
+            out[i] = *found;
+    }
+}
+
+void kernel_write_reference(struct call *call) { /* (int width, int height) */
+    PARAM(int, width, 0);
+    PARAM(int, height, 1);
+    struct texture of = bound(call, "canvas", true);
+    for (int i = 0; i < width * height && call->error == CUDA_SUCCESS; i++) {
+        float *found = element(call, &of, i % width, i / width, 0);
+        if (found != NULL)
+            *found = (float)(10 * (i / width) + i % width);
     }
 }
 
