@@ -296,6 +296,9 @@ def program_environment(
         # NCCL goes through the host's memory where GPUs seem far apart, as they do from a machine
         # that lacks them, and its kernels would wait there for what cannot come in time.
         env.setdefault("NCCL_P2P_LEVEL", "SYS")
+        # Triton links with the driver that ldconfig lists, which may be what an image without a
+        # driver has in its place.
+        env.setdefault("TRITON_LIBCUDA_PATH", library)
         if len(servers) > 1:
             # Between servers there is nothing else, so it had better say that it has no way.
             env.setdefault("NCCL_SHM_DISABLE", "1")

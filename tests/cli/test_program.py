@@ -188,6 +188,7 @@ def test_environment_of_the_cuda_door(built: Path) -> None:
     assert env["LD_LIBRARY_PATH"] == os.pathsep.join((library, "/a"))
     assert env["JAX_PLATFORMS"] == "cuda,cpu"
     assert env["NCCL_P2P_LEVEL"] == "SYS"
+    assert env["TRITON_LIBCUDA_PATH"] == library
     assert "NCCL_SHM_DISABLE" not in env
     far = program_environment(base, door="cuda", agent="", lease="1", servers=["a", "b"])
     assert (far["NCCL_SHM_DISABLE"], far["NCCL_NET_DISABLE_INTRA"]) == ("1", "1")
