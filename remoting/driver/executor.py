@@ -25,6 +25,7 @@ from gpupool.remoting.driver.mapped import Mapped
 from gpupool.remoting.driver.memory import Memory
 from gpupool.remoting.driver.modules import Modules
 from gpupool.remoting.driver.node_params import Translator
+from gpupool.remoting.driver.overtaking import Overtaker
 from gpupool.remoting.driver.peers import PeerCopies
 from gpupool.remoting.driver.pools import Pools
 from gpupool.remoting.driver.references import References
@@ -41,7 +42,8 @@ RECORD = struct.Struct("<HHI")
 def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
     direct, slots = Direct(), Slots(client)
-    pools, hosts = Pools(client, direct), HostFunctions(client, direct)
+    overtaker = Overtaker(client.session.reader, client.waiter)
+    pools, hosts = Pools(client, direct), HostFunctions(client, direct, overtaker)
     memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
     arrays = Arrays(client, direct, memory)
     translator = Translator(client, direct, slots, arrays, hosts)
@@ -56,7 +58,7 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
         Ipc(client, direct, virtual.virtual),
         transfers,
         PeerCopies(client, links),
-        Mapped(client),
+        Mapped(client, overtaker),
         Managed(client, memory, transfers),
         kernels,
         modules,

@@ -28,9 +28,10 @@ class HostFunctions(Area):
     ``function`` with the client's number.
     """
 
-    def __init__(self, client: Client, direct: Direct) -> None:
+    def __init__(self, client: Client, direct: Direct, overtaker: Overtaker) -> None:
         super().__init__(client)
         self._direct = direct
+        self._overtaker = overtaker
         # Kept: the driver calls them until the process ends.
         self._functions = (FUNCTION(self._node), CALLBACK(self._callback))
         self.function, self._callback_address = map(_address_of, self._functions)
@@ -38,7 +39,6 @@ class HostFunctions(Area):
         self._lock = threading.Lock()
         self._tickets = 0
         self._waiting: dict[int, threading.Lock] = {}
-        self._some_wait = threading.Event()
         self._overtaken: set[int] = set()  # tickets of answers that were found before their turn
         self._teller: threading.Thread | None = None
         self._ready = threading.Event()
@@ -55,15 +55,8 @@ class HostFunctions(Area):
         self._teller = threading.Thread(target=self._tell, daemon=True)
         self._teller.start()
         self._ready.wait()  # it calls CUDA only before the first stream can stand still
-        self.session.reader.share()
-        overtaker = Overtaker(
-            self.session.reader,
-            self.waiter,
-            some_wait=self._some_wait,
-            waits=self._waiting.__contains__,
-            let_go=self._overtake,
-        )
-        threading.Thread(target=overtaker.run, daemon=True).start()
+        self._overtaker.answer(self._waiting.__contains__, self._overtake)
+        self._overtaker.start()
 
     def _call(self, stream: int, number: int, waits: int) -> None:
         """Call function ``number`` in a stream, which waits for its end if it ``waits``."""
@@ -97,7 +90,7 @@ class HostFunctions(Area):
     def _end_turn(self, ticket: int) -> None:
         self._waiting.pop(ticket).release()
         if not self._waiting:
-            self._some_wait.clear()
+            self._overtaker.leave()
 
     def _callback(self, _stream: int | None, status: int, data: int | None) -> None:
         word = data or 0
@@ -116,8 +109,9 @@ class HostFunctions(Area):
         with self._lock:
             self._tickets += 1
             ticket = self._tickets
+            if not self._waiting:
+                self._overtaker.need()
             self._waiting[ticket] = turn
-            self._some_wait.set()
         self._turns.put((number, status, ticket))
         turn.acquire()
 

@@ -8,6 +8,7 @@ import numpy as np
 from gpupool.remoting.driver import slices, table
 from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
+from gpupool.remoting.driver.overtaking import Overtaker
 from gpupool.remoting.driver.waiting import NO_PAGES, Mirror
 
 MAPPED_SIZE_MAX = 256 << 20
@@ -45,8 +46,9 @@ def give_pages(start: int, end: int) -> None:
 class Mapped(Area):
     """Mapped pinned memory of a client process."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, overtaker: Overtaker) -> None:
         super().__init__(client)
+        self._overtaker = overtaker
         self.posted = {
             table.MAP_WRITE: (3, self._map_write),
         }
@@ -68,6 +70,8 @@ class Mapped(Area):
         mirror = self._mirror_at(wish, size) or self._mirror_anywhere(size)
         mirror.bytes[:] = mirror.shadow[:] = np.frombuffer(data, np.uint8)
         self.waiter.add_mirror(number, mirror)
+        self._overtaker.start()
+        self._overtaker.need()
         return WORDS[1].pack(mirror.seen)
 
     def _mirror_at(self, wish: int, size: int) -> Mirror | None:
@@ -103,6 +107,7 @@ class Mapped(Area):
 
     def _map_free(self, number: int) -> None:
         mirror = self.waiter.take_mirror(number)
+        self._overtaker.leave()
 
         def job() -> None:
             self.api.runtime.deviceSynchronize()

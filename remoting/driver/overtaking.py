@@ -1,9 +1,10 @@
-"""Answers to host functions that get past an executor which stands still.
+"""What gets past an executor that stands still: what the client wrote, and answers.
 
-The driver keeps its caller when a stream's queue is full, and a stream stands still in a host
-function until the client has answered. The client bounds what it sends ahead of an answer
-(``shim/host.c``), but one launch of a graph with many host functions is more than any queue holds,
-and what a call takes of a queue, or which streams share one, is the driver's secret.
+The driver keeps its caller when a stream's queue is full, and while memory is freed it keeps most
+callers until all kernels are over (seen on an H200). A kernel may wait for what the client writes
+to mapped memory, though, and a stream for the client's answer to a host function. Both lie behind,
+and nothing goes on without them. The client bounds what it sends ahead of an answer
+(``shim/host.c``), but one launch of a graph with many host functions is more than any queue holds.
 """
 
 import threading
@@ -19,52 +20,78 @@ from gpupool.remoting.driver.waiting import Waiter
 PATIENCE_S = 0.005
 """So long an executor has not moved before anybody looks at what it has not read."""
 
+IDLE_PATIENCE_S = 0.02
+"""The same while it waits for the client."""
+
+
+def _never(_ticket: int) -> bool:
+    return False
+
 
 class Overtaker:
-    """Executes answers before their turn, and the writes to mapped memory that precede them.
+    """Executes writes to mapped memory and answers to host functions before their turn.
 
-    Neither calls the driver. A write comes too early at most for kernels that are launched between
-    the two and could have run before it as well.
+    Neither calls the driver. A write comes too early for no kernel: with CUDA, it would be there
+    as soon as the program makes it.
     """
 
-    def __init__(
-        self,
-        reader: Reader,
-        waiter: Waiter,
-        *,
-        some_wait: threading.Event,
-        waits: Callable[[int], bool],
-        let_go: Callable[[int], None],
-    ) -> None:
-        """Prepare; ``run`` does the work, on a thread of its own.
+    def __init__(self, reader: Reader, waiter: Waiter) -> None:
+        """Prepare.
 
         Args:
             reader: that the executor reads from.
             waiter: has the mirrors of mapped memory.
-            some_wait: set while a host function waits for its answer.
-            waits: says whether that with a ticket does.
-            let_go: ends its waiting.
         """
         self._reader = reader
         self._waiter = waiter
-        self._some_wait = some_wait
-        self._waits = waits
-        self._let_go = let_go
-        self._writes: list[tuple[int, tuple[int, ...], Callable[[], bytes]]] = []
+        self._reasons = 0
+        self._needed = threading.Event()
+        self._lock = threading.Lock()
+        self._started = False
+        self._waits: Callable[[int], bool] = _never
+        self._let_go: Callable[[int], object] = _never
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Get ready to look after the executor; called by the thread that executes."""
+        if not self._started:
+            self._started = True
+            self._reader.share()
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def answer(self, waits: Callable[[int], bool], let_go: Callable[[int], object]) -> None:
+        """Look for answers to host functions.
+
+        Args:
+            waits: says whether that with a ticket does.
+            let_go: ends its waiting.
+        """
+        self._waits, self._let_go = waits, let_go
+
+    def need(self) -> None:
+        """Look after the executor: there is one thing more that may have to get past it."""
+        with self._lock:
+            self._reasons += 1
+            self._needed.set()
+
+    def leave(self) -> None:
+        """Take a ``need`` back."""
+        with self._lock:
+            self._reasons -= 1
+            if not self._reasons:
+                self._needed.clear()
+
+    def _run(self) -> None:
         """Look after the executor until the client has gone."""
         going = True
         while going:
-            self._some_wait.wait()
+            self._needed.wait()
             steps = self._reader.steps()
-            time.sleep(PATIENCE_S)
-            if self._some_wait.is_set():
+            time.sleep(IDLE_PATIENCE_S if self._reader.receiving else PATIENCE_S)
+            if self._needed.is_set():
                 going = self._reader.read_ahead(steps, self)
 
     def begin(self) -> None:
         """Begin anew, with the frame at hand."""
-        self._writes = []
 
     def record(
         self, op: int, body: memoryview, frame: int, bulk: Callable[[], bytes] | None
@@ -73,26 +100,20 @@ class Overtaker:
         if op == table.MANAGED_WRITE:
             return False  # that needs the driver
         if op == table.MAP_WRITE:
-            if bulk is None or len(body) < 24:
-                return False
-            self._writes.append((frame, WORDS[3].unpack_from(body), bulk))
+            return bulk is not None and len(body) >= 24 and self._write(frame, body, bulk())
         if op == table.HOST_DONE and len(body) >= 8:
             (ticket,) = WORDS[1].unpack_from(body)
             if self._waits(ticket):
-                if not self._write():
-                    return False
                 self._let_go(ticket)
         return True
 
-    def _write(self) -> bool:
-        """Execute the writes that were found, unless that was done before."""
-        for frame, (number, first, size), bulk in self._writes:
-            data = bulk()
-            if size != len(data):
-                return False
-            try:
-                self._waiter.overtake_mirror(frame, number, first, memoryview(data))
-            except (KeyError, RemoteProtocolError):
-                return False  # the memory is not mapped yet, or the client will hear what is wrong
-        self._writes = []
+    def _write(self, frame: int, body: memoryview, data: bytes) -> bool:
+        """Execute a write, unless that was done before; say whether it can be."""
+        number, first, size = WORDS[3].unpack_from(body)
+        if size != len(data):
+            return False
+        try:
+            self._waiter.overtake_mirror(frame, number, first, memoryview(data))
+        except (KeyError, RemoteProtocolError):
+            return False  # the memory is not mapped yet, or the client will hear what is wrong
         return True

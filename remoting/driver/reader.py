@@ -1,8 +1,8 @@
 """A client's frames, as they are read: when they are executed, or ahead of that.
 
 Whoever executes frames can stand still in a call of the driver, for example because a stream's
-queue is full. What the client answers to host functions lies behind, and nothing goes on without
-it. Then another thread reads ahead, and finds it. What it has read is executed later, in its order.
+queue is full. What that waits for may lie behind (``overtaking.py``). Then another thread reads
+ahead, and finds it. What it has read is executed later, in its order.
 """
 
 import struct
@@ -92,7 +92,8 @@ class Reader:
         self._changed = threading.Condition(threading.Lock())
         self._shared = False
         self._steps = 0  # of the thread that executes
-        self._receiving = False  # that thread waits for the stream
+        self.receiving = False
+        """The thread that executes waits for the stream."""
         self._reading_ahead = False
         self._ahead = bytearray()
         self._used = 0  # bytes at its start that are in the buffer, or executed
@@ -179,13 +180,13 @@ class Reader:
             if not self._reading_ahead:
                 break
             self._changed.wait()
-        self._receiving = True
+        self.receiving = True
         self._changed.release()
         try:
             return self._stream.recv_into(target)
         finally:
             self._changed.acquire()
-            self._receiving = False
+            self.receiving = False
 
     # --- for another thread -----------------------------------------------------------------------
 
@@ -199,10 +200,11 @@ class Reader:
         Blocks until it goes on, and then until something more has come.
 
         Returns:
-            False when no more may be read ahead, or nothing more comes.
+            False when nothing more comes.
         """
         with self._changed:
-            if self._steps != steps or self._receiving or self._ended:
+            full = len(self._ahead) - self._used > AHEAD_SIZE_MAX
+            if self._steps != steps or self.receiving or self._ended or full:
                 return not self._ended
             # All that is unread lies in one piece.
             rest = self.view[self._start : self._end]
@@ -222,7 +224,7 @@ class Reader:
         while self._steps == steps:
             useful = useful and next(shown, False)
             if len(self._ahead) > AHEAD_SIZE_MAX:
-                return False
+                return True
             self._changed.release()
             try:
                 count = self._stream.recv_into(chunk)

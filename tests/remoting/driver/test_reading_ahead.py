@@ -161,6 +161,26 @@ def test_a_connection_that_breaks_meanwhile_ends_the_frames() -> None:
         reader.next_frame()
 
 
+def test_no_more_than_a_limit_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is there is executed, after which there is room again."""
+    monkeypatch.setattr("gpupool.remoting.driver.reader.AHEAD_SIZE_MAX", 100)
+    stream, seen = FedStream(), Seen()
+    reader = Reader(stream)
+    reader.share()
+    for at in range(3):
+        stream.pieces.put(encoded(([at], bytes(60))))
+    reader.next_frame()
+    assert reader.read_ahead(reader.steps(), seen)
+    assert reader.read_ahead(reader.steps(), seen)  # at once
+    assert [seen.found.get_nowait()[1] for _ in range(2)] == [0, 1]
+    assert not stream.pieces.empty() or stream.left
+    for at in range(3):
+        if at:
+            reader.next_frame()
+        rest = bytearray(60)
+        reader.into(memoryview(rest))
+
+
 class Mirrors:
     """Where writes to mapped memory go."""
 
@@ -181,25 +201,20 @@ def words(*values: int) -> memoryview:
 def overtaking() -> tuple[Overtaker, Mirrors, set[int]]:
     """Three host functions wait."""
     waiting, mirrors = {1, 2, 3}, Mirrors()
-    overtaker = Overtaker(
-        Reader(FedStream()),
-        cast("Waiter", mirrors),
-        some_wait=threading.Event(),
-        waits=waiting.__contains__,
-        let_go=waiting.remove,
-    )
+    overtaker = Overtaker(Reader(FedStream()), cast("Waiter", mirrors))
+    overtaker.answer(waiting.__contains__, waiting.remove)
     overtaker.begin()
     return overtaker, mirrors, waiting
 
 
-def test_answers_come_after_the_writes_before_them(
+def test_writes_come_at_once_and_answers_after_them(
     overtaking: tuple[Overtaker, Mirrors, set[int]],
 ) -> None:
     overtaker, mirrors, waiting = overtaking
     assert overtaker.record(table.MAP_WRITE, words(7, 0, 2), 5, lambda: b"ab")
     assert overtaker.record(table.LAUNCH, words(1), 6, None)
     assert overtaker.record(table.HOST_DONE, words(9), 6, None)  # nobody waits for that any more
-    assert (mirrors.written, waiting) == ([], {1, 2, 3})
+    assert (mirrors.written, waiting) == ([(5, 7, 0, b"ab")], {1, 2, 3})
     assert overtaker.record(table.HOST_DONE, words(2), 6, None)
     assert overtaker.record(table.MAP_WRITE, words(7, 1, 1), 7, lambda: b"c")
     assert overtaker.record(table.HOST_DONE, words(1), 8, None)

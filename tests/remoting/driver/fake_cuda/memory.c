@@ -393,11 +393,23 @@ API CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int 
     return memory_allocate_managed(ctx, bytesize, flags, false, dptr);
 }
 
+/* Held while a free waits. On an H200 most calls of other threads wait as long, those that make
+ * memory among them (driver 580). */
+static pthread_mutex_t freeing = PTHREAD_MUTEX_INITIALIZER;
+
+static void wait_for_frees(void) {
+    pthread_mutex_lock(&freeing);
+    pthread_mutex_unlock(&freeing);
+}
+
 API CUresult cuMemFree_v2(CUdeviceptr dptr) {
     ENTER_CONTEXT(ctx);
     if (dptr == 0)
         return CUDA_SUCCESS;
-    TRY(context_wait(ctx));
+    pthread_mutex_lock(&freeing);
+    CUresult result = context_wait(ctx);
+    pthread_mutex_unlock(&freeing);
+    TRY(result);
     return memory_release(dptr, false);
 }
 
@@ -418,6 +430,7 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevice
 API CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags) {
     ENTER_CONTEXT(ctx);
     REQUIRE(pp != NULL && bytesize > 0);
+    wait_for_frees();
     void *memory = mmap(NULL, round_up(bytesize, PAGE), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
