@@ -321,6 +321,9 @@ HAND: tuple[str, ...] = (
     *("cuTexRefGetFormat", "cuTexRefGetMipmapFilterMode", "cuTexRefGetMipmapLevelBias"),
     *("cuTexRefGetMipmapLevelClamp", "cuTexRefGetMaxAnisotropy", "cuTexRefGetBorderColor"),
     *("cuTexRefGetFlags", "cuSurfRefSetArray", "cuSurfRefGetArray", "cuParamSetTexRef"),
+    *("cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", "cuMemcpy3DBatchAsync"),
+    *("cuMemcpy3DBatchAsync_v2", "cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync"),
+    "cuMemDiscardAndPrefetchBatchAsync",
 )
 
 REFUSED: tuple[str, ...] = ("cuDeviceGetLuid",)

@@ -99,6 +99,23 @@ GP_EXPORT int cuArrayGetDescriptor_v2(struct descriptor_2d *descriptor, void *ha
     return GP_SUCCESS;
 }
 
+// The bytes of one channel by CUarray_format; 0 for formats whose elements are not channels.
+static size_t channel_size(int format) {
+    switch (format) {
+        case 0x01: case 0x08: return 1;
+        case 0x02: case 0x09: case 0x10: return 2;
+        case 0x03: case 0x0a: case 0x20: return 4;
+        default: return 0;
+    }
+}
+
+int gp_array_element(const void *handle, size_t *size) {
+    GP_CHECK(gp_check(handle, GP_ARRAY));
+    const struct array *array = ((const struct gp_handle *)handle)->detail;
+    *size = channel_size(array->descriptor.format) * array->descriptor.channels;
+    return *size != 0 ? GP_SUCCESS : GP_NOT_SUPPORTED;
+}
+
 static int destroy(struct gp_handle *handle) {
     GP_ON(handle);
     uint64_t values[1] = {handle->id};

@@ -33,5 +33,6 @@ int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp
 int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async);
 // array.c: where at least one end is an array; the stream and the extents are checked
 int gp_copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async);
+int gp_array_element(const void *array, size_t *size);  // the bytes of one of its elements
 
 #endif

@@ -383,6 +383,16 @@ GP_EXPORT int cuMemAllocFromPoolAsync_ptsz(void *a0, size_t a1, void *a2, void *
     return cuMemAllocFromPoolAsync(a0, a1, a2, gp_thread_stream(a3));
 }
 
+int cuMemDiscardAndPrefetchBatchAsync(void *, void *, size_t, void *, void *, size_t, unsigned long long, void *);
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void *a0, void *a1, size_t a2, void *a3, void *a4, size_t a5, unsigned long long a6, void *a7) {
+    return cuMemDiscardAndPrefetchBatchAsync(a0, a1, a2, a3, a4, a5, a6, gp_thread_stream(a7));
+}
+
+int cuMemDiscardBatchAsync(void *, void *, size_t, unsigned long long, void *);
+GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void *a0, void *a1, size_t a2, unsigned long long a3, void *a4) {
+    return cuMemDiscardBatchAsync(a0, a1, a2, a3, gp_thread_stream(a4));
+}
+
 int cuMemFreeAsync(uint64_t, void *);
 GP_EXPORT int cuMemFreeAsync_ptsz(uint64_t a0, void *a1) {
     return cuMemFreeAsync(a0, gp_thread_stream(a1));
@@ -396,6 +406,11 @@ GP_EXPORT int cuMemPrefetchAsync_ptsz(uint64_t a0, size_t a1, int a2, void *a3) 
 int cuMemPrefetchAsync_v2(uint64_t, size_t, uint64_t, unsigned int, void *);
 GP_EXPORT int cuMemPrefetchAsync_v2_ptsz(uint64_t a0, size_t a1, uint64_t a2, unsigned int a3, void *a4) {
     return cuMemPrefetchAsync_v2(a0, a1, a2, a3, gp_thread_stream(a4));
+}
+
+int cuMemPrefetchBatchAsync(void *, void *, size_t, void *, void *, size_t, unsigned long long, void *);
+GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void *a0, void *a1, size_t a2, void *a3, void *a4, size_t a5, unsigned long long a6, void *a7) {
+    return cuMemPrefetchBatchAsync(a0, a1, a2, a3, a4, a5, a6, gp_thread_stream(a7));
 }
 
 int cuMemcpy2DAsync_v2(void *, void *);
@@ -416,6 +431,16 @@ GP_EXPORT int cuMemcpy2D_v2_ptds(void *a0) {
 int cuMemcpy3DAsync_v2(void *, void *);
 GP_EXPORT int cuMemcpy3DAsync_v2_ptsz(void *a0, void *a1) {
     return cuMemcpy3DAsync_v2(a0, gp_thread_stream(a1));
+}
+
+int cuMemcpy3DBatchAsync(size_t, void *, void *, unsigned long long, void *);
+GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(size_t a0, void *a1, void *a2, unsigned long long a3, void *a4) {
+    return cuMemcpy3DBatchAsync(a0, a1, a2, a3, gp_thread_stream(a4));
+}
+
+int cuMemcpy3DBatchAsync_v2(size_t, void *, unsigned long long, void *);
+GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(size_t a0, void *a1, unsigned long long a2, void *a3) {
+    return cuMemcpy3DBatchAsync_v2(a0, a1, a2, gp_thread_stream(a3));
 }
 
 int cuMemcpy3DPeerAsync(void *, void *);
@@ -456,6 +481,16 @@ GP_EXPORT int cuMemcpyAtoHAsync_v2_ptsz(void *a0, void *a1, size_t a2, size_t a3
 int cuMemcpyAtoH_v2(void *, void *, size_t, size_t);
 GP_EXPORT int cuMemcpyAtoH_v2_ptds(void *a0, void *a1, size_t a2, size_t a3) {
     return cuMemcpyAtoH_v2(a0, a1, a2, a3);
+}
+
+int cuMemcpyBatchAsync(void *, void *, void *, size_t, void *, void *, size_t, void *, void *);
+GP_EXPORT int cuMemcpyBatchAsync_ptsz(void *a0, void *a1, void *a2, size_t a3, void *a4, void *a5, size_t a6, void *a7, void *a8) {
+    return cuMemcpyBatchAsync(a0, a1, a2, a3, a4, a5, a6, a7, gp_thread_stream(a8));
+}
+
+int cuMemcpyBatchAsync_v2(void *, void *, void *, size_t, void *, void *, size_t, void *);
+GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void *a0, void *a1, void *a2, size_t a3, void *a4, void *a5, size_t a6, void *a7) {
+    return cuMemcpyBatchAsync_v2(a0, a1, a2, a3, a4, a5, a6, gp_thread_stream(a7));
 }
 
 int cuMemcpyDtoA_v2(void *, size_t, uint64_t, size_t);

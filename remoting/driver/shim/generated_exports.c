@@ -76,80 +76,66 @@ GP_EXPORT int cuMemAllocHost(void) { return gp_missing(71); }
 GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(72); }
 GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(73); }
 GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(74); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(void) { return gp_missing(75); }
-GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void) { return gp_missing(76); }
-GP_EXPORT int cuMemDiscardBatchAsync(void) { return gp_missing(77); }
-GP_EXPORT int cuMemDiscardBatchAsync_ptsz(void) { return gp_missing(78); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(79); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(80); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(81); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(82); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(83); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(84); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(85); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(86); }
-GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(87); }
-GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(88); }
-GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(89); }
-GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(90); }
-GP_EXPORT int cuMemPrefetchBatchAsync(void) { return gp_missing(91); }
-GP_EXPORT int cuMemPrefetchBatchAsync_ptsz(void) { return gp_missing(92); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(93); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(94); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(95); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(96); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(97); }
-GP_EXPORT int cuMemcpy3DBatchAsync(void) { return gp_missing(98); }
-GP_EXPORT int cuMemcpy3DBatchAsync_ptsz(void) { return gp_missing(99); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2(void) { return gp_missing(100); }
-GP_EXPORT int cuMemcpy3DBatchAsync_v2_ptsz(void) { return gp_missing(101); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(102); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(103); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(104); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(105); }
-GP_EXPORT int cuMemcpyBatchAsync(void) { return gp_missing(106); }
-GP_EXPORT int cuMemcpyBatchAsync_ptsz(void) { return gp_missing(107); }
-GP_EXPORT int cuMemcpyBatchAsync_v2(void) { return gp_missing(108); }
-GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void) { return gp_missing(109); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(110); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(111); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(112); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(113); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(114); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(115); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(116); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(117); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(118); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(119); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(120); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(121); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(122); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(123); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(124); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(125); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(126); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(127); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(128); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(129); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(130); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(131); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(132); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(133); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(134); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(135); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(136); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(137); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(138); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(139); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(140); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(141); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(142); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(143); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(144); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(145); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(146); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(75); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(76); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(77); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(78); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(79); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(80); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(81); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(82); }
+GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(83); }
+GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(84); }
+GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(85); }
+GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(86); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(87); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(88); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(89); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(90); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(91); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(92); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(93); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(94); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(95); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(96); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(97); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(98); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(99); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(100); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(101); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(102); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(103); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(104); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(105); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(106); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(107); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(108); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(109); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(110); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(111); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(112); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(113); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(114); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(115); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(116); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(117); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(118); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(119); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(120); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(121); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(122); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(123); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(124); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(125); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(126); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(127); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(128); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(129); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(130); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(131); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(132); }
 
-const int gp_missing_count = 147;
+const int gp_missing_count = 133;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -226,10 +212,6 @@ const char *const gp_missing_names[] = {
     "cuMemAllocPitch",
     "cuMemBatchDecompressAsync",
     "cuMemBatchDecompressAsync_ptsz",
-    "cuMemDiscardAndPrefetchBatchAsync",
-    "cuMemDiscardAndPrefetchBatchAsync_ptsz",
-    "cuMemDiscardBatchAsync",
-    "cuMemDiscardBatchAsync_ptsz",
     "cuMemFree",
     "cuMemGetAddressRange",
     "cuMemGetHandleForAddressRange",
@@ -242,25 +224,15 @@ const char *const gp_missing_names[] = {
     "cuMemPoolExportToShareableHandle",
     "cuMemPoolImportFromShareableHandle",
     "cuMemPoolImportPointer",
-    "cuMemPrefetchBatchAsync",
-    "cuMemPrefetchBatchAsync_ptsz",
     "cuMemcpy2D",
     "cuMemcpy2DAsync",
     "cuMemcpy2DUnaligned",
     "cuMemcpy3D",
     "cuMemcpy3DAsync",
-    "cuMemcpy3DBatchAsync",
-    "cuMemcpy3DBatchAsync_ptsz",
-    "cuMemcpy3DBatchAsync_v2",
-    "cuMemcpy3DBatchAsync_v2_ptsz",
     "cuMemcpyAtoA",
     "cuMemcpyAtoD",
     "cuMemcpyAtoH",
     "cuMemcpyAtoHAsync",
-    "cuMemcpyBatchAsync",
-    "cuMemcpyBatchAsync_ptsz",
-    "cuMemcpyBatchAsync_v2",
-    "cuMemcpyBatchAsync_v2_ptsz",
     "cuMemcpyDtoA",
     "cuMemcpyDtoD",
     "cuMemcpyDtoDAsync",
@@ -300,7 +272,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[147];
+unsigned long gp_missing_calls[133];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -537,6 +509,10 @@ int cuMemAllocManaged();
 int cuMemAllocPitch_v2();
 int cuMemAlloc_v2();
 int cuMemCreate();
+int cuMemDiscardAndPrefetchBatchAsync();
+int cuMemDiscardAndPrefetchBatchAsync_ptsz();
+int cuMemDiscardBatchAsync();
+int cuMemDiscardBatchAsync_ptsz();
 int cuMemExportToShareableHandle();
 int cuMemFreeAsync();
 int cuMemFreeAsync_ptsz();
@@ -567,6 +543,8 @@ int cuMemPrefetchAsync();
 int cuMemPrefetchAsync_ptsz();
 int cuMemPrefetchAsync_v2();
 int cuMemPrefetchAsync_v2_ptsz();
+int cuMemPrefetchBatchAsync();
+int cuMemPrefetchBatchAsync_ptsz();
 int cuMemRangeGetAttribute();
 int cuMemRangeGetAttributes();
 int cuMemRelease();
@@ -583,6 +561,10 @@ int cuMemcpy2D_v2();
 int cuMemcpy2D_v2_ptds();
 int cuMemcpy3DAsync_v2();
 int cuMemcpy3DAsync_v2_ptsz();
+int cuMemcpy3DBatchAsync();
+int cuMemcpy3DBatchAsync_ptsz();
+int cuMemcpy3DBatchAsync_v2();
+int cuMemcpy3DBatchAsync_v2_ptsz();
 int cuMemcpy3DPeer();
 int cuMemcpy3DPeerAsync();
 int cuMemcpy3DPeerAsync_ptsz();
@@ -599,6 +581,10 @@ int cuMemcpyAtoHAsync_v2();
 int cuMemcpyAtoHAsync_v2_ptsz();
 int cuMemcpyAtoH_v2();
 int cuMemcpyAtoH_v2_ptds();
+int cuMemcpyBatchAsync();
+int cuMemcpyBatchAsync_ptsz();
+int cuMemcpyBatchAsync_v2();
+int cuMemcpyBatchAsync_v2_ptsz();
 int cuMemcpyDtoA_v2();
 int cuMemcpyDtoA_v2_ptds();
 int cuMemcpyDtoDAsync_v2();
@@ -1104,10 +1090,10 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemBatchDecompressAsync", 12060, 0, 0, (void (*)(void))cuMemBatchDecompressAsync},
     {"cuMemBatchDecompressAsync", 12060, 1, 0, (void (*)(void))cuMemBatchDecompressAsync_ptsz},
     {"cuMemCreate", 10020, 0, 1, (void (*)(void))cuMemCreate},
-    {"cuMemDiscardAndPrefetchBatchAsync", 13000, 0, 0, (void (*)(void))cuMemDiscardAndPrefetchBatchAsync},
-    {"cuMemDiscardAndPrefetchBatchAsync", 13000, 1, 0, (void (*)(void))cuMemDiscardAndPrefetchBatchAsync_ptsz},
-    {"cuMemDiscardBatchAsync", 13000, 0, 0, (void (*)(void))cuMemDiscardBatchAsync},
-    {"cuMemDiscardBatchAsync", 13000, 1, 0, (void (*)(void))cuMemDiscardBatchAsync_ptsz},
+    {"cuMemDiscardAndPrefetchBatchAsync", 13000, 0, 1, (void (*)(void))cuMemDiscardAndPrefetchBatchAsync},
+    {"cuMemDiscardAndPrefetchBatchAsync", 13000, 1, 1, (void (*)(void))cuMemDiscardAndPrefetchBatchAsync_ptsz},
+    {"cuMemDiscardBatchAsync", 13000, 0, 1, (void (*)(void))cuMemDiscardBatchAsync},
+    {"cuMemDiscardBatchAsync", 13000, 1, 1, (void (*)(void))cuMemDiscardBatchAsync_ptsz},
     {"cuMemExportToShareableHandle", 10020, 0, 1, (void (*)(void))cuMemExportToShareableHandle},
     {"cuMemFree", 2000, 0, 0, (void (*)(void))cuMemFree},
     {"cuMemFree", 3020, 0, 1, (void (*)(void))cuMemFree_v2},
@@ -1150,8 +1136,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemPrefetchAsync", 8000, 1, 1, (void (*)(void))cuMemPrefetchAsync_ptsz},
     {"cuMemPrefetchAsync", 12020, 0, 1, (void (*)(void))cuMemPrefetchAsync_v2},
     {"cuMemPrefetchAsync", 12020, 1, 1, (void (*)(void))cuMemPrefetchAsync_v2_ptsz},
-    {"cuMemPrefetchBatchAsync", 13000, 0, 0, (void (*)(void))cuMemPrefetchBatchAsync},
-    {"cuMemPrefetchBatchAsync", 13000, 1, 0, (void (*)(void))cuMemPrefetchBatchAsync_ptsz},
+    {"cuMemPrefetchBatchAsync", 13000, 0, 1, (void (*)(void))cuMemPrefetchBatchAsync},
+    {"cuMemPrefetchBatchAsync", 13000, 1, 1, (void (*)(void))cuMemPrefetchBatchAsync_ptsz},
     {"cuMemRangeGetAttribute", 8000, 0, 1, (void (*)(void))cuMemRangeGetAttribute},
     {"cuMemRangeGetAttributes", 8000, 0, 1, (void (*)(void))cuMemRangeGetAttributes},
     {"cuMemRelease", 10020, 0, 1, (void (*)(void))cuMemRelease},
@@ -1176,10 +1162,10 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemcpy3DAsync", 2000, 0, 0, (void (*)(void))cuMemcpy3DAsync},
     {"cuMemcpy3DAsync", 3020, 0, 1, (void (*)(void))cuMemcpy3DAsync_v2},
     {"cuMemcpy3DAsync", 7000, 1, 1, (void (*)(void))cuMemcpy3DAsync_v2_ptsz},
-    {"cuMemcpy3DBatchAsync", 12080, 0, 0, (void (*)(void))cuMemcpy3DBatchAsync},
-    {"cuMemcpy3DBatchAsync", 12080, 1, 0, (void (*)(void))cuMemcpy3DBatchAsync_ptsz},
-    {"cuMemcpy3DBatchAsync", 13000, 0, 0, (void (*)(void))cuMemcpy3DBatchAsync_v2},
-    {"cuMemcpy3DBatchAsync", 13000, 1, 0, (void (*)(void))cuMemcpy3DBatchAsync_v2_ptsz},
+    {"cuMemcpy3DBatchAsync", 12080, 0, 1, (void (*)(void))cuMemcpy3DBatchAsync},
+    {"cuMemcpy3DBatchAsync", 12080, 1, 1, (void (*)(void))cuMemcpy3DBatchAsync_ptsz},
+    {"cuMemcpy3DBatchAsync", 13000, 0, 1, (void (*)(void))cuMemcpy3DBatchAsync_v2},
+    {"cuMemcpy3DBatchAsync", 13000, 1, 1, (void (*)(void))cuMemcpy3DBatchAsync_v2_ptsz},
     {"cuMemcpy3DPeer", 4000, 0, 1, (void (*)(void))cuMemcpy3DPeer},
     {"cuMemcpy3DPeer", 7000, 1, 1, (void (*)(void))cuMemcpy3DPeer_ptds},
     {"cuMemcpy3DPeerAsync", 4000, 0, 1, (void (*)(void))cuMemcpy3DPeerAsync},
@@ -1198,10 +1184,10 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemcpyAtoHAsync", 2000, 0, 0, (void (*)(void))cuMemcpyAtoHAsync},
     {"cuMemcpyAtoHAsync", 3020, 0, 1, (void (*)(void))cuMemcpyAtoHAsync_v2},
     {"cuMemcpyAtoHAsync", 7000, 1, 1, (void (*)(void))cuMemcpyAtoHAsync_v2_ptsz},
-    {"cuMemcpyBatchAsync", 12080, 0, 0, (void (*)(void))cuMemcpyBatchAsync},
-    {"cuMemcpyBatchAsync", 12080, 1, 0, (void (*)(void))cuMemcpyBatchAsync_ptsz},
-    {"cuMemcpyBatchAsync", 13000, 0, 0, (void (*)(void))cuMemcpyBatchAsync_v2},
-    {"cuMemcpyBatchAsync", 13000, 1, 0, (void (*)(void))cuMemcpyBatchAsync_v2_ptsz},
+    {"cuMemcpyBatchAsync", 12080, 0, 1, (void (*)(void))cuMemcpyBatchAsync},
+    {"cuMemcpyBatchAsync", 12080, 1, 1, (void (*)(void))cuMemcpyBatchAsync_ptsz},
+    {"cuMemcpyBatchAsync", 13000, 0, 1, (void (*)(void))cuMemcpyBatchAsync_v2},
+    {"cuMemcpyBatchAsync", 13000, 1, 1, (void (*)(void))cuMemcpyBatchAsync_v2_ptsz},
     {"cuMemcpyDtoA", 2000, 0, 0, (void (*)(void))cuMemcpyDtoA},
     {"cuMemcpyDtoA", 3020, 0, 1, (void (*)(void))cuMemcpyDtoA_v2},
     {"cuMemcpyDtoA", 7000, 1, 1, (void (*)(void))cuMemcpyDtoA_v2_ptds},

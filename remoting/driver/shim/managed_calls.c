@@ -290,3 +290,53 @@ GP_EXPORT int cuStreamAttachMemAsync(void *stream, uint64_t address, size_t leng
     bool whole = range.start == address && (length == 0 || length == range.size);
     return whole ? GP_SUCCESS : GP_INVALID_VALUE;
 }
+
+// --- batches of hints -----------------------------------------------------------------------------
+
+// What is discarded may keep its contents, so these are checked and nothing else.
+static int check_batch(const uint64_t *addresses, const size_t *sizes, size_t count,
+                       unsigned long long flags, void *stream) {
+    uint64_t id;
+    if (addresses == NULL || sizes == NULL || count == 0 || flags != 0) return GP_INVALID_VALUE;
+    GP_CHECK(gp_stream_id(stream, &id));
+    if (id == GP_LEGACY_STREAM) return GP_INVALID_VALUE;
+    struct gp_range range;
+    for (size_t at = 0; at < count; at++) GP_CHECK(check_range(addresses[at], sizes[at], &range));
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *sizes, size_t count,
+                                      const struct location *locations, const size_t *first,
+                                      size_t kinds, unsigned long long flags, void *stream) {
+    GP_ENTER();
+    GP_ON(stream);
+    GP_CHECK(check_batch(addresses, sizes, count, flags, stream));
+    if (locations == NULL || first == NULL || kinds == 0 || kinds > count) return GP_INVALID_VALUE;
+    for (size_t at = 0; at < kinds; at++) {
+        bool follows = at == 0 ? first[0] == 0 : first[at] > first[at - 1];
+        int device;
+        if (!follows || first[at] >= count) return GP_INVALID_VALUE;
+        GP_CHECK(find_location(locations[at], &device));
+    }
+    for (size_t at = 0, kind = 0; at < count; at++) {
+        if (kind + 1 < kinds && first[kind + 1] == at) kind++;
+        int device;
+        GP_CHECK(find_location(locations[kind], &device));
+        GP_CHECK(prefetch(addresses[at], sizes[at], device, stream));
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemDiscardBatchAsync(const uint64_t *addresses, const size_t *sizes, size_t count,
+                                     unsigned long long flags, void *stream) {
+    GP_ENTER();
+    GP_ON(stream);
+    return check_batch(addresses, sizes, count, flags, stream);
+}
+
+GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(const uint64_t *addresses, const size_t *sizes,
+                                                size_t count, const struct location *locations,
+                                                const size_t *first, size_t kinds,
+                                                unsigned long long flags, void *stream) {
+    return cuMemPrefetchBatchAsync(addresses, sizes, count, locations, first, kinds, flags, stream);
+}

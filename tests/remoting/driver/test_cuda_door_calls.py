@@ -126,3 +126,11 @@ def test_texture_references(library: Path, tmp_path: Path) -> None:
         "8 4, modes 3 2 1, filters 1 1, -1.50 0.50 6.25, 8, 0.25 0.50 0.75 1.00, 3",
         *("no such 1 1", "not to be destroyed 1", "unloaded 400"),
     ]
+
+
+def test_batches(library: Path, tmp_path: Path) -> None:
+    """Copies between pointers, boxes of arrays, and hints about managed memory."""
+    assert both("batches", library, tmp_path).splitlines() == [
+        *("copied 45 3 3 186, 0 191 3", "refused 1 1 1 1 1", "boxes 2890 2891 2970 2909, 80 239"),
+        *("refused 1 1 at 0 1 at 1 1 1", "refused 1 1 1 1"),
+    ]

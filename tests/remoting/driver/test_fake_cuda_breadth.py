@@ -86,7 +86,8 @@ def test_batches_copy_and_write(driver: Driver) -> None:
     targets = (ctypes.c_uint64 * 2)(target, target + 4)
     sources = (ctypes.c_uint64 * 2)(source + 4, source)
     sizes = (ctypes.c_size_t * 2)(4, 4)
-    driver.call("cuMemcpyBatchAsync_v2", targets, sources, sizes, 2, 0, 0, 0, one)
+    attributes, first = (ctypes.c_uint32 * 6)(1), (ctypes.c_size_t * 1)(0)
+    driver.call("cuMemcpyBatchAsync_v2", targets, sources, sizes, 2, attributes, first, 1, one)
     driver.call("cuStreamSynchronize", one)
     assert driver.download(target, 8) == b"efghabcd"
     write = (ctypes.c_uint64 * 6)(2, target, 0x41414141, 0, 0, 0)

@@ -58,7 +58,7 @@ typedef unsigned int CUdevice_attribute, CUpointer_attribute, CUfunction_attribu
     CUmemcpySrcAccessOrder, CUgraphMem_attribute, CUaddress_mode, CUfilter_mode,
     CUresourceViewFormat, CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle,
     CUtensorMapL2promotion, CUtensorMapFloatOOBfill, CUlogLevel, CUgraphChildGraphNodeOwnership,
-    CUgraphConditionalNodeType;
+    CUgraphConditionalNodeType, CUmemcpy3DOperandType;
 
 enum {
     CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -390,6 +390,22 @@ typedef struct {
     CUmemLocation srcLocHint, dstLocHint;
     unsigned int flags;
 } CUmemcpyAttributes;
+
+typedef struct { size_t x, y, z; } CUoffset3D;
+typedef struct { size_t width, height, depth; } CUextent3D;
+typedef struct {
+    CUmemcpy3DOperandType type;
+    union {
+        struct { CUdeviceptr ptr; size_t rowLength, layerHeight; CUmemLocation locHint; } ptr;
+        struct { CUarray array; CUoffset3D offset; } array;
+    } op;
+} CUmemcpy3DOperand;
+typedef struct {
+    CUmemcpy3DOperand src, dst;
+    CUextent3D extent;
+    CUmemcpySrcAccessOrder srcAccessOrder;
+    unsigned int flags;
+} CUDA_MEMCPY3D_BATCH_OP;
 
 typedef struct {
     CUresourcetype resType;

@@ -115,25 +115,6 @@ extern CUresult cuStreamWaitValue64_v2(CUstream, CUdeviceptr, cuuint64_t, unsign
 extern CUresult cuStreamWriteValue32_v2(CUstream, CUdeviceptr, cuuint32_t, unsigned int);
 extern CUresult cuStreamWriteValue64_v2(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
 
-API CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes,
-                                   size_t count, CUmemcpyAttributes *attrs, size_t *attrsIdxs,
-                                   size_t numAttrs, CUstream hStream) {
-    ENTER();
-    (void)attrs, (void)attrsIdxs, (void)numAttrs;
-    REQUIRE(dsts != NULL && srcs != NULL && sizes != NULL && count > 0);
-    for (size_t i = 0; i < count; i++)
-        TRY(cuMemcpyAsync(dsts[i], srcs[i], sizes[i], hStream));
-    return CUDA_SUCCESS;
-}
-
-API CUresult cuMemcpyBatchAsync(CUdeviceptr *dsts, CUdeviceptr *srcs, size_t *sizes, size_t count,
-                                CUmemcpyAttributes *attrs, size_t *attrsIdxs, size_t numAttrs,
-                                size_t *failIdx, CUstream hStream) {
-    if (failIdx != NULL)
-        *failIdx = SIZE_MAX;
-    return cuMemcpyBatchAsync_v2(dsts, srcs, sizes, count, attrs, attrsIdxs, numAttrs, hStream);
-}
-
 API CUresult cuStreamBatchMemOp_v2(CUstream stream, unsigned int count,
                                    CUstreamBatchMemOpParams *paramArray, unsigned int flags) {
     ENTER();

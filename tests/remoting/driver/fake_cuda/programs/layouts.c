@@ -187,6 +187,11 @@ int main(void) {
     AT(CUmemcpyAttributes, srcLocHint);
     AT(CUmemcpyAttributes, dstLocHint);
     AT(CUmemcpyAttributes, flags);
+    SIZE(CUDA_MEMCPY3D_BATCH_OP);
+    AT(CUDA_MEMCPY3D_BATCH_OP, src.op.ptr.locHint);
+    AT(CUDA_MEMCPY3D_BATCH_OP, dst.op.array.offset);
+    AT(CUDA_MEMCPY3D_BATCH_OP, extent);
+    AT(CUDA_MEMCPY3D_BATCH_OP, srcAccessOrder);
     SIZE(CUDA_RESOURCE_DESC);
     AT(CUDA_RESOURCE_DESC, resType);
     AT(CUDA_RESOURCE_DESC, res.array.hArray);
