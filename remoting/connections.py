@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +41,12 @@ SETTLE_S = 0.15
 """After the first connection, how long others may take to be asked in the first round as well."""
 
 
+LOOK_EVERY_S = 0.5
+SILENT_LOOKS_MAX = 8
+"""Looks without a word of a server, 4 s in all, after which it is taken for lost: a program that
+waits for it gets its error within 5 s. A server that stands still is asked at once a second at the
+least, so that it may do so for 3.5 s; the network may lose what is asked four times in a row."""
+
 LOG = logging.getLogger("gpupool.client")
 
 
@@ -54,6 +61,7 @@ class ServerConnection:
         self.closed = trio.Event()
         self.reason = ""
         """Why it was lost; empty while it is up."""
+        self._given_up = ""
         self._stream = stream
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
@@ -75,7 +83,7 @@ class ServerConnection:
         except GONE as error:
             reason = explain(error)
         finally:
-            self.reason = reason
+            self.reason = self._given_up or reason
             self.closed.set()
             for waiting in self._waiting.values():
                 waiting.done.set()
@@ -113,6 +121,36 @@ class ServerConnection:
         if isinstance(waiting.answer, m.Refused):
             raise m.to_error(waiting.answer)
         return waiting.answer
+
+    async def watch(self) -> None:
+        """Hang up when the server has been silent for 4 s, though it was asked for a word.
+
+        Neither the kernel's keep-alive nor anything on a data connection tells so soon, and in
+        whatever state that one is, that the network is cut, or that a server stands still whose
+        machine still answers. Looks are counted, not seconds: a client that was stopped itself, by
+        Ctrl-Z or a debugger, hears first what came meanwhile.
+        """
+        silent, heard = 0, self._stream.reads
+        async with trio.open_nursery() as nursery:
+            while not self.closed.is_set():
+                await trio.sleep(LOOK_EVERY_S)
+                if self._stream.reads != heard:
+                    silent, heard = 0, self._stream.reads
+                    continue
+                silent += 1
+                if silent == 1:
+                    nursery.start_soon(self._ping)
+                elif silent >= SILENT_LOOKS_MAX and not self.closed.is_set():
+                    self._given_up = f"no answer for {SILENT_LOOKS_MAX * LOOK_EVERY_S:.0f} s"
+                    await self.aclose()
+                    return
+
+    async def _ping(self) -> None:
+        # Shielded: when half a message has been sent, the connection is of no use any more. Nobody
+        # waits for the answer itself: whatever comes is a word.
+        limit_s = SILENT_LOOKS_MAX * LOOK_EVERY_S
+        with trio.move_on_after(limit_s, shield=True), suppress(*GONE):
+            await self._stream.send(next(self._numbers), m.Ping())
 
     async def aclose(self) -> None:
         """Hang up."""

@@ -160,8 +160,15 @@ class LeaseHold:
         return {"server": self._mine[server].name, "devices": [{"uuid": gpu} for gpu in gpus]}
 
     async def wait_lost(self) -> str:
-        """Wait until the lease ends without having been released, and return why."""
-        await self._over.wait()
+        """Wait until the lease ends without having been released, and return why.
+
+        A server of it that falls silent is noticed within 5 s meanwhile.
+        """
+        async with trio.open_nursery() as nursery:
+            for connection in self._mine.values():
+                nursery.start_soon(connection.watch)
+            await self._over.wait()
+            nursery.cancel_scope.cancel()
         return self.lost
 
     async def release(self, reason: str = "released") -> None:

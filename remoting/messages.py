@@ -10,6 +10,7 @@ CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
     Ask                                      Offered
     Claim                                    Claimed
     Cancel, AwaitGpus, Attach, Release ...   Done
+    Ping                                     Done
     OpenSession                              SessionOpened
     GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
     GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
@@ -47,7 +48,7 @@ from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.sessions import SessionInfo
 from gpupool.remoting.wire import dump, frame_bytes, load
 
-PROTOCOL = 2
+PROTOCOL = 3
 PROTOCOL_OLDEST = 2
 """What a server speaks: it serves clients of ``PROTOCOL_OLDEST`` up to ``PROTOCOL``.
 
@@ -217,6 +218,11 @@ class SessionOpened:
     info: SessionInfo
     address: str  # host:port
     encryption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Say that you are there."""
 
 
 # --- looking and operating -----------------------------------------------------------------------
@@ -513,6 +519,7 @@ Call = (
     | Attach
     | Release
     | OpenSession
+    | Ping
     | GetView
     | GetTelemetry
     | Subscribe
@@ -564,6 +571,7 @@ CALLS: dict[int, type[Call]] = {
     20: Attach,
     21: Release,
     22: OpenSession,
+    23: Ping,
     32: GetView,
     33: GetTelemetry,
     34: Subscribe,

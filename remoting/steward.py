@@ -496,6 +496,8 @@ class Steward:
                     self._release(client, call, message)
                 case m.OpenSession():
                     self._open_session(client, call, message)
+                case m.Ping():
+                    self.answer(client, call, m.Done())
                 case _:
                     self._desk.handle(client, call, message)
         except GpupoolError:

@@ -22,6 +22,8 @@ class MessageStream:
         self.connection = connection
         self._lock = trio.Lock()
         self._received: deque[tuple[int, Message]] = deque()
+        self.reads = 0
+        """How often something has come: also pieces of a message that is not whole yet."""
 
     async def send(self, call: int, message: Message) -> None:
         """Send one message whole.
@@ -52,6 +54,7 @@ class MessageStream:
             if not data:
                 self.connection.closed()
                 return None
+            self.reads += 1
             self._received.extend(self.connection.receive(bytes(data)))
         return self._received.popleft()
 

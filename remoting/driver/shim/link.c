@@ -81,8 +81,9 @@ static int connect_tcp(const char *host, const char *port) {
     }
     freeaddrinfo(found);
     if (fd < 0) return -1;
-    // With the check of gp_peer_is_dead, a machine that went away is noticed within 5 s.
-    const int on = 1, idle = 2, interval = 1, count = 2;
+    // With the check of gp_peer_is_dead, a machine that went away is noticed after 5 s, should
+    // gpupool run not have noticed that before. Each probe is sent once, and may be lost.
+    const int on = 1, idle = 1, interval = 1, count = 4;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -31,6 +32,8 @@ from gpupool.remoting.links import Links
 from gpupool.remoting.server import ControlServer
 from gpupool.remoting.sessions import SessionDevice, SessionInfo
 from gpupool.remoting.tokens import TokenText, hash_secret
+
+MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
 
 GIB = 1 << 30
 LOG = logging.getLogger("test")
@@ -236,7 +239,7 @@ class Cluster:
         self.nodes: list[Node] = []
         self.clock = VirtualClock()
         self.authority: Authority = create_ca(CLUSTER_ID, datetime.now(UTC))
-        self.streams: list[tuple[str, trio.abc.AsyncResource]] = []
+        self.streams: list[tuple[str, MemoryStream, MemoryStream]] = []
         self.unreachable: set[str] = set()
         self._seed = 100
 
@@ -343,10 +346,26 @@ class Cluster:
         if not late:
             self.log.catch_up(node.ledger)
 
+    def fall_silent(self, name: str, *, hears: bool = False, speaks: bool = False) -> None:
+        """Have the network swallow what a server is sent, and what it sends, until ``resume``."""
+        for server, near, far in self.streams:
+            if server == name:
+                for stream, passes in ((near, hears), (far, speaks)):
+                    if not passes:
+                        stream.send_stream.send_all_hook = None
+
+    async def resume(self, name: str) -> None:
+        """Deliver what was kept back."""
+        for server, near, far in self.streams:
+            for sender, receiver in ((near, far), (far, near)) if server == name else ():
+                hook = partial(_deliver, sender, receiver)
+                sender.send_stream.send_all_hook = hook
+                await hook()
+
     async def cut(self, name: str) -> None:
         """Break all connections to a server."""
-        for server, stream in list(self.streams):
-            if server == name:
+        for server, *streams in list(self.streams):
+            for stream in streams if server == name else ():
                 await trio.aclose_forcefully(stream)
 
     @property
@@ -369,7 +388,7 @@ class Cluster:
         if node is None or not node.up or address.host in self.unreachable:
             raise ConnectionRefusedError(111, "Connection refused")
         near, far = trio.testing.memory_stream_pair()
-        self.streams += [(node.name, near), (node.name, far)]
+        self.streams.append((node.name, near, far))
         self.nursery.start_soon(node.server.serve_stream, far, "test client")
         return near
 
@@ -414,6 +433,10 @@ class Cluster:
             client=f"{user}@test",
         ) as pool:
             yield pool
+
+
+async def _deliver(sender: MemoryStream, receiver: MemoryStream) -> None:
+    trio.testing.memory_stream_pump(sender.send_stream, receiver.receive_stream)
 
 
 def request(pool: Pool, count: int = 1, fraction: float = 1.0, **more: object) -> Request:

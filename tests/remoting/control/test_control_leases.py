@@ -370,6 +370,52 @@ async def test_losing_one_server_of_an_across_lease_ends_it(
         assert cluster.granted() == 80 * GIB
 
 
+@pytest.mark.parametrize(("hears", "speaks"), [(False, False), (True, False), (False, True)])
+async def test_a_server_that_falls_silent_is_lost_within_5_s(
+    autojump_clock: Clock, nursery: trio.Nursery, hears: bool, speaks: bool
+) -> None:
+    """Whichever direction the network cuts; and what a server does while it stands still."""
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1])
+    async with cluster.client() as pool:
+        hold = await pool.allocate(request(pool, 2, across=True), wait_s=0)
+        ended: list[float] = []
+
+        async def wait() -> None:
+            await hold.wait_lost()
+            ended.append(trio.current_time())
+
+        nursery.start_soon(wait)
+        await trio.sleep(60.3)
+        assert not ended
+        name, before = hold.server_names()[1], trio.current_time()
+        cluster.fall_silent(name, hears=hears, speaks=speaks)
+        await until(lambda: ended)
+        assert 3 < ended[0] - before < 4.6
+        assert hold.lost == f"lost server {name}: no answer for 4 s"
+
+
+async def test_a_server_may_stand_still_for_3_s_and_a_client_for_a_minute(
+    autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client() as pool:
+        hold = await pool.allocate(request(pool), wait_s=0)
+        nursery.start_soon(hold.wait_lost)
+        for tenths in range(20, 30):
+            cluster.fall_silent(node := hold.server_names()[0])
+            await trio.sleep(tenths / 10 + 0.4)
+            await cluster.resume(node)
+            await trio.sleep(tenths / 10)
+        assert not hold.lost
+        autojump_clock.jump(
+            60
+        )  # as for a process that was stopped: all its timers are over at once
+        await trio.sleep(10)
+        assert not hold.lost
+
+
 async def test_a_restarted_server_frees_what_it_held(
     autojump_clock: Clock, nursery: trio.Nursery
 ) -> None:

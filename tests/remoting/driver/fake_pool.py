@@ -51,15 +51,18 @@ class FakeGpuServer:
             "LD_LIBRARY_PATH": str(driver),
             "RUNTIME_DIRECTORY": str(runtime),
         }
+        self.listen = "127.0.0.1:0"
+        self.prefix: list[str] = []
+        """Words before the command, such as those that put it into a network of its own."""
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:
         """Start the server, or start it again."""
         words = ["join", "--name", self.name, "--state-dir", str(self.folder / "state"), *options]
-        words += [] if (self.folder / "state").exists() else ["--listen", "127.0.0.1:0"]
+        words += [] if (self.folder / "state").exists() else ["--listen", self.listen]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*GPUPOOL, *words],
+                [*self.prefix, *GPUPOOL, *words],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
