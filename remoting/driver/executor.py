@@ -29,9 +29,11 @@ from gpupool.remoting.driver.overtaking import Overtaker
 from gpupool.remoting.driver.peers import PeerCopies
 from gpupool.remoting.driver.pools import Pools
 from gpupool.remoting.driver.references import References
+from gpupool.remoting.driver.shared_pools import SharedPools
 from gpupool.remoting.driver.slots import Slots
 from gpupool.remoting.driver.streams import Streams
 from gpupool.remoting.driver.tensors import Tensors
+from gpupool.remoting.driver.tokens import Tokens
 from gpupool.remoting.driver.transfers import Transfers
 from gpupool.remoting.driver.virtual import Virtual
 from gpupool.remoting.host.peers import Links
@@ -41,10 +43,10 @@ RECORD = struct.Struct("<HHI")
 
 def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
     """Return what executes the records of a client; no two areas have a record in common."""
-    direct, slots = Direct(), Slots(client)
+    direct, slots, tokens = Direct(), Slots(client), Tokens(client)
     overtaker = Overtaker(client.session.reader, client.waiter)
-    pools, hosts = Pools(client, direct), HostFunctions(client, direct, overtaker)
-    memory, kernels, transfers = Memory(client, pools), Kernels(client), Transfers(client)
+    pools, hosts = Pools(client, direct, tokens), HostFunctions(client, direct, overtaker)
+    memory, kernels, transfers = Memory(client, pools, tokens), Kernels(client), Transfers(client)
     arrays = Arrays(client, direct, memory)
     translator = Translator(client, direct, slots, arrays, hosts)
     graphs = Graphs(client, direct, translator)
@@ -55,7 +57,8 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
         memory,
         pools,
         virtual,
-        Ipc(client, direct, virtual.virtual),
+        Ipc(client, direct, tokens, virtual.virtual),
+        SharedPools(client, direct, tokens, pools),
         transfers,
         PeerCopies(client, links),
         Mapped(client, overtaker),

@@ -6,37 +6,16 @@ bytes in place of one. What is opened counts for whoever allocated it.
 
 import ctypes
 import os
-import struct
-from typing import Protocol, runtime_checkable
 
 from gpupool.remoting.driver import table
-from gpupool.remoting.driver.api import INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.direct import ByValue, Direct
+from gpupool.remoting.driver.tokens import FILE_DESCRIPTOR, HANDLE_SIZE, TOKEN_WORDS, Tokens
 from gpupool.remoting.driver.virtual import VirtualMemory
 
-TOKEN_SIZE, TOKEN_WORDS = 32, 4
-HANDLE_SIZE = 64
-FILE_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-VALUE = struct.Struct("<cQ64s")
-"""What the host keeps: the kind, a size, and CUDA's handle; behind it, the GPU's UUID."""
-
 MEMORY, EVENT, PHYSICAL = b"m", b"e", b"p"
-TOKENS_MAX = 4096
 OPEN_MAX = 4096
-
-
-@runtime_checkable
-class Sharer(Protocol):
-    """A budget whose host also passes handles on between the workers of a lease."""
-
-    def share(self, token: bytes, value: bytes, descriptor: int = -1) -> bool:
-        """Let the other workers find a handle; False if there are too many."""
-        ...
-
-    def find(self, token: bytes) -> tuple[bytes, int] | None:
-        """Return a handle, and its descriptor or -1."""
-        ...
 
 
 class _Handle(ctypes.Structure):
@@ -48,12 +27,14 @@ class _Handle(ctypes.Structure):
 class Ipc(Area):
     """What a client process shares, and what it has opened."""
 
-    def __init__(self, client: Client, direct: Direct, virtual: VirtualMemory) -> None:
+    def __init__(
+        self, client: Client, direct: Direct, tokens: Tokens, virtual: VirtualMemory
+    ) -> None:
         super().__init__(client)
         self._direct = direct
         self._virtual = virtual
-        self._sharer = client.budget if isinstance(client.budget, Sharer) else None
-        self._tokens: dict[bytes, bytes] = {}  # by what the host keeps
+        self._tokens = tokens
+        self._events: dict[bytes, bytes] = {}  # tokens by CUDA's handles
         self._opened: set[int] = set()
         self.posted = {
             table.IPC_CLOSE: (1, self._close),
@@ -68,58 +49,22 @@ class Ipc(Area):
             table.SETTLE: (0, lambda: b""),
         }
 
-    # --- tokens -----------------------------------------------------------------------------------
-
-    def _share(
-        self, kind: bytes, size: int, handle: bytes, device: int, *, file: int = -1
-    ) -> bytes:
-        """Return the token of a handle, the same one each time for one of CUDA's."""
-        value = VALUE.pack(kind, size, handle) + self.client.devices[device].uuid.encode()
-        token = self._tokens.get(value) if file < 0 else None
-        if token is not None:
-            return token
-        if self._sharer is None:
-            raise CudaError(NOT_SUPPORTED, "cuIpcGetMemHandle")
-        token = os.urandom(TOKEN_SIZE)
-        if len(self._tokens) >= TOKENS_MAX or not self._sharer.share(token, value, file):
-            raise CudaError(OUT_OF_MEMORY, "cuIpcGetMemHandle")
-        if file < 0:
-            self._tokens[value] = token
-        return token
-
-    def _find(self, kind: bytes, words: tuple[int, ...]) -> tuple[int, bytes, int, int]:
-        """Return the size, CUDA's handle, the device and the descriptor behind a token."""
-        if self._sharer is None:
-            raise CudaError(NOT_SUPPORTED, "cuIpcOpenMemHandle")
-        found = self._sharer.find(WORDS[TOKEN_WORDS].pack(*words))
-        if found is None:
-            raise CudaError(INVALID_VALUE, "cuIpcOpenMemHandle")
-        value, file = found
-        has, size, handle = VALUE.unpack_from(value)
-        uuid = value[VALUE.size :].decode()
-        devices = [device.index for device in self.client.devices if device.uuid == uuid]
-        if has != kind or not devices:
-            if file >= 0:
-                os.close(file)
-            raise CudaError(INVALID_VALUE, "cuIpcOpenMemHandle")
-        return size, handle, devices[0], file
-
     # --- allocations ------------------------------------------------------------------------------
 
     def _export(self, address: int, size: int) -> bytes:
         device, _cost = self.client.allocations[address]
         handle = ctypes.create_string_buffer(HANDLE_SIZE)
         self._direct.call("cuIpcGetMemHandle", handle, address)
-        return self._share(MEMORY, size, handle.raw, device)
+        return self._tokens.share_allocation(MEMORY, address, size, handle.raw, device)
 
     def _open(self, flags: int, *token: int) -> bytes:
-        size, raw, _device, _file = self._find(MEMORY, token)
+        found = self._tokens.find(MEMORY, token)
         if len(self._opened) >= OPEN_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuIpcOpenMemHandle")
-        handle = _Handle.from_buffer_copy(raw)
+        handle = _Handle.from_buffer_copy(found.handle)
         address = self._direct.get("cuIpcOpenMemHandle_v2", ByValue(handle), flags)
         self._opened.add(address)
-        return WORDS[2].pack(address, size)
+        return WORDS[2].pack(address, found.size)
 
     def _close(self, address: int) -> None:
         """Close what was opened, on a thread of its own: CUDA waits for the GPU before it does."""
@@ -142,11 +87,14 @@ class Ipc(Area):
     def _export_event(self, number: int) -> bytes:
         handle = ctypes.create_string_buffer(HANDLE_SIZE)
         self._direct.call("cuIpcGetEventHandle", handle, self.objects["e"][number])
-        return self._share(EVENT, 0, handle.raw, self.client.device)
+        known = self._events.get(handle.raw)
+        if known is None:
+            known = self._tokens.share(EVENT, 0, handle.raw, self.client.device)
+            self._events[handle.raw] = known
+        return known
 
     def _open_event(self, number: int, *token: int) -> bytes:
-        _size, raw, _device, _file = self._find(EVENT, token)
-        handle = _Handle.from_buffer_copy(raw)
+        handle = _Handle.from_buffer_copy(self._tokens.find(EVENT, token).handle)
         self.client.keep("e", number, self._direct.get("cuIpcOpenEventHandle", ByValue(handle)))
         return b""
 
@@ -157,15 +105,16 @@ class Ipc(Area):
         file = ctypes.c_int(-1)
         self._direct.call("cuMemExportToShareableHandle", file, handle, FILE_DESCRIPTOR, 0)
         try:
-            return self._share(PHYSICAL, size, bytes(HANDLE_SIZE), device, file=file.value)
+            empty = bytes(HANDLE_SIZE)
+            return self._tokens.share(PHYSICAL, size, empty, device, file=file.value)
         finally:
             os.close(file.value)
 
     def _import_physical(self, number: int, *token: int) -> bytes:
-        size, _raw, device, file = self._find(PHYSICAL, token)
+        found = self._tokens.find(PHYSICAL, token)
         try:
-            handle = self._direct.get("cuMemImportFromShareableHandle", file, FILE_DESCRIPTOR)
+            handle = self._direct.get("cuMemImportFromShareableHandle", found.file, FILE_DESCRIPTOR)
         finally:
-            os.close(file)
-        self._virtual.adopt(number, handle, device)
-        return WORDS[2].pack(size, device)
+            os.close(found.file)
+        self._virtual.adopt(number, handle, found.device)
+        return WORDS[2].pack(found.size, found.device)

@@ -6,6 +6,7 @@ from gpupool.remoting.driver import slices, table
 from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.pools import Pools
+from gpupool.remoting.driver.tokens import Tokens
 
 SMALL_SIZE = 512
 LARGE_SIZE = 1 << 20
@@ -21,9 +22,10 @@ def charged(size: int) -> int:
 class Memory(Area):
     """Allocations of a client process."""
 
-    def __init__(self, client: Client, pools: Pools) -> None:
+    def __init__(self, client: Client, pools: Pools, tokens: Tokens) -> None:
         super().__init__(client)
         self.pools = pools
+        self._tokens = tokens
         self.posted = {
             table.FREE: (1, self.free),
             table.FREE_ASYNC: (2, self._free_async),
@@ -128,9 +130,9 @@ class Memory(Area):
 
     def free(self, address: int) -> None:
         """Free memory on a thread of its own: CUDA waits for the GPU before it does."""
-        device, cost = self.client.allocations.pop(address)
-        if self.pools.owns(address):
-            self.pools.freed(address)
+        if self.pools.imports.outlives(address):
+            return
+        device, cost = self._take(address)
         freeing = self.waiter.freeing
         freeing.begin()
 
@@ -148,18 +150,26 @@ class Memory(Area):
 
         self.waiter.start(device, run)
 
-    def _free_async(self, address: int, stream: int) -> None:
-        handle = self.streams[stream]
+    def _take(self, address: int) -> tuple[int, int]:
+        """Take an allocation that ends out of the books; return its device and cost."""
         device, cost = self.client.allocations.pop(address)
         if self.pools.owns(address):
             self.pools.freed(address)
+        self._tokens.freed(address)
+        return device, cost
+
+    def _free_async(self, address: int, stream: int) -> None:
+        handle = self.streams[stream]
+        if self.pools.imports.outlives(address):
+            return
+        device, cost = self._take(address)
         self.api.runtime.freeAsync(address, handle)
         self.client.budget.release(device, cost)
 
     def _reset_device(self, device: int) -> None:
         self.client.index(device)
         for address, (owner, _) in list(self.client.allocations.items()):
-            if owner == device:
+            while owner == device and address in self.client.allocations:
                 self.free(address)
 
     def _memory_info(self) -> bytes | None:

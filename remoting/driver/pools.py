@@ -12,9 +12,15 @@ from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
-from gpupool.remoting.driver.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver.api import (
+    INVALID_VALUE,
+    NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    CudaError,
+)
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.direct import Direct
+from gpupool.remoting.driver.tokens import FILE_DESCRIPTOR, Tokens
 
 POOLS_MAX = 4096
 RESERVED_NOW = 5
@@ -41,18 +47,51 @@ class Pool:
     used: int = 0  # by allocations that the client has not freed
     count: int = 0  # of such allocations
     ended: bool = False  # destroyed, while some of its memory is in use
+    imported: bool = False  # another process's, which is charged for it
+    token: bytes = b""  # once other processes may open it
+
+
+class Imports:
+    """Allocations of other processes that a client has imported, some several times."""
+
+    def __init__(self) -> None:
+        self._addresses: dict[tuple[int, ...], int] = {}  # by pool and token
+        self._counts: dict[int, tuple[tuple[int, ...], int]] = {}  # and pool and token, by address
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def find(self, key: tuple[int, ...]) -> int | None:
+        """Return the address of what was imported by this pool and token, if it still is."""
+        return self._addresses.get(key)
+
+    def add(self, key: tuple[int, ...], address: int) -> None:
+        """Note an import, the first of an allocation or one more."""
+        self._addresses[key] = address
+        self._counts[address] = (key, self._counts.get(address, (key, 0))[1] + 1)
+
+    def outlives(self, address: int) -> bool:
+        """Note a free; say whether the memory stays, as it was imported more often."""
+        key, count = self._counts.pop(address, ((), 1))
+        if count > 1:
+            self._counts[address] = (key, count - 1)
+            return True
+        self._addresses.pop(key, None)
+        return False
 
 
 class Pools(Area):
     """The pools of a client process, and what is allocated from them in the order of streams."""
 
-    def __init__(self, client: Client, direct: Direct) -> None:
+    def __init__(self, client: Client, direct: Direct, tokens: Tokens) -> None:
         super().__init__(client)
         self._direct = direct
+        self._tokens = tokens
         self._pools: dict[int, Pool] = {}
         self._default: dict[int, Pool] = {}  # by device
         self._current: dict[int, Pool] = {}
         self._owner: dict[int, tuple[Pool, int]] = {}  # and the size, by address
+        self.imports = Imports()
         self._lock = threading.RLock()  # threads that have waited for the GPU settle as well
         self._looks = 0  # synchronisations that look for what the last frees have given back
         self.waiter.after.append(self._look)
@@ -62,7 +101,7 @@ class Pools(Area):
         }
         self.asked = {
             table.POOL_DEFAULT: (2, self._find_default),
-            table.POOL_CREATE: (3, self._create),
+            table.POOL_CREATE: (4, self._create),
             table.POOL_USE: (2, self._use),
             table.POOL_GET: (2, self._get),
             table.POOL_SET: (3, self._set),
@@ -72,7 +111,16 @@ class Pools(Area):
 
     # --- which pools there are --------------------------------------------------------------------
 
-    def _keep(self, number: int, pool: Pool) -> None:
+    def find(self, number: int) -> Pool:
+        """Return a pool by the client's number.
+
+        Raises:
+            KeyError: when there is none.
+        """
+        return self._pools[number]
+
+    def keep(self, number: int, pool: Pool) -> None:
+        """Remember a pool under the client's number."""
         if number in self._pools or len(self._pools) >= POOLS_MAX:
             raise RemoteProtocolError("a pool that cannot be made")
         self._pools[number] = pool
@@ -85,13 +133,15 @@ class Pools(Area):
         return self._default[device]
 
     def _find_default(self, number: int, device: int) -> bytes:
-        self._keep(number, self._default_of(self.client.index(device)))
+        self.keep(number, self._default_of(self.client.index(device)))
         return b""
 
-    def _create(self, number: int, device: int, size_max: int) -> bytes:
+    def _create(self, number: int, device: int, size_max: int, kinds: int) -> bytes:
+        if kinds not in (0, FILE_DESCRIPTOR):
+            raise CudaError(NOT_SUPPORTED, "cuMemPoolCreate")
         ordinal = self.client.ordinals[self.client.index(device)]
-        properties = PROPERTIES.pack(PINNED, 0, ON_DEVICE, ordinal, 0, size_max, b"")
-        self._keep(number, Pool(self._direct.get("cuMemPoolCreate", properties), device))
+        properties = PROPERTIES.pack(PINNED, kinds, ON_DEVICE, ordinal, 0, size_max, b"")
+        self.keep(number, Pool(self._direct.get("cuMemPoolCreate", properties), device))
         return b""
 
     def _destroy(self, number: int) -> None:
@@ -102,6 +152,10 @@ class Pools(Area):
         if self._current.get(pool.device) is pool:
             del self._current[pool.device]
         self._direct.call("cuMemPoolDestroy", pool.handle)
+        if pool.token:
+            self._tokens.forget(pool.token)
+        if pool.imported:
+            return
         with self._lock:
             pool.ended = True
             self._settle(pool)
@@ -145,6 +199,8 @@ class Pools(Area):
     def _trim(self, number: int, size: int) -> None:
         pool = self._pools[number]
         self._direct.call("cuMemPoolTrimTo", pool.handle, size)
+        if pool.imported:
+            return
         with self._lock:
             self._settle(pool)
 
@@ -162,6 +218,11 @@ class Pools(Area):
             pool = self._pools[number]
         else:
             pool = self._current.get(device) or self._default_of(device)
+        if pool.imported:
+            # CUDA itself says that there is nothing to be had.
+            address = self._direct.get("cuMemAllocFromPoolAsync", size, pool.handle, stream)
+            self._direct.call("cuMemFreeAsync", address, stream)
+            raise CudaError(INVALID_VALUE, "cuMemAllocFromPoolAsync")
         with self._lock:
             self._make_room(pool, size)
             try:
@@ -196,6 +257,16 @@ class Pools(Area):
     def owns(self, address: int) -> bool:
         """Say whether memory is a pool's."""
         return address in self._owner
+
+    def owner(self, address: int) -> tuple[Pool, int]:
+        """Return the pool and the size of memory at an address.
+
+        Raises:
+            CudaError: when it is no pool's.
+        """
+        if address not in self._owner:
+            raise CudaError(INVALID_VALUE, "cuMemPoolExportPointer")
+        return self._owner[address]
 
     def freed(self, address: int) -> None:
         """Note that memory of a pool was freed, or will be when its stream comes to it."""
@@ -232,7 +303,7 @@ class Pools(Area):
 
     def _all(self) -> list[Pool]:
         found = {id(pool): pool for pool in (*self._pools.values(), *self._default.values())}
-        return list(found.values())
+        return [pool for pool in found.values() if not pool.imported]
 
     def _look(self) -> None:
         """Settle after a synchronisation, as long as the last frees may not be over."""

@@ -134,6 +134,12 @@ class BudgetClient:
             raise HostGoneError("closed")
         return (value, self._descriptors.pop() if granted > 1 else -1) if granted else None
 
+    def forget(self, token: bytes) -> None:
+        """Let nobody find a handle any more that this worker has shared, from the return on."""
+        with self._lock:
+            self._send(messages.FORGET, 0, len(token), token)
+            self._answer()
+
     def _ask(self, operation: int, device: int, size: int) -> tuple[bool, int]:
         with self._lock:
             self._send(operation, device, size)

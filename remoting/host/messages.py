@@ -224,13 +224,13 @@ def shortened(text: str) -> str:
 
 # --- the budget ---------------------------------------------------------------------------------
 
-RESERVE, RELEASE, USAGE, SHARE, FIND = 1, 2, 3, 4, 5
+RESERVE, RELEASE, USAGE, SHARE, FIND, FORGET = 1, 2, 3, 4, 5, 6
 
 BUDGET_CALL = struct.Struct(">BxHxxxxQ")
 """Operation, device index, bytes. ``RELEASE`` has no answer.
 
-``SHARE`` and ``FIND`` have instead of bytes the size of what follows: a token, and for ``SHARE``
-the handle that it stands for; instead of a device, whether a descriptor comes with it.
+``SHARE``, ``FIND`` and ``FORGET`` have instead of bytes the size of what follows: a token, and for
+``SHARE`` the handle that it stands for; instead of a device, whether a descriptor comes with it.
 """
 
 BUDGET_ANSWER = struct.Struct(">BxxxxxxxQ")
@@ -263,9 +263,9 @@ def decode_budget_calls(buffer: bytearray) -> list[BudgetCall]:
     while len(buffer) - at >= BUDGET_CALL.size:
         operation, device, size = BUDGET_CALL.unpack_from(buffer, at)
         end = at + BUDGET_CALL.size
-        if not RESERVE <= operation <= FIND:
+        if not RESERVE <= operation <= FORGET:
             raise RemoteProtocolError("malformed budget call", why=f"operation {operation}")
-        if operation in (SHARE, FIND):
+        if operation >= SHARE:
             if size > BUDGET_PAYLOAD_SIZE_MAX:
                 raise RemoteProtocolError("malformed budget call", why=f"{size} bytes behind it")
             end += size

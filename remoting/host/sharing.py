@@ -55,6 +55,17 @@ class Sharing:
         """Return what a worker of ``lease`` has shared under this token."""
         return self._shared.get((lease, token))
 
+    def forget(self, worker: WorkerKey, lease: LeaseId, token: bytes) -> None:
+        """Forget what a worker has shared under this token.
+
+        Raises:
+            BudgetError: when it has shared nothing under it.
+        """
+        found = self._shared.get((lease, token))
+        if found is None or found.worker != worker:
+            raise BudgetError("a handle that is not this worker's")
+        _close(self._shared.pop((lease, token)).descriptor)
+
     def end_worker(self, worker: WorkerKey) -> None:
         """Forget everything that a worker has shared."""
         for key in [key for key, one in self._shared.items() if one.worker == worker]:

@@ -192,7 +192,7 @@ async def serve_budget(worker: Worker, budget: Budget, sharing: Sharing) -> None
                 break
             buffer += data
             for call in messages.decode_budget_calls(buffer):
-                if call.operation in (messages.SHARE, messages.FIND):
+                if call.operation >= messages.SHARE:
                     answer, passed = answer_sharing(worker, sharing, call, descriptors)
                 else:
                     answer, passed = answer_budget_call(worker, budget, call), []
@@ -213,7 +213,7 @@ async def serve_budget(worker: Worker, budget: Budget, sharing: Sharing) -> None
 def answer_sharing(
     worker: Worker, sharing: Sharing, call: messages.BudgetCall, descriptors: list[int]
 ) -> tuple[bytes, list[int]]:
-    """Share or find a handle; return the answer, and the descriptor that goes with it.
+    """Share, find or forget a handle; return the answer, and the descriptor that goes with it.
 
     A shared descriptor is taken out of ``descriptors``.
 
@@ -229,6 +229,9 @@ def answer_sharing(
         descriptor = descriptors.pop() if call.device else -1
         granted = sharing.share(worker.number, worker.lease, token, value, descriptor)
         return messages.BUDGET_ANSWER.pack(granted, 0), []
+    if call.operation == messages.FORGET:
+        sharing.forget(worker.number, worker.lease, token)
+        return messages.BUDGET_ANSWER.pack(1, 0), []
     found = sharing.find(worker.lease, token)
     if found is None:
         return messages.BUDGET_ANSWER.pack(0, 0), []

@@ -46,6 +46,7 @@ PROGRAMS = [
     Program("runtime.cu", 60, tls=True),
     Program("memory.cu", 60, tls=True),
     Program("sharing.cu", 40),
+    Program("pool_sharing.cu", 40),
     Program("graphs.cu", 60),
     Program("hosts.cu", 60, tls=True),
     Program("libraries.cu", 60),

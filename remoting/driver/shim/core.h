@@ -333,6 +333,7 @@ enum {
     GP_VIRTUAL_MEMORY,  // mapped by cuMemMap
     GP_SHARED_MEMORY,   // another process's
 };
+#define GP_OF_POOL 2  // in the flags of a range: the same addresses come again and again
 bool gp_find_range(uint64_t address, struct gp_range *found);
 int gp_add_range(struct gp_range range);
 int gp_remove_range(uint64_t start, struct gp_range *removed);

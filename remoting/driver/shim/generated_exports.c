@@ -84,58 +84,54 @@ GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(79); }
 GP_EXPORT int cuMemHostRegister(void) { return gp_missing(80); }
 GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(81); }
 GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(82); }
-GP_EXPORT int cuMemPoolExportPointer(void) { return gp_missing(83); }
-GP_EXPORT int cuMemPoolExportToShareableHandle(void) { return gp_missing(84); }
-GP_EXPORT int cuMemPoolImportFromShareableHandle(void) { return gp_missing(85); }
-GP_EXPORT int cuMemPoolImportPointer(void) { return gp_missing(86); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(87); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(88); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(89); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(90); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(91); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(92); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(93); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(94); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(95); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(96); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(97); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(98); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(99); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(100); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(101); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(102); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(103); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(104); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(105); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(106); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(107); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(108); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(109); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(110); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(111); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(112); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(113); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(114); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(115); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(116); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(117); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(118); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(119); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(120); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(121); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(122); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(123); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(124); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(125); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(126); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(127); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(128); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(129); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(130); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(131); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(132); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(83); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(84); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(85); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(86); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(87); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(88); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(89); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(90); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(91); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(92); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(93); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(94); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(95); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(96); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(97); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(98); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(99); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(100); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(101); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(102); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(103); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(104); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(105); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(106); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(107); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(108); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(109); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(110); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(111); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(112); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(113); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(114); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(115); }
+GP_EXPORT int cuParamSetSize(void) { return gp_missing(116); }
+GP_EXPORT int cuParamSetf(void) { return gp_missing(117); }
+GP_EXPORT int cuParamSeti(void) { return gp_missing(118); }
+GP_EXPORT int cuParamSetv(void) { return gp_missing(119); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(120); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(121); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(122); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(123); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(124); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(125); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(126); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(127); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(128); }
 
-const int gp_missing_count = 133;
+const int gp_missing_count = 129;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -220,10 +216,6 @@ const char *const gp_missing_names[] = {
     "cuMemHostRegister",
     "cuMemMapArrayAsync",
     "cuMemMapArrayAsync_ptsz",
-    "cuMemPoolExportPointer",
-    "cuMemPoolExportToShareableHandle",
-    "cuMemPoolImportFromShareableHandle",
-    "cuMemPoolImportPointer",
     "cuMemcpy2D",
     "cuMemcpy2DAsync",
     "cuMemcpy2DUnaligned",
@@ -272,7 +264,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[133];
+unsigned long gp_missing_calls[129];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -534,8 +526,12 @@ int cuMemImportFromShareableHandle();
 int cuMemMap();
 int cuMemPoolCreate();
 int cuMemPoolDestroy();
+int cuMemPoolExportPointer();
+int cuMemPoolExportToShareableHandle();
 int cuMemPoolGetAccess();
 int cuMemPoolGetAttribute();
+int cuMemPoolImportFromShareableHandle();
+int cuMemPoolImportPointer();
 int cuMemPoolSetAccess();
 int cuMemPoolSetAttribute();
 int cuMemPoolTrimTo();
@@ -1123,12 +1119,12 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemMapArrayAsync", 11010, 1, 0, (void (*)(void))cuMemMapArrayAsync_ptsz},
     {"cuMemPoolCreate", 11020, 0, 1, (void (*)(void))cuMemPoolCreate},
     {"cuMemPoolDestroy", 11020, 0, 1, (void (*)(void))cuMemPoolDestroy},
-    {"cuMemPoolExportPointer", 11020, 0, 0, (void (*)(void))cuMemPoolExportPointer},
-    {"cuMemPoolExportToShareableHandle", 11020, 0, 0, (void (*)(void))cuMemPoolExportToShareableHandle},
+    {"cuMemPoolExportPointer", 11020, 0, 1, (void (*)(void))cuMemPoolExportPointer},
+    {"cuMemPoolExportToShareableHandle", 11020, 0, 1, (void (*)(void))cuMemPoolExportToShareableHandle},
     {"cuMemPoolGetAccess", 11020, 0, 1, (void (*)(void))cuMemPoolGetAccess},
     {"cuMemPoolGetAttribute", 11020, 0, 1, (void (*)(void))cuMemPoolGetAttribute},
-    {"cuMemPoolImportFromShareableHandle", 11020, 0, 0, (void (*)(void))cuMemPoolImportFromShareableHandle},
-    {"cuMemPoolImportPointer", 11020, 0, 0, (void (*)(void))cuMemPoolImportPointer},
+    {"cuMemPoolImportFromShareableHandle", 11020, 0, 1, (void (*)(void))cuMemPoolImportFromShareableHandle},
+    {"cuMemPoolImportPointer", 11020, 0, 1, (void (*)(void))cuMemPoolImportPointer},
     {"cuMemPoolSetAccess", 11020, 0, 1, (void (*)(void))cuMemPoolSetAccess},
     {"cuMemPoolSetAttribute", 11020, 0, 1, (void (*)(void))cuMemPoolSetAttribute},
     {"cuMemPoolTrimTo", 11020, 0, 1, (void (*)(void))cuMemPoolTrimTo},

@@ -8,43 +8,44 @@
 
 static const char magic[8] = "gpupool";
 
-// CUipcMemHandle and CUipcEventHandle, which are passed by value.
-struct ipc_handle {
-    char magic[8];
-    uint64_t token[GP_TOKEN_WORDS];
-    char kind, rest[23];
-};
-_Static_assert(sizeof(struct ipc_handle) == 64, "as in cuda.h");
-
-static void fill(struct ipc_handle *handle, char kind, const uint64_t token[GP_TOKEN_WORDS]) {
-    memset(handle, 0, sizeof *handle);
-    memcpy(handle->magic, magic, sizeof magic);
-    memcpy(handle->token, token, sizeof handle->token);
-    handle->kind = kind;
+void gp_fill_ticket(struct gp_ticket *ticket, char kind, const uint64_t token[GP_TOKEN_WORDS]) {
+    memset(ticket, 0, sizeof *ticket);
+    memcpy(ticket->magic, magic, sizeof magic);
+    memcpy(ticket->token, token, sizeof ticket->token);
+    ticket->kind = kind;
 }
 
-static bool is_ours(const struct ipc_handle *handle, char kind) {
-    return memcmp(handle->magic, magic, sizeof magic) == 0 && handle->kind == kind;
+bool gp_is_ticket(const struct gp_ticket *ticket, char kind) {
+    return memcmp(ticket->magic, magic, sizeof magic) == 0 && ticket->kind == kind;
+}
+
+// Of the server that calls go to; a device that this process may not see has none, and is its first.
+int gp_shared_device(uint64_t server_device) {
+    for (int device = 0; device < gp.device_count; device++) {
+        if (!gp_reaches(device)) continue;
+        if ((uint64_t)gp_server_device(device) == server_device) return device;
+    }
+    return gp_first_device(gp_here());
 }
 
 // --- allocations ----------------------------------------------------------------------------------
 
-GP_EXPORT int cuIpcGetMemHandle(struct ipc_handle *handle, uint64_t address) {
+GP_EXPORT int cuIpcGetMemHandle(struct gp_ticket *handle, uint64_t address) {
     GP_ENTER();
     struct gp_range range;
     if (handle == NULL || !gp_find_range(address, &range)) return GP_INVALID_VALUE;
     // Only memory of cuMemAlloc can be shared like this; pools' memory has a flag of its own.
-    if (range.kind != GP_DEVICE_MEMORY || range.flags & 2) return GP_INVALID_VALUE;
+    if (range.kind != GP_DEVICE_MEMORY || range.flags & GP_OF_POOL) return GP_INVALID_VALUE;
     GP_ROUTE(range.device);
     uint64_t values[2] = {range.start, range.size}, token[GP_TOKEN_WORDS];
     GP_CHECK(gp_call(GP_IPC_EXPORT, values, 2, token, sizeof token));
-    fill(handle, 'm', token);
+    gp_fill_ticket(handle, GP_SHARED_ALLOCATION, token);
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct ipc_handle handle, unsigned flags) {
+GP_EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct gp_ticket handle, unsigned flags) {
     GP_ENTER();
-    if (address == NULL || flags > 1 || !is_ours(&handle, 'm')) return GP_INVALID_VALUE;
+    if (address == NULL || flags > 1 || !gp_is_ticket(&handle, GP_SHARED_ALLOCATION)) return GP_INVALID_VALUE;
     uint64_t values[1 + GP_TOKEN_WORDS] = {flags}, reply[2] = {0};
     memcpy(values + 1, handle.token, sizeof handle.token);
     GP_CHECK(gp_call(GP_IPC_OPEN, values, 1 + GP_TOKEN_WORDS, reply, sizeof reply));
@@ -54,7 +55,7 @@ GP_EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct ipc_handle handle,
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuIpcOpenMemHandle(uint64_t *address, struct ipc_handle handle, unsigned flags) {
+GP_EXPORT int cuIpcOpenMemHandle(uint64_t *address, struct gp_ticket handle, unsigned flags) {
     return cuIpcOpenMemHandle_v2(address, handle, flags);
 }
 
@@ -73,7 +74,7 @@ GP_EXPORT int cuIpcCloseMemHandle(uint64_t address) {
 
 // --- events ---------------------------------------------------------------------------------------
 
-GP_EXPORT int cuIpcGetEventHandle(struct ipc_handle *handle, void *event) {
+GP_EXPORT int cuIpcGetEventHandle(struct gp_ticket *handle, void *event) {
     GP_ENTER();
     GP_CHECK(gp_check(event, GP_EVENT));
     struct gp_handle *known = event;
@@ -82,13 +83,13 @@ GP_EXPORT int cuIpcGetEventHandle(struct ipc_handle *handle, void *event) {
     gp_recorded_elsewhere(event);
     uint64_t values[1] = {known->id}, token[GP_TOKEN_WORDS];
     GP_CHECK(gp_call(GP_IPC_EXPORT_EVENT, values, 1, token, sizeof token));
-    fill(handle, 'e', token);
+    gp_fill_ticket(handle, GP_SHARED_EVENT, token);
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuIpcOpenEventHandle(void **event, struct ipc_handle handle) {
+GP_EXPORT int cuIpcOpenEventHandle(void **event, struct gp_ticket handle) {
     GP_ENTER();
-    if (event == NULL || !is_ours(&handle, 'e')) return GP_INVALID_VALUE;
+    if (event == NULL || !gp_is_ticket(&handle, GP_SHARED_EVENT)) return GP_INVALID_VALUE;
     struct gp_handle *made = gp_make(GP_EVENT);
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->flags = GP_INTERPROCESS | 2;  // CU_EVENT_DISABLE_TIMING, as every event of that kind
@@ -104,16 +105,16 @@ GP_EXPORT int cuIpcOpenEventHandle(void **event, struct ipc_handle handle) {
     return GP_SUCCESS;
 }
 
-// --- descriptors of physical memory ---------------------------------------------------------------
+// --- descriptors ----------------------------------------------------------------------------------
 //
 // A program may send them to others, which import what they stand for: files that hold a token.
 
-int gp_make_descriptor(int *descriptor, const uint64_t token[GP_TOKEN_WORDS]) {
-    struct ipc_handle handle;
-    fill(&handle, 'p', token);
+int gp_make_descriptor(int *descriptor, char kind, const uint64_t token[GP_TOKEN_WORDS]) {
+    struct gp_ticket ticket;
+    gp_fill_ticket(&ticket, kind, token);
     int file = memfd_create("gpupool-memory", MFD_CLOEXEC);
     if (file < 0) return GP_OUT_OF_MEMORY;
-    if (pwrite(file, &handle, sizeof handle, 0) != (ssize_t)sizeof handle) {
+    if (pwrite(file, &ticket, sizeof ticket, 0) != (ssize_t)sizeof ticket) {
         close(file);
         return GP_OUT_OF_MEMORY;
     }
@@ -121,12 +122,12 @@ int gp_make_descriptor(int *descriptor, const uint64_t token[GP_TOKEN_WORDS]) {
     return GP_SUCCESS;
 }
 
-int gp_read_descriptor(int descriptor, uint64_t token[GP_TOKEN_WORDS]) {
-    struct ipc_handle handle;
-    if (pread(descriptor, &handle, sizeof handle, 0) != (ssize_t)sizeof handle) {
+int gp_read_descriptor(int descriptor, char kind, uint64_t token[GP_TOKEN_WORDS]) {
+    struct gp_ticket ticket;
+    if (pread(descriptor, &ticket, sizeof ticket, 0) != (ssize_t)sizeof ticket) {
         return GP_INVALID_VALUE;
     }
-    if (!is_ours(&handle, 'p')) return GP_INVALID_VALUE;
-    memcpy(token, handle.token, sizeof handle.token);
+    if (!gp_is_ticket(&ticket, kind)) return GP_INVALID_VALUE;
+    memcpy(token, ticket.token, sizeof ticket.token);
     return GP_SUCCESS;
 }

@@ -1,6 +1,6 @@
 // Memory pools, and allocation in the order of a stream.
 #define _GNU_SOURCE
-#include "core.h"
+#include "ipc.h"
 
 #include <stdlib.h>
 
@@ -118,14 +118,13 @@ GP_EXPORT int cuMemPoolCreate(void **pool, const struct pool_properties *propert
     }
     GP_CHECK(gp_check_device(properties->location.id));
     GP_ROUTE(properties->location.id);
-    // As with cuMemCreate: that memory could be exported is granted, the export itself is not.
     if (properties->handles & ~FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
     struct gp_handle *made = gp_make(GP_POOL);
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->device = properties->location.id;
     uint64_t device = (uint64_t)gp_server_device(made->device);
-    uint64_t values[3] = {made->id, device, properties->size_max};
-    int status = gp_call(GP_POOL_CREATE, values, 3, NULL, 0);
+    uint64_t values[4] = {made->id, device, properties->size_max, (uint64_t)properties->handles};
+    int status = gp_call(GP_POOL_CREATE, values, 4, NULL, 0);
     if (status != GP_SUCCESS) {
         gp_end(made);
         return status;
@@ -215,6 +214,73 @@ GP_EXPORT int cuMemPoolGetAccess(int *flags, void *pool, const struct location *
     return GP_SUCCESS;
 }
 
+// Memory of a pool: without a reservation of its addresses here, for they come again and again.
+static int add_pooled(uint64_t start, uint64_t size, int device) {
+    struct gp_range range = {start, size, GP_DEVICE_MEMORY, device, GP_OF_POOL, 0, NULL};
+    return gp_add_range(range);
+}
+
+// --- other processes ------------------------------------------------------------------------------
+
+GP_EXPORT int cuMemPoolExportToShareableHandle(void *handle, void *pool, int type,
+                                               unsigned long long flags) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (handle == NULL || flags != 0) return GP_INVALID_VALUE;
+    if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
+    GP_ON(pool);
+    uint64_t values[1] = {id_of(pool)}, token[GP_TOKEN_WORDS];
+    GP_CHECK(gp_call(GP_IPC_EXPORT_POOL, values, 1, token, sizeof token));
+    return gp_make_descriptor(handle, GP_SHARED_POOL, token);
+}
+
+GP_EXPORT int cuMemPoolImportFromShareableHandle(void **pool, void *handle, int type,
+                                                 unsigned long long flags) {
+    GP_CHECK(gp_ready());
+    if (pool == NULL || flags != 0) return GP_INVALID_VALUE;
+    if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
+    uint64_t values[1 + GP_TOKEN_WORDS], reply[1] = {0};
+    GP_CHECK(gp_read_descriptor((int)(intptr_t)handle, GP_SHARED_POOL, values + 1));
+    struct gp_handle *made = gp_make(GP_POOL);
+    if (made == NULL) return GP_OUT_OF_MEMORY;
+    values[0] = made->id;
+    int status = gp_call(GP_IPC_IMPORT_POOL, values, 1 + GP_TOKEN_WORDS, reply, sizeof reply);
+    if (status != GP_SUCCESS) {
+        gp_end(made);
+        return status;
+    }
+    made->device = gp_shared_device(reply[0]);
+    *pool = made;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemPoolExportPointer(struct gp_ticket *data, uint64_t address) {
+    GP_CHECK(gp_ready());
+    struct gp_range range;
+    if (data == NULL || !gp_find_range(address, &range)) return GP_INVALID_VALUE;
+    if (range.start != address || !(range.flags & GP_OF_POOL)) return GP_INVALID_VALUE;
+    GP_ROUTE(range.device);
+    uint64_t values[1] = {address}, token[GP_TOKEN_WORDS];
+    GP_CHECK(gp_call(GP_IPC_EXPORT_POINTER, values, 1, token, sizeof token));
+    gp_fill_ticket(data, GP_SHARED_POINTER, token);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemPoolImportPointer(uint64_t *address, void *pool, const struct gp_ticket *data) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check(pool, GP_POOL));
+    if (address == NULL || data == NULL) return GP_INVALID_VALUE;
+    if (!gp_is_ticket(data, GP_SHARED_POINTER)) return GP_INVALID_VALUE;
+    GP_ON(pool);
+    uint64_t values[1 + GP_TOKEN_WORDS] = {id_of(pool)}, reply[2] = {0};
+    memcpy(values + 1, data->token, sizeof data->token);
+    GP_CHECK(gp_call(GP_IPC_IMPORT_POINTER, values, 1 + GP_TOKEN_WORDS, reply, sizeof reply));
+    int device = ((struct gp_handle *)pool)->device;
+    *address = reply[0];
+    // Imported once more, it has one more entry, and is there until all of them are freed.
+    return add_pooled(reply[0], reply[1], device);
+}
+
 // --- allocation -----------------------------------------------------------------------------------
 
 static int allocate_async(uint64_t *address, size_t size, uint64_t pool, void *stream) {
@@ -228,9 +294,7 @@ static int allocate_async(uint64_t *address, size_t size, uint64_t pool, void *s
     GP_CHECK(gp_call(GP_ALLOCATE_ASYNC, values, 3, reply, sizeof reply));
     *address = reply[0];
     if (size == 0) return GP_SUCCESS;
-    // No reservation: the pool returns the same addresses again and again.
-    struct gp_range range = {reply[0], size, GP_DEVICE_MEMORY, gp_current_device(), 2, 0, NULL};
-    return gp_add_range(range);
+    return add_pooled(reply[0], size, gp_current_device());
 }
 
 GP_EXPORT int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {

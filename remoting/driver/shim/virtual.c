@@ -157,16 +157,7 @@ GP_EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int
     if (!fits) return GP_INVALID_VALUE;
     GP_ON(known);
     GP_CHECK(gp_call(GP_IPC_EXPORT_PHYSICAL, values, 2, token, sizeof token));
-    return gp_make_descriptor(shareable, token);
-}
-
-// Of the server that calls go to; a device that this process may not see has none, and is its first.
-static int ordinal_of(uint64_t server_device) {
-    for (int device = 0; device < gp.device_count; device++) {
-        if (!gp_reaches(device)) continue;
-        if ((uint64_t)gp_server_device(device) == server_device) return device;
-    }
-    return gp_first_device(gp_here());
+    return gp_make_descriptor(shareable, GP_SHARED_PHYSICAL, token);
 }
 
 GP_EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type) {
@@ -174,7 +165,7 @@ GP_EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, 
     if (handle == NULL) return GP_INVALID_VALUE;
     if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
     uint64_t values[1 + GP_TOKEN_WORDS], reply[2] = {0};
-    GP_CHECK(gp_read_descriptor((int)(intptr_t)shareable, values + 1));
+    GP_CHECK(gp_read_descriptor((int)(intptr_t)shareable, GP_SHARED_PHYSICAL, values + 1));
     struct gp_handle *made = gp_make(GP_PHYSICAL);
     struct physical *physical = calloc(1, sizeof *physical);
     int status = made == NULL || physical == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
@@ -187,7 +178,7 @@ GP_EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, 
         free(physical);
         return status;
     }
-    made->device = ordinal_of(reply[1]);
+    made->device = gp_shared_device(reply[1]);
     made->detail = physical;
     *physical = (struct physical){
         .properties = {PINNED, FILE_DESCRIPTOR, {ON_DEVICE, made->device}, NULL, {0}},

@@ -67,6 +67,8 @@ def test_workers_of_a_lease_find_what_others_shared(tmp_path: Path) -> None:
             assert not os.get_inheritable(found[1])
             os.close(found[1])
         assert stranger.find(TOKEN) is None
+        giver.forget(TOKEN[::-1])
+        assert taker.find(TOKEN[::-1]) is None
         assert taker.find(bytes(32)) is None
     finally:
         for worker in workers:
@@ -107,3 +109,19 @@ def test_shared_handles_are_bounded_and_closed() -> None:
     assert os.read(reading, 1) == b""  # nobody can write any more
     os.close(reading)
     assert sharing.find(ONE, (7).to_bytes(32, "big")) is not None
+
+
+def test_a_worker_may_have_only_its_own_handles_forgotten() -> None:
+    """Then there is room for others, and the descriptor is closed."""
+    sharing = Sharing()
+    reading, writing = os.pipe()
+    assert sharing.share(1, ONE, TOKEN, b"", writing)
+    for worker, lease in ((2, ONE), (1, OTHER)):
+        with pytest.raises(BudgetError):
+            sharing.forget(worker, lease, TOKEN)
+    sharing.forget(1, ONE, TOKEN)
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    with pytest.raises(BudgetError):
+        sharing.forget(1, ONE, TOKEN)
+    assert sharing.share(2, ONE, TOKEN, b"", -1)

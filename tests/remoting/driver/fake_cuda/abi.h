@@ -232,6 +232,8 @@ typedef struct {
     unsigned char gpuDirectRDMACapable, reserved[53];
 } CUmemPoolProps;
 
+typedef struct { unsigned char reserved[64]; } CUmemPoolPtrExportData;
+
 typedef union {
     char pad[64];
     int cooperative, priority;

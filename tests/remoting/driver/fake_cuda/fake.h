@@ -206,10 +206,11 @@ struct ipc_memory { /* where memory lies in a process's memory file */
 };
 
 int memory_descriptor(void);
-bool memory_share(CUdeviceptr pointer, struct ipc_memory *memory);
+/* Of memory of cuMemAlloc, or of such a pool. */
+bool memory_share(CUdeviceptr pointer, CUmemoryPool pool, struct ipc_memory *memory);
 bool memory_share_backing(CUmemGenericAllocationHandle handle, struct ipc_memory *memory);
-bool memory_import(CUcontext ctx, int descriptor, const struct ipc_memory *memory,
-                   CUdeviceptr *pointer);
+bool memory_import(CUcontext ctx, CUmemoryPool pool, int descriptor,
+                   const struct ipc_memory *memory, CUdeviceptr *pointer);
 CUmemGenericAllocationHandle memory_import_backing(int descriptor,
                                                    const struct ipc_memory *memory);
 bool memory_close(CUdeviceptr pointer);
@@ -245,6 +246,9 @@ struct CUmemPoolHandle_st {
     size_t cached; /* bytes freed into the pool and still charged to the device */
     size_t size_max; /* 0: no limit but the device's */
     CUmemAccess_flags access[DEVICES_MAX];
+    int number;      /* of this process's pools */
+    bool shareable;  /* with other processes; then it gives nothing back before its end */
+    uint64_t origin; /* of an imported pool: the socket of its process, else 0 */
 };
 
 void memory_open(void);

@@ -21,7 +21,7 @@
 
 struct ipc_handle { /* fits into CUipcMemHandle and CUipcEventHandle */
     uint32_t magic, flags;
-    int32_t pid, reserved;
+    int32_t pid, pool;
     uint64_t name;
     struct ipc_memory memory;
 };
@@ -114,7 +114,7 @@ static CUresult handle_open(const void *given, struct ipc_handle *handle, int *f
 API CUresult cuIpcGetMemHandle(CUipcMemHandle *pHandle, CUdeviceptr dptr) {
     ENTER_CONTEXT(ctx);
     struct ipc_memory memory;
-    REQUIRE(pHandle != NULL && memory_share(dptr, &memory));
+    REQUIRE(pHandle != NULL && memory_share(dptr, NULL, &memory));
     return handle_fill(pHandle, sizeof *pHandle, &memory, 0);
 }
 
@@ -124,7 +124,7 @@ API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pdptr, CUipcMemHandle given, uns
     struct ipc_handle handle;
     int file;
     TRY(handle_open(&given, &handle, &file));
-    bool mapped = memory_import(ctx, file, &handle.memory, pdptr);
+    bool mapped = memory_import(ctx, NULL, file, &handle.memory, pdptr);
     close(file);
     return mapped ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -201,7 +201,21 @@ API CUresult cuIpcOpenEventHandle(CUevent *phEvent, CUipcEventHandle given) {
     return CUDA_SUCCESS;
 }
 
-/* ---- physical memory: a descriptor of a file that holds the handle ---- */
+/* ---- physical memory and pools: a descriptor of a file that holds the handle ---- */
+
+static CUresult descriptor_make(int *out, const struct ipc_handle *filled) {
+    int file = memfd_create("fake-cuda-handle", MFD_CLOEXEC);
+    if (pwrite(file, filled, sizeof *filled, 0) != sizeof *filled)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *out = file;
+    return CUDA_SUCCESS;
+}
+
+static CUresult descriptor_read(int file, struct ipc_handle *found) {
+    REQUIRE(pread(file, found, sizeof *found, 0) == sizeof *found);
+    REQUIRE(found->magic == IPC_MAGIC);
+    return CUDA_SUCCESS;
+}
 
 API CUresult cuMemExportToShareableHandle(void *shareableHandle,
                                           CUmemGenericAllocationHandle handle,
@@ -215,11 +229,7 @@ API CUresult cuMemExportToShareableHandle(void *shareableHandle,
     REQUIRE(memory_share_backing(handle, &memory));
     struct ipc_handle filled;
     handle_fill(&filled, sizeof filled, &memory, 0);
-    int file = memfd_create("fake-cuda-physical", MFD_CLOEXEC);
-    if (pwrite(file, &filled, sizeof filled, 0) != sizeof filled)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    *(int *)shareableHandle = file;
-    return CUDA_SUCCESS;
+    return descriptor_make(shareableHandle, &filled);
 }
 
 API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *osHandle,
@@ -227,11 +237,61 @@ API CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle
     ENTER();
     REQUIRE(handle != NULL && (int)shHandleType == 1);
     struct ipc_handle found;
-    if (pread((int)(intptr_t)osHandle, &found, sizeof found, 0) != sizeof found)
-        return CUDA_ERROR_INVALID_VALUE;
-    REQUIRE(found.magic == IPC_MAGIC);
+    TRY(descriptor_read((int)(intptr_t)osHandle, &found));
     int file = file_from(&found);
     REQUIRE(file >= 0);
     *handle = memory_import_backing(file, &found.memory);
     return CUDA_SUCCESS;
+}
+
+API CUresult cuMemPoolExportToShareableHandle(void *handle_out, CUmemoryPool pool,
+                                              CUmemAllocationHandleType handleType,
+                                              unsigned long long flags) {
+    ENTER();
+    REQUIRE(handle_out != NULL && IS(pool, MAGIC_POOL) && (int)handleType == 1 && flags == 0);
+    REQUIRE(pool->shareable);
+    struct ipc_handle filled;
+    handle_fill(&filled, sizeof filled, &(struct ipc_memory){.dev = pool->dev}, 0);
+    filled.pool = pool->number;
+    return descriptor_make(handle_out, &filled);
+}
+
+API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool_out, void *handle,
+                                                CUmemAllocationHandleType handleType,
+                                                unsigned long long flags) {
+    ENTER();
+    REQUIRE(pool_out != NULL && (int)handleType == 1 && flags == 0);
+    struct ipc_handle found;
+    TRY(descriptor_read((int)(intptr_t)handle, &found));
+    CUmemoryPool pool = pool_new(found.memory.dev);
+    pool->origin = found.name;
+    pool->number = found.pool;
+    *pool_out = pool;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *shareData_out, CUdeviceptr ptr) {
+    ENTER();
+    struct region region;
+    struct ipc_memory memory;
+    REQUIRE(shareData_out != NULL && memory_find(ptr, &region) && region.pool != NULL);
+    REQUIRE(region.pool->shareable && memory_share(ptr, region.pool, &memory));
+    TRY(handle_fill(shareData_out, sizeof *shareData_out, &memory, 0));
+    ((struct ipc_handle *)shareData_out)->pool = region.pool->number;
+    return CUDA_SUCCESS;
+}
+
+/* Nobody counts how often an allocation was imported: the first free ends all that it gave. */
+API CUresult cuMemPoolImportPointer(CUdeviceptr *ptr_out, CUmemoryPool pool,
+                                    CUmemPoolPtrExportData *shareData) {
+    ENTER_CONTEXT(ctx);
+    REQUIRE(ptr_out != NULL && IS(pool, MAGIC_POOL) && pool->origin != 0 && shareData != NULL);
+    struct ipc_handle found;
+    memcpy(&found, shareData, sizeof found);
+    REQUIRE(found.magic == IPC_MAGIC && found.name == pool->origin && found.pool == pool->number);
+    int file = file_from(&found);
+    REQUIRE(file >= 0);
+    bool mapped = memory_import(ctx, pool, file, &found.memory, ptr_out);
+    close(file);
+    return mapped ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }

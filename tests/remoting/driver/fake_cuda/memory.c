@@ -220,6 +220,8 @@ static void pool_give(CUmemoryPool pool, size_t bytes) {
     uint64_t threshold = pool->attributes[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD];
     size_t kept = pool->cached + bytes;
     size_t room = threshold > used ? (size_t)(threshold - used) : 0;
+    if (pool->shareable) /* as the programming guide says */
+        room = kept;
     size_t cached = kept < room ? kept : room;
     device_refund(pool->dev, kept - cached);
     pool->cached = cached;
@@ -304,14 +306,16 @@ CUresult memory_release(CUdeviceptr pointer, bool internal) {
     struct region *region = region_at(pointer);
     CUresult result = CUDA_ERROR_INVALID_VALUE;
     if (region != NULL && region->base == pointer && region->internal == internal &&
-        (region->kind == REGION_DEVICE || region->kind == REGION_MANAGED) && !region->imported) {
+        (region->kind == REGION_DEVICE || region->kind == REGION_MANAGED) &&
+        (!region->imported || region->pool != NULL)) {
         if (region->graph) { /* the address stays with the graph */
             result = region->live ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
             region->live = false;
             pthread_mutex_unlock(&lock);
             return result;
         }
-        refund(region->dev, region->pool, region->charged);
+        if (!region->imported)
+            refund(region->dev, region->pool, region->charged);
         unmap_storage(region);
         region_remove(region);
         result = CUDA_SUCCESS;
@@ -520,9 +524,11 @@ API CUresult cuMemHostGetFlags(unsigned int *pFlags, void *p) {
 /* ---- pools ---- */
 
 CUmemoryPool pool_new(int dev) {
+    static _Atomic int pools;
     CUmemoryPool pool = zeroed(sizeof *pool);
     pool->magic = MAGIC_POOL;
     pool->dev = dev;
+    pool->number = atomic_fetch_add(&pools, 1);
     for (unsigned i = 1; i <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES; i++)
         pool->attributes[i] = 1;
     pool->access[dev] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
@@ -536,8 +542,11 @@ API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *poolProps
     if (poolProps->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return CUDA_ERROR_NOT_SUPPORTED;
     REQUIRE(poolProps->location.id >= 0 && poolProps->location.id < device_count);
+    if ((int)poolProps->handleTypes & ~1)
+        return CUDA_ERROR_NOT_SUPPORTED;
     *pool = pool_new(poolProps->location.id);
     (*pool)->size_max = poolProps->maxSize;
+    (*pool)->shareable = poolProps->handleTypes != 0;
     return CUDA_SUCCESS;
 }
 
@@ -556,6 +565,7 @@ static void pool_trim(CUmemoryPool pool, size_t keep) {
 API CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     ENTER();
     REQUIRE(IS(pool, MAGIC_POOL) && pool != devices[pool->dev].default_pool);
+    pool->shareable = false; /* what is freed from now on goes back */
     pool_trim(pool, 0);
     if (devices[pool->dev].current_pool == pool)
         devices[pool->dev].current_pool = devices[pool->dev].default_pool;
@@ -566,7 +576,8 @@ API CUresult cuMemPoolDestroy(CUmemoryPool pool) {
 API CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) {
     ENTER();
     REQUIRE(IS(pool, MAGIC_POOL));
-    pool_trim(pool, minBytesToKeep);
+    if (!pool->shareable)
+        pool_trim(pool, minBytesToKeep);
     return CUDA_SUCCESS;
 }
 
@@ -654,7 +665,7 @@ API CUresult cuMemAllocAsync(CUdeviceptr *dptr, size_t bytesize, CUstream hStrea
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *dptr, size_t bytesize, CUmemoryPool pool,
                                      CUstream hStream) {
     ENTER_CONTEXT(ctx);
-    REQUIRE(IS(pool, MAGIC_POOL));
+    REQUIRE(IS(pool, MAGIC_POOL) && pool->origin == 0);
     return pool_allocate(dptr, bytesize, pool, hStream);
 }
 
@@ -888,10 +899,10 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
 
 int memory_descriptor(void) { return memory_file; }
 
-bool memory_share(CUdeviceptr pointer, struct ipc_memory *memory) {
+bool memory_share(CUdeviceptr pointer, CUmemoryPool pool, struct ipc_memory *memory) {
     struct region region;
     bool fits = memory_find(pointer, &region) && region.kind == REGION_DEVICE &&
-                region.pool == NULL && !region.imported;
+                region.pool == pool && !region.imported;
     if (fits)
         *memory = (struct ipc_memory){region.backing->offset, region.size, region.dev};
     return fits;
@@ -905,14 +916,14 @@ bool memory_share_backing(CUmemGenericAllocationHandle handle, struct ipc_memory
     return fits;
 }
 
-bool memory_import(CUcontext ctx, int descriptor, const struct ipc_memory *memory,
-                   CUdeviceptr *pointer) {
+bool memory_import(CUcontext ctx, CUmemoryPool pool, int descriptor,
+                   const struct ipc_memory *memory, CUdeviceptr *pointer) {
     void *storage = mmap(NULL, round_up(memory->size, PAGE), PROT_READ | PROT_WRITE, MAP_SHARED,
                          descriptor, memory->offset);
     if (storage == MAP_FAILED)
         return false;
     struct region region = {.size = memory->size, .storage = storage, .kind = REGION_DEVICE,
-                            .dev = memory->dev, .ctx = ctx, .imported = true};
+                            .dev = memory->dev, .ctx = ctx, .pool = pool, .imported = true};
     pthread_mutex_lock(&lock);
     region.base = address_take(memory->size, PAGE);
     region_insert(&region);
@@ -939,7 +950,8 @@ CUmemGenericAllocationHandle memory_import_backing(int descriptor,
 bool memory_close(CUdeviceptr pointer) {
     pthread_mutex_lock(&lock);
     struct region *region = region_at(pointer);
-    bool fits = region != NULL && region->imported && region->base == pointer;
+    bool fits = region != NULL && region->imported && region->pool == NULL &&
+                region->base == pointer;
     if (fits) {
         unmap_storage(region);
         region_remove(region);

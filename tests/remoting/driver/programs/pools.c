@@ -31,7 +31,7 @@ int cuMemPoolExportToShareableHandle(void *, void *, int, unsigned long long);
 #define MIB ((size_t)1 << 20)
 
 int main(void) {
-    struct properties properties = {1, 1, {1, 0}, NULL, 0, {0}};
+    struct properties properties = {1, 0, {1, 0}, NULL, 0, {0}};
     struct location here = {1, 0}, there = {1, 1}, host = {2, 0};
     struct access both[2] = {{{1, 0}, 3}, {{1, 1}, 3}}, reading = {{1, 1}, 1};
     uint64_t one, two, three, value, for_ever = UINT64_MAX;
@@ -68,7 +68,7 @@ int main(void) {
     CHECK(cuMemPoolSetAccess(pool, both, 2));
     CHECK(cuMemPoolGetAccess(&flags, pool, &there));
     NEED(flags == 3);
-    NEED(cuMemPoolExportToShareableHandle(&descriptor, pool, 1, 0) == 801);
+    NEED(cuMemPoolExportToShareableHandle(&descriptor, pool, 1, 0) == 1);
 
     // What a pool keeps is counted, until it is synchronised, trimmed or wanted elsewhere. Sizes are
     // multiples of what an H200's pools take at a time.
@@ -128,6 +128,23 @@ int main(void) {
     CHECK(cuMemAllocFromPoolAsync(&one, 32 * MIB, pool, NULL));
     CHECK(cuMemFreeAsync(one, NULL));
     CHECK(cuCtxSynchronize());
+    NEED(left() == all);
+    CHECK(cuMemPoolDestroy(pool));
+
+    // One that may be shared gives nothing back before its end; it counts so long. Here is nobody to
+    // share it with.
+    properties.handles = 8;
+    NEED(cuMemPoolCreate(&pool, &properties) == 801);
+    properties.handles = 1;
+    CHECK(cuMemPoolCreate(&pool, &properties));
+    NEED(cuMemPoolExportToShareableHandle(&descriptor, pool, 1, 0) == 801);
+    CHECK(cuMemAllocFromPoolAsync(&one, 32 * MIB, pool, NULL));
+    CHECK(cuMemFreeAsync(one, NULL));
+    CHECK(cuMemPoolTrimTo(pool, 0));
+    CHECK(cuCtxSynchronize());
+    NEED(left() == all - 32 * MIB);
+    NEED(cuMemAlloc_v2(&two, 40 * MIB) == 2);
+    CHECK(cuMemPoolDestroy(pool));
     NEED(left() == all);
     puts("results right");
     return 0;

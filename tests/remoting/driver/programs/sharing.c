@@ -1,5 +1,5 @@
-// Two processes of one lease share memory and an event; with "open", what another has written into
-// a file is refused.
+// Two processes of one lease share memory, an event and a pool; with "open", what another has written
+// into a file is refused.
 #include "check.h"
 
 #include <sys/socket.h>
@@ -16,6 +16,12 @@ struct properties {
 };
 struct access {
     int location, device, flags;
+};
+struct pool_properties {
+    int type, handles, location, device;
+    void *security;
+    size_t size_max;
+    unsigned char rest[56];
 };
 struct shared {
     struct ipc_handle memory, event;
@@ -34,6 +40,14 @@ int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, unsigned long long
 int cuMemMap(uint64_t, size_t, size_t, uint64_t, unsigned long long), cuMemUnmap(uint64_t, size_t);
 int cuMemSetAccess(uint64_t, size_t, const struct access *, size_t);
 int cuMemGetAllocationPropertiesFromHandle(struct properties *, uint64_t);
+
+int cuMemPoolCreate(void **, const struct pool_properties *), cuMemPoolDestroy(void *);
+int cuMemAllocFromPoolAsync(uint64_t *, size_t, void *, void *);
+int cuMemPoolExportToShareableHandle(void *, void *, int, unsigned long long);
+int cuMemPoolImportFromShareableHandle(void **, void *, int, unsigned long long);
+int cuMemPoolExportPointer(struct ipc_handle *, uint64_t);
+int cuMemPoolImportPointer(uint64_t *, void *, const struct ipc_handle *);
+int cuMemPoolGetAccess(int *, void *, const int *), cuDeviceGetDefaultMemPool(void **, int);
 
 #define MIB ((size_t)1 << 20)
 #define INTS 10000
@@ -76,6 +90,94 @@ static void *increment_of(const char *image) {
     CHECK(cuModuleLoad(&module, image));
     CHECK(cuModuleGetFunction(&function, module, "increment"));
     return function;
+}
+
+static unsigned char byte_at(uint64_t address) {
+    unsigned char byte;
+    CHECK(cuMemcpyDtoH_v2(&byte, address, 1));
+    return byte;
+}
+
+// A pool, whose memory the other process imports one by one.
+static void give_pool(int line) {
+    struct pool_properties properties = {1, 1, 1, 0, NULL, 0, {0}}, plain = {.type = 1, .location = 1};
+    struct ipc_handle data, again;
+    void *pool, *other;
+    uint64_t memory, more;
+    int file;
+    char byte;
+    size_t before = left();
+    CHECK(cuMemPoolCreate(&pool, &properties));
+    CHECK(cuMemPoolCreate(&other, &plain));
+    NEED(cuMemPoolExportToShareableHandle(&file, other, 1, 0) == 1);
+    NEED(cuMemPoolExportToShareableHandle(&file, pool, 8, 0) == 801);
+    CHECK(cuMemAllocFromPoolAsync(&memory, 2 * MIB, other, NULL));
+    NEED(cuMemPoolExportPointer(&data, memory) == 1);
+    CHECK(cuMemFreeAsync(memory, NULL));
+    CHECK(cuMemPoolDestroy(other));
+    CHECK(cuMemPoolExportToShareableHandle(&file, pool, 1, 0));
+    send_file(line, file);
+    close(file);
+    CHECK(cuMemAllocFromPoolAsync(&memory, 4 * MIB, pool, NULL));
+    CHECK(cuMemsetD8_v2(memory, 0x11, 4 * MIB));
+    CHECK(cuMemPoolExportPointer(&data, memory));
+    CHECK(cuMemPoolExportPointer(&again, memory));
+    NEED(memcmp(&data, &again, sizeof data) == 0);
+    CHECK(cuCtxSynchronize());
+    NEED(before - left() >= 4 * MIB);
+    NEED(write(line, &data, sizeof data) == (ssize_t)sizeof data);
+    NEED(read(line, &byte, 1) == 1);
+    NEED(byte_at(memory) == 0x22 && byte_at(memory + 4 * MIB - 1) == 0x22);
+    CHECK(cuMemFreeAsync(memory, NULL));
+    // More than could be shared at a time; what is freed is shared no more.
+    for (int turn = 0; turn < 1100; turn++) {
+        CHECK(cuMemAllocFromPoolAsync(&more, 2 * MIB, pool, NULL));
+        CHECK(cuMemPoolExportPointer(&again, more));
+        CHECK(cuMemFreeAsync(more, NULL));
+    }
+    CHECK(cuCtxSynchronize());
+    NEED(write(line, &again, sizeof again) == (ssize_t)sizeof again);
+    NEED(read(line, &byte, 1) == 1);
+    CHECK(cuMemPoolDestroy(pool));
+    CHECK(cuCtxSynchronize());
+    NEED(left() == before);
+}
+
+static void take_pool(int line) {
+    struct ipc_handle data, wrong;
+    void *pool, *own;
+    uint64_t memory, same, none;
+    int file = receive_file(line), flags = 0, device[2] = {1, 0};
+    NEED(cuMemImportFromShareableHandle(&none, (void *)(intptr_t)file, 1) == 1);
+    CHECK(cuMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)file, 1, 0));
+    NEED(cuMemPoolImportFromShareableHandle(&own, (void *)(intptr_t)line, 1, 0) == 1);
+    close(file);
+    CHECK(cuMemPoolGetAccess(&flags, pool, device));
+    NEED(flags == 3);
+    NEED(cuMemAllocFromPoolAsync(&none, MIB, pool, NULL) == 1);
+    CHECK(cuDeviceGetDefaultMemPool(&own, 0));
+    NEED(read(line, &data, sizeof data) == (ssize_t)sizeof data);
+    wrong = data;
+    wrong.bytes[20] ^= 1;
+    NEED(cuMemPoolImportPointer(&none, pool, &wrong) == 1);
+    NEED(cuMemPoolImportPointer(&none, own, &data) == 1);
+    size_t before = left();
+    CHECK(cuMemPoolImportPointer(&memory, pool, &data));
+    CHECK(cuMemPoolImportPointer(&same, pool, &data));
+    NEED(same == memory && left() == before);
+    NEED(byte_at(memory) == 0x11 && cuIpcGetMemHandle(&wrong, memory) == 1);
+    CHECK(cuMemFreeAsync(memory, NULL));  // one of the two
+    CHECK(cuMemsetD8_v2(memory, 0x22, 4 * MIB));
+    CHECK(cuCtxSynchronize());
+    CHECK(cuMemFree_v2(memory));
+    NEED(cuMemFree_v2(memory) == 1);
+    CHECK(cuCtxSynchronize());
+    NEED(write(line, "", 1) == 1);
+    NEED(read(line, &data, sizeof data) == (ssize_t)sizeof data);
+    NEED(cuMemPoolImportPointer(&none, pool, &data) == 1);  // it was freed
+    CHECK(cuMemPoolDestroy(pool));
+    CHECK(cuCtxSynchronize());
+    NEED(write(line, "", 1) == 1);
 }
 
 // The one that allocates.
@@ -122,6 +224,7 @@ static void give(int line, const char *image, const char *path) {
     NEED(cuMemExportToShareableHandle(&file, other, 1, 0) == 1);
     NEED(cuMemExportToShareableHandle(&file, physical, 8, 0) == 801);
     NEED(write(line, "", 1) == 1);
+    give_pool(line);
 }
 
 // The one that opens what the other has.
@@ -162,6 +265,7 @@ static void take(int line, const char *image) {
     NEED(read(line, &shared, 1) == 1);
     CHECK(cuMemUnmap(address, 2 * MIB));
     CHECK(cuMemRelease(physical));
+    take_pool(line);
 }
 
 int main(int count, char **arguments) {

@@ -1,0 +1,109 @@
+"""Tokens that clients pass to each other in place of CUDA's own handles, which the host keeps."""
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from gpupool.remoting.driver.api import INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver.client import WORDS, Client
+
+TOKEN_SIZE, TOKEN_WORDS = 32, 4
+HANDLE_SIZE = 64
+FILE_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+VALUE = struct.Struct("<cQ64s")
+"""What the host keeps: the kind, a size, and CUDA's handle; behind it, the GPU's UUID."""
+
+
+@runtime_checkable
+class Sharer(Protocol):
+    """A budget whose host also passes handles on between the workers of a lease."""
+
+    def share(self, token: bytes, value: bytes, descriptor: int = -1) -> bool:
+        """Let the other workers find a handle; False if there are too many."""
+        ...
+
+    def find(self, token: bytes) -> tuple[bytes, int] | None:
+        """Return a handle, and its descriptor or -1."""
+        ...
+
+    def forget(self, token: bytes) -> None:
+        """Let nobody find a handle any more that this worker has shared."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a token stands for; ``file`` is a descriptor, the caller's to close, or -1."""
+
+    size: int
+    handle: bytes
+    device: int
+    file: int
+
+
+class Tokens:
+    """What the worker of one client process shares with the others of its lease, and finds."""
+
+    def __init__(self, client: Client) -> None:
+        self._devices = client.devices
+        self._sharer = client.budget if isinstance(client.budget, Sharer) else None
+        self._allocations: dict[int, bytes] = {}  # tokens by address
+
+    def share(self, kind: bytes, size: int, handle: bytes, device: int, *, file: int = -1) -> bytes:
+        """Return a new token for a handle of CUDA's, or for a descriptor, which stays the caller's.
+
+        Raises:
+            CudaError: when there is nobody to share it with, or there are too many.
+        """
+        if self._sharer is None:
+            raise CudaError(NOT_SUPPORTED, "sharing with other processes")
+        value = VALUE.pack(kind, size, handle) + self._devices[device].uuid.encode()
+        token = os.urandom(TOKEN_SIZE)
+        if not self._sharer.share(token, value, file):
+            raise CudaError(OUT_OF_MEMORY, "sharing with other processes")
+        return token
+
+    def share_allocation(
+        self, kind: bytes, address: int, size: int, handle: bytes, device: int
+    ) -> bytes:
+        """Return the token of an allocation, the same one each time until it is ``freed``.
+
+        Raises:
+            CudaError: as ``share``.
+        """
+        if address not in self._allocations:
+            self._allocations[address] = self.share(kind, size, handle, device)
+        return self._allocations[address]
+
+    def freed(self, address: int) -> None:
+        """Note that an allocation is gone, or will be when its stream comes to that."""
+        token = self._allocations.pop(address, None)
+        if token is not None:
+            self.forget(token)
+
+    def find(self, kind: bytes, words: tuple[int, ...]) -> Found:
+        """Return what a token, as words, stands for.
+
+        Raises:
+            CudaError: when it is none of this kind, or of a device that this session has not.
+        """
+        if self._sharer is None:
+            raise CudaError(NOT_SUPPORTED, "sharing with other processes")
+        found = self._sharer.find(WORDS[TOKEN_WORDS].pack(*words))
+        if found is None:
+            raise CudaError(INVALID_VALUE, "sharing with other processes")
+        value, file = found
+        has, size, handle = VALUE.unpack_from(value)
+        uuid = value[VALUE.size :].decode()
+        devices = [device.index for device in self._devices if device.uuid == uuid]
+        if has != kind or not devices:
+            if file >= 0:
+                os.close(file)
+            raise CudaError(INVALID_VALUE, "sharing with other processes")
+        return Found(size, handle, devices[0], file)
+
+    def forget(self, token: bytes) -> None:
+        """Let nobody find any more what was shared under this token."""
+        if self._sharer is not None:
+            self._sharer.forget(token)
