@@ -98,12 +98,15 @@ GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
 // An event that has ended stays ended until it is recorded again, so nobody needs to ask twice.
 // priority counts its records; clean is the record, counted from one, that is known to be over.
 
-void gp_recorded_elsewhere(void *event) {
-    __atomic_store_n(&((struct gp_handle *)event)->detail, event, __ATOMIC_RELAXED);
-}
-
+// Behind the record itself on the line: else a thread that asks in between would take the end of the
+// former record for that of this one.
 static void forget_end(struct gp_handle *event) {
     __atomic_fetch_add(&event->priority, 1, __ATOMIC_RELAXED);
+}
+
+void gp_recorded_elsewhere(void *event) {
+    __atomic_store_n(&((struct gp_handle *)event)->detail, event, __ATOMIC_RELAXED);
+    forget_end(event);
 }
 
 static int ask_event(struct gp_handle *event, int op) {
@@ -125,10 +128,11 @@ GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) 
     __atomic_store_n(&((struct gp_handle *)event)->capture, gp_capture_of(stream),
                      __ATOMIC_RELAXED);
     if (flags != 0) gp_recorded_elsewhere(event);  // CU_EVENT_RECORD_EXTERNAL: by graphs
-    forget_end(event);
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_recorded(event, of);
     uint64_t values[3] = {((struct gp_handle *)event)->id, of->id, flags};
-    GP_CHECK(gp_post(GP_RECORD_EVENT, values, 3));
+    int status = gp_post(GP_RECORD_EVENT, values, 3);
+    forget_end(event);
+    GP_CHECK(status);
     // Another process may hear of the record from this one, and must find it on the server.
     bool shared = ((struct gp_handle *)event)->flags & GP_INTERPROCESS;
     return shared ? gp_call(GP_SETTLE, NULL, 0, NULL, 0) : GP_SUCCESS;
