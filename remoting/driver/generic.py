@@ -7,6 +7,9 @@ from typing import Any
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.client import SIGNED, Area, Client
 
+ENDS_WAIT = "cuEventElapsedTime"
+"""Its answer says that both events are over, so what they cover must be in place."""
+
 
 class Generic(Area):
     """Executes ``table.CALLS``."""
@@ -37,6 +40,8 @@ class Generic(Area):
                     gone = word
                 arguments.append(self._argument(token.lstrip("!"), word))
             output = self.api.call(name, *arguments)
+            if name == ENDS_WAIT:
+                self.waiter.push()
             if ended:
                 del self.objects[ended][gone]
                 if ended == "s" and self.client.launcher is not None:
