@@ -20,6 +20,8 @@ SPIN_COUNT = 12
 NO_PAGES = (0, 0)
 MIRROR_BLOCK = 16 << 10
 MIRROR_GAP = 64
+MIRROR_TOGETHER = 1 << 20
+WORD = 8
 MIRROR_RUNS_MAX = 16
 """Changes that are so far apart travel apart; but no more than so many for each block."""
 
@@ -77,18 +79,53 @@ class Mirror:
         whole = len(self.bytes)
         if MEMCMP(self.address, self.copy, whole) == 0:
             return
+        # What copies brought has changed throughout: blocks in sequence are looked at together.
+        first = 0
         for start in range(0, whole, MIRROR_BLOCK):
             size = min(MIRROR_BLOCK, whole - start)
-            if MEMCMP(self.address + start, self.copy + start, size) == 0:
-                continue
-            part = slice(start, start + size)
-            (found,) = np.nonzero(self.bytes[part] != self.shadow[part])
-            (ends,) = np.nonzero(np.diff(found) > MIRROR_GAP)
-            if len(ends) >= MIRROR_RUNS_MAX:
-                ends = ends[:0]
-            for run in np.split(found, ends + 1):
-                if len(run):
-                    yield start + int(run[0]), start + int(run[-1]) + 1
+            same = MEMCMP(self.address + start, self.copy + start, size) == 0
+            if same and first < start:
+                yield from self._runs(first, start, MIRROR_RUNS_MAX)
+            if same:
+                first = start + size
+            elif start + size - first >= MIRROR_TOGETHER or start + size == whole:
+                yield from self._runs(first, start + size, MIRROR_RUNS_MAX)
+                first = start + size
+
+    def _runs(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+        """Give the changes of some bytes; ``most`` for each block, or one of the whole block."""
+        whole = (end - start) // WORD * WORD
+        words = slice(start, start + whole)
+        differ = self.bytes[words].view(np.uint64) != self.shadow[words].view(np.uint64)
+        found = np.flatnonzero(differ) * WORD + start
+        if whole < end - start:
+            rest = slice(start + whole, end)
+            if (self.bytes[rest] != self.shadow[rest]).any():
+                found = np.append(found, start + whole)
+        if not len(found):
+            return  # a kernel has put back what was there
+        ends = np.flatnonzero(np.diff(found) > MIRROR_GAP)
+        blocks = (end - start + MIRROR_BLOCK - 1) // MIRROR_BLOCK
+        if len(ends) >= most * blocks:
+            if blocks > 1:
+                for at in range(start, end, MIRROR_BLOCK):
+                    yield from self._runs(at, min(at + MIRROR_BLOCK, end), most)
+                return
+            ends = ends[:0]
+        firsts = [found[0], *found[ends + 1]]
+        lasts = [*found[ends], found[-1]]
+        for first, last in zip(firsts, lasts, strict=True):
+            yield self._trimmed(int(first), min(int(last) + WORD, end))
+
+    def _trimmed(self, first: int, last: int) -> tuple[int, int]:
+        """Leave out what is the same at either end: it may be what the client has just written."""
+        edge = slice(first, min(first + WORD, last))
+        (head,) = np.nonzero(self.bytes[edge] != self.shadow[edge])
+        edge = slice(max(first, last - WORD), last)
+        (tail,) = np.nonzero(self.bytes[edge] != self.shadow[edge])
+        if len(head) and len(tail):
+            return first + int(head[0]), edge.start + int(tail[-1]) + 1
+        return first, last
 
 
 @dataclass(slots=True)

@@ -335,6 +335,7 @@ enum {
 };
 #define GP_OF_POOL 2  // in the flags of a range: the same addresses come again and again
 bool gp_find_range(uint64_t address, struct gp_range *found);
+bool gp_range_within(uint64_t start, uint64_t size);  // whether any address of these is of a range
 int gp_add_range(struct gp_range range);
 int gp_remove_range(uint64_t start, struct gp_range *removed);
 extern uint64_t gp_pinned_low, gp_pinned_high;
@@ -350,6 +351,9 @@ int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream);
 // that is free on the server; gp_see puts the right one in its place.
 int gp_see(uint64_t *address);
 extern int gp_mapped_count;
+// Where the server of this call keeps these bytes of the host, if it has a mirror of all of them. Kernels
+// before a copy write there, and kernels behind it read there, so copies have to go there as well.
+bool gp_mirror_of(const void *host, size_t size, uint64_t *seen);
 void gp_push_mapped(void);  // what the program wrote to memory that kernels see
 unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written);
 unsigned char *gp_mapped_alias(void *target);  // for bytes of an answer; then gp_mapped_filled

@@ -257,6 +257,7 @@ int gp_copy_staged(struct gp_staged_list *to, const struct gp_staged_list *from,
 void gp_match_staged(struct gp_staged_list *list, struct gp_handle *graph);
 void gp_forget_staged(struct gp_staged_list *list, struct gp_handle *node);
 void gp_drop_slot(struct gp_slot *slot);
+bool gp_staged_is_mapped(const struct gp_staged_list *list);
 int gp_send_staged(const struct gp_staged_list *list);
 int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec);
 

@@ -194,9 +194,14 @@ static int launch(struct gp_handle *handle, void *stream) {
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
         gp_host_settle(gp_stream_handle(stream));
     }
+    // Of memory that has got a mirror since, kernels before the launch may have written the bytes, and
+    // kernels behind it may read them.
+    bool mapped = gp_staged_is_mapped(&exec->staged);
+    if (mapped) GP_CHECK(gp_synchronize(GP_SYNC_STREAM, values[1]));
     GP_CHECK(gp_send_staged(&exec->staged));
     GP_CHECK(gp_post(GP_GRAPH_LAUNCH, values, 2));
-    return gp_expect_staged(&exec->staged, values[1], handle);
+    GP_CHECK(gp_expect_staged(&exec->staged, values[1], handle));
+    return mapped ? gp_synchronize(GP_DRAIN, 0) : GP_SUCCESS;
 }
 
 GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {

@@ -172,6 +172,16 @@ static int send_piece(const struct gp_slot *slot, uint64_t address, size_t size)
     return GP_SUCCESS;
 }
 
+bool gp_staged_is_mapped(const struct gp_staged_list *list) {
+    uint64_t seen;
+    bool found = false;
+    for (unsigned at = 0; at < list->count && !found; at++) {
+        const struct gp_staged *one = &list->items[at];
+        found = gp_mirror_of((const void *)(uintptr_t)one->address, span(one), &seen);
+    }
+    return found;
+}
+
 int gp_send_staged(const struct gp_staged_list *list) {
     for (unsigned at = 0; at < list->count; at++) {
         const struct gp_staged *one = &list->items[at];
@@ -215,7 +225,14 @@ int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct 
             uint64_t address = piece_at(one, piece % pieces.rows, piece / pieces.rows);
             void *target = (void *)(uintptr_t)address;
             uint64_t id = gp_expect_download(target, pieces.size, stream);
-            if (id == 0) status = GP_OUT_OF_MEMORY;
+            if (id == 0) {
+                // The worker has no room for more, so these and all before them are waited for.
+                status = expect_pieces(found, count, stream, exec->id);
+                count = 0;
+                if (status == GP_SUCCESS) status = gp_synchronize(GP_DRAIN, 0);
+                if (status == GP_SUCCESS) id = gp_expect_download(target, pieces.size, stream);
+                if (status == GP_SUCCESS && id == 0) status = GP_OUT_OF_MEMORY;
+            }
             if (status != GP_SUCCESS) break;
             uint64_t words[4] = {one->slot->id, address - one->slot->start, pieces.size, id};
             memcpy(found + count * 4, words, sizeof words);

@@ -70,6 +70,18 @@ static int pack_side(struct gp_handle *graph, const struct gp_copy_3d *copy, boo
     box->device = host ? 0 : address;
     GP_REACH_ADDRESS(box->device);
     if (!host) return GP_SUCCESS;
+    // Kernels of the graph may read and write it as well, where the server has a mirror.
+    size_t pitch = box->pitch ? box->pitch : copy->width + box->x;
+    size_t rows = box->height ? box->height : copy->height + box->y;
+    size_t size = ((box->z + copy->depth - 1) * rows + box->y + copy->height - 1) * pitch + box->x +
+                  copy->width;
+    if (gp_mirror_of(box->host, size, &box->device)) {
+        box->kind = GP_ON_DEVICE;
+        box->host = NULL;
+        box->pitch = pitch;
+        box->height = rows;
+        return GP_SUCCESS;
+    }
     struct gp_staged *staged = &packed->staged[packed->staged_count];
     GP_CHECK(gp_stage(graph, box, copy, out, staged));
     packed->staged_count++;
@@ -96,6 +108,7 @@ static int pack_fill(struct gp_packed *packed) {
     if (fill->width == 0 || fill->height == 0) return GP_INVALID_VALUE;
     if (fill->height > 1 && fill->pitch < fill->width * element) return GP_INVALID_VALUE;
     GP_REACH_ADDRESS(fill->target);
+    GP_CHECK(gp_see(&packed->params.memset.target));
     return gp_pack_context(&packed->params.memset.context);
 }
 
@@ -139,6 +152,12 @@ static int pack_batch(const struct gp_batch_node *given, struct gp_packed *packe
     packed->bytes = malloc(packed->size + 1);
     if (packed->bytes == NULL) return GP_OUT_OF_MEMORY;
     memcpy(packed->bytes, given->operations, packed->size);
+    for (uint32_t at = 8; at < packed->size; at += OPERATION_SIZE) {
+        uint64_t address;  // of every kind of operation that has one
+        memcpy(&address, packed->bytes + at, sizeof address);
+        GP_CHECK(gp_see(&address));
+        memcpy(packed->bytes + at, &address, sizeof address);
+    }
     packed->params.batch.operations = NULL;
     return gp_pack_context(&packed->params.batch.context);
 }

@@ -47,6 +47,14 @@ static struct gp_handle *look_up(const struct known *known, size_t count, uint64
 // where they belong to the node that leads here.
 static void find_side(struct gp_handle *graph, struct gp_handle *node, struct gp_box *box,
                       bool out) {
+    struct gp_range range;
+    if (box->kind == GP_ON_DEVICE && gp_may_be_pinned(box->device) &&
+        gp_find_range(box->device, &range) && range.kind == GP_HOST_MEMORY) {
+        box->kind = GP_ON_HOST;  // mapped, and at its own address
+        box->host = (const void *)(uintptr_t)box->device;
+        box->device = 0;
+        return;
+    }
     if (box->kind != GP_ON_HOST) return;
     uint64_t id = (uint64_t)(uintptr_t)box->host, offset = box->device;
     box->host = NULL;

@@ -42,6 +42,14 @@ bool gp_find_range(uint64_t address, struct gp_range *found) {
     return hit;
 }
 
+bool gp_range_within(uint64_t start, uint64_t size) {
+    pthread_rwlock_rdlock(&range_lock);
+    size_t at = behind(start + size - 1);
+    bool hit = at > 0 && ranges[at - 1].start + ranges[at - 1].size > start;
+    pthread_rwlock_unlock(&range_lock);
+    return hit;
+}
+
 uint64_t gp_pinned_low = UINT64_MAX, gp_pinned_high;
 
 // Whether another server's memory has some of these addresses. Workers of a lease over several servers
@@ -257,6 +265,15 @@ static void settle(void *stream, const void *source, bool async) {
     if (!async || is_pinned(source)) gp_host_settle(gp_stream_handle(stream));
 }
 
+// A copy of which one side is mapped memory of the host, in the order of its stream; a synchronous one
+// is over when it returns, as the program may write there again.
+static int copy_mapped(uint64_t target, uint64_t source, size_t size) {
+    uint64_t id;
+    GP_CHECK(gp_stream_id(NULL, &id));
+    GP_CHECK(cuMemcpyDtoDAsync_v2(target, source, size, NULL));
+    return gp_synchronize(GP_SYNC_STREAM, id);
+}
+
 static int copy_in(uint64_t target, const void *source, size_t size, uint64_t stream) {
     if (size == 0) return GP_SUCCESS;
     if (source == NULL) return GP_INVALID_VALUE;
@@ -340,8 +357,9 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
     if (is_managed((uintptr_t)source)) {
         return copy_managed(target, (uintptr_t)source, size, NULL, false);
     }
-    uint64_t id;
+    uint64_t id, mirror;
     GP_CHECK(gp_stream_id(NULL, &id));
+    if (gp_mirror_of(source, size, &mirror)) return copy_mapped(target, mirror, size);
     settle(NULL, source, false);
     GP_CHECK(copy_in(target, source, size, id));
     // CUDA returns before small ones are over (API synchronization behavior, CUDA driver API).
@@ -355,11 +373,14 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t s
     if (is_managed((uintptr_t)source)) {
         return copy_managed(target, (uintptr_t)source, size, stream, true);
     }
-    uint64_t id;
+    uint64_t id, mirror;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream)) {
         if (is_apart(target)) return GP_CAPTURE_UNSUPPORTED;
         return gp_capture_copy(target, (uint64_t)(uintptr_t)source, size, false, stream);
+    }
+    if (!is_apart(target) && gp_mirror_of(source, size, &mirror)) {
+        return cuMemcpyDtoDAsync_v2(target, mirror, size, stream);
     }
     settle(stream, source, true);
     if (is_apart(target)) return write_across(target, source, size, stream);
@@ -372,8 +393,9 @@ GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
     if (is_managed((uintptr_t)target)) {
         return copy_managed((uintptr_t)target, source, size, NULL, false);
     }
-    uint64_t id;
+    uint64_t id, mirror;
     GP_CHECK(gp_stream_id(NULL, &id));
+    if (gp_mirror_of(target, size, &mirror)) return copy_mapped(mirror, source, size);
     GP_CHECK(gp_see(&source));
     return copy_out(target, source, size, id);
 }
@@ -392,6 +414,10 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, v
     }
     if (size == 0) return GP_SUCCESS;
     if (is_apart(source)) return read_across(target, source, size, stream);
+    uint64_t mirror;
+    if (gp_mirror_of(target, size, &mirror)) {
+        return cuMemcpyDtoDAsync_v2(mirror, source, size, stream);
+    }
     GP_CHECK(gp_see(&source));
     if (is_pinned(target)) {
         while (size > 0) {

@@ -156,6 +156,21 @@ void gp_mapped_filled(const void *target, size_t size) {
     pthread_mutex_unlock(&mapped_lock);
 }
 
+bool gp_mirror_of(const void *host, size_t size, uint64_t *seen) {
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED) == 0) return false;
+    if (!gp_may_be_pinned((uintptr_t)host)) return false;
+    bool found = false;
+    pthread_mutex_lock(&mapped_lock);
+    for (struct mapped *at = mapped; at != NULL && !found; at = at->next) {
+        uint64_t offset = (uintptr_t)host - (uintptr_t)at->host;
+        found = offset < at->size && size <= at->size - offset &&
+                (!gp_several || gp_reaches(at->ordinal));
+        if (found) *seen = at->device + offset;
+    }
+    pthread_mutex_unlock(&mapped_lock);
+    return found;
+}
+
 // Take over into the shadow what comes next between two offsets and is new; mapped_lock is held.
 static bool take_run(struct mapped *at, uint64_t *from, uint64_t end, uint64_t gap,
                      uint64_t *size) {
@@ -482,8 +497,8 @@ GP_EXPORT int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
                "each other's memory or with NCCL_P2P_DISABLE; the CUDA door cannot do that");
         return GP_NOT_SUPPORTED;
     }
-    struct gp_range range;
-    if (gp_find_range((uint64_t)(uintptr_t)address, &range)) return GP_HOST_ALREADY_REGISTERED;
+    if (size > SIZE_MAX / 2) return GP_INVALID_VALUE;
+    if (gp_range_within((uint64_t)(uintptr_t)address, size)) return GP_HOST_ALREADY_REGISTERED;
     return gp_add_range((struct gp_range){(uint64_t)(uintptr_t)address, size, GP_HOST_MEMORY,
                                           gp_current_device(), flags, 0, NULL});
 }
@@ -512,6 +527,9 @@ int gp_see(uint64_t *address) {
     if (range.flags & SAME_ADDRESS && !gp_several) return GP_SUCCESS;
     // Before the lock of the mapped memory, which the thread of host functions needs as well.
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_gate(GP_ALLOCATE, 0);
+    // Bytes on their way here would not be in a mirror that is made now.
+    void *start = (void *)(uintptr_t)range.start;
+    if (!gp_mirror_of(start, range.size, &base)) GP_CHECK(gp_drain(start, range.size));
     GP_CHECK(map_range(&range, &base));
     *address = base + (*address - range.start);
     return GP_SUCCESS;

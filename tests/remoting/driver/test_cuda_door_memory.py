@@ -1,10 +1,12 @@
 """The CUDA door's memory: pools, arrays, textures, managed memory, sharing, and what is counted."""
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -13,6 +15,7 @@ from fake_cuda.control import Control
 from test_cuda_door import KERNELS, compiled, right, run
 
 from gpupool.remoting.driver.contents import Contents, contents_of
+from gpupool.remoting.driver.waiting import MIRROR_TOGETHER, NO_PAGES, Mirror
 
 
 def test_memory_pools(library: Path, tmp_path: Path) -> None:
@@ -115,3 +118,31 @@ def test_memory_in_which_nccls_kernels_wait_is_refused(library: Path, tmp_path: 
         done = run(library, control, [sys.executable, "-c", SHARED, "nccl", "other"])
         assert done.stdout == "[801, 0]\n[0, 712]\n", done.stderr  # 712: already registered
         assert "NCCL goes through memory of the host" in done.stderr
+
+
+def test_copies_kernels_and_events_in_their_order(library: Path, tmp_path: Path) -> None:
+    """On memory that both sides see, with nothing of the program's that waits in between."""
+    program = compiled("ordered", tmp_path, library)
+    image = str(KERNELS / "test_kernels.sm_90.cubin")
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), image]))
+
+
+@given(
+    st.integers(1, 3 * MIRROR_TOGETHER // 2),
+    st.lists(st.tuples(st.integers(0, 2 * MIRROR_TOGETHER), st.integers(1, 100_000)), max_size=20),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_has_changed_in_a_mirror(size: int, changes: list[tuple[int, int]]) -> None:
+    """All of it, and at its edges nothing that has not."""
+    memory = np.zeros(size, np.uint8)
+    mirror = Mirror(memory.ctypes.data, memory, np.zeros(size, np.uint8), 0, NO_PAGES)
+    for start, length in changes:
+        memory[start : start + length] = 1
+    found = list(mirror.changes())
+    for first, last in found:
+        assert memory[first]
+        assert memory[last - 1]
+        memory[first:last] = 0
+    assert not memory.any()
+    assert all(one[1] <= other[0] for one, other in pairwise(found))
