@@ -53,7 +53,7 @@ class Managed(Area):
         """Make memory, where the client wishes it if that is free here, and fill it with zeros."""
         virtual, undo = self._virtual, list[Callable[[], None]]()
         try:
-            address = self._reserve(size, wish)
+            address = virtual.reserve(size, UNIT, wish)
             undo.append(lambda: virtual.give_back(address, size))
             virtual.create(number, size, device, self.client.ordinals[device], charged(size))
             undo.append(lambda: virtual.release(number))
@@ -69,14 +69,6 @@ class Managed(Area):
                 step()
             raise
         return WORDS[1].pack(address)
-
-    def _reserve(self, size: int, wish: int) -> int:
-        """Reserve addresses, if it cannot be the client's wish then those that the driver has."""
-        try:
-            return self._virtual.reserve(size, UNIT, wish)
-        except CudaError as error:
-            self.client.log(f"CUDA session: managed memory at {wish:#x}: {error}")
-            return self._virtual.reserve(size, UNIT, 0)
 
     def _give_access(self, address: int, size: int, device: int) -> None:
         """Let all devices of the session use memory of one of them, if they can."""

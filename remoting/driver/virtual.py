@@ -12,6 +12,9 @@ from gpupool.remoting.driver.memory import Memory, charged
 OBJECTS_MAX = 1 << 20
 """Pieces of physical memory, and mappings, that one client may have at a time."""
 
+RESERVE_ATTEMPTS = 8
+"""A driver may give addresses of another server's part; then it is asked for others."""
+
 
 @dataclass(slots=True)
 class Physical:
@@ -91,17 +94,26 @@ class VirtualMemory:
         Raises:
             CudaError: when there are none that this server of the lease may use.
         """
+        # A wish that cannot be granted can lead the driver out of the part that is ours.
+        wishes = [wish] if wish and slices.holds(wish, size) else []
+        astray: list[int] = []
         try:
-            address = int(self._api.call("cuMemAddressReserve", size, alignment, wish, 0))
-        except CudaError:
-            # Where something else lies at the wished address, drivers may give none at all.
-            if not wish:
-                raise
-            address = int(self._api.call("cuMemAddressReserve", size, alignment, 0, 0))
-        if not slices.holds(address, size):
-            self.give_back(address, size)
-            raise CudaError(OUT_OF_MEMORY, "cuMemAddressReserve")
-        return address
+            for at in (*wishes, *[0] * RESERVE_ATTEMPTS):
+                try:
+                    address = int(self._api.call("cuMemAddressReserve", size, alignment, at, 0))
+                except CudaError:
+                    # Where something else lies at the wished address, drivers may give none at all.
+                    if not at:
+                        raise
+                    continue
+                if slices.holds(address, size):
+                    return address
+                astray.append(address)  # and kept for now, or the next would be the same
+        finally:
+            for address in astray:
+                self.give_back(address, size)
+        places = ", ".join(map(hex, astray))
+        raise CudaError(OUT_OF_MEMORY, f"cuMemAddressReserve, which gave {places},")
 
     def give_back(self, address: int, size: int) -> None:
         """Give reserved addresses back."""

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import assume, given
@@ -16,8 +17,11 @@ from fake_cuda.control import Control
 from test_cuda_door import KERNELS, ROOT, compiled, run
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.devices.base import Budget
 from gpupool.remoting.driver import slices
+from gpupool.remoting.driver.api import Api, CudaError
 from gpupool.remoting.driver.peers import PEER, introduction
+from gpupool.remoting.driver.virtual import RESERVE_ATTEMPTS, VirtualMemory
 from gpupool.remoting.host.peers import Peer
 
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
@@ -148,6 +152,62 @@ def test_a_confined_process_gets_addresses_of_its_part() -> None:
     )
     assert done.stdout == "True True False\nFalse 64\n", done.stderr
     assert slices.holds(0, 1)  # this process is not confined
+
+
+class Reservations:
+    """A driver that gives these addresses in turn; 0: it refuses."""
+
+    def __init__(self, *given: int) -> None:
+        self.given = list(given)
+        self.wishes: list[int] = []
+        self.returned: list[int] = []
+
+    def call(self, name: str, *arguments: int) -> int:
+        if name == "cuMemAddressFree":
+            self.returned.append(arguments[0])
+            return 0
+        assert name == "cuMemAddressReserve"
+        self.wishes.append(arguments[2])
+        if not self.given[0]:
+            self.given.pop(0)
+            raise CudaError(2, name)
+        return self.given.pop(0)
+
+
+PART = range(8 << 40, 16 << 40)
+INSIDE, OUTSIDE = PART.start + (1 << 30), 0x7F32D0600000
+
+
+@pytest.mark.parametrize(
+    ("wish", "given", "address", "wishes"),
+    [
+        (0, [INSIDE], INSIDE, [0]),
+        (INSIDE, [INSIDE], INSIDE, [INSIDE]),
+        (OUTSIDE, [INSIDE], INSIDE, [0]),  # not even asked for
+        (INSIDE, [0, INSIDE], INSIDE, [INSIDE, 0]),
+        (INSIDE, [OUTSIDE, OUTSIDE + 1, INSIDE], INSIDE, [INSIDE, 0, 0]),
+        (0, [0], None, [0]),
+        (0, [OUTSIDE] * RESERVE_ATTEMPTS, None, [0] * RESERVE_ATTEMPTS),
+    ],
+)
+def test_reserved_addresses_are_of_the_part(
+    wish: int,
+    given: list[int],
+    address: int | None,
+    wishes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As drivers were seen to give addresses far from a wish that they could not grant."""
+    monkeypatch.setattr(slices, "_own", PART)
+    driver = Reservations(*given)
+    virtual = VirtualMemory(cast("Api", driver), cast("Budget", None))
+    if address is None:
+        with pytest.raises(CudaError):
+            virtual.reserve(4096, 4096, wish)
+    else:
+        assert virtual.reserve(4096, 4096, wish) == address
+    assert driver.wishes == wishes
+    assert driver.returned == [one for one in given if one not in (0, INSIDE)]
 
 
 # --- links between workers ------------------------------------------------------------------------
