@@ -29,9 +29,8 @@ GP_EXPORT int cuStreamCreateWithPriority(void **a0, unsigned int a1, int a2) {
 GP_EXPORT int cuStreamDestroy_v2(void *a0) {
     GP_ENTER();
     GP_ON(a0);
-    uint64_t v0;
-    GP_CHECK(gp_stream_id(a0, &v0));
-    uint64_t values[1] = {v0};
+    GP_CHECK(gp_check(a0, GP_STREAM));
+    uint64_t values[1] = {((struct gp_handle *)a0)->id};
     int status = gp_post(258, values, 1);
     gp_end((struct gp_handle *)a0);
     return status;

@@ -143,6 +143,35 @@
 #define GP_REFERENCE_SET 139
 #define GP_REFERENCE_GET 140
 #define GP_FIRST_CALL 256
+#define GP_CALL_cuStreamCreate 256
+#define GP_CALL_cuStreamCreateWithPriority 257
+#define GP_CALL_cuStreamDestroy_v2 258
+#define GP_CALL_cuEventCreate 259
+#define GP_CALL_cuEventDestroy_v2 260
+#define GP_CALL_cuEventElapsedTime_v2 261
+#define GP_CALL_cuStreamWaitValue32_v2 262
+#define GP_CALL_cuStreamWaitValue64_v2 263
+#define GP_CALL_cuStreamWriteValue32_v2 264
+#define GP_CALL_cuStreamWriteValue64_v2 265
+#define GP_CALL_cuMemcpyDtoD_v2 266
+#define GP_CALL_cuMemcpyDtoDAsync_v2 267
+#define GP_CALL_cuMemsetD8_v2 268
+#define GP_CALL_cuMemsetD16_v2 269
+#define GP_CALL_cuMemsetD32_v2 270
+#define GP_CALL_cuMemsetD2D8_v2 271
+#define GP_CALL_cuMemsetD2D16_v2 272
+#define GP_CALL_cuMemsetD2D32_v2 273
+#define GP_CALL_cuMemsetD8Async 274
+#define GP_CALL_cuMemsetD16Async 275
+#define GP_CALL_cuMemsetD32Async 276
+#define GP_CALL_cuMemsetD2D8Async 277
+#define GP_CALL_cuMemsetD2D16Async 278
+#define GP_CALL_cuMemsetD2D32Async 279
+#define GP_CALL_cuCtxGetCacheConfig 280
+#define GP_CALL_cuCtxSetCacheConfig 281
+#define GP_CALL_cuCtxResetPersistingL2Cache 282
+#define GP_CALL_cuFuncSetCacheConfig 283
+#define GP_CALL_cuGraphUpload 284
 #define GP_CUDA_HEADER_VERSION 13000
 
 #endif

@@ -171,6 +171,7 @@ static uint64_t weight_of(int op, uint64_t size) {
     switch (op) {
         case GP_QUERY_STREAM: case GP_QUERY_EVENT: case GP_DRAIN: case GP_TENSOR_MAP:
         case GP_MEMORY_INFO: case GP_FUNCTION_ATTRIBUTES: case GP_OCCUPANCY: case GP_MAP_FREE:
+        case GP_CALL_cuStreamDestroy_v2:  // a thread may be joined by a function that is pending
             return 0;
         case GP_SET_DEVICE: case GP_LAUNCH: case GP_LAUNCH_EX: case GP_FREE: case GP_FREE_ASYNC:
         case GP_RECORD_EVENT: case GP_WAIT_EVENT: case GP_BEGIN_CAPTURE: case GP_END_CAPTURE:
