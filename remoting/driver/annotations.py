@@ -194,6 +194,7 @@ RECORDS: tuple[str, ...] = (
     "REFERENCE_PLACE",
     "REFERENCE_SET",
     "REFERENCE_GET",
+    "LAUNCH_TOGETHER",
 )
 
 HAND: tuple[str, ...] = (
@@ -330,6 +331,9 @@ HAND: tuple[str, ...] = (
     *("cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", "cuMemcpy3DBatchAsync"),
     *("cuMemcpy3DBatchAsync_v2", "cuMemPrefetchBatchAsync", "cuMemDiscardBatchAsync"),
     "cuMemDiscardAndPrefetchBatchAsync",
+    *("cuFuncSetBlockShape", "cuFuncSetSharedSize", "cuParamSetSize", "cuParamSeti"),
+    *("cuParamSetf", "cuParamSetv", "cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync"),
+    *("cuLaunchCooperativeKernelMultiDevice", "cuCtxAttach", "cuCtxDetach"),
 )
 
 REFUSED: tuple[str, ...] = ("cuDeviceGetLuid",)

@@ -4,6 +4,7 @@
 module each for memory, transfers, kernels and so on. All that areas share is here.
 """
 
+import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,14 @@ class Function:
     values: int
     pointers: int  # to one address for each parameter
     keep: tuple[Any, ...]
+    offsets: tuple[int, ...]  # of the parameters
+
+    def parameters_of(self, given: bytes) -> tuple[Any, Any]:
+        """Return a copy of the parameters' bytes, and a pointer to each parameter."""
+        values = ctypes.create_string_buffer(given, max(len(given), 1))
+        base = ctypes.addressof(values)
+        addresses = [base + offset for offset in self.offsets]
+        return values, (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
 
 
 class Client:

@@ -15,9 +15,14 @@ from gpupool.remoting.driver.client import (
     Client,
     Function,
 )
+from gpupool.remoting.driver.direct import Direct
 
 LAUNCH = struct.Struct("<QQ6III")
 LAUNCH_ATTRIBUTE_SIZE = 72
+TOGETHER = struct.Struct("<Q7I4xQQ")
+"""CUDA_LAUNCH_PARAMS."""
+
+TOGETHER_MAX = 64
 FUNCTION_ATTRIBUTE_COUNT = 16
 
 
@@ -30,14 +35,16 @@ def prepare(handle: int, parameters: list[tuple[int, int]], *, kernel: bool) -> 
     pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
     view = memoryview(values).cast("B")[:size]
     where = ctypes.addressof(pointers)
-    return Function(handle, kernel, size, view, base, where, (values, pointers))
+    offsets = tuple(offset for offset, _ in parameters)
+    return Function(handle, kernel, size, view, base, where, (values, pointers), offsets)
 
 
 class Kernels(Area):
     """The kernels of a client process that it has looked up."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
+        self._direct = direct
         self.posted = {
             table.SET_FUNCTION_ATTRIBUTE: (4, self._set_function_attribute),
         }
@@ -46,6 +53,7 @@ class Kernels(Area):
             table.OCCUPANCY: (5, self._occupancy),
             table.OCCUPANCY_SHARED: (5, self._occupancy_shared),
             table.OCCUPANCY_CLUSTERS: (0, self._occupancy_clusters),
+            table.LAUNCH_TOGETHER: (2, self._launch_together),
         }
         self.raw = {table.LAUNCH: self._launch_cooperative, table.LAUNCH_EX: self._launch_ex}
 
@@ -86,6 +94,25 @@ class Kernels(Area):
             self.api.call("cuKernelSetAttribute", name, value, function.handle, ordinal)
         else:
             self.api.call("cuFuncSetAttribute", function.handle, name, value)
+
+    def _launch_together(self, count: int, flags: int) -> bytes:
+        """Launch kernels on several devices that wait for each other."""
+        if count > TOGETHER_MAX:
+            raise RemoteProtocolError("malformed launch")
+        launches, keep, at = b"", list[object](), HEADER + REQUEST + 16
+        for _ in range(count):
+            number, stream, *head, length = LAUNCH.unpack(self.client.rest(0, LAUNCH.size, at))
+            function = self.client.functions[number]
+            if length != function.size:
+                raise RemoteProtocolError("malformed launch")
+            given = bytes(self.client.rest(0, length, at + LAUNCH.size))
+            values, pointers = function.parameters_of(given)
+            keep += (values, pointers)
+            where = ctypes.addressof(pointers)
+            launches += TOGETHER.pack(function.handle, *head, self.streams[stream], where)
+            at += LAUNCH.size + (length + 7 & ~7)
+        self._direct.call("cuLaunchCooperativeKernelMultiDevice", launches, count, flags)
+        return b""
 
     def _launch_head(self) -> tuple[Function, int, tuple[int, ...], int]:
         if self.client.record_end - self.client.record_start < HEADER + LAUNCH.size:

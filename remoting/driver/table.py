@@ -140,6 +140,7 @@ REFERENCE_BIND = 137
 REFERENCE_PLACE = 138
 REFERENCE_SET = 139
 REFERENCE_GET = 140
+LAUNCH_TOGETHER = 141
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),

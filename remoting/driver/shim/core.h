@@ -110,6 +110,7 @@ struct gp_local {
 struct gp_context {
     struct gp_handle handle;
     int references;  // of the primary context
+    int attached;    // by cuCtxAttach, and not detached
     unsigned flags;
     uint64_t serial;
     bool primary;

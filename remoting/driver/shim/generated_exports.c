@@ -18,120 +18,108 @@ GP_EXPORT int cuCoredumpGetAttribute(void) { return gp_missing(13); }
 GP_EXPORT int cuCoredumpGetAttributeGlobal(void) { return gp_missing(14); }
 GP_EXPORT int cuCoredumpSetAttribute(void) { return gp_missing(15); }
 GP_EXPORT int cuCoredumpSetAttributeGlobal(void) { return gp_missing(16); }
-GP_EXPORT int cuCtxAttach(void) { return gp_missing(17); }
-GP_EXPORT int cuCtxCreate(void) { return gp_missing(18); }
-GP_EXPORT int cuCtxDetach(void) { return gp_missing(19); }
-GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(20); }
-GP_EXPORT int cuCtxGetExecAffinity(void) { return gp_missing(21); }
-GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(22); }
-GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(23); }
-GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(24); }
-GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(25); }
-GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(26); }
-GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(27); }
-GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(28); }
-GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(29); }
-GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(30); }
-GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(31); }
-GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(32); }
-GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(33); }
-GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(34); }
-GP_EXPORT int cuFuncSetBlockShape(void) { return gp_missing(35); }
-GP_EXPORT int cuFuncSetSharedSize(void) { return gp_missing(36); }
-GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(37); }
-GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(38); }
-GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(39); }
-GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(40); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(41); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(42); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(43); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(44); }
-GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(45); }
-GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(46); }
-GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(47); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(48); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(49); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(50); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(51); }
-GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(52); }
-GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(53); }
-GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(54); }
-GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(55); }
-GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(56); }
-GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(57); }
-GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(58); }
-GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(59); }
-GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(60); }
-GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(61); }
-GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(62); }
-GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(63); }
-GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(64); }
-GP_EXPORT int cuLaunch(void) { return gp_missing(65); }
-GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(void) { return gp_missing(66); }
-GP_EXPORT int cuLaunchGrid(void) { return gp_missing(67); }
-GP_EXPORT int cuLaunchGridAsync(void) { return gp_missing(68); }
-GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(69); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(70); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(71); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(72); }
-GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(73); }
-GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(74); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(75); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(76); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(77); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(78); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(79); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(80); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(81); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(82); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(83); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(84); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(85); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(86); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(87); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(88); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(89); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(90); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(91); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(92); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(93); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(94); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(95); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(96); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(97); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(98); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(99); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(100); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(101); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(102); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(103); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(104); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(105); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(106); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(107); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(108); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(109); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(110); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(111); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(112); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(113); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(114); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(115); }
-GP_EXPORT int cuParamSetSize(void) { return gp_missing(116); }
-GP_EXPORT int cuParamSetf(void) { return gp_missing(117); }
-GP_EXPORT int cuParamSeti(void) { return gp_missing(118); }
-GP_EXPORT int cuParamSetv(void) { return gp_missing(119); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(120); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(121); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(122); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(123); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(124); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(125); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(126); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(127); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(128); }
+GP_EXPORT int cuCtxCreate(void) { return gp_missing(17); }
+GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(18); }
+GP_EXPORT int cuCtxGetExecAffinity(void) { return gp_missing(19); }
+GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(20); }
+GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(21); }
+GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(22); }
+GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(23); }
+GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(24); }
+GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(25); }
+GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(26); }
+GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(27); }
+GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(28); }
+GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(29); }
+GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(30); }
+GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(31); }
+GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(32); }
+GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(33); }
+GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(34); }
+GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(35); }
+GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(36); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(37); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(38); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(39); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(40); }
+GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(41); }
+GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(42); }
+GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(43); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(44); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(45); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(46); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(47); }
+GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(48); }
+GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(49); }
+GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(50); }
+GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(51); }
+GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(52); }
+GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(53); }
+GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(54); }
+GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(55); }
+GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(56); }
+GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(57); }
+GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(58); }
+GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(59); }
+GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(60); }
+GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(61); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(62); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(63); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(64); }
+GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(65); }
+GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(66); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(67); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(68); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(69); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(70); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(71); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(72); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(73); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(74); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(75); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(76); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(77); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(78); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(79); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(80); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(81); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(82); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(83); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(84); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(85); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(86); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(87); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(88); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(89); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(90); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(91); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(92); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(93); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(94); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(95); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(96); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(97); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(98); }
+GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(99); }
+GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(100); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(101); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(102); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(103); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(104); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(105); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(106); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(107); }
+GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(108); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(109); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(110); }
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(111); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(112); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(113); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(114); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(115); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(116); }
 
-const int gp_missing_count = 129;
+const int gp_missing_count = 117;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -150,9 +138,7 @@ const char *const gp_missing_names[] = {
     "cuCoredumpGetAttributeGlobal",
     "cuCoredumpSetAttribute",
     "cuCoredumpSetAttributeGlobal",
-    "cuCtxAttach",
     "cuCtxCreate",
-    "cuCtxDetach",
     "cuCtxFromGreenCtx",
     "cuCtxGetExecAffinity",
     "cuDestroyExternalMemory",
@@ -168,8 +154,6 @@ const char *const gp_missing_names[] = {
     "cuExternalMemoryGetMappedBuffer",
     "cuExternalMemoryGetMappedMipmappedArray",
     "cuFlushGPUDirectRDMAWrites",
-    "cuFuncSetBlockShape",
-    "cuFuncSetSharedSize",
     "cuGraphAddExternalSemaphoresSignalNode",
     "cuGraphAddExternalSemaphoresWaitNode",
     "cuGraphExecExternalSemaphoresSignalNodeSetParams",
@@ -198,10 +182,6 @@ const char *const gp_missing_names[] = {
     "cuGreenCtxWaitEvent",
     "cuImportExternalMemory",
     "cuImportExternalSemaphore",
-    "cuLaunch",
-    "cuLaunchCooperativeKernelMultiDevice",
-    "cuLaunchGrid",
-    "cuLaunchGridAsync",
     "cuLibraryGetUnifiedFunction",
     "cuMemAlloc",
     "cuMemAllocHost",
@@ -249,10 +229,6 @@ const char *const gp_missing_names[] = {
     "cuMulticastCreate",
     "cuMulticastGetGranularity",
     "cuMulticastUnbind",
-    "cuParamSetSize",
-    "cuParamSetf",
-    "cuParamSeti",
-    "cuParamSetv",
     "cuProfilerInitialize",
     "cuSignalExternalSemaphoresAsync",
     "cuSignalExternalSemaphoresAsync_ptsz",
@@ -264,18 +240,20 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[129];
+unsigned long gp_missing_calls[117];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
 int cuArrayCreate_v2();
 int cuArrayDestroy();
 int cuArrayGetDescriptor_v2();
+int cuCtxAttach();
 int cuCtxCreate_v2();
 int cuCtxCreate_v3();
 int cuCtxCreate_v4();
 int cuCtxDestroy();
 int cuCtxDestroy_v2();
+int cuCtxDetach();
 int cuCtxDisablePeerAccess();
 int cuCtxEnablePeerAccess();
 int cuCtxGetApiVersion();
@@ -353,8 +331,10 @@ int cuFuncGetParamInfo();
 int cuFuncIsLoaded();
 int cuFuncLoad();
 int cuFuncSetAttribute();
+int cuFuncSetBlockShape();
 int cuFuncSetCacheConfig();
 int cuFuncSetSharedMemConfig();
+int cuFuncSetSharedSize();
 int cuGetErrorName();
 int cuGetErrorString();
 int cuGetExportTable();
@@ -458,8 +438,12 @@ int cuKernelGetName();
 int cuKernelGetParamInfo();
 int cuKernelSetAttribute();
 int cuKernelSetCacheConfig();
+int cuLaunch();
 int cuLaunchCooperativeKernel();
+int cuLaunchCooperativeKernelMultiDevice();
 int cuLaunchCooperativeKernel_ptsz();
+int cuLaunchGrid();
+int cuLaunchGridAsync();
 int cuLaunchHostFunc();
 int cuLaunchHostFunc_ptsz();
 int cuLaunchKernel();
@@ -650,7 +634,11 @@ int cuOccupancyMaxActiveClusters();
 int cuOccupancyMaxPotentialBlockSize();
 int cuOccupancyMaxPotentialBlockSizeWithFlags();
 int cuOccupancyMaxPotentialClusterSize();
+int cuParamSetSize();
 int cuParamSetTexRef();
+int cuParamSetf();
+int cuParamSeti();
+int cuParamSetv();
 int cuPointerGetAttribute();
 int cuPointerGetAttributes();
 int cuPointerSetAttribute();
@@ -798,14 +786,14 @@ const struct gp_symbol gp_symbols[] = {
     {"cuCoredumpGetAttributeGlobal", 12010, 0, 0, (void (*)(void))cuCoredumpGetAttributeGlobal},
     {"cuCoredumpSetAttribute", 12010, 0, 0, (void (*)(void))cuCoredumpSetAttribute},
     {"cuCoredumpSetAttributeGlobal", 12010, 0, 0, (void (*)(void))cuCoredumpSetAttributeGlobal},
-    {"cuCtxAttach", 2000, 0, 0, (void (*)(void))cuCtxAttach},
+    {"cuCtxAttach", 2000, 0, 1, (void (*)(void))cuCtxAttach},
     {"cuCtxCreate", 2000, 0, 0, (void (*)(void))cuCtxCreate},
     {"cuCtxCreate", 3020, 0, 1, (void (*)(void))cuCtxCreate_v2},
     {"cuCtxCreate", 11040, 0, 1, (void (*)(void))cuCtxCreate_v3},
     {"cuCtxCreate", 12050, 0, 1, (void (*)(void))cuCtxCreate_v4},
     {"cuCtxDestroy", 2000, 0, 1, (void (*)(void))cuCtxDestroy},
     {"cuCtxDestroy", 4000, 0, 1, (void (*)(void))cuCtxDestroy_v2},
-    {"cuCtxDetach", 2000, 0, 0, (void (*)(void))cuCtxDetach},
+    {"cuCtxDetach", 2000, 0, 1, (void (*)(void))cuCtxDetach},
     {"cuCtxDisablePeerAccess", 4000, 0, 1, (void (*)(void))cuCtxDisablePeerAccess},
     {"cuCtxEnablePeerAccess", 4000, 0, 1, (void (*)(void))cuCtxEnablePeerAccess},
     {"cuCtxFromGreenCtx", 12040, 0, 0, (void (*)(void))cuCtxFromGreenCtx},
@@ -898,10 +886,10 @@ const struct gp_symbol gp_symbols[] = {
     {"cuFuncIsLoaded", 12040, 0, 1, (void (*)(void))cuFuncIsLoaded},
     {"cuFuncLoad", 12040, 0, 1, (void (*)(void))cuFuncLoad},
     {"cuFuncSetAttribute", 9000, 0, 1, (void (*)(void))cuFuncSetAttribute},
-    {"cuFuncSetBlockShape", 2000, 0, 0, (void (*)(void))cuFuncSetBlockShape},
+    {"cuFuncSetBlockShape", 2000, 0, 1, (void (*)(void))cuFuncSetBlockShape},
     {"cuFuncSetCacheConfig", 3000, 0, 1, (void (*)(void))cuFuncSetCacheConfig},
     {"cuFuncSetSharedMemConfig", 4020, 0, 1, (void (*)(void))cuFuncSetSharedMemConfig},
-    {"cuFuncSetSharedSize", 2000, 0, 0, (void (*)(void))cuFuncSetSharedSize},
+    {"cuFuncSetSharedSize", 2000, 0, 1, (void (*)(void))cuFuncSetSharedSize},
     {"cuGetErrorName", 6000, 0, 1, (void (*)(void))cuGetErrorName},
     {"cuGetErrorString", 6000, 0, 1, (void (*)(void))cuGetErrorString},
     {"cuGetExportTable", 3000, 0, 1, (void (*)(void))cuGetExportTable},
@@ -1033,12 +1021,12 @@ const struct gp_symbol gp_symbols[] = {
     {"cuKernelGetParamInfo", 12040, 0, 1, (void (*)(void))cuKernelGetParamInfo},
     {"cuKernelSetAttribute", 12000, 0, 1, (void (*)(void))cuKernelSetAttribute},
     {"cuKernelSetCacheConfig", 12000, 0, 1, (void (*)(void))cuKernelSetCacheConfig},
-    {"cuLaunch", 2000, 0, 0, (void (*)(void))cuLaunch},
+    {"cuLaunch", 2000, 0, 1, (void (*)(void))cuLaunch},
     {"cuLaunchCooperativeKernel", 9000, 0, 1, (void (*)(void))cuLaunchCooperativeKernel},
     {"cuLaunchCooperativeKernel", 9000, 1, 1, (void (*)(void))cuLaunchCooperativeKernel_ptsz},
-    {"cuLaunchCooperativeKernelMultiDevice", 9000, 0, 0, (void (*)(void))cuLaunchCooperativeKernelMultiDevice},
-    {"cuLaunchGrid", 2000, 0, 0, (void (*)(void))cuLaunchGrid},
-    {"cuLaunchGridAsync", 2000, 0, 0, (void (*)(void))cuLaunchGridAsync},
+    {"cuLaunchCooperativeKernelMultiDevice", 9000, 0, 1, (void (*)(void))cuLaunchCooperativeKernelMultiDevice},
+    {"cuLaunchGrid", 2000, 0, 1, (void (*)(void))cuLaunchGrid},
+    {"cuLaunchGridAsync", 2000, 0, 1, (void (*)(void))cuLaunchGridAsync},
     {"cuLaunchHostFunc", 10000, 0, 1, (void (*)(void))cuLaunchHostFunc},
     {"cuLaunchHostFunc", 10000, 1, 1, (void (*)(void))cuLaunchHostFunc_ptsz},
     {"cuLaunchKernel", 4000, 0, 1, (void (*)(void))cuLaunchKernel},
@@ -1276,11 +1264,11 @@ const struct gp_symbol gp_symbols[] = {
     {"cuOccupancyMaxPotentialBlockSize", 6050, 0, 1, (void (*)(void))cuOccupancyMaxPotentialBlockSize},
     {"cuOccupancyMaxPotentialBlockSizeWithFlags", 7000, 0, 1, (void (*)(void))cuOccupancyMaxPotentialBlockSizeWithFlags},
     {"cuOccupancyMaxPotentialClusterSize", 11070, 0, 1, (void (*)(void))cuOccupancyMaxPotentialClusterSize},
-    {"cuParamSetSize", 2000, 0, 0, (void (*)(void))cuParamSetSize},
+    {"cuParamSetSize", 2000, 0, 1, (void (*)(void))cuParamSetSize},
     {"cuParamSetTexRef", 2000, 0, 1, (void (*)(void))cuParamSetTexRef},
-    {"cuParamSetf", 2000, 0, 0, (void (*)(void))cuParamSetf},
-    {"cuParamSeti", 2000, 0, 0, (void (*)(void))cuParamSeti},
-    {"cuParamSetv", 2000, 0, 0, (void (*)(void))cuParamSetv},
+    {"cuParamSetf", 2000, 0, 1, (void (*)(void))cuParamSetf},
+    {"cuParamSeti", 2000, 0, 1, (void (*)(void))cuParamSeti},
+    {"cuParamSetv", 2000, 0, 1, (void (*)(void))cuParamSetv},
     {"cuPointerGetAttribute", 4000, 0, 1, (void (*)(void))cuPointerGetAttribute},
     {"cuPointerGetAttributes", 7000, 0, 1, (void (*)(void))cuPointerGetAttributes},
     {"cuPointerSetAttribute", 6000, 0, 1, (void (*)(void))cuPointerSetAttribute},

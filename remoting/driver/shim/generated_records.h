@@ -142,6 +142,7 @@
 #define GP_REFERENCE_PLACE 138
 #define GP_REFERENCE_SET 139
 #define GP_REFERENCE_GET 140
+#define GP_LAUNCH_TOGETHER 141
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257

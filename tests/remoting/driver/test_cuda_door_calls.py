@@ -20,9 +20,9 @@ from gpupool.remoting.driver import build, table
 IMAGE = Path(__file__).resolve().parent / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
 
 
-def natively(control: Control, program: list[str]) -> str:
+def natively(control: Control, program: list[str], devices: int = 1) -> str:
     """Return what a program prints on the fake driver, without the door."""
-    values = process_environment(control.environment(build_driver()))
+    values = process_environment(control.environment(build_driver(), devices=devices))
     done = subprocess.run(
         program, env=values, capture_output=True, text=True, timeout=60, check=False
     )
@@ -30,14 +30,14 @@ def natively(control: Control, program: list[str]) -> str:
     return done.stdout
 
 
-def both(name: str, library: Path, tmp_path: Path, *arguments: str) -> str:
+def both(name: str, library: Path, tmp_path: Path, *arguments: str, devices: int = 1) -> str:
     """Return what a program prints, which is the same natively and behind the door."""
     program = [str(compiled(name, tmp_path, library)), *arguments]
     (tmp_path / "native").mkdir()
     with Control(tmp_path / "native") as control:
-        expected = natively(control, program)
+        expected = natively(control, program, devices)
     with Control(tmp_path) as control:
-        done = run(library, control, program)
+        done = run(library, control, program, devices=devices)
         assert done.stdout == expected, done.stderr
         assert done.stderr == ""
         assert control.missing_calls() == 0
@@ -133,4 +133,12 @@ def test_batches(library: Path, tmp_path: Path) -> None:
     assert both("batches", library, tmp_path).splitlines() == [
         *("copied 45 3 3 186, 0 191 3", "refused 1 1 1 1 1", "boxes 2890 2891 2970 2909, 80 239"),
         *("refused 1 1 at 0 1 at 1 1 1", "refused 1 1 1 1"),
+    ]
+
+
+def test_old_launches(library: Path, tmp_path: Path) -> None:
+    """As before CUDA 4; and of two devices together, and contexts that are counted."""
+    assert both("legacy", library, tmp_path, str(IMAGE), devices=2).splitlines() == [
+        *("no shape 1", "old 8.5 8.5 7.5 7.5", "refused 1 1 1 1 1", "together 1010103 1010103"),
+        *("together 2020203 2020203", "refused 1 1 1", "attached 1, not current 201, gone 201"),
     ]

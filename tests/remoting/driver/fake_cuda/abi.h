@@ -393,6 +393,13 @@ typedef struct {
     unsigned int flags;
 } CUmemcpyAttributes;
 
+typedef struct {
+    CUfunction function;
+    unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+    CUstream hStream;
+    void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
+
 typedef struct { size_t x, y, z; } CUoffset3D;
 typedef struct { size_t width, height, depth; } CUextent3D;
 typedef struct {

@@ -170,6 +170,7 @@ struct CUctx_st {
     CUsharedconfig shared;
     CUmodule modules;
     unsigned peers; /* bit per device that this context may access */
+    unsigned attached;
 };
 
 CUresult context_current(CUcontext *ctx); /* 201 when there is none, else its sticky error */
@@ -346,6 +347,7 @@ struct CUfunc_st {
     struct CUkern_st *kernel; /* NULL when it came from cuModuleLoad */
     const struct kernel_info *info;
     int settings[FUNCTION_ATTRIBUTES]; /* of cuFuncSetAttribute; INT_MIN where not set */
+    struct old_launch *old;            /* old_launch.c */
 };
 
 struct module_global {

@@ -187,6 +187,9 @@ int main(void) {
     AT(CUmemcpyAttributes, srcLocHint);
     AT(CUmemcpyAttributes, dstLocHint);
     AT(CUmemcpyAttributes, flags);
+    SIZE(CUDA_LAUNCH_PARAMS);
+    AT(CUDA_LAUNCH_PARAMS, sharedMemBytes);
+    AT(CUDA_LAUNCH_PARAMS, kernelParams);
     SIZE(CUDA_MEMCPY3D_BATCH_OP);
     AT(CUDA_MEMCPY3D_BATCH_OP, src.op.ptr.locHint);
     AT(CUDA_MEMCPY3D_BATCH_OP, dst.op.array.offset);
