@@ -12,7 +12,6 @@ from typing import Any
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import node_params, table
 from gpupool.remoting.driver.api import (
-    ANY_TO_ANY,
     CAPTURE_RELAXED,
     INVALID_VALUE,
     CudaError,
@@ -31,6 +30,13 @@ ATTRIBUTE_SIZE = 64
 NODE = struct.Struct("<5Q")
 EDGE = struct.Struct("<QQ8s")
 FRONT = struct.Struct("<Q8s")
+COPIES = {
+    (True, False): "cuMemcpyHtoDAsync_v2",
+    (False, True): "cuMemcpyDtoHAsync_v2",
+    (False, False): "cuMemcpyDtoDAsync_v2",
+    (True, True): "cuMemcpyAsync",
+}
+"""By whether the source, and whether the target, is the host's memory."""
 
 
 @dataclass(slots=True)
@@ -208,9 +214,11 @@ class Graphs(Area):
         if height != 1 or depth != 1 or not plain:
             self._direct.call("cuMemcpy3DAsync_v2", made, handle)
             return
-        # Of both sides, the address is in the field of their kind.
+        # Of both sides, the address is in the field of their kind. The node is of the same kinds,
+        # which the program may not change later.
         of, to = (box[5] if box[4] == node_params.ON_HOST else box[6] for box in (source, target))
-        self.api.copy(to, of, width, ANY_TO_ANY, handle)
+        name = COPIES[source[4] == node_params.ON_HOST, target[4] == node_params.ON_HOST]
+        self._direct.call(name, to, of, width, handle)
 
     def _capture_allocate(self, stream: int, graph: int, size: int, number: int) -> bytes:
         address = self._direct.get("cuMemAllocAsync", size, self.streams[stream])

@@ -93,7 +93,7 @@ static CUresult copy_flat(CUcontext ctx, CUmemorytype to_type, CUdeviceptr to,
     return copy_submit(ctx, copy, stream, async);
 }
 
-#define HOST(pointer) CU_MEMORYTYPE_UNIFIED, (CUdeviceptr)(uintptr_t)(pointer)
+#define HOST(pointer) CU_MEMORYTYPE_HOST, (CUdeviceptr)(uintptr_t)(pointer)
 #define DEVICE(pointer) CU_MEMORYTYPE_DEVICE, (pointer)
 #define EITHER(pointer) CU_MEMORYTYPE_UNIFIED, (pointer)
 

@@ -841,6 +841,12 @@ API CUresult cuGraphKernelNodeGetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARA
     return CUDA_SUCCESS;
 }
 
+/* The kinds of memory stay what they were; a H200's driver wants no other (580). */
+static bool same_kinds(const struct work *old, const struct work *new) {
+    return new->kind != WORK_COPY || (old->copy.source.type == new->copy.source.type &&
+                                      old->copy.target.type == new->copy.target.type);
+}
+
 static CUresult work_replace(struct work *old, struct work *new) {
     new->ctx = new->ctx ? new->ctx : old->ctx;
     work_drop(old);
@@ -1199,6 +1205,7 @@ API CUresult cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
     REQUIRE(nodeParams != NULL && (int)nodeParams->type != CU_GRAPH_NODE_TYPE_GRAPH);
     TRY(work_from_params(nodeParams, &work));
     TRY(exec_find(hGraphExec, hNode, work.kind, &old));
+    REQUIRE(same_kinds(old, &work));
     TRY(exec_settle());
     return work_replace(old, &work);
 }
@@ -1236,6 +1243,7 @@ API CUresult cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode 
     struct work *old, work;
     TRY(exec_find(hGraphExec, hNode, WORK_COPY, &old));
     TRY(copy_work(copyParams, ctx, &work));
+    REQUIRE(same_kinds(old, &work));
     TRY(exec_settle());
     return work_replace(old, &work);
 }
