@@ -8,6 +8,7 @@ from typing import Any
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver import table
+from gpupool.remoting.driver.addresses import Addresses
 from gpupool.remoting.driver.api import INVALID_HANDLE, INVALID_VALUE, Api
 from gpupool.remoting.driver.arrays import Arrays
 from gpupool.remoting.driver.client import HEADER, Area, Client, Raw
@@ -51,7 +52,8 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
     arrays = Arrays(client, direct, memory)
     translator = Translator(client, direct, slots, arrays, hosts)
     graphs = Graphs(client, direct, translator)
-    virtual = Virtual(client, memory)
+    addresses = Addresses(client.api)
+    virtual = Virtual(client, memory, addresses)
     modules = Modules(client, direct, kernels, memory, images)
     return [
         Contexts(client, memory, images),
@@ -63,7 +65,7 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
         transfers,
         PeerCopies(client, links),
         Mapped(client, overtaker),
-        Managed(client, memory, transfers),
+        Managed(client, memory, transfers, addresses),
         kernels,
         modules,
         References(client, direct, modules, arrays),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
+from gpupool.remoting.driver.addresses import Addresses
 from gpupool.remoting.driver.api import DEVICE_TO_HOST, INVALID_VALUE, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.memory import Memory, charged
@@ -26,8 +27,11 @@ NON_BLOCKING = 1
 class Managed(Area):
     """The managed memory of a client process."""
 
-    def __init__(self, client: Client, memory: Memory, transfers: Transfers) -> None:
+    def __init__(
+        self, client: Client, memory: Memory, transfers: Transfers, addresses: Addresses
+    ) -> None:
         super().__init__(client)
+        self._addresses = addresses
         self._memory = memory
         self._transfers = transfers
         self._virtual = VirtualMemory(client.api, client.budget)
@@ -53,8 +57,8 @@ class Managed(Area):
         """Make memory, where the client wishes it if that is free here, and fill it with zeros."""
         virtual, undo = self._virtual, list[Callable[[], None]]()
         try:
-            address = virtual.reserve(size, UNIT, wish)
-            undo.append(lambda: virtual.give_back(address, size))
+            address = self._addresses.reserve(size, UNIT, wish)
+            undo.append(lambda: self._addresses.give_back(address, size))
             virtual.create(number, size, device, self.client.ordinals[device], charged(size))
             undo.append(lambda: virtual.release(number))
             virtual.map(address, size, number)
@@ -92,7 +96,7 @@ class Managed(Area):
                 self.api.runtime.deviceSynchronize()
                 self._virtual.unmap(address, size)
                 self._virtual.release(number)
-                self._virtual.give_back(address, size)
+                self._addresses.give_back(address, size)
             except self.api.errors as error:
                 self.client.fail(table.MANAGED_FREE, self.api.status_of(error))
             except KeyError:

@@ -106,6 +106,11 @@ def confine(place: int, servers: int) -> None:
     raise OSError(ctypes.get_errno(), "addresses that are free cannot be filled")
 
 
+def own() -> range | None:
+    """Return this process's part of the address space; None without ``confine``."""
+    return _own
+
+
 def holds(address: int, size: int) -> bool:
     """Say whether memory is where this process may have some; always so without ``confine``."""
     return _own is None or (address in _own and address + max(size, 1) - 1 in _own)

@@ -4,16 +4,14 @@ from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget
-from gpupool.remoting.driver import slices, table
+from gpupool.remoting.driver import table
+from gpupool.remoting.driver.addresses import Addresses
 from gpupool.remoting.driver.api import INVALID_HANDLE, OUT_OF_MEMORY, Api, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.memory import Memory, charged
 
 OBJECTS_MAX = 1 << 20
 """Pieces of physical memory, and mappings, that one client may have at a time."""
-
-RESERVE_ATTEMPTS = 8
-"""A driver may give addresses of another server's part; then it is asked for others."""
 
 
 @dataclass(slots=True)
@@ -88,37 +86,6 @@ class VirtualMemory:
         physical.released = True
         self._settle(physical)
 
-    def reserve(self, size: int, alignment: int, wish: int) -> int:
-        """Reserve addresses and return the first; ``wish`` is where they would best lie, or 0.
-
-        Raises:
-            CudaError: when there are none that this server of the lease may use.
-        """
-        # A wish that cannot be granted can lead the driver out of the part that is ours.
-        wishes = [wish] if wish and slices.holds(wish, size) else []
-        astray: list[int] = []
-        try:
-            for at in (*wishes, *[0] * RESERVE_ATTEMPTS):
-                try:
-                    address = int(self._api.call("cuMemAddressReserve", size, alignment, at, 0))
-                except CudaError:
-                    # Where something else lies at the wished address, drivers may give none at all.
-                    if not at:
-                        raise
-                    continue
-                if slices.holds(address, size):
-                    return address
-                astray.append(address)  # and kept for now, or the next would be the same
-        finally:
-            for address in astray:
-                self.give_back(address, size)
-        places = ", ".join(map(hex, astray))
-        raise CudaError(OUT_OF_MEMORY, f"cuMemAddressReserve, which gave {places},")
-
-    def give_back(self, address: int, size: int) -> None:
-        """Give reserved addresses back."""
-        self._api.call("cuMemAddressFree", address, size)
-
     def map(self, address: int, size: int, number: int) -> None:
         """Map physical memory to reserved addresses."""
         physical = self._physical[number]
@@ -157,13 +124,14 @@ class VirtualMemory:
 class Virtual(Area):
     """The records of virtual memory management."""
 
-    def __init__(self, client: Client, memory: Memory) -> None:
+    def __init__(self, client: Client, memory: Memory, addresses: Addresses) -> None:
         super().__init__(client)
         self.memory = memory
+        self._addresses = addresses
         self.virtual = VirtualMemory(client.api, client.budget)
         self.posted = {
             table.VIRTUAL_RELEASE: (1, self.virtual.release),
-            table.VIRTUAL_RETURN: (2, self.virtual.give_back),
+            table.VIRTUAL_RETURN: (2, addresses.give_back),
             table.VIRTUAL_UNMAP: (2, self.virtual.unmap),
         }
         self.asked = {
@@ -183,7 +151,7 @@ class Virtual(Area):
         return self.memory.once_freed(work)
 
     def _virtual_reserve(self, size: int, alignment: int, wish: int) -> bytes:
-        return WORDS[1].pack(self.virtual.reserve(size, alignment, wish))
+        return WORDS[1].pack(self._addresses.reserve(size, alignment, wish))
 
     def _virtual_map(self, address: int, size: int, number: int) -> bytes:
         self.virtual.map(address, size, number)

@@ -17,11 +17,10 @@ from fake_cuda.control import Control
 from test_cuda_door import KERNELS, ROOT, compiled, run
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.devices.base import Budget
 from gpupool.remoting.driver import slices
+from gpupool.remoting.driver.addresses import Addresses, Arena
 from gpupool.remoting.driver.api import Api, CudaError
 from gpupool.remoting.driver.peers import PEER, introduction
-from gpupool.remoting.driver.virtual import RESERVE_ATTEMPTS, VirtualMemory
 from gpupool.remoting.host.peers import Peer
 
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
@@ -154,6 +153,44 @@ def test_a_confined_process_gets_addresses_of_its_part() -> None:
     assert slices.holds(0, 1)  # this process is not confined
 
 
+UNIT = 2 << 20
+pieces = st.lists(
+    st.tuples(st.integers(1, 6), st.sampled_from([1, 2, 4]), st.integers(0, 40), st.booleans()),
+    max_size=30,
+)
+
+
+@given(pieces)
+def test_pieces_of_an_arena_lie_apart(wanted: list[tuple[int, int, int, bool]]) -> None:
+    """Where they fit they are found, and what is given back is free again, as a whole."""
+    whole = range(8 * UNIT, 40 * UNIT)
+    arena = Arena(whole)
+    taken: dict[int, int] = {}
+
+    def fits(start: int, size: int) -> bool:
+        inside = whole.start <= start and start + size <= whole.stop
+        return inside and all(start + size <= at or at + had <= start for at, had in taken.items())
+
+    for size, alignment, wish, returns in wanted:
+        size, alignment, wish = size * UNIT, alignment * UNIT, wish * UNIT
+        possible = [at for at in range(0, whole.stop, alignment) if fits(at, size)]
+        found = arena.take(size, alignment, wish)
+        assert (found in possible) if possible else (found is None)
+        if wish in possible and wish:
+            assert found == wish
+        if found is not None:
+            taken[found] = size
+        if returns and taken:
+            start, had = taken.popitem()
+            assert arena.has(start)
+            assert not arena.give(start, had + UNIT)
+            assert arena.give(start, had)
+            assert not arena.give(start, had)
+    for start, had in taken.items():
+        assert arena.give(start, had)
+    assert arena.take(len(whole), UNIT) == whole.start
+
+
 class Reservations:
     """A driver that gives these addresses in turn; 0: it refuses."""
 
@@ -168,46 +205,47 @@ class Reservations:
             return 0
         assert name == "cuMemAddressReserve"
         self.wishes.append(arguments[2])
-        if not self.given[0]:
-            self.given.pop(0)
+        found = self.given.pop(0)
+        if not found:
             raise CudaError(2, name)
-        return self.given.pop(0)
+        return found
 
 
 PART = range(8 << 40, 16 << 40)
-INSIDE, OUTSIDE = PART.start + (1 << 30), 0x7F32D0600000
+MIDDLE = 12 << 40
 
 
-@pytest.mark.parametrize(
-    ("wish", "given", "address", "wishes"),
-    [
-        (0, [INSIDE], INSIDE, [0]),
-        (INSIDE, [INSIDE], INSIDE, [INSIDE]),
-        (OUTSIDE, [INSIDE], INSIDE, [0]),  # not even asked for
-        (INSIDE, [0, INSIDE], INSIDE, [INSIDE, 0]),
-        (INSIDE, [OUTSIDE, OUTSIDE + 1, INSIDE], INSIDE, [INSIDE, 0, 0]),
-        (0, [0], None, [0]),
-        (0, [OUTSIDE] * RESERVE_ATTEMPTS, None, [0] * RESERVE_ATTEMPTS),
-    ],
-)
-def test_reserved_addresses_are_of_the_part(
-    wish: int,
-    given: list[int],
-    address: int | None,
-    wishes: list[int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As drivers were seen to give addresses far from a wish that they could not grant."""
+def test_reservations_are_pieces_of_the_servers_own_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is asked once, and again for what is too large."""
     monkeypatch.setattr(slices, "_own", PART)
-    driver = Reservations(*given)
-    virtual = VirtualMemory(cast("Api", driver), cast("Budget", None))
-    if address is None:
-        with pytest.raises(CudaError):
-            virtual.reserve(4096, 4096, wish)
-    else:
-        assert virtual.reserve(4096, 4096, wish) == address
-    assert driver.wishes == wishes
-    assert driver.returned == [one for one in given if one not in (0, INSIDE)]
+    driver = Reservations(MIDDLE, PART.start)
+    addresses = Addresses(cast("Api", driver))
+    first = addresses.reserve(UNIT, 0, 0x7F32D0600000)
+    assert (first, driver.wishes) == (MIDDLE, [MIDDLE])
+    assert addresses.reserve(4 * UNIT, 8 * UNIT, 0) == MIDDLE + 8 * UNIT
+    assert addresses.reserve(2 << 40, 0, 0) == PART.start
+    with pytest.raises(CudaError):
+        addresses.give_back(first, 2 * UNIT)
+    addresses.give_back(first, UNIT)
+    addresses.give_back(PART.start, 2 << 40)
+    assert driver.returned == [PART.start]
+
+
+@pytest.mark.parametrize("given", [[0, 0], [0x302000000], [0, 0x302000000]])
+def test_addresses_of_others_are_refused(given: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As drivers were seen to give them in the lowest 64 GiB, which nobody fills."""
+    monkeypatch.setattr(slices, "_own", PART)
+    driver = Reservations(*given, 0x302000000)
+    with pytest.raises(CudaError):
+        Addresses(cast("Api", driver)).reserve(UNIT, 0, 0)
+    assert driver.returned == [one for one in given if one] + [0x302000000]
+
+
+def test_a_server_alone_leaves_it_to_the_driver() -> None:
+    driver = Reservations(0, 0x302000000)
+    addresses = Addresses(cast("Api", driver))
+    assert addresses.reserve(UNIT, 0, MIDDLE) == 0x302000000
+    assert driver.wishes == [MIDDLE, 0]
 
 
 # --- links between workers ------------------------------------------------------------------------
