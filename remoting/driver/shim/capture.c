@@ -287,10 +287,9 @@ int gp_capture_copy(uint64_t target, uint64_t source, size_t size, bool out, voi
     return gp_capture_box(&copy, stream);
 }
 
-int gp_capture_allocate(uint64_t *address, size_t size, uint64_t pool, void *stream) {
+int gp_capture_allocate(uint64_t *address, size_t size, void *stream) {
     struct gp_handle *graph = gp_captured_graph(stream), *handle = gp_stream_handle(stream);
     if (graph == NULL || handle == NULL) return GP_ILLEGAL_STATE;
-    if (pool != 0) return GP_NOT_SUPPORTED;  // a graph's memory is in a pool of its own
     if (size == 0) return GP_INVALID_VALUE;
     uint64_t values[4] = {handle->id, graph->id, size, gp_new_id()}, reply[1] = {0};
     GP_CHECK(gp_call(GP_CAPTURE_ALLOCATE, values, 4, reply, sizeof reply));

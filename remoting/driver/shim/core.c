@@ -135,11 +135,13 @@ struct gp_handle *gp_make(enum gp_kind kind) {
     handle->kind = kind;
     handle->id = gp_new_id();
     handle->device = gp_current_device();
+    handle->context = gp_current();
     return handle;
 }
 
 void gp_end(struct gp_handle *handle) {
     handle->magic = 0;
+    if (handle->kind == GP_STREAM) free(handle->detail);  // its attributes
     pthread_mutex_lock(&handle_lock);
     handle->next = free_handles;
     free_handles = handle;

@@ -82,6 +82,7 @@ struct gp_handle {
     uint64_t clean;          // stream: the position of the line up to which it is known idle;
                              // event: the record, counted from one, that is known to be over
     uint64_t after;          // stream, event: the last host function before what it has got
+    const void *context;     // that was current when it was made
     void *detail;
 };
 
@@ -285,7 +286,7 @@ uint64_t gp_capture_of_handle(const struct gp_handle *handle);  // of a stream o
 // A one-dimensional copy of which one side is the host's, into the graph that is captured.
 int gp_capture_copy(uint64_t target, uint64_t source, size_t size, bool out, void *stream);
 int gp_capture_box(const void *copy, void *stream);  // a CUDA_MEMCPY3D
-int gp_capture_allocate(uint64_t *address, size_t size, uint64_t pool, void *stream);
+int gp_capture_allocate(uint64_t *address, size_t size, void *stream);
 int gp_capture_free(uint64_t address, void *stream);
 
 // module.c: what graphs need of functions
@@ -336,6 +337,10 @@ enum {
 };
 #define GP_OF_POOL 2  // in the flags of a range: the same addresses come again and again
 bool gp_find_range(uint64_t address, struct gp_range *found);
+// Memory that ends with the context in which it was allocated, which is the current one for gp_own.
+void gp_own(uint64_t start);
+const void *gp_owner_of(uint64_t start);  // NULL for what belongs to none
+bool gp_find_owned(const void *context, struct gp_range *found);
 bool gp_range_within(uint64_t start, uint64_t size);  // whether any address of these is of a range
 int gp_add_range(struct gp_range range);
 int gp_remove_range(uint64_t start, struct gp_range *removed);
@@ -346,6 +351,10 @@ static inline bool gp_may_be_pinned(uint64_t address) {
 }
 bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones
 int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream);
+
+// virtual.c and pool.c: what pointers are asked for
+unsigned long long gp_handles_allowed(const struct gp_range *range);
+void *gp_pool_of(const struct gp_range *range);
 
 // pinned.c
 // Kernels see the host's pinned memory under the program's own address natively, and here where

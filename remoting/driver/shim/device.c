@@ -381,12 +381,31 @@ GP_EXPORT int cuCtxCreate_v4(void **made, void *parameters, unsigned flags, int 
     return parameters != NULL ? GP_NOT_SUPPORTED : create_context(made, flags, device);
 }
 
+int cuMemFree_v2(uint64_t address);
+int cuMemFreeHost(void *address);
+int cuMemHostUnregister(void *address);
+
+// What was allocated in a context ends with it, as many programs expect.
+static void free_owned(struct gp_context *context) {
+    struct gp_range range, gone;
+    if (gp_in_host_function() || gp_push(context) != GP_SUCCESS) return;
+    while (gp_find_owned(context, &range)) {
+        void *start = (void *)(uintptr_t)range.start;
+        int status = range.kind != GP_HOST_MEMORY ? cuMemFree_v2(range.start)
+                     : range.detail != NULL       ? cuMemFreeHost(start)
+                                                  : cuMemHostUnregister(start);
+        if (status != GP_SUCCESS) gp_remove_range(range.start, &gone);
+    }
+    depth--;
+}
+
 GP_EXPORT int cuCtxDestroy_v2(void *context) {
     GP_CHECK(gp_ready());
     struct gp_context *known;
     if (context == NULL || gp_context_of(context, &known) != GP_SUCCESS) return GP_INVALID_CONTEXT;
     if (known->primary) return GP_INVALID_CONTEXT;
     gp_tables_reset(known);
+    free_owned(known);
     pthread_mutex_lock(&context_lock);
     for (size_t at = 0; at < sizeof contexts / sizeof *contexts; at++) {
         if (contexts[at] == known) contexts[at] = NULL;
@@ -416,6 +435,7 @@ GP_EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
     GP_CHECK(gp_check_device(device));
     gp_tables_reset(&gp.primaries[device]);
     __atomic_store_n(&gp.primaries[device].references, 0, __ATOMIC_RELAXED);
+    free_owned(&gp.primaries[device]);
     GP_ROUTE(device);
     uint64_t values[1] = {(uint64_t)gp_server_device(device)};
     return gp_post(GP_RESET_DEVICE, values, 1);

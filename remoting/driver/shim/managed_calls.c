@@ -133,6 +133,7 @@ GP_EXPORT int cuMemAllocManaged(uint64_t *address, size_t size, unsigned flags) 
         free(made);
         return status;
     }
+    gp_own(start);
     *address = start;
     return GP_SUCCESS;
 }

@@ -16,6 +16,7 @@
 
 static pthread_rwlock_t range_lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct gp_range *ranges;  // sorted by start, disjoint
+static const void **owners;      // of each, the context that it ends with
 static size_t range_count, range_room;
 static uint64_t next_serial = 1;
 
@@ -38,6 +39,33 @@ bool gp_find_range(uint64_t address, struct gp_range *found) {
     size_t at = behind(address);
     bool hit = at > 0 && address - ranges[at - 1].start < ranges[at - 1].size;
     if (hit) *found = ranges[at - 1];
+    pthread_rwlock_unlock(&range_lock);
+    return hit;
+}
+
+void gp_own(uint64_t start) {
+    pthread_rwlock_wrlock(&range_lock);
+    size_t at = behind(start);
+    if (at > 0 && ranges[at - 1].start == start) owners[at - 1] = gp_current();
+    pthread_rwlock_unlock(&range_lock);
+}
+
+const void *gp_owner_of(uint64_t start) {
+    const void *found = NULL;
+    pthread_rwlock_rdlock(&range_lock);
+    size_t at = behind(start);
+    if (at > 0 && ranges[at - 1].start == start) found = owners[at - 1];
+    pthread_rwlock_unlock(&range_lock);
+    return found;
+}
+
+bool gp_find_owned(const void *context, struct gp_range *found) {
+    bool hit = false;
+    pthread_rwlock_rdlock(&range_lock);
+    for (size_t at = range_count; at > 0 && !hit; at--) {
+        hit = owners[at - 1] == context;
+        if (hit) *found = ranges[at - 1];
+    }
     pthread_rwlock_unlock(&range_lock);
     return hit;
 }
@@ -81,15 +109,19 @@ int gp_add_range(struct gp_range range) {
     if (range_count == range_room) {
         size_t room = range_room ? range_room * 2 : 256;
         struct gp_range *grown = realloc(ranges, room * sizeof *grown);
-        if (grown == NULL) {
+        if (grown != NULL) ranges = grown;
+        const void **wider = realloc(owners, room * sizeof *wider);
+        if (wider != NULL) owners = wider;
+        if (grown == NULL || wider == NULL) {
             pthread_rwlock_unlock(&range_lock);
             return GP_OUT_OF_MEMORY;
         }
-        ranges = grown;
         range_room = room;
     }
     size_t at = behind(range.start);
     memmove(ranges + at + 1, ranges + at, (range_count - at) * sizeof *ranges);
+    memmove(owners + at + 1, owners + at, (range_count - at) * sizeof *owners);
+    owners[at] = NULL;
     range.serial = next_serial++;
     ranges[at] = range;
     range_count++;
@@ -104,6 +136,7 @@ int gp_remove_range(uint64_t start, struct gp_range *removed) {
     if (at > 0 && ranges[at - 1].start == start) {
         *removed = ranges[at - 1];
         memmove(ranges + at - 1, ranges + at, (range_count - at) * sizeof *ranges);
+        memmove(owners + at - 1, owners + at, (range_count - at) * sizeof *owners);
         range_count--;
         status = GP_SUCCESS;
     }
@@ -166,7 +199,11 @@ GP_EXPORT int cuMemAlloc_v2(uint64_t *address, size_t size) {
     GP_CHECK(gp_call(GP_ALLOCATE, values, 1, reply, sizeof reply));
     *address = reply[0];
     int status = add_device_range(reply[0], size, GP_DEVICE_MEMORY);
-    if (status != GP_SUCCESS) gp_post(GP_FREE, reply, 1);
+    if (status == GP_SUCCESS) {
+        gp_own(reply[0]);
+    } else {
+        gp_post(GP_FREE, reply, 1);
+    }
     return status;
 }
 
@@ -614,7 +651,8 @@ static int pointer_attribute(void *data, int attribute, uint64_t address, bool k
     size_t size = 4;
     switch (attribute) {
         case 1:
-            wide = known ? (uint64_t)(uintptr_t)&gp.primaries[range->device] : 0;
+            wide = known ? (uint64_t)(uintptr_t)gp_owner_of(range->start) : 0;
+            if (known && wide == 0) wide = (uint64_t)(uintptr_t)&gp.primaries[range->device];
             size = 8;
             break;
         case 2: narrow = known ? (host ? 1 : 2) : 0; break;
@@ -622,14 +660,16 @@ static int pointer_attribute(void *data, int attribute, uint64_t address, bool k
         case 4: wide = host || managed ? address : 0; size = 8; break;
         case 5: return GP_NOT_SUPPORTED;
         case 8: narrow = managed; break;
-        case 6: case 10: case 13: case 15: case 21: narrow = attribute == 13 && known; break;
+        case 6: case 15: case 21: break;
+        case 10: narrow = known && range->kind == GP_DEVICE_MEMORY && gp_owner_of(range->start); break;
+        case 13: narrow = known; break;
         case 7: wide = known ? range->serial : 0; size = 8; break;
         case 9: narrow = known ? range->device : -2; break;
         case 11: case 19: wide = known ? range->start : 0; size = 8; break;
         case 12: case 18: wide = known ? range->size : 0; size = 8; break;
-        case 14: wide = 0; size = 8; break;
+        case 14: wide = known ? gp_handles_allowed(range) : 0; size = 8; break;
         case 16: narrow = known ? 3 : 0; break;
-        case 17: wide = 0; size = 8; break;
+        case 17: wide = known ? (uint64_t)(uintptr_t)gp_pool_of(range) : 0; size = 8; break;
         case 20: wide = known ? range->serial : 0; size = 8; break;
         default: return GP_INVALID_VALUE;
     }

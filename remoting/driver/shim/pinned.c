@@ -451,6 +451,7 @@ GP_EXPORT int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
         munmap(made, size);
         return status;
     }
+    gp_own(range.start);
     *address = made;
     return GP_SUCCESS;
 }
@@ -499,8 +500,11 @@ GP_EXPORT int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
     }
     if (size > SIZE_MAX / 2) return GP_INVALID_VALUE;
     if (gp_range_within((uint64_t)(uintptr_t)address, size)) return GP_HOST_ALREADY_REGISTERED;
-    return gp_add_range((struct gp_range){(uint64_t)(uintptr_t)address, size, GP_HOST_MEMORY,
-                                          gp_current_device(), flags, 0, NULL});
+    uint64_t first = (uint64_t)(uintptr_t)address;
+    GP_CHECK(gp_add_range((struct gp_range){first, size, GP_HOST_MEMORY, gp_current_device(), flags, 0,
+                                            NULL}));
+    gp_own(first);
+    return GP_SUCCESS;
 }
 
 GP_EXPORT int cuMemHostUnregister(void *address) {

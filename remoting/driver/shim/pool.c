@@ -215,9 +215,13 @@ GP_EXPORT int cuMemPoolGetAccess(int *flags, void *pool, const struct location *
 }
 
 // Memory of a pool: without a reservation of its addresses here, for they come again and again.
-static int add_pooled(uint64_t start, uint64_t size, int device) {
-    struct gp_range range = {start, size, GP_DEVICE_MEMORY, device, GP_OF_POOL, 0, NULL};
+static int add_pooled(uint64_t start, uint64_t size, int device, struct gp_handle *pool) {
+    struct gp_range range = {start, size, GP_DEVICE_MEMORY, device, GP_OF_POOL, 0, pool};
     return gp_add_range(range);
+}
+
+void *gp_pool_of(const struct gp_range *range) {
+    return range->kind == GP_DEVICE_MEMORY && range->flags & GP_OF_POOL ? range->detail : NULL;
 }
 
 // --- other processes ------------------------------------------------------------------------------
@@ -278,32 +282,40 @@ GP_EXPORT int cuMemPoolImportPointer(uint64_t *address, void *pool, const struct
     int device = ((struct gp_handle *)pool)->device;
     *address = reply[0];
     // Imported once more, it has one more entry, and is there until all of them are freed.
-    return add_pooled(reply[0], reply[1], device);
+    return add_pooled(reply[0], reply[1], device, pool);
 }
 
 // --- allocation -----------------------------------------------------------------------------------
 
-static int allocate_async(uint64_t *address, size_t size, uint64_t pool, void *stream) {
+// A pool of NULL is the device's.
+static int allocate_async(uint64_t *address, size_t size, struct gp_handle *pool, void *stream) {
     GP_ENTER();
     GP_ON(stream);
     if (address == NULL) return GP_INVALID_VALUE;
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
-    if (gp_capture_of(stream)) return gp_capture_allocate(address, size, pool, stream);
-    uint64_t values[3] = {size, pool, id}, reply[1] = {0};
+    int device = gp_current_device();
+    if (gp_capture_of(stream)) {
+        // The graph owns the memory; the pool says no more than where it is.
+        if (pool != NULL && pool->device != device) return GP_NOT_SUPPORTED;
+        return gp_capture_allocate(address, size, stream);
+    }
+    uint64_t values[3] = {size, pool == NULL ? 0 : pool->id, id}, reply[1] = {0};
     GP_CHECK(gp_call(GP_ALLOCATE_ASYNC, values, 3, reply, sizeof reply));
     *address = reply[0];
     if (size == 0) return GP_SUCCESS;
-    return add_pooled(reply[0], size, gp_current_device());
+    void *from = pool;
+    if (from == NULL) GP_CHECK(cuDeviceGetMemPool(&from, device));
+    return add_pooled(reply[0], size, device, from);
 }
 
 GP_EXPORT int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {
-    return allocate_async(address, size, 0, stream);
+    return allocate_async(address, size, NULL, stream);
 }
 
 GP_EXPORT int cuMemAllocFromPoolAsync(uint64_t *address, size_t size, void *pool, void *stream) {
     GP_CHECK(gp_check(pool, GP_POOL));
     GP_ON(stream);
     GP_REACH(pool);
-    return allocate_async(address, size, id_of(pool), stream);
+    return allocate_async(address, size, pool, stream);
 }

@@ -231,8 +231,10 @@ GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (context == NULL) return GP_INVALID_VALUE;
-    *context = &gp.primaries[handle->device];
-    return GP_SUCCESS;
+    *context = gp_check(handle->context, GP_CONTEXT) == GP_SUCCESS ? (void *)(uintptr_t)handle->context
+                                                                   : &gp.primaries[handle->device];
+    if (handle == stream) return GP_SUCCESS;
+    return cuCtxGetCurrent(context);  // streams with a meaning of their own are those of any context
 }
 
 GP_EXPORT int cuStreamGetCtx_v2(void *stream, void **context, void **green) {
@@ -257,22 +259,67 @@ GP_EXPORT int cuStreamGetGreenCtx(void *stream, void **context) {
     return GP_SUCCESS;
 }
 
+// Hints for the cache, for how the CPU waits and for the scheduler: without effect on any result, so they
+// are kept here and told again.
+#define ATTRIBUTE_SIZE 64  // of CUlaunchAttributeValue
+enum { CACHE = 1, WAITING = 3, PRIORITY = 8, DOMAINS = 9, DOMAIN = 10, ATTRIBUTES };
+
+static pthread_mutex_t attribute_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool is_hint(int attribute) {
+    return attribute == CACHE || attribute == WAITING ||
+           (attribute >= PRIORITY && attribute < ATTRIBUTES);
+}
+
+// With attribute_lock held; NULL where there is no memory.
+static unsigned char *attributes_of(struct gp_handle *stream) {
+    if (stream->detail != NULL) return stream->detail;
+    unsigned char *made = calloc(ATTRIBUTES, ATTRIBUTE_SIZE);
+    if (made == NULL) return NULL;
+    const int automatic = 1;  // CU_SYNC_POLICY_AUTO
+    const unsigned char domains[2] = {0, 1};
+    memcpy(made + WAITING * ATTRIBUTE_SIZE, &automatic, sizeof automatic);
+    memcpy(made + PRIORITY * ATTRIBUTE_SIZE, &stream->priority, sizeof stream->priority);
+    memcpy(made + DOMAINS * ATTRIBUTE_SIZE, domains, sizeof domains);
+    stream->detail = made;
+    return made;
+}
+
 GP_EXPORT int cuStreamGetAttribute(void *stream, int attribute, void *value) {
     GP_ENTER();
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
-    if (value == NULL) return GP_INVALID_VALUE;
-    memset(value, 0, 64);  // the size of CUlaunchAttributeValue
-    if (attribute == 3) *(int *)value = 1;  // CU_SYNC_POLICY_AUTO
-    if (attribute == 8) *(int *)value = handle->priority;
-    return GP_SUCCESS;
+    if (value == NULL || !is_hint(attribute)) return GP_INVALID_VALUE;
+    pthread_mutex_lock(&attribute_lock);
+    const unsigned char *known = attributes_of(handle);
+    if (known != NULL) memcpy(value, known + attribute * ATTRIBUTE_SIZE, ATTRIBUTE_SIZE);
+    pthread_mutex_unlock(&attribute_lock);
+    return known != NULL ? GP_SUCCESS : GP_OUT_OF_MEMORY;
 }
 
 GP_EXPORT int cuStreamSetAttribute(void *stream, int attribute, const void *value) {
     GP_ENTER();
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
-    if (value == NULL) return GP_INVALID_VALUE;
-    // Hints for the cache and for how the CPU waits: without effect on any result.
-    return attribute == 1 || attribute == 3 ? GP_SUCCESS : GP_NOT_SUPPORTED;
+    if (value == NULL || !is_hint(attribute)) return GP_INVALID_VALUE;
+    pthread_mutex_lock(&attribute_lock);
+    unsigned char *known = attributes_of(handle);
+    if (known != NULL) memcpy(known + attribute * ATTRIBUTE_SIZE, value, ATTRIBUTE_SIZE);
+    if (attribute == PRIORITY) memcpy(&handle->priority, value, sizeof handle->priority);
+    pthread_mutex_unlock(&attribute_lock);
+    return known != NULL ? GP_SUCCESS : GP_OUT_OF_MEMORY;
+}
+
+GP_EXPORT int cuStreamCopyAttributes(void *target, void *source) {
+    GP_ENTER();
+    struct gp_handle *to = gp_stream_handle(target), *from = gp_stream_handle(source);
+    if (to == NULL || from == NULL) return GP_INVALID_HANDLE;
+    pthread_mutex_lock(&attribute_lock);
+    unsigned char *new = attributes_of(to);
+    const unsigned char *known = attributes_of(from);
+    bool there = new != NULL && known != NULL;
+    if (there && new != known) memcpy(new, known, ATTRIBUTES * ATTRIBUTE_SIZE);
+    if (there) to->priority = from->priority;
+    pthread_mutex_unlock(&attribute_lock);
+    return there ? GP_SUCCESS : GP_OUT_OF_MEMORY;
 }

@@ -70,13 +70,6 @@ GP_EXPORT int cuStreamBatchMemOp(void *stream, unsigned count, const struct oper
     return cuStreamBatchMemOp_v2(stream, count, given, flags);
 }
 
-GP_EXPORT int cuStreamCopyAttributes(void *target, void *source) {
-    GP_ENTER();
-    // Only hints are kept at all, and those without effect on any result.
-    bool known = gp_stream_handle(target) != NULL && gp_stream_handle(source) != NULL;
-    return known ? GP_SUCCESS : GP_INVALID_HANDLE;
-}
-
 // --- contexts -------------------------------------------------------------------------------------
 
 static int context_event(void *context, void *event, uint64_t how) {

@@ -272,6 +272,19 @@ GP_EXPORT int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t ha
     return status;
 }
 
+unsigned long long gp_handles_allowed(const struct gp_range *range) {
+    unsigned long long found = 0;
+    struct gp_range now;
+    if (range->kind != GP_VIRTUAL_MEMORY) return 0;
+    pthread_mutex_lock(&virtual_lock);
+    if (gp_find_range(range->start, &now) && now.serial == range->serial) {
+        const struct mapping *mapping = now.detail;
+        found = (unsigned)((struct physical *)mapping->handle->detail)->properties.handles;
+    }
+    pthread_mutex_unlock(&virtual_lock);
+    return found;
+}
+
 // Whether whole mappings fill these addresses without a gap.
 static bool is_mapped(uint64_t address, size_t size) {
     struct gp_range range;

@@ -51,6 +51,13 @@ def test_tensor_maps(library: Path, tmp_path: Path) -> None:
     assert printed.endswith("refused 1 1\n")
 
 
+def test_pointers_streams_and_contexts(library: Path, tmp_path: Path) -> None:
+    """What a pointer is, what a stream was set to, and what ends with a context."""
+    printed = both("owners", library, tmp_path)
+    assert "contexts kept memory: 0" in printed
+    assert printed.endswith("results right\n")
+
+
 # What the runtime asks for, cuBLASLt, cuFFT, and CUPTI, without which JAX does not start.
 TABLES = [
     *("6bd5fb6c5bf4e74a8987d93912fd9df9", "a094798c2e742e7493f20800200c0a66"),
