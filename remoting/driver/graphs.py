@@ -160,6 +160,7 @@ class Graphs(Area):
         except self.api.errors:
             if own:
                 self._forget(number)
+            self.client.failed = (0, 0)  # this is how whatever spoiled the capture is heard of
             raise
         if self.objects["g"].get(number) != graph:
             raise RemoteProtocolError("a capture that ends in another graph")

@@ -10,6 +10,8 @@ struct capture {
     uint64_t id;
     struct gp_handle *graph;
     bool given;  // the graph was there before
+    bool spoiled;  // by a call that may not be made meanwhile
+    const struct gp_handle *origin;  // where it began, and has to end
     struct gp_handle **front;  // as last told to the program
     struct gp_edge_data *data;
 };
@@ -47,6 +49,12 @@ struct gp_handle *gp_captured_graph(void *stream) {
     return found == NULL ? NULL : found->graph;
 }
 
+int gp_spoil_capture(const struct gp_handle *stream, int status) {
+    struct capture *found = find_capture(stream);
+    if (found != NULL && status != GP_SUCCESS) found->spoiled = true;
+    return status;
+}
+
 // --- beginning and ending -------------------------------------------------------------------------
 
 static int begin(struct gp_handle *stream, struct gp_handle *given) {
@@ -59,7 +67,8 @@ static int begin(struct gp_handle *stream, struct gp_handle *given) {
     while (slot < CAPTURES_MAX && active[slot].id != 0) slot++;
     if (slot < CAPTURES_MAX) {
         uint64_t capture = next_capture++;
-        active[slot] = (struct capture){.graph = graph, .given = given != NULL};
+        active[slot] = (struct capture){.graph = graph, .given = given != NULL,
+                                        .origin = stream};
         __atomic_store_n(&active[slot].id, capture, __ATOMIC_RELEASE);
         __atomic_fetch_add(&captures, 1, __ATOMIC_RELAXED);
         __atomic_store_n(&stream->capture, capture, __ATOMIC_RELAXED);
@@ -147,6 +156,7 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     *graph = NULL;
     struct capture *capture = find_capture(handle);
     if (capture == NULL) return GP_ILLEGAL_STATE;
+    if (capture->origin != handle) return GP_CAPTURE_UNMATCHED;
     struct gp_handle *made = capture->graph;
     bool given = capture->given;
     uint64_t values[2] = {handle->id, made->id};
@@ -168,7 +178,8 @@ GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
     if (status == NULL) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
-    *status = gp_capture_of_handle(handle) ? 1 : 0;
+    const struct capture *capture = find_capture(handle);
+    *status = capture == NULL ? 0 : capture->spoiled ? 2 : 1;
     return GP_SUCCESS;
 }
 

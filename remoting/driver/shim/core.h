@@ -44,6 +44,7 @@ enum {
     GP_NOT_SUPPORTED = 801,
     GP_CAPTURE_UNSUPPORTED = 900,
     GP_CAPTURE_INVALIDATED = 901,
+    GP_CAPTURE_UNMATCHED = 903,
     GP_ILLEGAL_STATE = 401,
     GP_UNKNOWN = 999,
 };
@@ -283,6 +284,8 @@ void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its e
 // capture.c
 uint64_t gp_capture_of(void *stream);
 uint64_t gp_capture_of_handle(const struct gp_handle *handle);  // of a stream or an event
+// What a captured stream said when it was asked whether it is done, which ends its capture.
+int gp_spoil_capture(const struct gp_handle *stream, int status);
 // A one-dimensional copy of which one side is the host's, into the graph that is captured.
 int gp_capture_copy(uint64_t target, uint64_t source, size_t size, bool out, void *stream);
 int gp_capture_box(const void *copy, void *stream);  // a CUDA_MEMCPY3D

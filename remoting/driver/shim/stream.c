@@ -82,7 +82,9 @@ GP_EXPORT int cuStreamSynchronize(void *stream) {
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
-    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    if (gp_capture_of(stream)) {
+        return gp_spoil_capture(handle, gp_synchronize(GP_QUERY_STREAM, handle->id));
+    }
     // Known idle, and nothing was sent since: there is nothing to wait for.
     uint64_t clean = __atomic_load_n(&handle->clean, __ATOMIC_RELAXED);
     if (clean != 0 && clean == gp_position()) return GP_SUCCESS;
@@ -98,10 +100,10 @@ GP_EXPORT int cuStreamSynchronize(void *stream) {
 GP_EXPORT int cuStreamQuery(void *stream) {
     GP_ENTER();
     GP_ON(stream);
-    uint64_t id;
-    GP_CHECK(gp_stream_id(stream, &id));
-    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
-    return gp_synchronize(GP_QUERY_STREAM, id);
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    int status = gp_synchronize(GP_QUERY_STREAM, handle->id);
+    return gp_capture_of_handle(handle) ? gp_spoil_capture(handle, status) : status;
 }
 
 GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {

@@ -3,6 +3,9 @@
 #include "graphs.h"
 
 enum { N = 500, BYTES = N * 4, MIB = 1 << 20 };
+int cuStreamQuery(void *);
+
+enum { UNSUPPORTED = 900, INVALIDATED = 901, UNMATCHED = 903, ISOLATED = 905 };
 
 static void *module, *increment, *stream, *other;
 static uint64_t numbers;
@@ -292,6 +295,42 @@ static void memory(void) {
     CHECK(cuGraphDestroy(graph));
 }
 
+// What spoils a capture is heard of when it ends, and of nothing else.
+static void mistakes(void) {
+    void *graph, *event, *elsewhere;
+    int status;
+    CHECK(cuEventCreate(&event, 0));
+    CHECK(cuEventCreate(&elsewhere, 0));
+    for (int round = 0; round < 3; round++) {
+        CHECK(cuStreamBeginCapture_v2(stream, 2));
+        count(stream);
+        if (round == 0) NEED(cuStreamSynchronize(stream) == UNSUPPORTED);
+        if (round == 1) NEED(cuStreamQuery(stream) == UNSUPPORTED);
+        if (round == 2) {
+            CHECK(cuEventRecord(elsewhere, other));
+            int waited = cuStreamWaitEvent(stream, elsewhere, 0);
+            NEED(waited == 0 || waited == ISOLATED);
+        } else {
+            CHECK(cuStreamIsCapturing(stream, &status));
+            NEED(status == 2);
+        }
+        NEED(cuStreamEndCapture(stream, &graph) == INVALIDATED && graph == NULL);
+        CHECK(cuCtxSynchronize());
+    }
+    CHECK(cuStreamBeginCapture_v2(stream, 2));
+    count(stream);
+    CHECK(cuEventRecord(event, stream));
+    CHECK(cuStreamWaitEvent(other, event, 0));
+    NEED(cuStreamEndCapture(other, &graph) == UNMATCHED);
+    count(other);
+    CHECK(cuEventRecord(event, other));
+    CHECK(cuStreamWaitEvent(stream, event, 0));
+    CHECK(cuStreamEndCapture(stream, &graph));
+    CHECK(cuGraphDestroy(graph));
+    CHECK(cuEventDestroy_v2(event));
+    CHECK(cuEventDestroy_v2(elsewhere));
+}
+
 int main(int arguments, char **values) {
     int *in, *out, *plain = calloc(N, 4), *result = calloc(N, 4);
     NEED(arguments == 2);
@@ -309,6 +348,7 @@ int main(int arguments, char **values) {
     information();
     host_functions(in, out);
     memory();
+    mistakes();
     CHECK(cuMemFreeHost(in));
     CHECK(cuMemFreeHost(out));
     CHECK(cuCtxSynchronize());
