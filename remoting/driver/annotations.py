@@ -195,6 +195,10 @@ RECORDS: tuple[str, ...] = (
     "REFERENCE_SET",
     "REFERENCE_GET",
     "LAUNCH_TOGETHER",
+    "ARRAY_ASK",
+    "ARRAY_PLANE",
+    "PEER_ATOMICS",
+    "DECOMPRESS",
 )
 
 HAND: tuple[str, ...] = (
@@ -334,6 +338,13 @@ HAND: tuple[str, ...] = (
     *("cuFuncSetBlockShape", "cuFuncSetSharedSize", "cuParamSetSize", "cuParamSeti"),
     *("cuParamSetf", "cuParamSetv", "cuLaunch", "cuLaunchGrid", "cuLaunchGridAsync"),
     *("cuLaunchCooperativeKernelMultiDevice", "cuCtxAttach", "cuCtxDetach"),
+    *("cuArrayGetPlane", "cuArrayGetMemoryRequirements", "cuArrayGetSparseProperties"),
+    *("cuMipmappedArrayGetMemoryRequirements", "cuMipmappedArrayGetSparseProperties"),
+    *("cuCtxGetExecAffinity", "cuLibraryGetUnifiedFunction", "cuTensorMapEncodeIm2colWide"),
+    *("cuDeviceGetHostAtomicCapabilities", "cuDeviceGetP2PAtomicCapabilities"),
+    *("cuDeviceRegisterAsyncNotification", "cuDeviceUnregisterAsyncNotification"),
+    *("cuProfilerInitialize", "cuCoredumpGetAttribute", "cuCoredumpGetAttributeGlobal"),
+    *("cuCoredumpSetAttribute", "cuCoredumpSetAttributeGlobal", "cuMemBatchDecompressAsync"),
 )
 
 REFUSED: tuple[str, ...] = ("cuDeviceGetLuid",)

@@ -12,7 +12,7 @@ from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.memory import Memory, charged
 from gpupool.remoting.driver.staging import RING_SIZE
 
-ELEMENT_SIZES = {1: 1, 2: 2, 3: 4, 8: 1, 9: 2, 10: 4, 16: 2, 32: 4}
+ELEMENT_SIZES = {1: 1, 2: 2, 3: 4, 8: 1, 9: 2, 10: 4, 16: 2, 32: 4, 0xB0: 1}
 """Bytes of one channel, by CUarray_format; formats of later versions count as 4."""
 
 LAYERED = 1
@@ -28,6 +28,12 @@ END_WORDS = 7
 """Of an end of a copy: kind, address or array, x, y, z, pitch, height."""
 
 RESOURCE_SIZE, TEXTURE_SIZE, VIEW_SIZE = 144, 104, 112
+MEMORY = 0
+"""What is asked of an array: what it takes, else how it may be left in part without memory."""
+
+MEMORY_SIZE, SPARSE_SIZE = 32, 48
+"""Of CUDA_ARRAY_MEMORY_REQUIREMENTS and CUDA_ARRAY_SPARSE_PROPERTIES."""
+
 HANDLE = struct.Struct("<Q")
 HANDLE_AT = 8
 """Where CUDA_RESOURCE_DESC has the handle of an array."""
@@ -76,6 +82,8 @@ class Arrays(Area):
         self.asked = {
             table.ARRAY_CREATE: (8, self._create),
             table.ARRAY_LEVEL: (3, self._level),
+            table.ARRAY_PLANE: (3, self._plane),
+            table.ARRAY_ASK: (3, self._ask),
             table.ARRAY_READ: (END_WORDS + 3, self._read),
             table.TEXTURE_CREATE: (3, self._create_object),
         }
@@ -122,6 +130,28 @@ class Arrays(Area):
         handle = self._direct.get("cuMipmappedArrayGetLevel", whole.handle, level)
         self._arrays[number] = Array(handle, whole.device, 0, 0, owner)
         return b""
+
+    def _plane(self, number: int, owner: int, plane: int) -> bytes:
+        whole = self._arrays[owner]
+        if number in self._arrays or len(self._arrays) >= OBJECTS_MAX:
+            raise RemoteProtocolError("an array that cannot be made")
+        handle = self._direct.get("cuArrayGetPlane", self.handle(owner), plane)
+        described = ctypes.create_string_buffer(DESCRIPTOR.size)
+        self._direct.call("cuArray3DGetDescriptor_v2", described, handle)
+        self._arrays[number] = Array(handle, whole.device, 0, 0, owner)
+        return described.raw
+
+    def _ask(self, number: int, what: int, device: int) -> bytes:
+        array = self._arrays[number]
+        kind = "MipmappedArray" if array.levels else "Array"
+        if what == MEMORY:
+            found = ctypes.create_string_buffer(MEMORY_SIZE)
+            ordinal = self.client.ordinals[self.client.index(device)]
+            self._direct.call(f"cu{kind}GetMemoryRequirements", found, array.handle, ordinal)
+        else:
+            found = ctypes.create_string_buffer(SPARSE_SIZE)
+            self._direct.call(f"cu{kind}GetSparseProperties", found, array.handle)
+        return found.raw
 
     def _destroy(self, number: int) -> None:
         """Destroy an array on a thread of its own, since CUDA may wait for the GPU."""

@@ -29,6 +29,7 @@ from gpupool.remoting.driver.node_params import Translator
 from gpupool.remoting.driver.overtaking import Overtaker
 from gpupool.remoting.driver.peers import PeerCopies
 from gpupool.remoting.driver.pools import Pools
+from gpupool.remoting.driver.queries import Queries
 from gpupool.remoting.driver.references import References
 from gpupool.remoting.driver.shared_pools import SharedPools
 from gpupool.remoting.driver.slots import Slots
@@ -70,6 +71,7 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
         modules,
         References(client, direct, modules, arrays),
         Tensors(client, direct),
+        Queries(client, direct),
         arrays,
         Streams(client, direct),
         hosts,

@@ -141,6 +141,10 @@ REFERENCE_PLACE = 138
 REFERENCE_SET = 139
 REFERENCE_GET = 140
 LAUNCH_TOGETHER = 141
+ARRAY_ASK = 142
+ARRAY_PLANE = 143
+PEER_ATOMICS = 144
+DECOMPRESS = 145
 
 CALLS: dict[int, tuple[str, str, bool]] = {
     256: ("cuStreamCreate", "+s v", False),

@@ -11,7 +11,7 @@ from gpupool.remoting.driver.direct import Direct
 
 MAP_SIZE, MAP_WORDS = 128, 16
 RANK_MAX = 5
-TILED, REPLACE = 0, 2  # 1: by im2col
+TILED, REPLACE, WIDE = 0, 2, 3  # 1: by im2col
 
 
 class Tensors(Area):
@@ -46,9 +46,9 @@ def encode_tensor_map(direct: Direct, words: Sequence[int]) -> bytes:
         made[:] = words[2:18]
         direct.call("cuTensorMapReplaceAddress", made, words[1])
         return bytes(made)
-    tiled = words[0] == TILED
-    base = 8 if tiled else 10
-    if not 1 <= words[2] <= RANK_MAX or len(words) != base + (20 if tiled else 25):
+    tiled, wide = words[0] == TILED, words[0] == WIDE
+    base, arrays = (8, 4) if tiled else (13, 3) if wide else (10, 5)
+    if not 1 <= words[2] <= RANK_MAX or len(words) != base + arrays * RANK_MAX:
         raise RemoteProtocolError("malformed tensor map")
 
     def array(kind: Any, start: int) -> Any:
@@ -60,6 +60,9 @@ def encode_tensor_map(direct: Direct, words: Sequence[int]) -> bytes:
     if tiled:
         shape = (array(ctypes.c_uint32, 10), array(ctypes.c_uint32, 15))
         direct.call("cuTensorMapEncodeTiled", *head, *shape, *words[4:8])
+    elif wide:
+        shape = (words[11], words[12], words[8], words[9], array(ctypes.c_uint32, 10))
+        direct.call("cuTensorMapEncodeIm2colWide", *head, *shape, words[4], words[10], *words[5:8])
     else:
         corners = (array(ctypes.c_int32, 10), array(ctypes.c_int32, 15))
         shape = (*corners, words[8], words[9], array(ctypes.c_uint32, 20))

@@ -7,6 +7,7 @@
 #define BAND_SIZE ((size_t)4 << 20)  // of bytes that travel at a time
 #define SMALL_COPY_MAX (64 * 1024)
 #define LEVELS_MAX 32
+#define PLANES_MAX 3
 #define SPARSE 0x40    // CUDA_ARRAY3D_SPARSE: memory is mapped to it later
 #define DEFERRED 0x80  // CUDA_ARRAY3D_DEFERRED_MAPPING
 
@@ -26,7 +27,8 @@ struct descriptor {
 // The detail of a handle of GP_ARRAY.
 struct array {
     struct descriptor descriptor;
-    bool level;  // of an array of arrays, which owns it
+    bool level;  // or plane: of another array, which owns it
+    struct gp_handle *planes[PLANES_MAX];  // those that were asked for
 };
 
 // The detail of a handle of GP_MIPMAP.
@@ -128,8 +130,47 @@ static int destroy(struct gp_handle *handle) {
 GP_EXPORT int cuArrayDestroy(void *handle) {
     GP_ENTER();
     GP_CHECK(gp_check(handle, GP_ARRAY));
-    struct gp_handle *known = handle;
-    return ((struct array *)known->detail)->level ? GP_INVALID_HANDLE : destroy(known);
+    struct array *array = ((struct gp_handle *)handle)->detail;
+    if (array->level) return GP_INVALID_HANDLE;
+    for (int plane = 0; plane < PLANES_MAX; plane++) {
+        if (array->planes[plane] == NULL) continue;
+        free(array->planes[plane]->detail);
+        gp_end(array->planes[plane]);
+    }
+    return destroy(handle);
+}
+
+// With level_lock held. Only pictures have planes, and the driver knows which; it says what one is.
+static int make_plane(struct gp_handle *owner, unsigned plane) {
+    GP_ON(owner);
+    struct gp_handle *made = gp_make(GP_ARRAY);
+    struct array *array = calloc(1, sizeof *array);
+    int status = made == NULL || array == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
+    if (status == GP_SUCCESS) {
+        uint64_t values[3] = {made->id, owner->id, plane};
+        status = gp_call(GP_ARRAY_PLANE, values, 3, &array->descriptor, sizeof array->descriptor);
+    }
+    if (status != GP_SUCCESS) {
+        if (made != NULL) gp_end(made);
+        free(array);
+        return status;
+    }
+    array->level = true;
+    made->detail = array;
+    ((struct array *)owner->detail)->planes[plane] = made;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuArrayGetPlane(void **handle, void *owner, unsigned plane) {
+    GP_ENTER();
+    GP_CHECK(gp_check(owner, GP_ARRAY));
+    struct array *array = ((struct gp_handle *)owner)->detail;
+    if (handle == NULL || plane >= PLANES_MAX) return GP_INVALID_VALUE;
+    pthread_mutex_lock(&level_lock);
+    int status = array->planes[plane] != NULL ? GP_SUCCESS : make_plane(owner, plane);
+    if (status == GP_SUCCESS) *handle = array->planes[plane];
+    pthread_mutex_unlock(&level_lock);
+    return status;
 }
 
 // --- arrays of arrays -----------------------------------------------------------------------------
@@ -173,7 +214,7 @@ static int make_level(struct gp_handle *owner, unsigned level) {
     descriptor.width = shrunk(descriptor.width, level);
     descriptor.height = shrunk(descriptor.height, level);
     if (!layered) descriptor.depth = shrunk(descriptor.depth, level);
-    *array = (struct array){descriptor, true};
+    *array = (struct array){descriptor, true, {NULL}};
     made->detail = array;
     mipmap->levels[level] = made;
     return GP_SUCCESS;

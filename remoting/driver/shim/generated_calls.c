@@ -382,6 +382,11 @@ GP_EXPORT int cuMemAllocFromPoolAsync_ptsz(void *a0, size_t a1, void *a2, void *
     return cuMemAllocFromPoolAsync(a0, a1, a2, gp_thread_stream(a3));
 }
 
+int cuMemBatchDecompressAsync(void *, size_t, unsigned int, void *, void *);
+GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void *a0, size_t a1, unsigned int a2, void *a3, void *a4) {
+    return cuMemBatchDecompressAsync(a0, a1, a2, a3, gp_thread_stream(a4));
+}
+
 int cuMemDiscardAndPrefetchBatchAsync(void *, void *, size_t, void *, void *, size_t, unsigned long long, void *);
 GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync_ptsz(void *a0, void *a1, size_t a2, void *a3, void *a4, size_t a5, unsigned long long a6, void *a7) {
     return cuMemDiscardAndPrefetchBatchAsync(a0, a1, a2, a3, a4, a5, a6, gp_thread_stream(a7));

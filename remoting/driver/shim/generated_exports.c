@@ -5,152 +5,121 @@ GP_EXPORT int cuArray3DCreate(void) { return gp_missing(0); }
 GP_EXPORT int cuArray3DGetDescriptor(void) { return gp_missing(1); }
 GP_EXPORT int cuArrayCreate(void) { return gp_missing(2); }
 GP_EXPORT int cuArrayGetDescriptor(void) { return gp_missing(3); }
-GP_EXPORT int cuArrayGetMemoryRequirements(void) { return gp_missing(4); }
-GP_EXPORT int cuArrayGetPlane(void) { return gp_missing(5); }
-GP_EXPORT int cuArrayGetSparseProperties(void) { return gp_missing(6); }
-GP_EXPORT int cuCheckpointProcessCheckpoint(void) { return gp_missing(7); }
-GP_EXPORT int cuCheckpointProcessGetRestoreThreadId(void) { return gp_missing(8); }
-GP_EXPORT int cuCheckpointProcessGetState(void) { return gp_missing(9); }
-GP_EXPORT int cuCheckpointProcessLock(void) { return gp_missing(10); }
-GP_EXPORT int cuCheckpointProcessRestore(void) { return gp_missing(11); }
-GP_EXPORT int cuCheckpointProcessUnlock(void) { return gp_missing(12); }
-GP_EXPORT int cuCoredumpGetAttribute(void) { return gp_missing(13); }
-GP_EXPORT int cuCoredumpGetAttributeGlobal(void) { return gp_missing(14); }
-GP_EXPORT int cuCoredumpSetAttribute(void) { return gp_missing(15); }
-GP_EXPORT int cuCoredumpSetAttributeGlobal(void) { return gp_missing(16); }
-GP_EXPORT int cuCtxCreate(void) { return gp_missing(17); }
-GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(18); }
-GP_EXPORT int cuCtxGetExecAffinity(void) { return gp_missing(19); }
-GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(20); }
-GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(21); }
-GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(22); }
-GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(23); }
-GP_EXPORT int cuDeviceGetHostAtomicCapabilities(void) { return gp_missing(24); }
-GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(25); }
-GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(void) { return gp_missing(26); }
-GP_EXPORT int cuDeviceRegisterAsyncNotification(void) { return gp_missing(27); }
-GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(28); }
-GP_EXPORT int cuDeviceUnregisterAsyncNotification(void) { return gp_missing(29); }
-GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(30); }
-GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(31); }
-GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(32); }
-GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(33); }
-GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(34); }
-GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(35); }
-GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(36); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(37); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(38); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(39); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(40); }
-GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(41); }
-GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(42); }
-GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(43); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(44); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(45); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(46); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(47); }
-GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(48); }
-GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(49); }
-GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(50); }
-GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(51); }
-GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(52); }
-GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(53); }
-GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(54); }
-GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(55); }
-GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(56); }
-GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(57); }
-GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(58); }
-GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(59); }
-GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(60); }
-GP_EXPORT int cuLibraryGetUnifiedFunction(void) { return gp_missing(61); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(62); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(63); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(64); }
-GP_EXPORT int cuMemBatchDecompressAsync(void) { return gp_missing(65); }
-GP_EXPORT int cuMemBatchDecompressAsync_ptsz(void) { return gp_missing(66); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(67); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(68); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(69); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(70); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(71); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(72); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(73); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(74); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(75); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(76); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(77); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(78); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(79); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(80); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(81); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(82); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(83); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(84); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(85); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(86); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(87); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(88); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(89); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(90); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(91); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(92); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(93); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(94); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(95); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(96); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(97); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(98); }
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void) { return gp_missing(99); }
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void) { return gp_missing(100); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(101); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(102); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(103); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(104); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(105); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(106); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(107); }
-GP_EXPORT int cuProfilerInitialize(void) { return gp_missing(108); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(109); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(110); }
-GP_EXPORT int cuTensorMapEncodeIm2colWide(void) { return gp_missing(111); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(112); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(113); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(114); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(115); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(116); }
+GP_EXPORT int cuCheckpointProcessCheckpoint(void) { return gp_missing(4); }
+GP_EXPORT int cuCheckpointProcessGetRestoreThreadId(void) { return gp_missing(5); }
+GP_EXPORT int cuCheckpointProcessGetState(void) { return gp_missing(6); }
+GP_EXPORT int cuCheckpointProcessLock(void) { return gp_missing(7); }
+GP_EXPORT int cuCheckpointProcessRestore(void) { return gp_missing(8); }
+GP_EXPORT int cuCheckpointProcessUnlock(void) { return gp_missing(9); }
+GP_EXPORT int cuCtxCreate(void) { return gp_missing(10); }
+GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(11); }
+GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(12); }
+GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(13); }
+GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(14); }
+GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(15); }
+GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(16); }
+GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(17); }
+GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(18); }
+GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(19); }
+GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(20); }
+GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(21); }
+GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(22); }
+GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(23); }
+GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(24); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(25); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(26); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(27); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(28); }
+GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(29); }
+GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(30); }
+GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(31); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(32); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(33); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(34); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(35); }
+GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(36); }
+GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(37); }
+GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(38); }
+GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(39); }
+GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(40); }
+GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(41); }
+GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(42); }
+GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(43); }
+GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(44); }
+GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(45); }
+GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(46); }
+GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(47); }
+GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(48); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(49); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(50); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(51); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(52); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(53); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(54); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(55); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(56); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(57); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(58); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(59); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(60); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(61); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(62); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(63); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(64); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(65); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(66); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(67); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(68); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(69); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(70); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(71); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(72); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(73); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(74); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(75); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(76); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(77); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(78); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(79); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(80); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(81); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(82); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(83); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(84); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(85); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(86); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(87); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(88); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(89); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(90); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(91); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(92); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(93); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(94); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(95); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(96); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(97); }
 
-const int gp_missing_count = 117;
+const int gp_missing_count = 98;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
     "cuArrayCreate",
     "cuArrayGetDescriptor",
-    "cuArrayGetMemoryRequirements",
-    "cuArrayGetPlane",
-    "cuArrayGetSparseProperties",
     "cuCheckpointProcessCheckpoint",
     "cuCheckpointProcessGetRestoreThreadId",
     "cuCheckpointProcessGetState",
     "cuCheckpointProcessLock",
     "cuCheckpointProcessRestore",
     "cuCheckpointProcessUnlock",
-    "cuCoredumpGetAttribute",
-    "cuCoredumpGetAttributeGlobal",
-    "cuCoredumpSetAttribute",
-    "cuCoredumpSetAttributeGlobal",
     "cuCtxCreate",
     "cuCtxFromGreenCtx",
-    "cuCtxGetExecAffinity",
     "cuDestroyExternalMemory",
     "cuDestroyExternalSemaphore",
     "cuDevResourceGenerateDesc",
     "cuDevSmResourceSplitByCount",
-    "cuDeviceGetHostAtomicCapabilities",
     "cuDeviceGetNvSciSyncAttributes",
-    "cuDeviceGetP2PAtomicCapabilities",
-    "cuDeviceRegisterAsyncNotification",
     "cuDeviceTotalMem",
-    "cuDeviceUnregisterAsyncNotification",
     "cuExternalMemoryGetMappedBuffer",
     "cuExternalMemoryGetMappedMipmappedArray",
     "cuFlushGPUDirectRDMAWrites",
@@ -182,12 +151,9 @@ const char *const gp_missing_names[] = {
     "cuGreenCtxWaitEvent",
     "cuImportExternalMemory",
     "cuImportExternalSemaphore",
-    "cuLibraryGetUnifiedFunction",
     "cuMemAlloc",
     "cuMemAllocHost",
     "cuMemAllocPitch",
-    "cuMemBatchDecompressAsync",
-    "cuMemBatchDecompressAsync_ptsz",
     "cuMemFree",
     "cuMemGetAddressRange",
     "cuMemGetHandleForAddressRange",
@@ -220,8 +186,6 @@ const char *const gp_missing_names[] = {
     "cuMemsetD2D8",
     "cuMemsetD32",
     "cuMemsetD8",
-    "cuMipmappedArrayGetMemoryRequirements",
-    "cuMipmappedArrayGetSparseProperties",
     "cuModuleGetGlobal",
     "cuMulticastAddDevice",
     "cuMulticastBindAddr",
@@ -229,10 +193,8 @@ const char *const gp_missing_names[] = {
     "cuMulticastCreate",
     "cuMulticastGetGranularity",
     "cuMulticastUnbind",
-    "cuProfilerInitialize",
     "cuSignalExternalSemaphoresAsync",
     "cuSignalExternalSemaphoresAsync_ptsz",
-    "cuTensorMapEncodeIm2colWide",
     "cuTexRefGetAddress",
     "cuTexRefSetAddress",
     "cuTexRefSetAddress2D",
@@ -240,13 +202,20 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[117];
+unsigned long gp_missing_calls[98];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
 int cuArrayCreate_v2();
 int cuArrayDestroy();
 int cuArrayGetDescriptor_v2();
+int cuArrayGetMemoryRequirements();
+int cuArrayGetPlane();
+int cuArrayGetSparseProperties();
+int cuCoredumpGetAttribute();
+int cuCoredumpGetAttributeGlobal();
+int cuCoredumpSetAttribute();
+int cuCoredumpSetAttributeGlobal();
 int cuCtxAttach();
 int cuCtxCreate_v2();
 int cuCtxCreate_v3();
@@ -262,6 +231,7 @@ int cuCtxGetCurrent();
 int cuCtxGetDevResource();
 int cuCtxGetDevice();
 int cuCtxGetDevice_v2();
+int cuCtxGetExecAffinity();
 int cuCtxGetFlags();
 int cuCtxGetId();
 int cuCtxGetLimit();
@@ -291,9 +261,11 @@ int cuDeviceGetDefaultMemPool();
 int cuDeviceGetDevResource();
 int cuDeviceGetExecAffinitySupport();
 int cuDeviceGetGraphMemAttribute();
+int cuDeviceGetHostAtomicCapabilities();
 int cuDeviceGetLuid();
 int cuDeviceGetMemPool();
 int cuDeviceGetName();
+int cuDeviceGetP2PAtomicCapabilities();
 int cuDeviceGetP2PAttribute();
 int cuDeviceGetPCIBusId();
 int cuDeviceGetProperties();
@@ -309,9 +281,11 @@ int cuDevicePrimaryCtxReset_v2();
 int cuDevicePrimaryCtxRetain();
 int cuDevicePrimaryCtxSetFlags();
 int cuDevicePrimaryCtxSetFlags_v2();
+int cuDeviceRegisterAsyncNotification();
 int cuDeviceSetGraphMemAttribute();
 int cuDeviceSetMemPool();
 int cuDeviceTotalMem_v2();
+int cuDeviceUnregisterAsyncNotification();
 int cuDriverGetVersion();
 int cuEventCreate();
 int cuEventDestroy();
@@ -456,6 +430,7 @@ int cuLibraryGetKernel();
 int cuLibraryGetKernelCount();
 int cuLibraryGetManaged();
 int cuLibraryGetModule();
+int cuLibraryGetUnifiedFunction();
 int cuLibraryLoadData();
 int cuLibraryLoadFromFile();
 int cuLibraryUnload();
@@ -484,6 +459,8 @@ int cuMemAllocHost_v2();
 int cuMemAllocManaged();
 int cuMemAllocPitch_v2();
 int cuMemAlloc_v2();
+int cuMemBatchDecompressAsync();
+int cuMemBatchDecompressAsync_ptsz();
 int cuMemCreate();
 int cuMemDiscardAndPrefetchBatchAsync();
 int cuMemDiscardAndPrefetchBatchAsync_ptsz();
@@ -615,6 +592,8 @@ int cuMemsetD8_v2_ptds();
 int cuMipmappedArrayCreate();
 int cuMipmappedArrayDestroy();
 int cuMipmappedArrayGetLevel();
+int cuMipmappedArrayGetMemoryRequirements();
+int cuMipmappedArrayGetSparseProperties();
 int cuModuleEnumerateFunctions();
 int cuModuleGetFunction();
 int cuModuleGetFunctionCount();
@@ -642,6 +621,7 @@ int cuParamSetv();
 int cuPointerGetAttribute();
 int cuPointerGetAttributes();
 int cuPointerSetAttribute();
+int cuProfilerInitialize();
 int cuProfilerStart();
 int cuProfilerStop();
 int cuStreamAddCallback();
@@ -723,6 +703,7 @@ int cuSurfObjectGetResourceDesc();
 int cuSurfRefGetArray();
 int cuSurfRefSetArray();
 int cuTensorMapEncodeIm2col();
+int cuTensorMapEncodeIm2colWide();
 int cuTensorMapEncodeTiled();
 int cuTensorMapReplaceAddress();
 int cuTexObjectCreate();
@@ -773,19 +754,19 @@ const struct gp_symbol gp_symbols[] = {
     {"cuArrayDestroy", 2000, 0, 1, (void (*)(void))cuArrayDestroy},
     {"cuArrayGetDescriptor", 2000, 0, 0, (void (*)(void))cuArrayGetDescriptor},
     {"cuArrayGetDescriptor", 3020, 0, 1, (void (*)(void))cuArrayGetDescriptor_v2},
-    {"cuArrayGetMemoryRequirements", 11060, 0, 0, (void (*)(void))cuArrayGetMemoryRequirements},
-    {"cuArrayGetPlane", 11020, 0, 0, (void (*)(void))cuArrayGetPlane},
-    {"cuArrayGetSparseProperties", 11010, 0, 0, (void (*)(void))cuArrayGetSparseProperties},
+    {"cuArrayGetMemoryRequirements", 11060, 0, 1, (void (*)(void))cuArrayGetMemoryRequirements},
+    {"cuArrayGetPlane", 11020, 0, 1, (void (*)(void))cuArrayGetPlane},
+    {"cuArrayGetSparseProperties", 11010, 0, 1, (void (*)(void))cuArrayGetSparseProperties},
     {"cuCheckpointProcessCheckpoint", 12080, 0, 0, (void (*)(void))cuCheckpointProcessCheckpoint},
     {"cuCheckpointProcessGetRestoreThreadId", 12080, 0, 0, (void (*)(void))cuCheckpointProcessGetRestoreThreadId},
     {"cuCheckpointProcessGetState", 12080, 0, 0, (void (*)(void))cuCheckpointProcessGetState},
     {"cuCheckpointProcessLock", 12080, 0, 0, (void (*)(void))cuCheckpointProcessLock},
     {"cuCheckpointProcessRestore", 12080, 0, 0, (void (*)(void))cuCheckpointProcessRestore},
     {"cuCheckpointProcessUnlock", 12080, 0, 0, (void (*)(void))cuCheckpointProcessUnlock},
-    {"cuCoredumpGetAttribute", 12010, 0, 0, (void (*)(void))cuCoredumpGetAttribute},
-    {"cuCoredumpGetAttributeGlobal", 12010, 0, 0, (void (*)(void))cuCoredumpGetAttributeGlobal},
-    {"cuCoredumpSetAttribute", 12010, 0, 0, (void (*)(void))cuCoredumpSetAttribute},
-    {"cuCoredumpSetAttributeGlobal", 12010, 0, 0, (void (*)(void))cuCoredumpSetAttributeGlobal},
+    {"cuCoredumpGetAttribute", 12010, 0, 1, (void (*)(void))cuCoredumpGetAttribute},
+    {"cuCoredumpGetAttributeGlobal", 12010, 0, 1, (void (*)(void))cuCoredumpGetAttributeGlobal},
+    {"cuCoredumpSetAttribute", 12010, 0, 1, (void (*)(void))cuCoredumpSetAttribute},
+    {"cuCoredumpSetAttributeGlobal", 12010, 0, 1, (void (*)(void))cuCoredumpSetAttributeGlobal},
     {"cuCtxAttach", 2000, 0, 1, (void (*)(void))cuCtxAttach},
     {"cuCtxCreate", 2000, 0, 0, (void (*)(void))cuCtxCreate},
     {"cuCtxCreate", 3020, 0, 1, (void (*)(void))cuCtxCreate_v2},
@@ -803,7 +784,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuCtxGetDevResource", 12040, 0, 1, (void (*)(void))cuCtxGetDevResource},
     {"cuCtxGetDevice", 2000, 0, 1, (void (*)(void))cuCtxGetDevice},
     {"cuCtxGetDevice", 13000, 0, 1, (void (*)(void))cuCtxGetDevice_v2},
-    {"cuCtxGetExecAffinity", 11040, 0, 0, (void (*)(void))cuCtxGetExecAffinity},
+    {"cuCtxGetExecAffinity", 11040, 0, 1, (void (*)(void))cuCtxGetExecAffinity},
     {"cuCtxGetFlags", 7000, 0, 1, (void (*)(void))cuCtxGetFlags},
     {"cuCtxGetId", 12000, 0, 1, (void (*)(void))cuCtxGetId},
     {"cuCtxGetLimit", 3010, 0, 1, (void (*)(void))cuCtxGetLimit},
@@ -837,12 +818,12 @@ const struct gp_symbol gp_symbols[] = {
     {"cuDeviceGetDevResource", 12040, 0, 1, (void (*)(void))cuDeviceGetDevResource},
     {"cuDeviceGetExecAffinitySupport", 11040, 0, 1, (void (*)(void))cuDeviceGetExecAffinitySupport},
     {"cuDeviceGetGraphMemAttribute", 11040, 0, 1, (void (*)(void))cuDeviceGetGraphMemAttribute},
-    {"cuDeviceGetHostAtomicCapabilities", 13000, 0, 0, (void (*)(void))cuDeviceGetHostAtomicCapabilities},
+    {"cuDeviceGetHostAtomicCapabilities", 13000, 0, 1, (void (*)(void))cuDeviceGetHostAtomicCapabilities},
     {"cuDeviceGetLuid", 10000, 0, 1, (void (*)(void))cuDeviceGetLuid},
     {"cuDeviceGetMemPool", 11020, 0, 1, (void (*)(void))cuDeviceGetMemPool},
     {"cuDeviceGetName", 2000, 0, 1, (void (*)(void))cuDeviceGetName},
     {"cuDeviceGetNvSciSyncAttributes", 10020, 0, 0, (void (*)(void))cuDeviceGetNvSciSyncAttributes},
-    {"cuDeviceGetP2PAtomicCapabilities", 13000, 0, 0, (void (*)(void))cuDeviceGetP2PAtomicCapabilities},
+    {"cuDeviceGetP2PAtomicCapabilities", 13000, 0, 1, (void (*)(void))cuDeviceGetP2PAtomicCapabilities},
     {"cuDeviceGetP2PAttribute", 8000, 0, 1, (void (*)(void))cuDeviceGetP2PAttribute},
     {"cuDeviceGetPCIBusId", 4010, 0, 1, (void (*)(void))cuDeviceGetPCIBusId},
     {"cuDeviceGetProperties", 2000, 0, 1, (void (*)(void))cuDeviceGetProperties},
@@ -858,12 +839,12 @@ const struct gp_symbol gp_symbols[] = {
     {"cuDevicePrimaryCtxRetain", 7000, 0, 1, (void (*)(void))cuDevicePrimaryCtxRetain},
     {"cuDevicePrimaryCtxSetFlags", 7000, 0, 1, (void (*)(void))cuDevicePrimaryCtxSetFlags},
     {"cuDevicePrimaryCtxSetFlags", 11000, 0, 1, (void (*)(void))cuDevicePrimaryCtxSetFlags_v2},
-    {"cuDeviceRegisterAsyncNotification", 12040, 0, 0, (void (*)(void))cuDeviceRegisterAsyncNotification},
+    {"cuDeviceRegisterAsyncNotification", 12040, 0, 1, (void (*)(void))cuDeviceRegisterAsyncNotification},
     {"cuDeviceSetGraphMemAttribute", 11040, 0, 1, (void (*)(void))cuDeviceSetGraphMemAttribute},
     {"cuDeviceSetMemPool", 11020, 0, 1, (void (*)(void))cuDeviceSetMemPool},
     {"cuDeviceTotalMem", 2000, 0, 0, (void (*)(void))cuDeviceTotalMem},
     {"cuDeviceTotalMem", 3020, 0, 1, (void (*)(void))cuDeviceTotalMem_v2},
-    {"cuDeviceUnregisterAsyncNotification", 12040, 0, 0, (void (*)(void))cuDeviceUnregisterAsyncNotification},
+    {"cuDeviceUnregisterAsyncNotification", 12040, 0, 1, (void (*)(void))cuDeviceUnregisterAsyncNotification},
     {"cuDriverGetVersion", 2020, 0, 1, (void (*)(void))cuDriverGetVersion},
     {"cuEventCreate", 2000, 0, 1, (void (*)(void))cuEventCreate},
     {"cuEventDestroy", 2000, 0, 1, (void (*)(void))cuEventDestroy},
@@ -1039,7 +1020,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuLibraryGetKernelCount", 12040, 0, 1, (void (*)(void))cuLibraryGetKernelCount},
     {"cuLibraryGetManaged", 12000, 0, 1, (void (*)(void))cuLibraryGetManaged},
     {"cuLibraryGetModule", 12000, 0, 1, (void (*)(void))cuLibraryGetModule},
-    {"cuLibraryGetUnifiedFunction", 12000, 0, 0, (void (*)(void))cuLibraryGetUnifiedFunction},
+    {"cuLibraryGetUnifiedFunction", 12000, 0, 1, (void (*)(void))cuLibraryGetUnifiedFunction},
     {"cuLibraryLoadData", 12000, 0, 1, (void (*)(void))cuLibraryLoadData},
     {"cuLibraryLoadFromFile", 12000, 0, 1, (void (*)(void))cuLibraryLoadFromFile},
     {"cuLibraryUnload", 12000, 0, 1, (void (*)(void))cuLibraryUnload},
@@ -1071,8 +1052,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemAllocManaged", 6000, 0, 1, (void (*)(void))cuMemAllocManaged},
     {"cuMemAllocPitch", 2000, 0, 0, (void (*)(void))cuMemAllocPitch},
     {"cuMemAllocPitch", 3020, 0, 1, (void (*)(void))cuMemAllocPitch_v2},
-    {"cuMemBatchDecompressAsync", 12060, 0, 0, (void (*)(void))cuMemBatchDecompressAsync},
-    {"cuMemBatchDecompressAsync", 12060, 1, 0, (void (*)(void))cuMemBatchDecompressAsync_ptsz},
+    {"cuMemBatchDecompressAsync", 12060, 0, 1, (void (*)(void))cuMemBatchDecompressAsync},
+    {"cuMemBatchDecompressAsync", 12060, 1, 1, (void (*)(void))cuMemBatchDecompressAsync_ptsz},
     {"cuMemCreate", 10020, 0, 1, (void (*)(void))cuMemCreate},
     {"cuMemDiscardAndPrefetchBatchAsync", 13000, 0, 1, (void (*)(void))cuMemDiscardAndPrefetchBatchAsync},
     {"cuMemDiscardAndPrefetchBatchAsync", 13000, 1, 1, (void (*)(void))cuMemDiscardAndPrefetchBatchAsync_ptsz},
@@ -1236,8 +1217,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMipmappedArrayCreate", 5000, 0, 1, (void (*)(void))cuMipmappedArrayCreate},
     {"cuMipmappedArrayDestroy", 5000, 0, 1, (void (*)(void))cuMipmappedArrayDestroy},
     {"cuMipmappedArrayGetLevel", 5000, 0, 1, (void (*)(void))cuMipmappedArrayGetLevel},
-    {"cuMipmappedArrayGetMemoryRequirements", 11060, 0, 0, (void (*)(void))cuMipmappedArrayGetMemoryRequirements},
-    {"cuMipmappedArrayGetSparseProperties", 11010, 0, 0, (void (*)(void))cuMipmappedArrayGetSparseProperties},
+    {"cuMipmappedArrayGetMemoryRequirements", 11060, 0, 1, (void (*)(void))cuMipmappedArrayGetMemoryRequirements},
+    {"cuMipmappedArrayGetSparseProperties", 11010, 0, 1, (void (*)(void))cuMipmappedArrayGetSparseProperties},
     {"cuModuleEnumerateFunctions", 12040, 0, 1, (void (*)(void))cuModuleEnumerateFunctions},
     {"cuModuleGetFunction", 2000, 0, 1, (void (*)(void))cuModuleGetFunction},
     {"cuModuleGetFunctionCount", 12040, 0, 1, (void (*)(void))cuModuleGetFunctionCount},
@@ -1272,7 +1253,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuPointerGetAttribute", 4000, 0, 1, (void (*)(void))cuPointerGetAttribute},
     {"cuPointerGetAttributes", 7000, 0, 1, (void (*)(void))cuPointerGetAttributes},
     {"cuPointerSetAttribute", 6000, 0, 1, (void (*)(void))cuPointerSetAttribute},
-    {"cuProfilerInitialize", 4000, 0, 0, (void (*)(void))cuProfilerInitialize},
+    {"cuProfilerInitialize", 4000, 0, 1, (void (*)(void))cuProfilerInitialize},
     {"cuProfilerStart", 4000, 0, 1, (void (*)(void))cuProfilerStart},
     {"cuProfilerStop", 4000, 0, 1, (void (*)(void))cuProfilerStop},
     {"cuSignalExternalSemaphoresAsync", 10000, 0, 0, (void (*)(void))cuSignalExternalSemaphoresAsync},
@@ -1356,7 +1337,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuSurfRefGetArray", 3000, 0, 1, (void (*)(void))cuSurfRefGetArray},
     {"cuSurfRefSetArray", 3000, 0, 1, (void (*)(void))cuSurfRefSetArray},
     {"cuTensorMapEncodeIm2col", 12000, 0, 1, (void (*)(void))cuTensorMapEncodeIm2col},
-    {"cuTensorMapEncodeIm2colWide", 12080, 0, 0, (void (*)(void))cuTensorMapEncodeIm2colWide},
+    {"cuTensorMapEncodeIm2colWide", 12080, 0, 1, (void (*)(void))cuTensorMapEncodeIm2colWide},
     {"cuTensorMapEncodeTiled", 12000, 0, 1, (void (*)(void))cuTensorMapEncodeTiled},
     {"cuTensorMapReplaceAddress", 12000, 0, 1, (void (*)(void))cuTensorMapReplaceAddress},
     {"cuTexObjectCreate", 5000, 0, 1, (void (*)(void))cuTexObjectCreate},

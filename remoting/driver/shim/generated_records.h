@@ -143,6 +143,10 @@
 #define GP_REFERENCE_SET 139
 #define GP_REFERENCE_GET 140
 #define GP_LAUNCH_TOGETHER 141
+#define GP_ARRAY_ASK 142
+#define GP_ARRAY_PLANE 143
+#define GP_PEER_ATOMICS 144
+#define GP_DECOMPRESS 145
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257

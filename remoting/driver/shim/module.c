@@ -1088,6 +1088,33 @@ GP_EXPORT int cuTensorMapEncodeIm2col(void *map, int type, unsigned rank, void *
     return encode(map, words, sizeof words / sizeof *words);
 }
 
+GP_EXPORT int cuTensorMapEncodeIm2colWide(void *map, int type, unsigned rank, void *address,
+                                          const uint64_t *sizes, const uint64_t *strides,
+                                          int lower, int upper, unsigned channels, unsigned pixels,
+                                          const uint32_t *steps, int interleave, int mode,
+                                          int swizzle, int promotion, int fill) {
+    if (rank < 3 || rank > RANK_MAX || !sizes || !strides || !steps) return GP_INVALID_VALUE;
+    uint64_t words[13 + 3 * RANK_MAX] = {3,
+                                         (uint64_t)type,
+                                         rank,
+                                         (uint64_t)(uintptr_t)address,
+                                         (uint64_t)interleave,
+                                         (uint64_t)swizzle,
+                                         (uint64_t)promotion,
+                                         (uint64_t)fill,
+                                         channels,
+                                         pixels,
+                                         (uint64_t)mode,
+                                         (uint64_t)(int64_t)lower,
+                                         (uint64_t)(int64_t)upper};
+    for (unsigned at = 0; at < rank; at++) {
+        words[13 + at] = sizes[at];
+        words[13 + RANK_MAX + at] = at + 1 < rank ? strides[at] : 0;
+        words[13 + 2 * RANK_MAX + at] = steps[at];
+    }
+    return encode(map, words, sizeof words / sizeof *words);
+}
+
 GP_EXPORT int cuTensorMapReplaceAddress(void *map, void *address) {
     GP_CHECK(gp_ready());
     if (map == NULL) return GP_INVALID_VALUE;

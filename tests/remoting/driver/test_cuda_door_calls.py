@@ -149,3 +149,20 @@ def test_old_launches(library: Path, tmp_path: Path) -> None:
         *("no shape 1", "old 8.5 8.5 7.5 7.5", "refused 1 1 1 1 1", "together 1010103 1010103"),
         *("together 2020203 2020203", "refused 1 1 1", "attached 1, not current 201, gone 201"),
     ]
+
+
+def test_questions_that_few_ask(library: Path, tmp_path: Path) -> None:
+    """Of arrays and atomics, and decompression."""
+    assert both("queries", library, tmp_path, devices=2).splitlines() == [
+        *("plane 32 24, 1, 2, 0 10, no such 1, its own 400", "with it 400"),
+        *("takes 12288 65536, refused 1 1 1 1 400", "atomics 1 2 16, refused 1 101 1"),
+        *("written 100, 1 7", "refused 1 at 1, 1"),
+    ]
+
+
+def test_what_the_door_answers_by_itself(library: Path, tmp_path: Path) -> None:
+    """Core dumps, notifications, atomics with the host: nothing of it reaches a server."""
+    program = compiled("settings", tmp_path, library)
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(program), str(IMAGE)])
+        assert (done.stdout, done.stderr) == ("results right\n", "")

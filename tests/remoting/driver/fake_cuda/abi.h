@@ -58,7 +58,8 @@ typedef unsigned int CUdevice_attribute, CUpointer_attribute, CUfunction_attribu
     CUmemcpySrcAccessOrder, CUgraphMem_attribute, CUaddress_mode, CUfilter_mode,
     CUresourceViewFormat, CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle,
     CUtensorMapL2promotion, CUtensorMapFloatOOBfill, CUlogLevel, CUgraphChildGraphNodeOwnership,
-    CUgraphConditionalNodeType, CUmemcpy3DOperandType;
+    CUgraphConditionalNodeType, CUmemcpy3DOperandType, CUatomicOperation,
+    CUtensorMapIm2ColWideMode, CUmemDecompressAlgorithm;
 
 enum {
     CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -399,6 +400,25 @@ typedef struct {
     CUstream hStream;
     void **kernelParams;
 } CUDA_LAUNCH_PARAMS;
+
+typedef struct {
+    size_t size, alignment;
+    unsigned int reserved[4];
+} CUDA_ARRAY_MEMORY_REQUIREMENTS;
+typedef struct {
+    struct { unsigned int width, height, depth; } tileExtent;
+    unsigned int miptailFirstLevel;
+    unsigned long long miptailSize;
+    unsigned int flags, reserved[4];
+} CUDA_ARRAY_SPARSE_PROPERTIES;
+typedef struct {
+    size_t srcNumBytes, dstNumBytes;
+    cuuint32_t *dstActBytes;
+    const void *src;
+    void *dst;
+    CUmemDecompressAlgorithm algo;
+    unsigned char padding[20];
+} CUmemDecompressParams;
 
 typedef struct { size_t x, y, z; } CUoffset3D;
 typedef struct { size_t width, height, depth; } CUextent3D;

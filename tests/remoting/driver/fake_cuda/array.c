@@ -15,8 +15,10 @@ static size_t format_bytes(CUarray_format format) {
 
 CUresult array_create(CUcontext ctx, CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *wanted) {
     REQUIRE(out != NULL && wanted != NULL && wanted->Width > 0);
-    REQUIRE(wanted->NumChannels == 1 || wanted->NumChannels == 2 || wanted->NumChannels == 4);
-    size_t element = format_bytes(wanted->Format) * wanted->NumChannels;
+    bool planes = (int)wanted->Format == 0xb0 && wanted->NumChannels == 3; /* NV12: query.c */
+    REQUIRE(planes || wanted->NumChannels == 1 || wanted->NumChannels == 2 ||
+            wanted->NumChannels == 4);
+    size_t element = planes ? 2 : format_bytes(wanted->Format) * wanted->NumChannels;
     if (element == 0)
         return CUDA_ERROR_NOT_SUPPORTED;
     CUarray array = zeroed(sizeof *array);

@@ -6,6 +6,9 @@ int cuTensorMapEncodeTiled(void *, int, unsigned, void *, const uint64_t *, cons
 int cuTensorMapEncodeIm2col(void *, int, unsigned, void *, const uint64_t *, const uint64_t *,
                             const int *, const int *, unsigned, unsigned, const uint32_t *, int,
                             int, int, int);
+int cuTensorMapEncodeIm2colWide(void *, int, unsigned, void *, const uint64_t *, const uint64_t *,
+                                int, int, unsigned, unsigned, const uint32_t *, int, int, int, int,
+                                int);
 int cuTensorMapReplaceAddress(void *, void *);
 
 static _Alignas(128) uint64_t map[16];
@@ -33,6 +36,9 @@ int main(void) {
     CHECK(cuTensorMapEncodeIm2col(map, 6, 4, address, sizes, strides, lower, upper, 64, 128, steps,
                                   0, 3, 2, 0));
     show("im2col");
+    CHECK(cuTensorMapEncodeIm2colWide(map, 6, 4, address, sizes, strides, -3, 5, 64, 128, steps, 0,
+                                      1, 3, 2, 0));
+    show("wide");
     // Rank 0, and an address that is not aligned.
     printf("refused %d %d\n",
            cuTensorMapEncodeTiled(map, 6, 0, address, sizes, strides, box, steps, 0, 0, 0, 0),

@@ -190,6 +190,10 @@ int main(void) {
     SIZE(CUDA_LAUNCH_PARAMS);
     AT(CUDA_LAUNCH_PARAMS, sharedMemBytes);
     AT(CUDA_LAUNCH_PARAMS, kernelParams);
+    SIZE(CUDA_ARRAY_MEMORY_REQUIREMENTS);
+    SIZE(CUDA_ARRAY_SPARSE_PROPERTIES);
+    SIZE(CUmemDecompressParams);
+    AT(CUmemDecompressParams, algo);
     SIZE(CUDA_MEMCPY3D_BATCH_OP);
     AT(CUDA_MEMCPY3D_BATCH_OP, src.op.ptr.locHint);
     AT(CUDA_MEMCPY3D_BATCH_OP, dst.op.array.offset);
