@@ -10,6 +10,8 @@ from gpupool.remoting.driver.snapshot import encode_snapshot
 PRINTF_SIZE, HEAP_SIZE = 1, 2
 """By CUlimit: what kernels may print between synchronisations, and what they may allocate."""
 
+SAME_VERSION = "install the same version of gpupool on this machine and on the servers"
+
 
 class Contexts(Area):
     """What concerns a device as a whole."""
@@ -30,8 +32,9 @@ class Contexts(Area):
         }
 
     def _hello(self, protocol: int, _version: int) -> bytes:
-        if protocol != 1:
-            raise RemoteProtocolError("the client speaks another version of the CUDA door")
+        if protocol != table.PROTOCOL:
+            self.session.notice(f"this server has another version of the CUDA door: {SAME_VERSION}")
+            raise RemoteProtocolError("the client has another version of the CUDA door")
         snapshot = encode_snapshot(self.api, self.client.devices)
         self.api.runtime.setDevice(self.client.ordinals[self.client.device])
         return snapshot + self.images.encoded()

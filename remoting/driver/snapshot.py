@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from gpupool.remoting.devices.base import DeviceSpec
+from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import HIDDEN_ATTRIBUTES, Api
 from gpupool.remoting.host.nvml import count_links
 
-PROTOCOL = 1
 DEVICE_COUNT_MAX = 16
 ATTRIBUTE_COUNT = 192
 NATIVE_ATOMICS = 3
@@ -81,7 +81,7 @@ def encode_snapshot(api: Api, specs: Sequence[DeviceSpec]) -> bytes:
     """Return the snapshot, as ``gp_read_snapshot`` of shim/device.c reads it."""
     errors = api.error_texts()
     version = int(api.call("cuDriverGetVersion"))
-    pieces = [HEAD.pack(PROTOCOL, version, len(specs), len(errors))]
+    pieces = [HEAD.pack(table.PROTOCOL, version, len(specs), len(errors))]
     for spec in specs:
         api.runtime.setDevice(spec.ordinal)
         least, greatest = api.call("cuCtxGetStreamPriorityRange")

@@ -149,8 +149,9 @@ int gp_read_snapshot(int server, const unsigned char *bytes, size_t size) {
     memcpy(&head, bytes, sizeof head);
     bytes += sizeof head;
     size -= sizeof head;
-    if (head.protocol != 1 || head.devices > GP_SERVER_DEVICES_MAX) {
-        gp_say("the server speaks another version of the CUDA door");
+    if (head.protocol != GP_PROTOCOL || head.devices > GP_SERVER_DEVICES_MAX) {
+        gp_say("the server has another version of the CUDA door: install the same version of gpupool "
+               "on this machine and on the servers");
         return GP_UNKNOWN;
     }
     if (size < head.devices * sizeof(struct wire_device)) return GP_UNKNOWN;

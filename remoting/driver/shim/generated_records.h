@@ -178,5 +178,6 @@
 #define GP_CALL_cuFuncSetCacheConfig 283
 #define GP_CALL_cuGraphUpload 284
 #define GP_CUDA_HEADER_VERSION 13000
+#define GP_PROTOCOL 1473846416u
 
 #endif

@@ -46,7 +46,7 @@ def word_counts() -> dict[int, tuple[int, bool]]:
 
 def frames(chance: random.Random, counts: dict[int, tuple[int, bool]]) -> bytes:
     """Return the frames of one session: mostly whole records, with words of all kinds."""
-    found = frame(record(table.HELLO, 1, 1, 13000, flags=1))
+    found = frame(record(table.HELLO, 1, table.PROTOCOL, 13000, flags=1))
     for request in range(2, chance.randrange(3, 40)):
         op = chance.choice(sorted(counts))
         count, asked = counts[op]

@@ -325,6 +325,10 @@ MALFORMED = {
     "record of no size": (frame(record(table.FREE, size=0)), "malformed record"),
     "record of odd size": (frame(record(table.FREE, 1, size=13)), "malformed record"),
     "too few words": (frame(record(table.FREE)), "malformed record"),
+    "another version": (
+        frame(record(table.HELLO, 1, table.PROTOCOL ^ 1, 13000, flags=1)),
+        "another version of the CUDA door, and the client was told what to do",
+    ),
     "unknown number": (frame(record(9999)), "unknown record"),
     "number zero": (frame(record(0)), "unknown record"),
     "no request": (frame(record(table.ALLOCATE, 1, 2)), "without a request"),
@@ -385,4 +389,6 @@ def serve_malformed() -> None:
         stream, said = ScriptedStream(data), list[str]()
         serve(stream, [spec], CountingBudget(MEMORY), said.append)
         assert stream.closed
+        if b"install the same version of gpupool" in stream.sent:
+            said[-1] += ", and the client was told what to do"
         sys.stdout.write(f"{name}\t{' '.join(said)}\n")
