@@ -286,6 +286,7 @@ uint64_t gp_capture_of(void *stream);
 uint64_t gp_capture_of_handle(const struct gp_handle *handle);  // of a stream or an event
 // What a captured stream said when it was asked whether it is done, which ends its capture.
 int gp_spoil_capture(const struct gp_handle *stream, int status);
+struct gp_handle *gp_captured_graph(void *stream);  // NULL when it is not captured
 // A one-dimensional copy of which one side is the host's, into the graph that is captured.
 int gp_capture_copy(uint64_t target, uint64_t source, size_t size, bool out, void *stream);
 int gp_capture_box(const void *copy, void *stream);  // a CUDA_MEMCPY3D
@@ -316,10 +317,20 @@ void gp_host_gate(int op, uint64_t size);  // wait until such a record may be se
 void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream);
 void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event);
 void gp_host_settle(const struct gp_handle *stream);
-// Host nodes of graphs: the number by which the worker calls one, and what a number stands for.
-int gp_host_node(void (*function)(void *), void *data, uint64_t *id);
-bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data);
 int gp_host_launched(void *stream);  // a graph was, and may call its host nodes until it ends
+int gp_host_start(void);             // before the worker may call a function
+uint64_t gp_host_oldest(int server);  // that is pending, UINT64_MAX for none
+
+// host_node.c: host nodes of graphs, by the number by which the worker calls one
+#define GP_NODE_NUMBER (1ULL << 62)
+int gp_host_node(void (*function)(void *), void *data, uint64_t *id);  // with one reference
+bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data);
+void gp_host_node_keep(uint64_t id);
+void gp_host_node_drop(uint64_t id);
+void gp_host_nodes_end(int server);  // those that no launch can call any more
+
+// graph_call.c
+int gp_capture_call(struct gp_handle *graph, uint64_t id);  // takes over the reference
 
 // memory.c
 struct gp_range {

@@ -61,6 +61,7 @@ void gp_drop_graph(struct gp_handle *handle) {
     for (unsigned at = 0; at < graph->count; at++) drop_node(graph->nodes[at]);
     free(graph->nodes);
     gp_forget_staged(&graph->staged, NULL);
+    gp_drop_calls(&graph->calls);
     for (unsigned at = 0; at < graph->allocations.count; at++) {
         // What a launch has left allocated has a range of its own kind; see gp_launched.
         struct gp_range range;
@@ -105,6 +106,12 @@ static struct gp_handle *clone(struct gp_handle *from, struct gp_handle *within)
         return NULL;
     }
     for (unsigned at = 0; at < graph->staged.count; at++) graph->staged.items[at].node = NULL;
+    // With what graphs within it call, until the nodes of these are known.
+    if (gp_gather_calls(&graph->calls, from, NULL) != GP_SUCCESS) {
+        gp_drop_graph(made);
+        return NULL;
+    }
+    for (unsigned at = 0; at < graph->calls.count; at++) graph->calls.items[at].node = NULL;
     gp_share_objects(&graph->objects, GP_GRAPH_OF(from)->objects);
     return made;
 }
@@ -292,6 +299,7 @@ GP_EXPORT int cuGraphDestroyNode(void *given) {
     }
     graph->count = kept;
     gp_forget_staged(&graph->staged, handle);
+    gp_forget_calls(&graph->calls, handle, GP_NODE_OF(handle)->call);
     uint64_t values[1] = {handle->id};
     drop_node(handle);
     return gp_post(GP_GRAPH_REMOVE, values, 1);

@@ -150,10 +150,22 @@ struct gp_allocation_list {
     unsigned count, room;
 };
 
+// A host function that a node calls, by its number.
+struct gp_call {
+    uint64_t id;
+    struct gp_handle *node;  // NULL when a capture made it
+};
+
+struct gp_call_list {
+    struct gp_call *items;
+    unsigned count, room;
+};
+
 struct gp_node {
     struct gp_handle *graph;
     struct gp_node_params params;  // as the program gave them
     unsigned char *bytes;          // a kernel's parameters, a batch's operations
+    uint64_t call;                 // a host function's number
     uint32_t size;
     void **pointers;  // one for each of the kernel's parameters, into bytes
     struct gp_edge *edges;
@@ -170,6 +182,7 @@ struct gp_graph {
     bool memory;       // has nodes that allocate or free
     struct gp_handle *within;  // the node that this graph belongs to
     struct gp_staged_list staged;
+    struct gp_call_list calls;
     struct gp_allocation_list allocations;
     struct gp_object *objects;
 };
@@ -179,6 +192,7 @@ struct gp_exec {
     struct gp_handle **disabled;
     unsigned disabled_count;
     struct gp_staged_list staged;
+    struct gp_call_list calls;
     struct gp_allocation_list allocations;  // that no node of the graph frees
     struct gp_object *objects;
 };
@@ -199,9 +213,6 @@ int gp_send_edges(int op, struct gp_handle *graph, unsigned removes, void **from
 int gp_gather_staged(struct gp_staged_list *to, struct gp_handle *graph, struct gp_handle *node);
 struct gp_handle *gp_clone_within(struct gp_handle *graph, struct gp_handle *node);
 
-// capture.c
-struct gp_handle *gp_captured_graph(void *stream);  // NULL when it is not captured
-
 // graph_read.c
 int gp_know(struct gp_handle *graph);
 int gp_know_all(struct gp_handle *graph);  // and the graphs within it
@@ -215,6 +226,7 @@ struct gp_packed {
     uint32_t size;
     struct gp_staged staged[2];  // with a reference to each slot
     unsigned staged_count;
+    uint64_t call;  // a host function's number, with a reference
 };
 int gp_pack_context(void **context);
 int gp_pack(struct gp_handle *graph, const struct gp_node_params *given, struct gp_packed *packed);
@@ -260,6 +272,17 @@ void gp_drop_slot(struct gp_slot *slot);
 bool gp_staged_is_mapped(const struct gp_staged_list *list);
 int gp_send_staged(const struct gp_staged_list *list);
 int gp_expect_staged(const struct gp_staged_list *list, uint64_t stream, struct gp_handle *exec);
+
+// graph_call.c
+int gp_keep_call(struct gp_call_list *list, uint64_t id, struct gp_handle *node);
+int gp_copy_calls(struct gp_call_list *to, const struct gp_call_list *from, struct gp_handle *node);
+int gp_gather_calls(struct gp_call_list *to, struct gp_handle *graph, struct gp_handle *node);
+void gp_forget_calls(struct gp_call_list *list, struct gp_handle *node, uint64_t id);
+void gp_drop_calls(struct gp_call_list *list);
+int gp_replace_call(struct gp_call_list *list, struct gp_handle *node, uint64_t before,
+                    uint64_t now);
+int gp_replace_calls(struct gp_call_list *list, struct gp_handle *graph);
+int gp_capture_calls(struct gp_handle *graph, const struct gp_call_list *from);
 
 // graph_object.c
 void gp_share_objects(struct gp_object **to, struct gp_object *from);

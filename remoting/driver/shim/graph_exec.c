@@ -11,6 +11,7 @@
 static void drop_exec(struct gp_handle *handle) {
     struct gp_exec *exec = GP_EXEC_OF(handle);
     gp_forget_staged(&exec->staged, NULL);
+    gp_drop_calls(&exec->calls);
     free(exec->allocations.items);
     free(exec->disabled);
     gp_release_objects(&exec->objects);
@@ -40,6 +41,7 @@ static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
         grown[exec->allocations.count++] = *one;
     }
     gp_share_objects(&exec->objects, from->objects);
+    GP_CHECK(gp_gather_calls(&exec->calls, graph, NULL));
     return gp_gather_staged(&exec->staged, graph, NULL);
 }
 
@@ -209,8 +211,11 @@ GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
     GP_ON(gp_handle_device(stream) >= 0 ? stream : exec);
     GP_REACH(exec);
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
+    const struct gp_call_list *calls = &GP_EXEC_OF(exec)->calls;
+    struct gp_handle *captured = calls->count > 0 ? gp_captured_graph(stream) : NULL;
+    if (captured != NULL) GP_CHECK(gp_capture_calls(captured, calls));
     GP_CHECK(launch(exec, stream));
-    return gp_host_launched(stream);
+    return calls->count > 0 ? gp_host_launched(stream) : GP_SUCCESS;
 }
 
 // --- changes --------------------------------------------------------------------------------------
@@ -239,7 +244,9 @@ GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *c
         status = gp_copy_staged(list, &fresh, NULL);
     }
     gp_forget_staged(&fresh, NULL);
-    return status;
+    gp_forget_calls(&GP_EXEC_OF(exec)->calls, node, 0);
+    int kept = gp_gather_calls(&GP_EXEC_OF(exec)->calls, child, node);
+    return status == GP_SUCCESS ? kept : status;
 }
 
 GP_EXPORT int cuGraphNodeSetEnabled(void *given, void *node, unsigned enabled) {
@@ -316,7 +323,9 @@ GP_EXPORT int cuGraphExecUpdate_v2(void *exec, void *graph, struct update *out) 
         out->node = node_by_id(graph, reply[1]);
         out->from = node_by_id(graph, reply[2]);
     }
-    return status == GP_SUCCESS ? replace_staged(GP_EXEC_OF(exec), graph) : status;
+    GP_CHECK(status);
+    GP_CHECK(gp_replace_calls(&GP_EXEC_OF(exec)->calls, graph));
+    return replace_staged(GP_EXEC_OF(exec), graph);
 }
 
 GP_EXPORT int cuGraphExecUpdate(void *exec, void *graph, void **node, int *result) {

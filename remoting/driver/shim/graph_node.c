@@ -160,6 +160,11 @@ static int add(void **made, void *graph, void **on, const struct gp_edge_data *d
         pthread_mutex_unlock(&gp_graph_lock);
     }
     packed.staged_count = 0;
+    if (packed.call != 0) {
+        GP_NODE_OF(node)->call = packed.call;
+        GP_CHECK(gp_replace_call(&GP_GRAPH_OF(graph)->calls, node, 0, packed.call));
+        packed.call = 0;
+    }
     GP_CHECK(note_memory(graph, given, address));
     if (given->type == GP_NODE_CONDITIONAL) {
         given->conditional.graphs = (void **)GP_NODE_OF(node)->children;

@@ -12,6 +12,7 @@
 void gp_drop_packed(struct gp_packed *packed) {
     free(packed->bytes);
     for (unsigned at = 0; at < packed->staged_count; at++) gp_drop_slot(packed->staged[at].slot);
+    if (packed->call != 0) gp_host_node_drop(packed->call);
     *packed = (struct gp_packed){0};
 }
 
@@ -179,10 +180,9 @@ static int pack_conditional(const struct gp_conditional_node *given, struct gp_p
 }
 
 static int pack_host(const struct gp_host_node *given, struct gp_packed *packed) {
-    uint64_t number;
     if (given->function == NULL) return GP_INVALID_VALUE;
-    GP_CHECK(gp_host_node(given->function, given->data, &number));
-    memcpy(&packed->params.host.function, &number, sizeof number);
+    GP_CHECK(gp_host_node(given->function, given->data, &packed->call));
+    memcpy(&packed->params.host.function, &packed->call, sizeof packed->call);
     packed->params.host.data = NULL;
     return GP_SUCCESS;
 }

@@ -53,6 +53,11 @@ static int set(void *handle, const struct gp_node_params *given) {
         status = replace_staged(&GP_GRAPH_OF(node->graph)->staged, handle, &packed);
     }
     if (status == GP_SUCCESS) status = gp_note_params(handle, given, &packed);
+    if (status == GP_SUCCESS && packed.call != 0) {
+        status = gp_replace_call(&GP_GRAPH_OF(node->graph)->calls, handle, node->call, packed.call);
+        node->call = packed.call;
+        packed.call = 0;
+    }
     gp_drop_packed(&packed);
     return status;
 }
@@ -69,6 +74,10 @@ static int set_in_exec(void *exec, void *handle, const struct gp_node_params *gi
     if (status == GP_SUCCESS && given->type == GP_NODE_MEMCPY) {
         gp_match_staged(&GP_EXEC_OF(exec)->staged, node->graph);
         status = replace_staged(&GP_EXEC_OF(exec)->staged, handle, &packed);
+    }
+    if (status == GP_SUCCESS && packed.call != 0) {
+        status = gp_replace_call(&GP_EXEC_OF(exec)->calls, handle, node->call, packed.call);
+        packed.call = 0;
     }
     gp_drop_packed(&packed);
     return status;

@@ -95,7 +95,7 @@ static int take_children(struct reply *reply, struct gp_handle *handle, uint64_t
 static void translate(struct gp_handle *graph, struct gp_handle *handle,
                       struct gp_node_params *params) {
     void *context = &gp.primaries[handle->device < 0 ? 0 : handle->device];
-    uint64_t number;
+    uint64_t *call = &GP_NODE_OF(handle)->call;
     switch (params->type) {
         case GP_NODE_KERNEL:
             params->kernel.function = gp_function_by_id((uint64_t)(uintptr_t)params->kernel.function);
@@ -111,8 +111,8 @@ static void translate(struct gp_handle *graph, struct gp_handle *handle,
             params->memcpy.context = context;
             break;
         case GP_NODE_HOST:
-            memcpy(&number, &params->host.function, sizeof number);
-            gp_host_node_at(number, &params->host.function, &params->host.data);
+            memcpy(call, &params->host.function, sizeof *call);
+            gp_host_node_at(*call, &params->host.function, &params->host.data);
             break;
         case GP_NODE_MEMSET: params->memset.context = context; break;
         case GP_NODE_GRAPH: params->graph.graph = GP_NODE_OF(handle)->children[0]; break;

@@ -19,8 +19,6 @@
 #define HOST_CALL_WEIGHT 16
 #define STAGING_SIZE (4u << 20)  // of the worker's 64 buffers, one or more for each upload
 #define ALONE UINT64_MAX
-#define NODE (1ULL << 62)
-#define NODES_MAX 65536
 
 struct call {
     uint64_t id;
@@ -52,8 +50,6 @@ static __thread bool serving;  // this thread runs the functions of a server
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct queue queues[GP_SERVERS_MAX];
-static struct call *nodes[NODES_MAX];  // of graphs, which may call them as long as they exist
-static unsigned node_count;
 
 bool gp_in_host_function(void) { return serving; }
 
@@ -78,16 +74,25 @@ void gp_host_arrived(int server, uint64_t id, int status, uint64_t ticket) {
     pthread_mutex_unlock(&lock);
 }
 
-static struct call *find(const struct queue *queue, uint64_t id) {
-    if (id & NODE) {
-        uint64_t at = id & ~NODE;
-        return at < __atomic_load_n(&node_count, __ATOMIC_ACQUIRE) ? nodes[at] : NULL;
+static bool find(const struct queue *queue, uint64_t id, struct call *found) {
+    if (id & GP_NODE_NUMBER) {
+        *found = (struct call){.id = id};
+        return gp_host_node_at(id, &found->function, &found->data);
     }
     pthread_mutex_lock(&lock);
     struct call *at = queue->pending;
     while (at != NULL && at->id != id) at = at->next;
+    if (at != NULL) *found = *at;
     pthread_mutex_unlock(&lock);
-    return at;
+    return at != NULL;
+}
+
+uint64_t gp_host_oldest(int server) {
+    pthread_mutex_lock(&lock);
+    const struct call *first = queues[server].pending;
+    uint64_t id = first == NULL ? UINT64_MAX : first->id;
+    pthread_mutex_unlock(&lock);
+    return id;
 }
 
 static void take_out(struct queue *queue, uint64_t id) {
@@ -103,6 +108,7 @@ static void take_out(struct queue *queue, uint64_t id) {
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     free(found);
+    gp_host_nodes_end(queue->server);
 }
 
 // After an error CUDA does not run host functions any more; callbacks get to know of it.
@@ -115,8 +121,8 @@ static void run(const struct call *call, int status) {
 }
 
 static void answer(struct queue *queue, const struct arrival *arrival) {
-    struct call *call = find(queue, arrival->id);
-    if (call != NULL) run(call, arrival->status);
+    struct call call;
+    if (find(queue, arrival->id, &call)) run(&call, arrival->status);
     if (arrival->ticket != 0) {
         // What the function wrote where kernels read it goes first.
         if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
@@ -125,7 +131,7 @@ static void answer(struct queue *queue, const struct arrival *arrival) {
         gp_close();
         gp_flush();
     }
-    if (!(arrival->id & NODE)) take_out(queue, arrival->id);
+    if (!(arrival->id & GP_NODE_NUMBER)) take_out(queue, arrival->id);
 }
 
 static struct arrival *next_arrival(struct queue *queue) {
@@ -179,6 +185,7 @@ static uint64_t weight_of(int op, uint64_t size) {
         case GP_SYNC_STREAM: case GP_SYNC_EVENT: case GP_SYNC_DEVICE:
         case GP_BEGIN_CAPTURE_TO: case GP_CAPTURE_DEPENDENCIES: case GP_CAPTURE_COPY:
         case GP_GRAPH_CREATE: case GP_GRAPH_NODE: case GP_GRAPH_EDGES: case GP_GRAPH_READ:
+        case GP_GRAPH_DESTROY: case GP_GRAPH_EXEC_DESTROY:  // which end behind their launches
             return 1;
         case GP_DOWNLOAD: case GP_COPY_OUT: case GP_ALLOCATE_ASYNC:
             return 2;
@@ -313,35 +320,9 @@ static int add(struct call call, struct gp_handle *stream) {
     return GP_SUCCESS;
 }
 
-int gp_host_node(void (*function)(void *), void *data, uint64_t *id) {
-    struct call *made = malloc(sizeof *made);
-    if (made == NULL) return GP_OUT_OF_MEMORY;
-    *made = (struct call){.function = function, .data = data};
-    pthread_mutex_lock(&lock);
-    unsigned at = node_count;
-    if (at < NODES_MAX) {
-        nodes[at] = made;
-        __atomic_store_n(&node_count, at + 1, __ATOMIC_RELEASE);
-    }
-    pthread_mutex_unlock(&lock);
-    if (at == NODES_MAX) {
-        free(made);
-        return GP_OUT_OF_MEMORY;
-    }
-    *id = NODE | at;
-    return start(queue_here());
-}
-
-bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data) {
-    struct call *found = id & NODE ? find(NULL, id) : NULL;
-    if (found == NULL) return false;
-    *function = found->function;
-    *data = found->data;
-    return true;
-}
+int gp_host_start(void) { return start(queue_here()); }
 
 int gp_host_launched(void *stream) {
-    if (__atomic_load_n(&node_count, __ATOMIC_RELAXED) == 0) return GP_SUCCESS;
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -358,7 +339,10 @@ GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *dat
         return add((struct call){.function = function, .data = data}, handle);
     }
     uint64_t values[2] = {handle->id, 0};
+    struct gp_handle *graph = gp_captured_graph(stream);
+    if (graph == NULL) return GP_ILLEGAL_STATE;
     GP_CHECK(gp_host_node(function, data, &values[1]));
+    GP_CHECK(gp_capture_call(graph, values[1]));
     return gp_post(GP_HOST_NODE, values, 2);
 }
 

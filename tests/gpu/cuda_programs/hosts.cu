@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <thread>
 
 #define CHECK(call)                                                                               \
     do {                                                                                          \
@@ -98,6 +99,41 @@ static void captured(cudaStream_t stream) {
     CHECK(cudaStreamSynchronize(stream));
     CHECK(cudaMemcpy(&sum, device, sizeof sum, cudaMemcpyDeviceToHost));
     printf("RESULT captured %d %d\n", calls, sum);
+}
+
+static volatile int go;
+
+static void CUDART_CB wait_to_go(void *) {
+    for (int at = 0; at < 20000 && !go; at++) usleep(100);
+}
+
+// A launch under way calls its functions, though graph and executable have gone; and threads have
+// streams of their own that end with them.
+static void gone(cudaStream_t stream) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    int calls = 0, last = 0;
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    CHECK(cudaLaunchHostFunc(stream, wait_to_go, NULL));
+    CHECK(cudaLaunchHostFunc(stream, count, &calls));
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaGraphDestroy(graph));
+    CHECK(cudaGraphLaunch(exec, stream));
+    CHECK(cudaGraphExecDestroy(exec));
+    printf("RESULT gone_before %d\n", calls);
+    go = 1;
+    CHECK(cudaStreamSynchronize(stream));
+    printf("RESULT gone %d\n", calls);
+    CHECK(cudaMemset(device, 0, 500 * sizeof(int)));
+    for (int at = 0; at < 500; at++) {
+        std::thread([at] {
+            CHECK(cudaMemsetAsync(device + at, at % 100, sizeof(int), cudaStreamPerThread));
+        }).join();
+    }
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(&last, device + 499, sizeof last, cudaMemcpyDeviceToHost));
+    printf("RESULT thread_streams %x\n", last);
 }
 
 static void CUDART_CB write_more(void *where) { *(int *)where += 1000; }
@@ -209,6 +245,7 @@ int main() {
     many(stream);
     callbacks(stream);
     captured(stream);
+    gone(stream);
     large_graph(stream);
     pinned(stream);
     values(stream);
