@@ -142,6 +142,7 @@ RECORDS: tuple[str, ...] = (
     "MAP_HOST",
     "MAP_WRITE",
     "MAP_FREE",
+    "MAP_SHARED",
     "GET_LIMIT",
     "SET_LIMIT",
     "VIRTUAL_CREATE",

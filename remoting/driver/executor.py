@@ -65,7 +65,7 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
         SharedPools(client, direct, tokens, pools),
         transfers,
         PeerCopies(client, links),
-        Mapped(client, overtaker),
+        Mapped(client, overtaker, tokens),
         Managed(client, memory, transfers, addresses),
         kernels,
         modules,

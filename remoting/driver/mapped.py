@@ -1,6 +1,8 @@
 """Pinned memory of the client that kernels see: the worker's mirror of it."""
 
 import ctypes
+import os
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,29 +11,44 @@ from gpupool.remoting.driver import slices, table
 from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.overtaking import Overtaker
+from gpupool.remoting.driver.tokens import TOKEN_WORDS, Tokens
 from gpupool.remoting.driver.waiting import NO_PAGES, Mirror
 
 MAPPED_SIZE_MAX = 256 << 20
 """Bytes of the client's memory that kernels may see, all together."""
 
+COMMON = b"h"
 PAGE = 4096
 ADDRESS_MAX = 1 << 47
 FOR_ALL_CONTEXTS, FOR_KERNELS = 1, 2  # CU_MEMHOSTREGISTER_PORTABLE and _DEVICEMAP
 NOTHING, READ_WRITE = 0, 3
-PRIVATE, FIXED, ANONYMOUS, NORESERVE, FIXED_NOREPLACE = 0x2, 0x10, 0x20, 0x4000, 0x100000
+SHARED, PRIVATE, FIXED, ANONYMOUS, NORESERVE, FIXED_NOREPLACE = 1, 2, 0x10, 0x20, 0x4000, 0x100000
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
 LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
-def take_pages(start: int, end: int) -> bool:
-    """Map the pages between two addresses if all of them are free."""
-    how = PRIVATE | ANONYMOUS | (FIXED if slices.is_filled(start, end) else FIXED_NOREPLACE)
-    got = LIBC.mmap(start, end - start, READ_WRITE, how, -1, 0)
+def take_pages(start: int, end: int, file: int = -1) -> bool:
+    """Map the pages between two addresses, or a file there, if all of them are free."""
+    how = SHARED if file >= 0 else PRIVATE | ANONYMOUS
+    how |= FIXED if slices.is_filled(start, end) else FIXED_NOREPLACE
+    got = LIBC.mmap(start, end - start, READ_WRITE, how, file, 0)
     if got not in (start, None, ctypes.c_void_p(-1).value):
         LIBC.munmap(got, end - start)  # a kernel before 4.17 takes the address as a wish
     return got == start
+
+
+def map_anywhere(size: int, file: int) -> int:
+    """Map a file and return where.
+
+    Raises:
+        CudaError: when there is no room for it.
+    """
+    got = LIBC.mmap(None, size, READ_WRITE, SHARED, file, 0)
+    if got in (None, ctypes.c_void_p(-1).value):
+        raise CudaError(OUT_OF_MEMORY, "cuMemHostRegister")
+    return got
 
 
 def give_pages(start: int, end: int) -> None:
@@ -43,18 +60,30 @@ def give_pages(start: int, end: int) -> None:
         LIBC.munmap(start, end - start)
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Memory that several workers have; the token is its maker's."""
+
+    address: int
+    size: int
+    token: bytes
+
+
 class Mapped(Area):
     """Mapped pinned memory of a client process."""
 
-    def __init__(self, client: Client, overtaker: Overtaker) -> None:
+    def __init__(self, client: Client, overtaker: Overtaker, tokens: Tokens) -> None:
         super().__init__(client)
         self._overtaker = overtaker
+        self._tokens = tokens
+        self._shared: dict[int, Common] = {}
         self.posted = {
             table.MAP_WRITE: (3, self._map_write),
         }
         self.asked = {
             table.MAP_HOST: (3, self._map_host),
             table.MAP_FREE: (1, self._map_free),
+            table.MAP_SHARED: (3 + TOKEN_WORDS, self._map_shared),
         }
 
     def _map_host(self, number: int, size: int, wish: int) -> bytes:
@@ -62,10 +91,7 @@ class Mapped(Area):
 
         Bytes behind the record are what lies there; without them it is zeros.
         """
-        mirrors = self.waiter.mirrors
-        held = sum(len(mirror.bytes) for mirror in mirrors.values())
-        if number in mirrors or not 0 < size <= MAPPED_SIZE_MAX - held:
-            raise CudaError(OUT_OF_MEMORY, "cuMemHostGetDevicePointer")
+        self._admit(number, size)
         data = self.client.read_bulk(size, MAPPED_SIZE_MAX) if self.client.bulk else bytearray(size)
         mirror = self._mirror_at(wish, size) or self._mirror_anywhere(size)
         mirror.bytes[:] = mirror.shadow[:] = np.frombuffer(data, np.uint8)
@@ -73,6 +99,42 @@ class Mapped(Area):
         self._overtaker.start()
         self._overtaker.need()
         return WORDS[1].pack(mirror.seen)
+
+    def _admit(self, number: int, size: int) -> None:
+        """Raise CudaError when so much more may not be mapped."""
+        mirrors = self.waiter.mirrors
+        held = sum(len(mirror.bytes) for mirror in mirrors.values())
+        held += sum(common.size for common in self._shared.values())
+        taken = number in mirrors or number in self._shared
+        if taken or not 0 < size <= MAPPED_SIZE_MAX - held:
+            raise CudaError(OUT_OF_MEMORY, "cuMemHostGetDevicePointer")
+
+    def _map_shared(self, number: int, size: int, wish: int, *key: int) -> bytes:
+        """Make memory in which kernels meet those of other workers of the lease.
+
+        The client has a file mapped there, of which it knows a key; what is in it stays here.
+        """
+        self._admit(number, size)
+        whole = (size + PAGE - 1) & -PAGE
+        file, token = self._tokens.common(COMMON, key, whole)
+        try:
+            free = wish % PAGE == 0 and 0 < wish <= ADDRESS_MAX - whole
+            mapped = free and take_pages(wish, wish + whole, file)
+            address = wish if mapped else map_anywhere(whole, file)
+        finally:
+            os.close(file)
+        common = self._shared[number] = Common(address, whole, token)
+        try:
+            self.api.call("cuMemHostRegister", address, whole, FOR_ALL_CONTEXTS | FOR_KERNELS)
+        except CudaError:
+            self._end_shared(self._shared.pop(number))
+            raise
+        return WORDS[1].pack(int(self.api.call("cuMemHostGetDevicePointer", common.address, 0)))
+
+    def _end_shared(self, common: Common) -> None:
+        if common.token:
+            self._tokens.forget(common.token)
+        give_pages(common.address, common.address + common.size)
 
     def _mirror_at(self, wish: int, size: int) -> Mirror | None:
         """Make a mirror in pages of its own, or none where there is something else already."""
@@ -106,6 +168,9 @@ class Mapped(Area):
         self.waiter.write_mirror(frame, number, first, memoryview(data))
 
     def _map_free(self, number: int) -> None:
+        if number in self._shared:
+            self._free_shared(self._shared.pop(number))
+            return
         mirror = self.waiter.take_mirror(number)
         self._overtaker.leave()
 
@@ -116,5 +181,13 @@ class Mapped(Area):
                 give_pages(*mirror.pages)
             else:
                 self.api.runtime.freeHost(mirror.address)
+
+        self.waiter.start(self.client.device, self.waiter.guarded(self.client.request, job))
+
+    def _free_shared(self, common: Common) -> None:
+        def job() -> None:
+            self.api.runtime.deviceSynchronize()
+            self.api.call("cuMemHostUnregister", common.address)
+            self._end_shared(common)
 
         self.waiter.start(self.client.device, self.waiter.guarded(self.client.request, job))

@@ -64,6 +64,35 @@ class Tokens:
             raise CudaError(OUT_OF_MEMORY, "sharing with other processes")
         return token
 
+    def common(self, kind: bytes, words: tuple[int, ...], size: int) -> tuple[int, bytes]:
+        """Return memory that all who know a key have in common, made of zeros by the first.
+
+        Returns:
+            A descriptor, the caller's to close, and the token to ``forget``; empty for all but the
+            first.
+
+        Raises:
+            CudaError: as ``share``, and when the others' is of another size.
+        """
+        if self._sharer is None:
+            raise CudaError(NOT_SUPPORTED, "sharing with other processes")
+        token = WORDS[TOKEN_WORDS].pack(*words)
+        for _ in range(2):  # somebody else may be the first in between
+            found = self._sharer.find(token)
+            if found is not None:
+                value, file = found
+                if VALUE.unpack_from(value)[:2] == (kind, size):
+                    return file, b""
+                if file >= 0:
+                    os.close(file)
+                raise CudaError(INVALID_VALUE, "sharing with other processes")
+            file = os.memfd_create("gpupool-shared", os.MFD_CLOEXEC)
+            os.ftruncate(file, size)
+            if self._sharer.share(token, VALUE.pack(kind, size, b""), file):
+                return file, token
+            os.close(file)
+        raise CudaError(OUT_OF_MEMORY, "sharing with other processes")
+
     def share_allocation(
         self, kind: bytes, address: int, size: int, handle: bytes, device: int
     ) -> bytes:

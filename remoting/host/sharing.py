@@ -34,18 +34,21 @@ class Sharing:
     def share(
         self, worker: WorkerKey, lease: LeaseId, token: bytes, value: bytes, descriptor: int
     ) -> bool:
-        """Keep a handle for the other workers of ``lease``; return whether there was room.
+        """Keep a handle for the other workers of ``lease``.
+
+        Returns:
+            False when there is no room, or something under this token already.
 
         The descriptor is closed here, now or when its worker ends.
 
         Raises:
-            BudgetError: when the token is taken, or something is too large.
+            BudgetError: when something is too large.
         """
-        taken = (lease, token) in self._shared
-        if taken or len(token) != TOKEN_SIZE or len(value) > VALUE_SIZE_MAX:
+        if len(token) != TOKEN_SIZE or len(value) > VALUE_SIZE_MAX:
             _close(descriptor)
             raise BudgetError("a handle that cannot be shared")
-        if sum(1 for owner, _ in self._shared if owner == lease) >= SHARED_MAX:
+        full = sum(1 for owner, _ in self._shared if owner == lease) >= SHARED_MAX
+        if full or (lease, token) in self._shared:
             _close(descriptor)
             return False
         self._shared[lease, token] = Shared(worker, value, descriptor)

@@ -40,6 +40,12 @@ class Program:
     limit: float
     tls: bool = False
     gpus: int = 1
+    setting: tuple[str, str] | None = None  # in its environment, natively too
+
+    @property
+    def label(self) -> str:
+        """Return what to call it."""
+        return self.name if self.setting is None else f"{self.name} {'='.join(self.setting)}"
 
 
 PROGRAMS = [
@@ -63,6 +69,9 @@ PROGRAMS = [
     Program("jax_small.py", 75),
     Program("torch_two.py", 90, gpus=2),
     Program("torch_ddp.py", 120, gpus=2),
+    # As between GPUs that have no access to each other's memory.
+    Program("torch_two.py", 90, gpus=2, setting=("NCCL_P2P_DISABLE", "1")),
+    Program("torch_ddp.py", 120, gpus=2, setting=("NCCL_P2P_DISABLE", "1")),
 ]
 
 
@@ -137,12 +146,14 @@ def both(
     pool: RealPool, program: Program, command: list[str], fraction: str, limit: float
 ) -> tuple[list[str], bool]:
     """Run a program natively and on the pool; return what to print, and whether it passed."""
-    native = run(
-        command, program.limit, pool.folder / f"{program.name}-native.log", dict(os.environ)
-    )
+    env, settings = dict(os.environ), dict([program.setting] if program.setting else [])
+    log = pool.folder / f"{program.label}-native.log"
+    native = run(command, program.limit, log, env | settings)
     options = ["-n", str(program.gpus), "-p", fraction]
-    remote = pool.run(command, *options, limit=limit, name=program.name)
-    return report(program.name, native, remote)
+    for name, value in settings.items():
+        options += ["--env", f"{name}={value}"]
+    remote = pool.run(command, *options, limit=limit, name=program.label)
+    return report(program.label, native, remote)
 
 
 def main() -> int:
@@ -178,11 +189,11 @@ def main() -> int:
 
             def one(program: Program, pool: RealPool = pool) -> tuple[list[str], bool]:
                 if end - time.monotonic() < 25:
-                    return [f"skip {program.name}: no time left"], True
+                    return [f"skip {program.label}: no time left"], True
                 try:
                     command = compiling[program].result()
                 except (OSError, subprocess.SubprocessError) as error:
-                    return [f"FAIL {program.name}: cannot be compiled: {error}"], False
+                    return [f"FAIL {program.label}: cannot be compiled: {error}"], False
                 return both(pool, program, command, fraction, options.limit)
 
             try:

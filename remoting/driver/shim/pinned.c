@@ -10,6 +10,7 @@
 // after it, which thus is noticed. Their bytes lie in a file that is mapped twice, so that what
 // kernels wrote can be filled in.
 #define _GNU_SOURCE
+#include "ipc.h"
 #include "managed.h"
 
 #include <stdio.h>
@@ -42,6 +43,7 @@ struct mapped {
     uint64_t id, device, size;
     int ordinal;  // of a device of the server whose kernels see it
     bool eager;
+    bool shared;                   // with other workers, and never compared with what is here
     unsigned char *host, *shadow;  // shadow: what both sides have
     // Of memory whose writes are tracked; NULL otherwise.
     unsigned char *alias;  // the same bytes, always open
@@ -238,7 +240,7 @@ void gp_push_mapped(void) {
     for (struct mapped *at = mapped; at != NULL; at = at->next) {
         if (at->dirty != NULL) {
             push_tracked(at);
-        } else {
+        } else if (!at->shared) {
             push_part(at, 0, at->size);
         }
     }
@@ -250,7 +252,7 @@ unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, boo
     unsigned char *target = NULL;
     pthread_mutex_lock(&mapped_lock);
     for (struct mapped *at = mapped; at != NULL; at = at->next) {
-        if (at->id != id || size > at->size || offset > at->size - size) continue;
+        if (at->id != id || at->shared || size > at->size || offset > at->size - size) continue;
         target = (at->alias != NULL ? at->alias : at->host) + offset;
         if (written) memcpy(at->shadow + offset, target, size);
     }
@@ -476,33 +478,77 @@ GP_EXPORT int cuMemFreeHost(void *address) {
 }
 
 // Whether this is memory in which NCCL's kernels of several processes, or of several GPUs, wait for
-// each other. No mirror is as fast as that: they would wait for ever.
-static bool is_shared_by_nccl(const void *address) {
+// each other: files that it maps in all of them. No mirror is as fast as that, but on their server
+// they can have the same memory, whose contents are nobody else's affair; `key` says which it is.
+static bool is_shared_by_nccl(const void *address, uint64_t key[GP_TOKEN_WORDS]) {
+    static const char prefix[] = " /dev/shm/nccl-";
     bool found = false;
     char line[512];
     FILE *maps = fopen("/proc/self/maps", "re");
     while (maps != NULL && !found && fgets(line, sizeof line, maps) != NULL) {
-        unsigned long start, end;
-        found = sscanf(line, "%lx-%lx", &start, &end) == 2 && (uintptr_t)address >= start &&
-                (uintptr_t)address < end && strstr(line, " /dev/shm/nccl-") != NULL;
+        unsigned long start, end, offset, inode;
+        unsigned major, minor;
+        const char *name = strstr(line, prefix);
+        if (name == NULL || sscanf(line, "%lx-%lx %*s %lx %x:%x %lu", &start, &end, &offset, &major,
+                                   &minor, &inode) != 6) {
+            continue;
+        }
+        found = (uintptr_t)address >= start && (uintptr_t)address < end;
+        if (!found) continue;
+        char drawn[8] = {0};
+        memcpy(drawn, name + sizeof prefix - 1, strnlen(name + sizeof prefix - 1, 6));
+        key[0] = (uint64_t)major << 32 | minor;
+        key[1] = inode;
+        key[2] = offset + ((uintptr_t)address - start);
+        memcpy(&key[3], drawn, sizeof drawn);
     }
     if (maps != NULL) fclose(maps);
     return found;
 }
 
+// Have the worker make memory that it shares with others of the lease on its server.
+static int map_shared(void *address, size_t size, const uint64_t key[GP_TOKEN_WORDS],
+                      unsigned *seen) {
+    struct mapped *made = calloc(1, sizeof *made);
+    if (made == NULL) return GP_OUT_OF_MEMORY;
+    int ordinal = gp_current_device();
+    *made = (struct mapped){.id = gp_new_id(), .size = size, .ordinal = ordinal, .host = address,
+                            .shared = true};
+    uint64_t values[3 + GP_TOKEN_WORDS] = {made->id, size, (uint64_t)(uintptr_t)address};
+    memcpy(values + 3, key, GP_TOKEN_WORDS * sizeof *key);
+    int status = gp_call(GP_MAP_SHARED, values, 3 + GP_TOKEN_WORDS, &made->device,
+                         sizeof made->device);
+    if (status != GP_SUCCESS) {
+        free(made);
+        return status;
+    }
+    *seen = made->device == (uint64_t)(uintptr_t)address ? SAME_ADDRESS : 0;
+    pthread_mutex_lock(&push_lock);
+    enter(made);
+    pthread_mutex_unlock(&push_lock);
+    return GP_SUCCESS;
+}
+
 GP_EXPORT int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
     GP_ENTER();
     if (address == NULL || size == 0) return GP_INVALID_VALUE;
-    if ((flags & MAPPABLE) && is_shared_by_nccl(address)) {
-        gp_say("NCCL goes through memory of the host, as it does between GPUs that have no access to "
-               "each other's memory or with NCCL_P2P_DISABLE; the CUDA door cannot do that");
-        return GP_NOT_SUPPORTED;
-    }
     if (size > SIZE_MAX / 2) return GP_INVALID_VALUE;
-    if (gp_range_within((uint64_t)(uintptr_t)address, size)) return GP_HOST_ALREADY_REGISTERED;
-    uint64_t first = (uint64_t)(uintptr_t)address;
-    GP_CHECK(gp_add_range((struct gp_range){first, size, GP_HOST_MEMORY, gp_current_device(), flags, 0,
-                                            NULL}));
+    uint64_t first = (uint64_t)(uintptr_t)address, key[GP_TOKEN_WORDS];
+    if (gp_range_within(first, size)) return GP_HOST_ALREADY_REGISTERED;
+    unsigned seen = 0;
+    if ((flags & MAPPABLE) && is_shared_by_nccl(address, key)) {
+        if (gp_several) {
+            gp_say("NCCL goes through memory of the host, which GPUs of several servers cannot share");
+            return GP_NOT_SUPPORTED;
+        }
+        GP_CHECK(map_shared(address, size, key, &seen));
+    }
+    struct gp_range range = {first, size, GP_HOST_MEMORY, gp_current_device(), flags | seen, 0, NULL};
+    int status = gp_add_range(range);
+    if (status != GP_SUCCESS) {
+        unmap_range(&range);
+        return status;
+    }
     gp_own(first);
     return GP_SUCCESS;
 }

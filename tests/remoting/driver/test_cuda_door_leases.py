@@ -66,6 +66,18 @@ def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
     assert first.returncode == 0, err
 
 
+def test_kernels_of_two_processes_meet_in_memory_of_the_host(
+    fake_gpu_pool: FakeGpuPool, tmp_path: Path
+) -> None:
+    """As NCCL's do between GPUs that have no access to each other's memory."""
+    program = tmp_path / "meeting"
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o"]
+    command += [str(program), str(HERE / "programs" / "meeting.c")]
+    subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
+    done = fake_gpu_pool.command("run", "-p", "0.25", "--", str(program), str(IMAGE))
+    assert done.stdout == "results right\n", done.stderr + fake_gpu_pool.logs()
+
+
 @pytest.mark.parametrize("library", ["libssl.so.3", "none.so"])
 def test_a_binary_takes_the_cuda_door_and_its_bytes_are_encrypted(
     library: str, fake_gpu_pool: FakeGpuPool, leased: str

@@ -146,12 +146,14 @@ def test_nccl_goes_from_gpu_to_gpu(
     assert set(re.findall(r"(\d+) coll channels", done.stderr)) == {"24"}
 
 
-def test_nccl_is_refused_what_would_never_end(
-    python: str, places: list[Path], pool: FakeGpuPool
+@pytest.mark.parametrize("mode", ["both", "each"])
+def test_nccl_goes_through_memory_of_the_server(
+    mode: str, python: str, places: list[Path], pool: FakeGpuPool
 ) -> None:
     """As between GPUs without access to each other's memory."""
-    program = [python, str(HERE / "programs" / "nccl_ranks.py"), str(nccl_of(places)), "both"]
-    settings = ["--env", "NCCL_P2P_DISABLE=1"]
+    program = [python, str(HERE / "programs" / "nccl_ranks.py"), str(nccl_of(places)), mode]
+    settings = ["--env", "NCCL_P2P_DISABLE=1", "--env", "NCCL_DEBUG=INFO"]
+    settings += ["--env", "NCCL_DEBUG_FILE=/dev/stderr"]
     done = pool.command("run", "-n", "2", "-m", "8G", "--door", "cuda", *settings, "--", *program)
-    assert done.returncode == 1, done.stderr
-    assert "NCCL goes through memory of the host" in done.stderr
+    assert done.stdout == "results right\n", done.stderr + pool.logs()
+    assert set(re.findall(r" via (\w+)/", done.stderr)) == {"SHM"}

@@ -101,8 +101,9 @@ def test_shared_handles_are_bounded_and_closed() -> None:
         assert sharing.share(2, ONE, at.to_bytes(32, "big"), b"", -1)
     assert not sharing.share(2, ONE, b"t" * 32, b"", -1)
     assert sharing.share(2, OTHER, b"t" * 32, b"", -1)
-    with pytest.raises(BudgetError):
-        sharing.share(2, ONE, TOKEN, b"", -1)  # it is taken
+    sharing.forget(2, ONE, bytes(32))
+    assert not sharing.share(2, ONE, TOKEN, b"", -1)  # it is taken, and stays whose it is
+    assert sharing.share(2, ONE, bytes(32), b"", -1)
     with pytest.raises(BudgetError):
         sharing.share(2, ONE, b"short", b"", -1)
     sharing.end_worker(1)
