@@ -282,7 +282,6 @@ void gp_drop_calls(struct gp_call_list *list);
 int gp_replace_call(struct gp_call_list *list, struct gp_handle *node, uint64_t before,
                     uint64_t now);
 int gp_replace_calls(struct gp_call_list *list, struct gp_handle *graph);
-int gp_capture_calls(struct gp_handle *graph, const struct gp_call_list *from);
 
 // graph_object.c
 void gp_share_objects(struct gp_object **to, struct gp_object *from);

@@ -98,16 +98,3 @@ int gp_capture_call(struct gp_handle *graph, uint64_t id) {
     pthread_mutex_unlock(&gp_graph_lock);
     return status;
 }
-
-// A launch that is captured becomes a node of that graph, with what it calls.
-int gp_capture_calls(struct gp_handle *graph, const struct gp_call_list *from) {
-    pthread_mutex_lock(&gp_graph_lock);
-    int status = gp_copy_calls(&GP_GRAPH_OF(graph)->calls, from, NULL);
-    struct gp_call_list *list = &GP_GRAPH_OF(graph)->calls;
-    // The nodes of the executable are not this graph's.
-    for (unsigned at = list->count - from->count; status == GP_SUCCESS && at < list->count; at++) {
-        list->items[at].node = NULL;
-    }
-    pthread_mutex_unlock(&gp_graph_lock);
-    return status;
-}

@@ -184,14 +184,6 @@ static int launch(struct gp_handle *handle, void *stream) {
     struct gp_exec *exec = GP_EXEC_OF(handle);
     if (__builtin_expect(exec->allocations.count > 0, 0)) GP_CHECK(note_allocations(exec));
     if (__builtin_expect(exec->staged.count == 0, 1)) return gp_post(GP_GRAPH_LAUNCH, values, 2);
-    struct gp_handle *captured = gp_captured_graph(stream);
-    if (captured != NULL) {
-        // The launch becomes a node of the graph that is captured, with what it copies.
-        pthread_mutex_lock(&gp_graph_lock);
-        int status = gp_copy_staged(&GP_GRAPH_OF(captured)->staged, &exec->staged, NULL);
-        pthread_mutex_unlock(&gp_graph_lock);
-        return status == GP_SUCCESS ? gp_post(GP_GRAPH_LAUNCH, values, 2) : status;
-    }
     // The graph copies what the host's memory holds now, so host functions before it must be over.
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
         gp_host_settle(gp_stream_handle(stream));
@@ -211,9 +203,14 @@ GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
     GP_ON(gp_handle_device(stream) >= 0 ? stream : exec);
     GP_REACH(exec);
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
+    if (gp_capture_of(stream)) {
+        // CUDA has no node for it (driver 580), and the worker's, which refuses it, ends the capture.
+        uint64_t values[2] = {((struct gp_handle *)exec)->id};
+        GP_CHECK(gp_stream_id(stream, &values[1]));
+        GP_CHECK(gp_post(GP_GRAPH_LAUNCH, values, 2));
+        return gp_spoil_capture(gp_stream_handle(stream), GP_CAPTURE_UNSUPPORTED);
+    }
     const struct gp_call_list *calls = &GP_EXEC_OF(exec)->calls;
-    struct gp_handle *captured = calls->count > 0 ? gp_captured_graph(stream) : NULL;
-    if (captured != NULL) GP_CHECK(gp_capture_calls(captured, calls));
     GP_CHECK(launch(exec, stream));
     return calls->count > 0 ? gp_host_launched(stream) : GP_SUCCESS;
 }

@@ -519,6 +519,8 @@ static int map_shared(void *address, size_t size, const uint64_t key[GP_TOKEN_WO
     int status = gp_call(GP_MAP_SHARED, values, 3 + GP_TOKEN_WORDS, &made->device,
                          sizeof made->device);
     if (status != GP_SUCCESS) {
+        gp_say("the server has no memory in which NCCL's kernels could wait for each other: error %d",
+               status);
         free(made);
         return status;
     }

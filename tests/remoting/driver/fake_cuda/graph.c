@@ -72,24 +72,11 @@ static void front_set(CUstream stream, const CUgraphNode *nodes, unsigned count)
     stream->front_count = count;
 }
 
-/* The graph of an executable that is launched in a capture: its nodes one behind the other. */
-static CUgraph graph_of(CUgraphExec exec) {
-    CUgraph graph = graph_new();
-    for (unsigned i = 0; i < exec->node_count; i++) {
-        struct work work;
-        work_clone(&work, &exec->nodes[i].work);
-        CUgraphNode node = node_new(graph, &work, i ? &graph->nodes[i - 1] : NULL, i > 0);
-        if (work.kind == WORK_GRAPH)
-            node->child = graph_of(work.graph);
-    }
-    return graph;
-}
-
 CUresult capture_add(CUstream stream, struct work *work) {
     struct capture *capture = stream->capture;
     if (capture->status != CU_STREAM_CAPTURE_STATUS_ACTIVE)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (work->kind == WORK_CALLBACK) {
+    if (work->kind == WORK_CALLBACK || work->kind == WORK_GRAPH) {
         capture->status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
         return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -97,8 +84,6 @@ CUresult capture_add(CUstream stream, struct work *work) {
     work->fault = fault_for_work;
     fault_for_work = CUDA_SUCCESS;
     CUgraphNode node = node_new(capture->graph, work, stream->front, stream->front_count);
-    if (work->kind == WORK_GRAPH)
-        node->child = graph_of(work->graph);
     front_set(stream, &node, 1);
     return CUDA_SUCCESS;
 }

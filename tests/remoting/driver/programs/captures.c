@@ -108,28 +108,15 @@ static void host_memory(int *in, int *out) {
     fill(in, 30);
     fire(twin);
     NEED(are(out, 32));
-    // A launch that is captured copies as well, when the outer graph is launched.
+    // A launch cannot be captured, and spoils what tries to (seen on an H200).
     CHECK(cuStreamBeginCapture_v2(stream, 0));
-    CHECK(cuGraphLaunch(twin, stream));
-    CHECK(cuStreamEndCapture(stream, &outer));
-    found = 8;
-    CHECK(cuGraphGetNodes(outer, nodes, &found));
-    CHECK(cuGraphNodeGetType(nodes[0], &used));
-    NEED(found == 1 && used == 4);
-    CHECK(cuGraphChildGraphNodeGetGraph(nodes[0], &next));
-    found = 8;
-    CHECK(cuGraphGetNodes(next, nodes, &found));
-    NEED(found == 4);
-    CHECK(cuGraphMemcpyNodeGetParams(nodes[0], &copy));
-    NEED(copy.source.host == in);
-    void *nested = ready(outer);
-    fill(in, 40);
-    fire(nested);
-    NEED(are(out, 42));
-    CHECK(cuGraphExecDestroy(nested));
+    NEED(cuGraphLaunch(twin, stream) == 900);
+    CHECK(cuStreamIsCapturing(stream, &used));
+    NEED(used == 2);
+    NEED(cuStreamEndCapture(stream, &outer) == 901);
+    CHECK(cuCtxSynchronize());
     CHECK(cuGraphExecDestroy(twin));
     CHECK(cuGraphExecDestroy(exec));
-    CHECK(cuGraphDestroy(outer));
     CHECK(cuGraphDestroy(clone));
     CHECK(cuGraphDestroy(graph));
     free(elsewhere);
