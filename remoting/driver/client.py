@@ -122,7 +122,7 @@ class Client:
         return data
 
     def skip_bulk(self) -> None:
-        """Read the bytes of a request that failed before it read them itself."""
+        """Read the bytes behind a record that failed before it read them itself."""
         scratch = memoryview(bytearray(min(self.bulk, 1 << 20)))
         while self.bulk:
             piece = scratch[: min(self.bulk, len(scratch))]

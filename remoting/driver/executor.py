@@ -170,11 +170,14 @@ class Executor:
                     handler(flags)
             except errors as error:
                 client.fail(op, client.api.status_of(error))
+                client.skip_bulk()
             except OverflowError:
                 client.fail(op, INVALID_VALUE)  # a number that no parameter of CUDA holds
+                client.skip_bulk()
             except KeyError:
                 # A handle that never was, or is no more: the client's mistake, as with CUDA.
                 client.fail(op, INVALID_HANDLE)
+                client.skip_bulk()
             start += size
             count += 1
         if bulk or client.bulk:

@@ -144,6 +144,17 @@ def test_launches_that_block(
         assert done.stdout == "launched: 700, then 700\n", done.stderr
 
 
+def test_an_upload_behind_a_sticky_error_does_not_end_the_session(
+    library: Path, tmp_path: Path
+) -> None:
+    """Its bytes are read all the same, and the program gets to know what the error was."""
+    program = compiled("endings", tmp_path, library)
+    with Control(tmp_path) as control:
+        words = [str(program), str(KERNELS / "test_kernels.sm_90.cubin"), "sticky"]
+        done = run(library, control, words, "--tcp")
+        assert done.stdout == "sticky: 0, 700, 0, 700\n", done.stderr
+
+
 @pytest.mark.slow
 def test_a_cut_network_ends_a_wait(library: Path, tmp_path: Path) -> None:
     """Nothing says that the server is gone: no packet of it arrives any more."""

@@ -102,7 +102,7 @@ def wait_for_error(program: "subprocess.Popen[str]") -> tuple[int, str, str, flo
     ("how", "library"),
     [
         ("worker killed", "none.so"),
-        ("worker killed", "libssl.so.3"),
+        pytest.param("worker killed", "libssl.so.3", marks=pytest.mark.slow),
         ("lease ended", "libssl.so.3"),
         ("server killed", "libssl.so.3"),
     ],
@@ -132,6 +132,40 @@ def test_a_program_that_waits_for_a_kernel_gets_an_error(
     assert code == 125
     assert reason in err.splitlines()[-1], err
     assert "the GPU is lost" in err
+    pool.until(lambda: pool.leases() == [])
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "worker killed",
+        pytest.param("lease ended", marks=pytest.mark.slow),
+        pytest.param("server killed", marks=pytest.mark.slow),
+    ],
+)
+def test_all_threads_of_a_program_get_the_error_and_so_does_what_they_call_then(
+    how: str, fake_gpu_pool: FakeGpuPool
+) -> None:
+    """Whatever each waits for. No later call waits, no exit handler, and no forked child."""
+    pool, program = fake_gpu_pool, fake_gpu_pool.folder / "endings"
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    command += ["-o", str(program), str(HERE / "programs" / "endings.c")]
+    subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
+    process = pool.spawn("run", "--", str(program), str(IMAGE), "all")
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(2)]
+    assert lines == ["a child before: 3, 3, 3\n", "waiting\n"], process.communicate()[1]
+    if how == "worker killed":
+        pool.server.kill_workers()
+    elif how == "lease ended":
+        pool.command("kill", pool.lease())
+    else:
+        pool.server.kill()
+    out, err = process.communicate(timeout=2 * DEADLINE_S)
+    if how == "server killed":
+        pool.restart()
+    assert out == "over\na child after: 3, 3, 3\ndone\n", err
+    assert process.returncode == 125
     pool.until(lambda: pool.leases() == [])
 
 
