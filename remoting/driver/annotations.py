@@ -203,6 +203,7 @@ RECORDS: tuple[str, ...] = (
     "ARRAY_PLANE",
     "PEER_ATOMICS",
     "DECOMPRESS",
+    "PEER_CUT",
 )
 
 HAND: tuple[str, ...] = (

@@ -70,6 +70,7 @@ class PeerCopies(Area):
     def __init__(self, client: Client, links: Links | None) -> None:
         super().__init__(client)
         self._given = links
+        self.posted = {table.PEER_CUT: (1, self._cut)}
         self.asked = {
             table.PEER_INTRODUCE: (2, self._introduce),
             table.PEER_CONNECT: (1, self._connect),
@@ -94,6 +95,10 @@ class PeerCopies(Area):
     def _connect(self, index: int) -> bytes:
         """Answer with why a worker cannot be reached; with nothing if it is connected."""
         return self._links.connect(index).encode()[:200]
+
+    def _cut(self, index: int) -> None:
+        """End all copies with a worker that has lost this one, and may notice that much sooner."""
+        self._links.cut(index)
 
     def _end(self, number: int, index: int, address: int, size: int, stream: int) -> Copy:
         """Return this end of a copy, which begins when a stream has come to this place."""

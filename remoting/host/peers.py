@@ -9,7 +9,6 @@ and of two workers that send to each other none waits for ever: of all transfers
 one that was asked for first is awaited by nothing but its two ends.
 """
 
-import contextlib
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +25,7 @@ COUNT_MAX = 256
 
 KEY_SIZE = 32
 CONNECT_TIMEOUT_S = 5.0
-SILENT_MAX_S = 10.0
+SILENT_MAX_S = 3.5
 """A sender gives up a connection on which nothing is acknowledged for so long."""
 
 TEXT_SIZE_MAX = 1000
@@ -92,7 +91,7 @@ class Links(Protocol):
         ...
 
     def cut(self, index: int) -> None:
-        """Close both links with a worker, in the middle of whatever travels there."""
+        """End both links with a worker, in the middle of whatever travels there."""
         ...
 
     def close(self) -> None:
@@ -223,10 +222,10 @@ class Peers:
             size -= len(piece)
 
     def cut(self, index: int) -> None:
-        """Close both links with a worker, in the middle of whatever travels there."""
+        """End both links with a worker, in the middle of whatever travels there."""
         for links in (self._outgoing, self._incoming):
             if index in links:
-                links[index].close()
+                links[index].hang_up()
         self._lost.setdefault(index, "a transfer was interrupted half-way")
 
     def close(self) -> None:
@@ -256,10 +255,9 @@ class Peers:
         return bytes(data)
 
     def _lose(self, index: int, why: str) -> PeerLostError:
-        """Close the links with a worker; what is asked of them later fails at once."""
+        """End the links with a worker; what is asked of them later fails at once."""
         self._lost.setdefault(index, why)
         for links in (self._outgoing, self._incoming):
             if index in links:
-                with contextlib.suppress(OSError):
-                    links[index].close()
+                links[index].hang_up()
         return PeerLostError(f"a copy between servers failed: lost {self._peer(index).name}: {why}")

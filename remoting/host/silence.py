@@ -62,7 +62,7 @@ def wait_for_room(sock: socket.socket, lost_after_s: float) -> None:
     while not poll.poll(LOOK_EVERY_S * 1000):
         sent = _sent(sock)
         if sent is not None and silence.is_lost(sent, time.monotonic()):
-            raise TimeoutError(f"no answer for {lost_after_s:.0f} s")
+            raise TimeoutError(f"no answer for {lost_after_s:.3g} s")
 
 
 def _sent(sock: socket.socket) -> Sent | None:

@@ -63,6 +63,10 @@ class SessionStream(Protocol):
         """Send ``data`` with a descriptor; False, and nothing sent, where that is impossible."""
         ...
 
+    def hang_up(self) -> None:
+        """End the connection for threads that are in the middle of using it; close it later."""
+        ...
+
     def close(self) -> None:
         """Close the connection; harmless when it is closed already."""
         ...
@@ -177,9 +181,14 @@ class PlainStream:
         self.send_buffers([data[sent:]])
         return True
 
+    def hang_up(self) -> None:
+        """End the connection for threads that are in the middle of using it."""
+        _hang_up(self._socket)
+
     def close(self) -> None:
         """Close the connection."""
-        _shut(self._socket)
+        _hang_up(self._socket)
+        self._socket.close()
 
 
 class TlsStream:
@@ -259,9 +268,14 @@ class TlsStream:
         """Send nothing: TLS carries bytes only."""
         return False
 
+    def hang_up(self) -> None:
+        """End the connection for threads that are in the middle of using it."""
+        _hang_up(self._socket)
+
     def close(self) -> None:
         """Close the connection; the kernel's FIN is what the client waits for."""
-        _shut(self._socket)
+        _hang_up(self._socket)
+        self._socket.close()
 
     def _send_small(self, views: list[memoryview]) -> None:
         if len(views) == 1:
@@ -305,7 +319,6 @@ class TlsStream:
         poll.poll()
 
 
-def _shut(sock: socket.socket) -> None:
+def _hang_up(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # Not connected any more: closing is all that is left.
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
-    sock.close()

@@ -40,7 +40,10 @@ HANGUP_GRACE_S = 2.0
 
 REPORT_INTERVAL_S = 1.0
 
-KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_COUNT = 4, 2, 3
+KEEPALIVE_CLIENT = (4, 2, 3)
+KEEPALIVE_LINK = (1, 1, 3)
+"""Seconds before the first probe and between probes, and how many. A client has 10 s before its
+session ends; another worker, for which a copy waits, has 4 s."""
 """A client that vanished without a word is noticed in 10 s, as on its control connection."""
 
 PRELOADED = (
@@ -235,6 +238,7 @@ class Worker:
             OSError: when the connection broke.
         """
         assert self._assign is not None
+        set_options(sock, KEEPALIVE_LINK)
         if not self._peers.key:
             raise AuthenticationError("data connection refused", why="there is one already")
         expected = replace(self._assign, ticket=self._peers.key)
@@ -253,7 +257,7 @@ class Worker:
         dialled = self._dialled.get()
         if isinstance(dialled, str):
             raise OSError(dialled)
-        set_options(dialled)
+        set_options(dialled, KEEPALIVE_LINK)
         return dialled
 
     def _serve(self, sock: socket.socket) -> None:
@@ -374,8 +378,8 @@ def accept_client(
     return sock
 
 
-def set_options(sock: socket.socket) -> None:
-    """Prepare a TCP connection for small frames and for a client that vanishes.
+def set_options(sock: socket.socket, keepalive: tuple[int, int, int] = KEEPALIVE_CLIENT) -> None:
+    """Prepare a TCP connection for small frames and for another end that vanishes.
 
     No TCP_USER_TIMEOUT: since Linux 5.11 it also ends a connection whose peer is alive but reads
     nothing, and a program stopped with Ctrl-Z keeps its session.
@@ -385,11 +389,8 @@ def set_options(sock: socket.socket) -> None:
         return
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_IDLE_S),
-        ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_S),
-        ("TCP_KEEPCNT", KEEPALIVE_COUNT),
-    ):
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+    for name, value in zip(names, keepalive, strict=True):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

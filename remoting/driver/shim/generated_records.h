@@ -148,6 +148,7 @@
 #define GP_ARRAY_PLANE 144
 #define GP_PEER_ATOMICS 145
 #define GP_DECOMPRESS 146
+#define GP_PEER_CUT 147
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257
@@ -179,6 +180,6 @@
 #define GP_CALL_cuFuncSetCacheConfig 283
 #define GP_CALL_cuGraphUpload 284
 #define GP_CUDA_HEADER_VERSION 13000
-#define GP_PROTOCOL 3032525577u
+#define GP_PROTOCOL 723336217u
 
 #endif

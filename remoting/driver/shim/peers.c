@@ -126,7 +126,16 @@ int gp_copy_direct(uint64_t target, uint64_t source, size_t size, void *stream) 
         if (status != GP_SUCCESS) streams[1] = GP_LEGACY_STREAM;  // the other end must be met
         uint64_t values[5] = {number, (uint64_t)from_server, target, size, streams[1]};
         gp_ask(&received, GP_PEER_RECEIVE, values, 5);
-        int there = gp_hear(&received), here = gp_hear(&sent);
+        int there = gp_hear(&received);
+        if (there == GP_DEVICE_UNAVAILABLE) {
+            // The receiver has lost the sender, which may learn of that minutes later: what is full
+            // is probed less and less often.
+            GP_ROUTE(at);
+            uint64_t lost[1] = {(uint64_t)to_server};
+            gp_post(GP_PEER_CUT, lost, 1);
+            gp_flush();
+        }
+        int here = gp_hear(&sent);
         if (status == GP_SUCCESS) status = here != GP_SUCCESS ? here : there;
     }
     pthread_mutex_unlock(&turns[from_server]);

@@ -22,7 +22,7 @@ from gpupool.remoting.arrays.serve import serve
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.host.peers import Peers
 from gpupool.remoting.host.streams import PlainStream, SessionStream, TlsStream
-from gpupool.remoting.host.worker import set_options
+from gpupool.remoting.host.worker import KEEPALIVE_LINK, set_options
 
 DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "arrays" / "dropin"
 MIB = 1 << 20
@@ -148,7 +148,7 @@ class Server:
             except OSError:
                 return
             self.connections.append(connection)
-            set_options(connection)
+            set_options(connection, KEEPALIVE_LINK)
             assert self.links is not None
             with contextlib.suppress(GpupoolError, OSError):
                 accept_proof(connection, self.session, self.links.key)
@@ -328,7 +328,7 @@ def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
         listener = by_name[name].peer_listener
         assert listener is not None
         connection = socket.create_connection(listener.getsockname())
-        set_options(connection)
+        set_options(connection, KEEPALIVE_LINK)
         return connection
 
     for at, server in enumerate(servers):

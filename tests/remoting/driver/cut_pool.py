@@ -140,17 +140,21 @@ RELAY = ("-n", "1", "--server", "a", "--env", "GPUPOOL_LIBSSL=none.so")
 ACROSS = ("-n", "2", "--across", "--env", "GPUPOOL_LIBSSL=libssl.so.3")
 
 CASES: dict[str, tuple[Cut, tuple[str, ...], str]] = {
-    "tls, both ways": (both, TLS, "wait"),
-    "tls, to the server": (to_server, TLS, "wait"),
-    "tls, from the server": (from_server, TLS, "wait"),
-    "tls, unplugged": (unplugged, TLS, "wait"),
-    "tls, server frozen": (frozen, TLS, "wait"),
-    "relay, both ways": (both, RELAY, "wait"),
-    "relay, to the server": (to_server, RELAY, "wait"),
-    "relay, from the server": (from_server, RELAY, "wait"),
-    "relay, server frozen": (frozen, RELAY, "wait"),
-    "across, one server cut": (second, ACROSS, "wait"),
-    "across, one server frozen": (second_frozen, ACROSS, "wait"),
+    "tls, both ways": (both, TLS, "context"),
+    "tls, to the server": (to_server, TLS, "context"),
+    "tls, from the server": (from_server, TLS, "context"),
+    "tls, unplugged": (unplugged, TLS, "context"),
+    "tls, server frozen": (frozen, TLS, "context"),
+    "relay, both ways": (both, RELAY, "stream"),
+    "relay, to the server": (to_server, RELAY, "stream"),
+    "relay, from the server": (from_server, RELAY, "stream"),
+    "relay, server frozen": (frozen, RELAY, "stream"),
+    "across, one server cut": (second, ACROSS, "event"),
+    "across, one server frozen": (second_frozen, ACROSS, "event"),
+    "tls, full": (both, TLS, "upload"),
+    "relay, full": (both, RELAY, "upload"),
+    "between": (between, ACROSS, "copies"),
+    "between, one busy": (between, ACROSS, "copies-busy"),
 }
 
 
@@ -159,15 +163,16 @@ def run(net: Net, words: list[str], case: str) -> None:
     program = net.pool.spawn("run", *options, "--", *words, mode)
     assert program.stdout is not None
     try:
-        if program.stdout.readline() != "waiting\n":
-            raise AssertionError(program.communicate()[1] + net.pool.logs())
+        while (line := program.stdout.readline()) != "waiting\n":
+            if not line:
+                raise AssertionError(program.communicate()[1] + net.pool.logs())
         time.sleep(1.3)
         started = time.monotonic()
         cut(net)
         said = program.stdout.readline().strip()
         seconds = time.monotonic() - started
         _, errors = program.communicate(timeout=DEADLINE_S)
-        last = errors.splitlines()[-1]
+        last = (errors.splitlines() or [""])[-1]
         print(case, f"{seconds:.2f} s", program.returncode, said, last, sep=" | ", flush=True)
     finally:
         with contextlib.suppress(ProcessLookupError):

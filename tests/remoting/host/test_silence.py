@@ -66,16 +66,16 @@ def test_a_connection_with_room_is_not_asked() -> None:
 class TimedOut:
     """A link whose machine has not answered the kernel's keep-alive."""
 
-    closed = False
+    ended = False
 
     def recv_into(self, buffer: memoryview) -> int:
         raise TimeoutError(110, "Connection timed out")
 
     def send_buffers(self, buffers: object) -> None:
-        raise TimeoutError("no answer for 10 s")
+        raise TimeoutError("no answer for 3.5 s")
 
-    def close(self) -> None:
-        self.closed = True
+    def hang_up(self) -> None:
+        self.ended = True
 
 
 def test_a_link_that_times_out_is_lost_and_the_worker_lives() -> None:
@@ -87,7 +87,33 @@ def test_a_link_that_times_out_is_lost_and_the_worker_lives() -> None:
     peers._outgoing[1] = outgoing  # pyright: ignore[reportPrivateUsage, reportArgumentType]
     with pytest.raises(PeerLostError, match="lost server-b: Connection timed out"):
         peers.begin(1, 1, 8)
-    assert incoming.closed
-    assert outgoing.closed
+    assert incoming.ended
+    assert outgoing.ended
     with pytest.raises(PeerLostError, match="no copies with server server-b: Connection timed"):
         peers.send(1, 2, 4, [memoryview(b"data")])
+
+
+def test_a_sender_that_waits_for_room_is_cut_by_another_thread() -> None:
+    """As when its client has heard from the receiver that the two have lost each other."""
+    peers = Peers(lambda _: socket.socket(), lambda: None)
+    peers.introduce(b"k" * 32, 0, [None, Peer("b", "b", bytes(16), bytes(32), "off", bytes(32))])
+    near, far = socket.socketpair()
+    stream = PlainStream(near)
+    stream.lost_after_s = 60.0
+    peers._outgoing[1] = stream  # pyright: ignore[reportPrivateUsage]
+    lost: list[PeerLostError] = []
+
+    def send() -> None:
+        try:
+            peers.send(1, 1, 64 << 20, [memoryview(bytes(64 << 20))])
+        except PeerLostError as error:
+            lost.append(error)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    far.recv(1)  # it sends, and soon finds no room
+    peers.cut(1)
+    sender.join()
+    assert lost
+    far.close()
+    peers.close()
