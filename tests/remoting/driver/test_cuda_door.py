@@ -344,7 +344,7 @@ MALFORMED = {
     "number zero": (frame(record(0)), "unknown record"),
     "no request": (frame(record(table.ALLOCATE, 1, 2)), "without a request"),
     "short launch": (frame(record(table.LAUNCH, 1)), "malformed launch"),
-    "bulk nobody wants": (frame(record(table.FREE, 1), bulk=b"12345678"), "nobody asked"),
+    "bulk nobody wants": (frame(record(table.SET_DEVICE, 0), bulk=b"12345678"), "nobody asked"),
     "upload of another size": (
         frame(record(table.COPY_IN, 4096, 99, 1), bulk=b"12345678"),
         "malformed upload",
