@@ -169,13 +169,16 @@ class Executor:
                         raise RemoteProtocolError("unknown record", why=str(op))
                     handler(flags)
             except errors as error:
+                client.skip_bulk()  # whatever has failed before it read them all
                 client.fail(op, client.api.status_of(error))
                 client.skip_bulk()
             except OverflowError:
+                client.skip_bulk()
                 client.fail(op, INVALID_VALUE)  # a number that no parameter of CUDA holds
                 client.skip_bulk()
             except KeyError:
                 # A handle that never was, or is no more: the client's mistake, as with CUDA.
+                client.skip_bulk()
                 client.fail(op, INVALID_HANDLE)
                 client.skip_bulk()
             start += size
@@ -204,7 +207,9 @@ class Executor:
                 body = method(*values)
             except client.api.errors as error:
                 client.skip_bulk()
-                client.session.reply(request, client.api.status_of(error))
+                status = client.api.status_of(error)
+                client.session.reply(request, status)
+                client.waiter.heard(status)
             except KeyError:
                 client.skip_bulk()
                 client.session.reply(request, INVALID_HANDLE)

@@ -39,6 +39,7 @@ class HostFunctions(Area):
         self._lock = threading.Lock()
         self._tickets = 0
         self._waiting: dict[int, threading.Lock] = {}
+        self._expected: set[int] = set()  # numbers of functions to which no stream has come yet
         self._overtaken: set[int] = set()  # tickets of answers that were found before their turn
         self._teller: threading.Thread | None = None
         self._ready = threading.Event()
@@ -54,6 +55,7 @@ class HostFunctions(Area):
             return
         self._teller = threading.Thread(target=self._tell, daemon=True)
         self._teller.start()
+        self.waiter.when_broken.append(self._broken)
         self._ready.wait()  # it calls CUDA only before the first stream can stand still
         self._overtaker.answer(self._waiting.__contains__, self._overtake)
         self._overtaker.start()
@@ -64,8 +66,12 @@ class HostFunctions(Area):
         try:
             handle = self.streams[stream]
             data = number << 1 | (waits & 1)
+            with self._lock:
+                self._expected.add(number)
             self._direct.call("cuStreamAddCallback", handle, self._callback_address, data, 0)
         except (*self.api.errors, KeyError):
+            with self._lock:
+                self._expected.discard(number)
             self.session.host(number, UNKNOWN, 0)
             raise
 
@@ -94,7 +100,18 @@ class HostFunctions(Area):
 
     def _callback(self, _stream: int | None, status: int, data: int | None) -> None:
         word = data or 0
+        with self._lock:
+            if word >> 1 not in self._expected:
+                return  # the client has heard of the error already
+            self._expected.remove(word >> 1)
         self._turn(word >> 1, status, waits=bool(word & 1))
+
+    def _broken(self, status: int) -> None:
+        """Tell of the functions to which no stream will come: a program may wait for their end."""
+        with self._lock:
+            lost, self._expected = sorted(self._expected), set()
+        for number in lost:
+            self._turns.put((number, status, 0))
 
     def _node(self, data: int | None) -> None:
         self._turn(data or 0, 0, waits=True)

@@ -17,6 +17,9 @@ THREADS_MAX = 256
 SPIN_COUNT = 12
 """Queries of an event before a thread is woken for it: about as long as a small copy takes."""
 
+BREAKING = frozenset({214, 220, 226, 700, 702, 710, *range(714, 720), 721})
+"""Errors that stay, by CUresult: of memory, of links, of kernels."""
+
 NO_PAGES = (0, 0)
 MIRROR_BLOCK = 16 << 10
 MIRROR_GAP = 64
@@ -201,8 +204,16 @@ class Waiter:
         self.staging = Staging(api)
         self._events: dict[int, list[int]] = {}
         self.freeing = Freeing()
+        self.when_broken: list[Callable[[int], None]] = []
+        """Told of an error after which nothing that was queued is executed any more."""
         self.after: list[Callable[[], None]] = []
         """What looks for changes after whatever has waited for the GPU, before the reply."""
+
+    def heard(self, status: int) -> None:
+        """Take note of an error that a synchronisation ended with."""
+        if status in BREAKING:
+            for tell in self.when_broken:
+                tell(status)
 
     def event(self, device: int) -> int:
         """Lend an event of a device."""
@@ -365,6 +376,7 @@ class Waiter:
                 status = self._api.status_of(error)
             bulk = () if status else (buffer.view[:size],)
             self._replies.reply(request, status, bulk=bulk)
+            self.heard(status)
             self.give(device, buffer)
 
         if self.soon(buffer.event):
@@ -383,5 +395,6 @@ class Waiter:
             except self._api.errors as error:
                 status = self._api.status_of(error)
             self._replies.reply(request, status)
+            self.heard(status)
 
         return run

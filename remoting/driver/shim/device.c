@@ -79,7 +79,7 @@ int gp_choose_visible(const char (*uuids)[GP_UUID_TEXT], int count, int chosen[G
         if (*word >= '0' && *word <= '9') {
             index = atoi(word);
         } else {
-            for (int at = 0; at < count; at++) {
+            for (int at = 0; at < count && index < 0; at++) {
                 if (begins_uuid(word, uuids[at])) index = at;
             }
         }

@@ -56,6 +56,17 @@ def test_what_is_seldom_done(what: str, corners: str, library: Path, tmp_path: P
         right(run(library, control, [corners, what, IMAGE], *ROOMY))
 
 
+@pytest.mark.parametrize("what", ["upload", "callback", "callback, lost"])
+def test_what_stands_behind_a_failure(
+    what: str, corners: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upload of more than one piece; a callback, called by the driver or not."""
+    if what.endswith("lost"):
+        monkeypatch.setenv("FAKE_CUDA_LOSES_CALLBACKS", "1")
+    with Control(tmp_path) as control:
+        right(run(library, control, [corners, what, IMAGE], *ROOMY))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["signal"] * 3 + ["transfers"])
 def test_a_program_ends_at_once(what: str, corners: str, library: Path, tmp_path: Path) -> None:

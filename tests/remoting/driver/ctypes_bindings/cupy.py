@@ -40,8 +40,10 @@ class Runtime:
     def memsetAsync(self, address: int, value: int, size: int, stream: int) -> None:
         call("cuMemsetD8Async", address, value, size, stream)
 
-    def memcpyAsync(self, target: int, source: int, size: int, _kind: int, stream: int) -> None:
-        call("cuMemcpyAsync", target, source, size, stream)
+    def memcpyAsync(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
+        # As CUDA's runtime: what is said to be a device's address is never taken for the host's.
+        name = {1: "cuMemcpyHtoDAsync", 2: "cuMemcpyDtoHAsync", 3: "cuMemcpyDtoDAsync"}[kind]
+        call(f"{name}_v2", target, source, size, stream)
 
     def hostAlloc(self, size: int, flags: int) -> int:
         return get("cuMemHostAlloc", size, flags)

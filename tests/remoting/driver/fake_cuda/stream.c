@@ -75,6 +75,13 @@ CUresult stream_resolve(CUcontext ctx, CUstream handle, CUstream *stream) {
 
 static CUresult batch_run(const struct work *batch);
 
+/* Memory of the host that CUDA does not know is no better than none. */
+static char *value_at(const struct work *work) {
+    if (memory_is_pageable((const void *)(uintptr_t)work->value.pointer))
+        return NULL;
+    return memory_any(work->value.pointer, work->value.bytes);
+}
+
 CUresult work_run(struct work *work) {
     if (work->fault != CUDA_SUCCESS)
         return work->fault;
@@ -106,7 +113,7 @@ CUresult work_run(struct work *work) {
     case WORK_BATCH:
         return batch_run(work);
     case WORK_WRITE_VALUE: {
-        char *at = memory_any(work->value.pointer, work->value.bytes);
+        char *at = value_at(work);
         if (at == NULL)
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         memcpy(at, &work->value.value, work->value.bytes);
@@ -115,7 +122,7 @@ CUresult work_run(struct work *work) {
     case WORK_WAIT_VALUE:
         for (;;) {
             uint64_t seen = 0;
-            char *at = memory_any(work->value.pointer, work->value.bytes);
+            char *at = value_at(work);
             if (at == NULL)
                 return CUDA_ERROR_ILLEGAL_ADDRESS;
             memcpy(&seen, at, work->value.bytes);
@@ -199,7 +206,9 @@ static void *stream_thread(void *argument) {
             usleep(200);
         CUresult broken = atomic_load(&stream->ctx->error);
         CUresult result = broken ? CUDA_SUCCESS : work_run(&operation->work);
-        if (broken && operation->work.kind == WORK_RECORD)
+        /* Callbacks get to know of errors; host functions are not called any more. */
+        bool told = operation->work.kind == WORK_CALLBACK && !getenv("FAKE_CUDA_LOSES_CALLBACKS");
+        if (broken && (operation->work.kind == WORK_RECORD || told))
             work_run(&operation->work);
         if (result != CUDA_SUCCESS)
             context_fail(stream->ctx, result);

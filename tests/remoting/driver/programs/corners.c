@@ -14,11 +14,12 @@ int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
 int cuMemHostAlloc(void **, size_t, unsigned), cuMemFreeHost(void *);
 int cuMemHostGetDevicePointer_v2(uint64_t *, void *, unsigned);
 int cuMemsetD32_v2(uint64_t, unsigned, size_t), cuCtxGetCurrent(void **);
+int cuStreamAddCallback(void *, void (*)(void *, int, void *), void *, unsigned);
 
 enum { THREADS = 8, ROUNDS = 40, MANY = 70000, PIECE = 1 << 20, LARGE = 100 << 20, N = 1 << 14 };
 
 static char image[1 << 20];
-static void *context, *increment, *out_of_bounds, *wait_for_flag;
+static void *context, *increment, *out_of_bounds, *wait_for_flag, *sleep_us;
 
 static void sizes_that_no_memory_has(void) {
     uint64_t address;
@@ -144,6 +145,36 @@ static void an_end_among_transfers(void) {
 }
 
 
+static volatile int called_with;
+
+static void be_called(void *stream, int status, void *data) {
+    (void)stream, (void)data;
+    called_with = status;
+}
+
+// The error is what everything says from then on, and nothing waits for what never comes.
+static void after_a_failure(bool by_callback) {
+    enum { UPLOAD = 16 << 20, ILLEGAL_ADDRESS = 700 };
+    long long microseconds = 3000;
+    uint64_t memory, more;
+    void *stream, *bytes = calloc(1, UPLOAD), *slept[] = {&microseconds}, *parameters[] = {&memory};
+    CHECK(cuStreamCreate(&stream, 1));
+    CHECK(cuMemAlloc_v2(&memory, UPLOAD));
+    launch(sleep_us, 1, slept, stream);
+    launch(out_of_bounds, 1, parameters, stream);
+    if (by_callback) {
+        CHECK(cuStreamAddCallback(stream, be_called, NULL, 0));
+    } else {
+        cuMemcpyHtoDAsync_v2(memory, bytes, UPLOAD, stream);
+    }
+    NEED(cuStreamSynchronize(stream) == ILLEGAL_ADDRESS);
+    NEED(cuMemAlloc_v2(&more, 64) == ILLEGAL_ADDRESS);
+    NEED(cuCtxSynchronize() == ILLEGAL_ADDRESS);
+    NEED(cuMemcpyDtoH_v2(bytes, memory, UPLOAD) == ILLEGAL_ADDRESS);
+    NEED(called_with == (by_callback ? ILLEGAL_ADDRESS : 0));
+    free(bytes);
+}
+
 int main(int count, char **arguments) {
     if (count != 3) return 2;
     const char *what = arguments[1];
@@ -157,6 +188,9 @@ int main(int count, char **arguments) {
     CHECK(cuModuleGetFunction(&increment, module, "increment"));
     CHECK(cuModuleGetFunction(&wait_for_flag, module, "wait_for_flag"));
     CHECK(cuModuleGetFunction(&out_of_bounds, module, "out_of_bounds"));
+    CHECK(cuModuleGetFunction(&sleep_us, module, "sleep_us"));
+    if (strstr(what, "upload") != NULL) after_a_failure(false);
+    if (strstr(what, "callback") != NULL) after_a_failure(true);
     if (strstr(what, "sizes") != NULL) sizes_that_no_memory_has();
     if (strstr(what, "many") != NULL) many_downloads();
     if (strstr(what, "large") != NULL) a_large_download();
