@@ -45,7 +45,8 @@ class Program:
     @property
     def label(self) -> str:
         """Return what to call it."""
-        return self.name if self.setting is None else f"{self.name} {'='.join(self.setting)}"
+        words = [self.name] + (["=".join(self.setting)] if self.setting else [])
+        return " ".join([*words, *(["2 GPUs"] if self.gpus > 1 else [])])
 
 
 PROGRAMS = [
@@ -67,7 +68,14 @@ PROGRAMS = [
     Program("numba_kernel.py", 50),
     Program("nvml_view.py", 40),
     Program("jax_small.py", 75),
+    Program("torch_basic.py", 75, setting=("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")),
+    Program("torch_basic.py", 75, setting=("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")),
+    Program("other_libraries.py", 120),
+    Program("other_jax.py", 120),
+    Program("other_jax.py", 120, gpus=2),
+    Program("cuda_core.py", 60),
     Program("torch_two.py", 90, gpus=2),
+    Program("torch_sharded.py", 120, gpus=2),
     Program("torch_ddp.py", 120, gpus=2),
     # As between GPUs that have no access to each other's memory.
     Program("torch_two.py", 90, gpus=2, setting=("NCCL_P2P_DISABLE", "1")),
@@ -148,6 +156,8 @@ def both(
     """Run a program natively and on the pool; return what to print, and whether it passed."""
     env, settings = dict(os.environ), dict([program.setting] if program.setting else [])
     log = pool.folder / f"{program.label}-native.log"
+    if program.gpus == 1:
+        env["CUDA_VISIBLE_DEVICES"] = "0"
     native = run(command, program.limit, log, env | settings)
     options = ["-n", str(program.gpus), "-p", fraction]
     for name, value in settings.items():
