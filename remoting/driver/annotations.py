@@ -204,6 +204,13 @@ RECORDS: tuple[str, ...] = (
     "PEER_ATOMICS",
     "DECOMPRESS",
     "PEER_CUT",
+    "GREEN_RESOURCE",
+    "GREEN_SPLIT",
+    "GREEN_DESCRIBE",
+    "GREEN_CREATE",
+    "GREEN_DESTROY",
+    "GREEN_STREAM",
+    "GREEN_EVENT",
 )
 
 HAND: tuple[str, ...] = (
@@ -350,6 +357,9 @@ HAND: tuple[str, ...] = (
     *("cuDeviceRegisterAsyncNotification", "cuDeviceUnregisterAsyncNotification"),
     *("cuProfilerInitialize", "cuCoredumpGetAttribute", "cuCoredumpGetAttributeGlobal"),
     *("cuCoredumpSetAttribute", "cuCoredumpSetAttributeGlobal", "cuMemBatchDecompressAsync"),
+    *("cuDevResourceGenerateDesc", "cuDevSmResourceSplitByCount", "cuGreenCtxCreate"),
+    *("cuGreenCtxDestroy", "cuGreenCtxGetDevResource", "cuGreenCtxRecordEvent"),
+    *("cuGreenCtxWaitEvent", "cuGreenCtxStreamCreate", "cuGreenCtxGetId", "cuCtxFromGreenCtx"),
 )
 
 REFUSED: tuple[str, ...] = ("cuDeviceGetLuid",)

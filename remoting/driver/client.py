@@ -19,6 +19,9 @@ from gpupool.remoting.driver.waiting import Waiter
 WORDS = [struct.Struct(f"<{count}Q") for count in range(64)]
 HEADER, REQUEST = 8, 8
 LEGACY_STREAM = 1
+GREEN_FIRST = 1024
+"""Numbers of green contexts among those of devices start here."""
+
 OBJECTS_MAX = 1 << 20
 """Streams, events and so on that one client may have at a time, of each kind."""
 
@@ -55,6 +58,16 @@ class Function:
         return values, (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
 
 
+@dataclass(frozen=True, slots=True)
+class Green:
+    """A green context: its handle, itself as a context, and its device's own context."""
+
+    handle: int
+    context: int
+    primary: int
+    device: int
+
+
 class Client:
     """The objects of a client process, the record at hand, and what has failed."""
 
@@ -72,6 +85,8 @@ class Client:
         self.budget = budget
         self.log = log
         self.device = 0
+        self.place = 0  # the same, or the number of the green context that is current
+        self.greens: dict[int, Green] = {}
         self.ordinals = [cast("int", spec.ordinal) for spec in devices]
         self.waiter = Waiter(api, session, self.ordinals)
         self.streams: dict[int, int] = {LEGACY_STREAM: 0}
@@ -136,6 +151,20 @@ class Client:
         if device >= len(self.devices):
             raise RemoteProtocolError("no such device", why=str(device))
         return device
+
+    def select(self, place: int) -> None:
+        """Make a device current, or a green context."""
+        if place >= GREEN_FIRST:
+            green = self.greens[place]
+            self.api.call("cuCtxSetCurrent", green.context)
+            self.device, self.place = green.device, place
+            return
+        device = self.index(place)
+        if self.place >= GREEN_FIRST:
+            # The runtime may do nothing where it finds the device current already.
+            self.api.call("cuCtxSetCurrent", self.greens[self.place].primary)
+        self.api.runtime.setDevice(self.ordinals[device])
+        self.device = self.place = device
 
     def keep(self, kind: str, number: int, handle: int) -> None:
         """Remember an object under the number that the client gave it."""

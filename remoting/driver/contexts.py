@@ -40,8 +40,7 @@ class Contexts(Area):
         return snapshot + self.images.encoded()
 
     def _set_device(self, device: int) -> None:
-        self.client.device = self.client.index(device)
-        self.api.runtime.setDevice(self.client.ordinals[device])
+        self.client.select(device)
 
     def _get_limit(self, limit: int) -> bytes:
         name = self.api.enumerated("CUlimit", limit)

@@ -17,6 +17,7 @@ from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.generic import Generic
 from gpupool.remoting.driver.graph_launches import GraphLaunches
 from gpupool.remoting.driver.graphs import Graphs
+from gpupool.remoting.driver.greens import Greens
 from gpupool.remoting.driver.hosts import HostFunctions
 from gpupool.remoting.driver.images import Images
 from gpupool.remoting.driver.ipc import Ipc
@@ -72,6 +73,7 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
         References(client, direct, modules, arrays),
         Tensors(client, direct),
         Queries(client, direct),
+        Greens(client, direct),
         arrays,
         Streams(client, direct),
         hosts,

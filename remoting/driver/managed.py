@@ -133,13 +133,13 @@ class Managed(Area):
         """
         if not 0 < size <= READ_SIZE_MAX:
             raise CudaError(INVALID_VALUE, "cuMemAllocManaged")
-        request, current, waiter = self.client.request, self.client.device, self.waiter
-        self.api.runtime.setDevice(self.client.ordinals[self.client.index(device)])
+        request, place, waiter = self.client.request, self.client.place, self.waiter
+        self.client.select(self.client.index(device))
         try:
             stream = self._stream(device) if at_once else LEGACY_STREAM
             buffer = waiter.take(device, size)
             self.api.copy(buffer.address, address, size, DEVICE_TO_HOST, stream)
             self.api.record(buffer.event, stream)
         finally:
-            self.api.runtime.setDevice(self.client.ordinals[current])
+            self.client.select(place)
         waiter.answer(request, device, buffer, size)

@@ -66,6 +66,8 @@ enum gp_kind {
     GP_USER_OBJECT,
     GP_TEXTURE_REFERENCE,
     GP_SURFACE_REFERENCE,
+    GP_DESCRIPTION,  // a CUdevResourceDesc
+    GP_GREEN,        // a CUgreenCtx
 };
 
 #define GP_MAGIC 0x67706f6fU
@@ -117,6 +119,9 @@ struct gp_context {
     uint64_t serial;
     bool primary;
     struct gp_local *locals;
+    void *green;               // green.c; NULL for any other
+    int place;                 // of a green one: what SET_DEVICE calls it
+    struct gp_handle *legacy;  // of a green one: its own
 };
 
 struct gp_symbol {
@@ -198,6 +203,7 @@ void gp_choose_devices(void);
 int gp_push(struct gp_context *context);
 int cuCtxSynchronize(void);
 int cuCtxGetCurrent(void **context);
+int gp_place(void);  // where calls go to, as SET_DEVICE names it: a device or a green context; or -1
 
 // route.c: which server a call is for. A thread's calls go to the server of its current context,
 // unless a scope sends them elsewhere: to that of a handle, or of an address. With one server all of

@@ -207,6 +207,13 @@ int gp_current_device(void) {
     return context == NULL ? -1 : context->handle.device;
 }
 
+int gp_place(void) {
+    int device = gp_current_device();
+    if (device < 0) return -1;
+    bool own = gp_several && gp_routed >= 0;
+    return own || gp_current()->place == 0 ? gp_server_device(device) : gp_current()->place;
+}
+
 int gp_check_device(int ordinal) {
     return ordinal >= 0 && ordinal < gp.device_count ? GP_SUCCESS : GP_INVALID_DEVICE;
 }
@@ -404,7 +411,7 @@ GP_EXPORT int cuCtxDestroy_v2(void *context) {
     GP_CHECK(gp_ready());
     struct gp_context *known;
     if (context == NULL || gp_context_of(context, &known) != GP_SUCCESS) return GP_INVALID_CONTEXT;
-    if (known->primary) return GP_INVALID_CONTEXT;
+    if (known->primary || known->green != NULL) return GP_INVALID_CONTEXT;
     gp_tables_reset(known);
     free_owned(known);
     pthread_mutex_lock(&context_lock);
@@ -616,33 +623,6 @@ GP_EXPORT int cuDeviceGetExecAffinitySupport(int *supported, int type, int devic
     if (supported == NULL) return GP_INVALID_VALUE;
     *supported = 0;
     return GP_SUCCESS;
-}
-
-// CUdevResource, whose middle is the driver's own; only counting multiprocessors is remoted, green
-// contexts are not.
-struct resource {
-    uint32_t type;
-    unsigned char own[92];
-    uint32_t multiprocessors, partition, alignment, flags;
-};
-
-GP_EXPORT int cuDeviceGetDevResource(int device, struct resource *resource, int type) {
-    GP_CHECK(gp_ready());
-    GP_CHECK(gp_check_device(device));
-    if (resource == NULL) return GP_INVALID_VALUE;
-    if (type != 1) return GP_NOT_SUPPORTED;  // CU_DEV_RESOURCE_TYPE_SM
-    memset(resource, 0, sizeof *resource);
-    resource->type = 1;
-    resource->multiprocessors = (uint32_t)gp.devices[device].attributes[16];
-    resource->partition = resource->alignment = 8;  // of compute capability 9.0 and later
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuCtxGetDevResource(void *context, struct resource *resource, int type) {
-    GP_CHECK(gp_ready());
-    struct gp_context *known;
-    GP_CHECK(gp_context_of(context, &known));
-    return cuDeviceGetDevResource(known->handle.device, resource, type);
 }
 
 // --- errors ---------------------------------------------------------------------------------------

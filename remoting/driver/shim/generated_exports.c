@@ -12,95 +12,85 @@ GP_EXPORT int cuCheckpointProcessLock(void) { return gp_missing(7); }
 GP_EXPORT int cuCheckpointProcessRestore(void) { return gp_missing(8); }
 GP_EXPORT int cuCheckpointProcessUnlock(void) { return gp_missing(9); }
 GP_EXPORT int cuCtxCreate(void) { return gp_missing(10); }
-GP_EXPORT int cuCtxFromGreenCtx(void) { return gp_missing(11); }
-GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(12); }
-GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(13); }
-GP_EXPORT int cuDevResourceGenerateDesc(void) { return gp_missing(14); }
-GP_EXPORT int cuDevSmResourceSplitByCount(void) { return gp_missing(15); }
-GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(16); }
-GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(17); }
-GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(18); }
-GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(19); }
-GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(20); }
-GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(21); }
-GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(22); }
-GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(23); }
-GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(24); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(25); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(26); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(27); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(28); }
-GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(29); }
-GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(30); }
-GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(31); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(32); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(33); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(34); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(35); }
-GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(36); }
-GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(37); }
-GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(38); }
-GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(39); }
-GP_EXPORT int cuGreenCtxCreate(void) { return gp_missing(40); }
-GP_EXPORT int cuGreenCtxDestroy(void) { return gp_missing(41); }
-GP_EXPORT int cuGreenCtxGetDevResource(void) { return gp_missing(42); }
-GP_EXPORT int cuGreenCtxGetId(void) { return gp_missing(43); }
-GP_EXPORT int cuGreenCtxRecordEvent(void) { return gp_missing(44); }
-GP_EXPORT int cuGreenCtxStreamCreate(void) { return gp_missing(45); }
-GP_EXPORT int cuGreenCtxWaitEvent(void) { return gp_missing(46); }
-GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(47); }
-GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(48); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(49); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(50); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(51); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(52); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(53); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(54); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(55); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(56); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(57); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(58); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(59); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(60); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(61); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(62); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(63); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(64); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(65); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(66); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(67); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(68); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(69); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(70); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(71); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(72); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(73); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(74); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(75); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(76); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(77); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(78); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(79); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(80); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(81); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(82); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(83); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(84); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(85); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(86); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(87); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(88); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(89); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(90); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(91); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(92); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(93); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(94); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(95); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(96); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(97); }
+GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(11); }
+GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(12); }
+GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(13); }
+GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(14); }
+GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(15); }
+GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(16); }
+GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(17); }
+GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(18); }
+GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(19); }
+GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(20); }
+GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(21); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(22); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(23); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(24); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(25); }
+GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(26); }
+GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(27); }
+GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(28); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(29); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(30); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(31); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(32); }
+GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(33); }
+GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(34); }
+GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(35); }
+GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(36); }
+GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(37); }
+GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(38); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(39); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(40); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(41); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(42); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(43); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(44); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(45); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(46); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(47); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(48); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(49); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(50); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(51); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(52); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(53); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(54); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(55); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(56); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(57); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(58); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(59); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(60); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(61); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(62); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(63); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(64); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(65); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(66); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(67); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(68); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(69); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(70); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(71); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(72); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(73); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(74); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(75); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(76); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(77); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(78); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(79); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(80); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(81); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(82); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(83); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(84); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(85); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(86); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(87); }
 
-const int gp_missing_count = 98;
+const int gp_missing_count = 88;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
@@ -113,11 +103,8 @@ const char *const gp_missing_names[] = {
     "cuCheckpointProcessRestore",
     "cuCheckpointProcessUnlock",
     "cuCtxCreate",
-    "cuCtxFromGreenCtx",
     "cuDestroyExternalMemory",
     "cuDestroyExternalSemaphore",
-    "cuDevResourceGenerateDesc",
-    "cuDevSmResourceSplitByCount",
     "cuDeviceGetNvSciSyncAttributes",
     "cuDeviceTotalMem",
     "cuExternalMemoryGetMappedBuffer",
@@ -142,13 +129,6 @@ const char *const gp_missing_names[] = {
     "cuGraphicsUnmapResources",
     "cuGraphicsUnmapResources_ptsz",
     "cuGraphicsUnregisterResource",
-    "cuGreenCtxCreate",
-    "cuGreenCtxDestroy",
-    "cuGreenCtxGetDevResource",
-    "cuGreenCtxGetId",
-    "cuGreenCtxRecordEvent",
-    "cuGreenCtxStreamCreate",
-    "cuGreenCtxWaitEvent",
     "cuImportExternalMemory",
     "cuImportExternalSemaphore",
     "cuMemAlloc",
@@ -202,7 +182,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[98];
+unsigned long gp_missing_calls[88];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -225,6 +205,7 @@ int cuCtxDestroy_v2();
 int cuCtxDetach();
 int cuCtxDisablePeerAccess();
 int cuCtxEnablePeerAccess();
+int cuCtxFromGreenCtx();
 int cuCtxGetApiVersion();
 int cuCtxGetCacheConfig();
 int cuCtxGetCurrent();
@@ -251,6 +232,8 @@ int cuCtxSetSharedMemConfig();
 int cuCtxSynchronize();
 int cuCtxSynchronize_v2();
 int cuCtxWaitEvent();
+int cuDevResourceGenerateDesc();
+int cuDevSmResourceSplitByCount();
 int cuDeviceCanAccessPeer();
 int cuDeviceComputeCapability();
 int cuDeviceGet();
@@ -398,6 +381,13 @@ int cuGraphRemoveDependencies_v2();
 int cuGraphRetainUserObject();
 int cuGraphUpload();
 int cuGraphUpload_ptsz();
+int cuGreenCtxCreate();
+int cuGreenCtxDestroy();
+int cuGreenCtxGetDevResource();
+int cuGreenCtxGetId();
+int cuGreenCtxRecordEvent();
+int cuGreenCtxStreamCreate();
+int cuGreenCtxWaitEvent();
 int cuInit();
 int cuIpcCloseMemHandle();
 int cuIpcGetEventHandle();
@@ -777,7 +767,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuCtxDetach", 2000, 0, 1, (void (*)(void))cuCtxDetach},
     {"cuCtxDisablePeerAccess", 4000, 0, 1, (void (*)(void))cuCtxDisablePeerAccess},
     {"cuCtxEnablePeerAccess", 4000, 0, 1, (void (*)(void))cuCtxEnablePeerAccess},
-    {"cuCtxFromGreenCtx", 12040, 0, 0, (void (*)(void))cuCtxFromGreenCtx},
+    {"cuCtxFromGreenCtx", 12040, 0, 1, (void (*)(void))cuCtxFromGreenCtx},
     {"cuCtxGetApiVersion", 3020, 0, 1, (void (*)(void))cuCtxGetApiVersion},
     {"cuCtxGetCacheConfig", 3020, 0, 1, (void (*)(void))cuCtxGetCacheConfig},
     {"cuCtxGetCurrent", 4000, 0, 1, (void (*)(void))cuCtxGetCurrent},
@@ -806,8 +796,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuCtxWaitEvent", 12050, 0, 1, (void (*)(void))cuCtxWaitEvent},
     {"cuDestroyExternalMemory", 10000, 0, 0, (void (*)(void))cuDestroyExternalMemory},
     {"cuDestroyExternalSemaphore", 10000, 0, 0, (void (*)(void))cuDestroyExternalSemaphore},
-    {"cuDevResourceGenerateDesc", 12040, 0, 0, (void (*)(void))cuDevResourceGenerateDesc},
-    {"cuDevSmResourceSplitByCount", 12040, 0, 0, (void (*)(void))cuDevSmResourceSplitByCount},
+    {"cuDevResourceGenerateDesc", 12040, 0, 1, (void (*)(void))cuDevResourceGenerateDesc},
+    {"cuDevSmResourceSplitByCount", 12040, 0, 1, (void (*)(void))cuDevSmResourceSplitByCount},
     {"cuDeviceCanAccessPeer", 4000, 0, 1, (void (*)(void))cuDeviceCanAccessPeer},
     {"cuDeviceComputeCapability", 2000, 0, 1, (void (*)(void))cuDeviceComputeCapability},
     {"cuDeviceGet", 2000, 0, 1, (void (*)(void))cuDeviceGet},
@@ -979,13 +969,13 @@ const struct gp_symbol gp_symbols[] = {
     {"cuGraphicsUnmapResources", 3000, 0, 0, (void (*)(void))cuGraphicsUnmapResources},
     {"cuGraphicsUnmapResources", 7000, 1, 0, (void (*)(void))cuGraphicsUnmapResources_ptsz},
     {"cuGraphicsUnregisterResource", 3000, 0, 0, (void (*)(void))cuGraphicsUnregisterResource},
-    {"cuGreenCtxCreate", 12040, 0, 0, (void (*)(void))cuGreenCtxCreate},
-    {"cuGreenCtxDestroy", 12040, 0, 0, (void (*)(void))cuGreenCtxDestroy},
-    {"cuGreenCtxGetDevResource", 12040, 0, 0, (void (*)(void))cuGreenCtxGetDevResource},
-    {"cuGreenCtxGetId", 12090, 0, 0, (void (*)(void))cuGreenCtxGetId},
-    {"cuGreenCtxRecordEvent", 12040, 0, 0, (void (*)(void))cuGreenCtxRecordEvent},
-    {"cuGreenCtxStreamCreate", 12050, 0, 0, (void (*)(void))cuGreenCtxStreamCreate},
-    {"cuGreenCtxWaitEvent", 12040, 0, 0, (void (*)(void))cuGreenCtxWaitEvent},
+    {"cuGreenCtxCreate", 12040, 0, 1, (void (*)(void))cuGreenCtxCreate},
+    {"cuGreenCtxDestroy", 12040, 0, 1, (void (*)(void))cuGreenCtxDestroy},
+    {"cuGreenCtxGetDevResource", 12040, 0, 1, (void (*)(void))cuGreenCtxGetDevResource},
+    {"cuGreenCtxGetId", 12090, 0, 1, (void (*)(void))cuGreenCtxGetId},
+    {"cuGreenCtxRecordEvent", 12040, 0, 1, (void (*)(void))cuGreenCtxRecordEvent},
+    {"cuGreenCtxStreamCreate", 12050, 0, 1, (void (*)(void))cuGreenCtxStreamCreate},
+    {"cuGreenCtxWaitEvent", 12040, 0, 1, (void (*)(void))cuGreenCtxWaitEvent},
     {"cuImportExternalMemory", 10000, 0, 0, (void (*)(void))cuImportExternalMemory},
     {"cuImportExternalSemaphore", 10000, 0, 0, (void (*)(void))cuImportExternalSemaphore},
     {"cuInit", 2000, 0, 1, (void (*)(void))cuInit},

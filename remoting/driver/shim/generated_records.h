@@ -149,6 +149,13 @@
 #define GP_PEER_ATOMICS 145
 #define GP_DECOMPRESS 146
 #define GP_PEER_CUT 147
+#define GP_GREEN_RESOURCE 148
+#define GP_GREEN_SPLIT 149
+#define GP_GREEN_DESCRIBE 150
+#define GP_GREEN_CREATE 151
+#define GP_GREEN_DESTROY 152
+#define GP_GREEN_STREAM 153
+#define GP_GREEN_EVENT 154
 #define GP_FIRST_CALL 256
 #define GP_CALL_cuStreamCreate 256
 #define GP_CALL_cuStreamCreateWithPriority 257
@@ -180,6 +187,6 @@
 #define GP_CALL_cuFuncSetCacheConfig 283
 #define GP_CALL_cuGraphUpload 284
 #define GP_CUDA_HEADER_VERSION 13000
-#define GP_PROTOCOL 723336217u
+#define GP_PROTOCOL 3684959357u
 
 #endif

@@ -53,6 +53,10 @@ struct gp_handle *gp_stream_handle(void *stream) {
     uintptr_t value = (uintptr_t)stream;
     int device = gp_current_device();
     if (device < 0) return NULL;
+    struct gp_context *context = gp_current();
+    if (value <= 2 && context != NULL && context->legacy != NULL && gp_routed < 0) {
+        return context->legacy;  // a green context has one for all threads
+    }
     if (value == 2 || (value == 0 && per_thread)) return thread_stream(device);
     if (value <= 1) {
         struct gp_handle *legacy = &legacy_streams[device];
@@ -239,25 +243,12 @@ GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
     return cuCtxGetCurrent(context);  // streams with a meaning of their own are those of any context
 }
 
-GP_EXPORT int cuStreamGetCtx_v2(void *stream, void **context, void **green) {
-    if (green != NULL) *green = NULL;
-    return cuStreamGetCtx(stream, context);
-}
-
 GP_EXPORT int cuStreamGetDevice(void *stream, int *device) {
     GP_ENTER();
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (device == NULL) return GP_INVALID_VALUE;
     *device = handle->device;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuStreamGetGreenCtx(void *stream, void **context) {
-    (void)stream;
-    GP_ENTER();
-    if (context == NULL) return GP_INVALID_VALUE;
-    *context = NULL;
     return GP_SUCCESS;
 }
 

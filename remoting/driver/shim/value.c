@@ -7,6 +7,8 @@
 #define EVENT_OF_CONTEXT_WAITS 1
 
 int cuEventSynchronize(void *event);
+int cuGreenCtxRecordEvent(void *green, void *event);
+int cuGreenCtxWaitEvent(void *green, void *event);
 int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
 int cuStreamWaitValue64_v2(void *stream, uint64_t address, uint64_t value, unsigned flags);
 int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
@@ -77,6 +79,11 @@ static int context_event(void *context, void *event, uint64_t how) {
     struct gp_context *known;
     GP_CHECK(gp_context_of(context, &known));
     GP_CHECK(gp_check(event, GP_EVENT));
+    if (known->green != NULL) {
+        bool waits = how == EVENT_OF_CONTEXT_WAITS;
+        return waits ? cuGreenCtxWaitEvent(known->green, event)
+                     : cuGreenCtxRecordEvent(known->green, event);
+    }
     GP_ROUTE(known->handle.device);
     if (gp_several && !gp_reaches(((struct gp_handle *)event)->device)) {
         return how == EVENT_OF_CONTEXT_WAITS ? cuEventSynchronize(event) : GP_INVALID_HANDLE;

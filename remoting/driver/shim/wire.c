@@ -574,15 +574,10 @@ static void gate(int op, uint64_t size) {
     }
 }
 
-static int wanted_device(void) {
-    int ordinal = gp_current_device();
-    return ordinal < 0 ? -1 : gp_server_device(ordinal);
-}
-
 unsigned char *gp_open(int op, int flags, size_t size) {
     if (sizeof(struct record) + size > BUFFER_SIZE - 64) return NULL;
     gate(op, 0);
-    int device = wanted_device();
+    int device = gp_place();
     struct line *line = here();
     if (gp_several) opened = line;
     pthread_mutex_lock(&line->line_lock);
@@ -619,7 +614,7 @@ int gp_post(int op, const uint64_t *values, int count) {
 int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size) {
     gate(op, size);
     struct line *line = here();
-    int device = wanted_device();
+    int device = gp_place();
     pthread_mutex_lock(&line->send_lock);
     pthread_mutex_lock(&line->line_lock);
     // append() would take send_lock again, so room is made here.
@@ -677,13 +672,13 @@ static int exchange(struct line *line, int device, struct gp_request *request, i
 
 void gp_ask(struct gp_request *request, int op, const uint64_t *values, int count) {
     gate(op, 0);
-    ask(here(), wanted_device(), request, op, values, count, NULL, 0, NULL, 0);
+    ask(here(), gp_place(), request, op, values, count, NULL, 0, NULL, 0);
 }
 
 int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
                 const void *text, size_t text_size, const void *bulk, size_t bulk_size) {
     gate(op, 0);
-    return exchange(here(), wanted_device(), request, op, values, count, text, text_size, bulk,
+    return exchange(here(), gp_place(), request, op, values, count, text, text_size, bulk,
                     bulk_size);
 }
 

@@ -166,3 +166,20 @@ def test_what_the_door_answers_by_itself(library: Path, tmp_path: Path) -> None:
     with Control(tmp_path) as control:
         done = run(library, control, [str(program), str(IMAGE)])
         assert (done.stdout, done.stderr) == ("results right\n", "")
+
+
+def test_green_contexts(library: Path, tmp_path: Path) -> None:
+    """Work without a stream goes to the context's own."""
+    assert both("green", library, tmp_path, str(IMAGE)).splitlines() == [
+        "whole 1 132 8 8, 5 of 20, 3 of 32, left 36, 16 of 8",
+        *("refused 1 1 914 101, most 128, left 4", "no default stream 1, has 32, others 1"),
+        "blocking 1, current 32, 9000 9000",
+        "again 15000, not by cuCtxDestroy 201, gone 201 201, memory stays 15000",
+    ]
+    (tmp_path / "again").mkdir()
+    with Control(tmp_path / "again") as control:
+        done = run(library, control, [str(tmp_path / "green"), str(IMAGE)])
+        assert done.returncode == 0, done.stderr
+        before, *inside, named = [launch.stream for launch in control.launches()]
+    assert len(inside) == 3
+    assert len({before, *inside, named}) == 3

@@ -59,7 +59,7 @@ typedef unsigned int CUdevice_attribute, CUpointer_attribute, CUfunction_attribu
     CUresourceViewFormat, CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle,
     CUtensorMapL2promotion, CUtensorMapFloatOOBfill, CUlogLevel, CUgraphChildGraphNodeOwnership,
     CUgraphConditionalNodeType, CUmemcpy3DOperandType, CUatomicOperation,
-    CUtensorMapIm2ColWideMode, CUmemDecompressAlgorithm;
+    CUtensorMapIm2ColWideMode, CUmemDecompressAlgorithm, CUdevResourceType;
 
 enum {
     CUDA_SUCCESS = 0, CUDA_ERROR_INVALID_VALUE = 1, CUDA_ERROR_OUT_OF_MEMORY = 2,
@@ -76,6 +76,7 @@ enum {
     CUDA_ERROR_CONTEXT_IS_DESTROYED = 709, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
     CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713, CUDA_ERROR_LAUNCH_FAILED = 719,
     CUDA_ERROR_NOT_PERMITTED = 800, CUDA_ERROR_NOT_SUPPORTED = 801,
+    CUDA_ERROR_INVALID_RESOURCE_TYPE = 914, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION = 915,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
     CUDA_ERROR_STREAM_CAPTURE_MERGE = 902, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED = 903,
     CUDA_ERROR_STREAM_CAPTURE_UNJOINED = 904, CUDA_ERROR_STREAM_CAPTURE_ISOLATION = 905,
@@ -419,6 +420,16 @@ typedef struct {
     CUmemDecompressAlgorithm algo;
     unsigned char padding[20];
 } CUmemDecompressParams;
+
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
+typedef struct {
+    CUdevResourceType type;
+    unsigned char _internal_padding[92];
+    union {
+        struct { unsigned int smCount, minSmPartitionSize, smCoscheduledAlignment; } sm;
+        unsigned char _oversize[48];
+    };
+} CUdevResource;
 
 typedef struct { size_t x, y, z; } CUoffset3D;
 typedef struct { size_t width, height, depth; } CUextent3D;

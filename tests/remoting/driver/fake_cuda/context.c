@@ -39,7 +39,21 @@ CUcontext context_primary(int dev) {
     return devices[dev].primary;
 }
 
-CUcontext context_peek(void) { return depth > 0 ? stack[depth - 1] : NULL; }
+CUcontext context_top(void) { return depth > 0 ? stack[depth - 1] : NULL; }
+
+/* What a green context has is its device's. */
+CUcontext context_peek(void) {
+    CUcontext top = context_top();
+    return top != NULL && top->base != NULL ? top->base : top;
+}
+
+CUcontext context_green(int dev, CUgreenCtx green) {
+    CUcontext ctx = context_new(dev, false);
+    ctx->alive = true;
+    ctx->green = green;
+    ctx->base = context_primary(dev);
+    return ctx;
+}
 
 CUresult context_current(CUcontext *ctx) {
     if (in_callback)
@@ -79,7 +93,7 @@ static void context_clear(CUcontext ctx) {
 API CUresult cuCtxGetCurrent(CUcontext *pctx) {
     ENTER();
     REQUIRE(pctx != NULL);
-    *pctx = context_peek();
+    *pctx = context_top();
     return CUDA_SUCCESS;
 }
 
@@ -259,7 +273,7 @@ API CUresult cuCtxCreate_v4(CUcontext *pctx, CUctxCreateParams *ctxCreateParams,
 
 API CUresult cuCtxDestroy_v2(CUcontext ctx) {
     ENTER();
-    if (!IS(ctx, MAGIC_CONTEXT) || ctx->primary)
+    if (!IS(ctx, MAGIC_CONTEXT) || ctx->primary || ctx->green != NULL)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (depth > 0 && stack[depth - 1] == ctx)
         depth--;

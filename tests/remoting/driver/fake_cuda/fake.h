@@ -117,7 +117,7 @@ enum magic {
     MAGIC_LIBRARY = 0x4c494231, MAGIC_KERNEL = 0x4b524e31, MAGIC_GRAPH = 0x47524831,
     MAGIC_NODE = 0x4e4f4431, MAGIC_EXEC = 0x45584531, MAGIC_POOL = 0x504f4f31,
     MAGIC_ARRAY = 0x41525231, MAGIC_MIPMAP = 0x4d495031, MAGIC_LINK = 0x4c4e4b31,
-    MAGIC_TEXREF = 0x54524631, MAGIC_SURFREF = 0x53524631
+    MAGIC_GREEN = 0x47524e31, MAGIC_TEXREF = 0x54524631, MAGIC_SURFREF = 0x53524631
 };
 
 #define IS(object, kind) ((object) != NULL && (object)->magic == (kind))
@@ -171,10 +171,20 @@ struct CUctx_st {
     CUmodule modules;
     unsigned peers; /* bit per device that this context may access */
     unsigned attached;
+    CUgreenCtx green; /* of a context that stands for a green one: it, and the device's own */
+    CUcontext base;
 };
 
 CUresult context_current(CUcontext *ctx); /* 201 when there is none, else its sticky error */
 CUcontext context_peek(void);             /* NULL when there is none */
+CUcontext context_top(void); /* the same; a green one is itself, not its device's */
+CUcontext context_green(int dev, CUgreenCtx green);
+struct CUgreenCtx_st { /* green.c */
+    uint32_t magic;
+    int count; /* of multiprocessors */
+    CUcontext context;
+    CUstream legacy;
+};
 CUcontext context_primary(int dev);
 CUresult context_wait(CUcontext ctx); /* until all its streams are idle; spoils captures */
 CUresult context_drain(CUcontext ctx); /* the same, and leaves captures alone */
@@ -496,6 +506,7 @@ struct CUstream_st {
     int priority;
     uint64_t id;
     bool legacy, closing, started;
+    CUgreenCtx green; /* whose stream it is */
     pthread_cond_t wake, done;
     struct operation *first, *last;
     uint64_t submitted, completed;

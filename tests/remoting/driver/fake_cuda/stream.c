@@ -21,6 +21,7 @@ CUstream stream_new(CUcontext ctx, unsigned flags, int priority) {
     stream->flags = flags;
     stream->priority = priority;
     stream->id = atomic_fetch_add(&next_id, 1);
+    stream->green = context_top() != NULL ? context_top()->green : NULL;
     pthread_cond_init(&stream->wake, NULL);
     pthread_cond_init(&stream->done, NULL);
     pthread_mutex_lock(&engine);
@@ -55,13 +56,17 @@ static CUstream legacy_stream(CUcontext ctx) {
     if (ctx->legacy == NULL) {
         ctx->legacy = stream_new(ctx, 0, 0);
         ctx->legacy->legacy = true;
+        ctx->legacy->green = NULL;
     }
     pthread_mutex_unlock(&lock);
     return ctx->legacy;
 }
 
 CUresult stream_resolve(CUcontext ctx, CUstream handle, CUstream *stream) {
-    if (handle == CU_STREAM_PER_THREAD || (handle == NULL && per_thread_default))
+    CUcontext top = context_top();
+    if (handle <= CU_STREAM_PER_THREAD && top != NULL && top->green != NULL && ctx == top->base)
+        *stream = top->green->legacy;
+    else if (handle == CU_STREAM_PER_THREAD || (handle == NULL && per_thread_default))
         *stream = thread_default(ctx);
     else if (handle == NULL || handle == CU_STREAM_LEGACY)
         *stream = legacy_stream(ctx);
@@ -503,14 +508,17 @@ API CUresult cuStreamGetCtx(CUstream hStream, CUcontext *pctx) {
     CUstream stream;
     REQUIRE(pctx != NULL);
     TRY(stream_resolve(ctx, hStream, &stream));
-    *pctx = stream->ctx;
+    *pctx = stream->green != NULL ? stream->green->context : stream->ctx;
     return CUDA_SUCCESS;
 }
 
 API CUresult cuStreamGetCtx_v2(CUstream hStream, CUcontext *pctx, CUgreenCtx *pGreenCtx) {
+    TRY(cuStreamGetCtx(hStream, pctx));
     if (pGreenCtx != NULL)
-        *pGreenCtx = NULL;
-    return cuStreamGetCtx(hStream, pctx);
+        *pGreenCtx = (*pctx)->green;
+    if ((*pctx)->base != NULL)
+        *pctx = (*pctx)->base;
+    return CUDA_SUCCESS;
 }
 
 API CUresult cuStreamGetDevice(CUstream hStream, CUdevice *device) {
@@ -524,9 +532,10 @@ API CUresult cuStreamGetDevice(CUstream hStream, CUdevice *device) {
 
 API CUresult cuStreamGetGreenCtx(CUstream hStream, CUgreenCtx *phCtx) {
     ENTER_CONTEXT(ctx);
-    (void)hStream;
+    CUstream stream;
     REQUIRE(phCtx != NULL);
-    *phCtx = NULL;
+    TRY(stream_resolve(ctx, hStream, &stream));
+    *phCtx = stream->green;
     return CUDA_SUCCESS;
 }
 

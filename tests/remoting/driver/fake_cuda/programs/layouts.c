@@ -192,6 +192,8 @@ int main(void) {
     AT(CUDA_LAUNCH_PARAMS, kernelParams);
     SIZE(CUDA_ARRAY_MEMORY_REQUIREMENTS);
     SIZE(CUDA_ARRAY_SPARSE_PROPERTIES);
+    SIZE(CUdevResource);
+    AT(CUdevResource, sm.smCoscheduledAlignment);
     SIZE(CUmemDecompressParams);
     AT(CUmemDecompressParams, algo);
     SIZE(CUDA_MEMCPY3D_BATCH_OP);
