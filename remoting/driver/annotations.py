@@ -15,7 +15,7 @@ An entry of ``CALLS`` is ``async`` or ``sync``, then one token per parameter of 
 ``async`` calls have no reply: their errors surface at the next synchronising call.
 """
 
-LAYOUTS = 1
+LAYOUTS = 2
 """Counts the changes of records that are laid out by hand, so that two ends that differ notice."""
 
 CALLS: dict[str, str] = {

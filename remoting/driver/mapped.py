@@ -10,9 +10,9 @@ import numpy as np
 from gpupool.remoting.driver import slices, table
 from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
+from gpupool.remoting.driver.mirrors import NO_PAGES, Mirror, Write
 from gpupool.remoting.driver.overtaking import Overtaker
 from gpupool.remoting.driver.tokens import TOKEN_WORDS, Tokens
-from gpupool.remoting.driver.waiting import NO_PAGES, Mirror
 
 MAPPED_SIZE_MAX = 256 << 20
 """Bytes of the client's memory that kernels may see, all together."""
@@ -78,7 +78,7 @@ class Mapped(Area):
         self._tokens = tokens
         self._shared: dict[int, Common] = {}
         self.posted = {
-            table.MAP_WRITE: (3, self._map_write),
+            table.MAP_WRITE: (4, self._map_write),
         }
         self.asked = {
             table.MAP_HOST: (3, self._map_host),
@@ -162,10 +162,10 @@ class Mapped(Area):
         values = np.frombuffer(memory, np.uint8)
         return Mirror(address, values, np.zeros(size, np.uint8), seen, pages)
 
-    def _map_write(self, number: int, first: int, size: int) -> None:
-        data = self.client.read_bulk(size, MAPPED_SIZE_MAX)
+    def _map_write(self, number: int, first: int, size: int, masked: int) -> None:
+        data = self.client.read_bulk(Write.length(size, masked), MAPPED_SIZE_MAX)
         frame = self.session.reader.frame
-        self.waiter.write_mirror(frame, number, first, memoryview(data))
+        self.waiter.write_mirror(frame, number, Write.of(first, size, masked, data))
 
     def _map_free(self, number: int) -> None:
         if number in self._shared:

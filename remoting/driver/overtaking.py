@@ -14,6 +14,7 @@ from collections.abc import Callable
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.client import WORDS
+from gpupool.remoting.driver.mirrors import Write
 from gpupool.remoting.driver.reader import Reader
 from gpupool.remoting.driver.waiting import Waiter
 
@@ -100,7 +101,7 @@ class Overtaker:
         if op == table.MANAGED_WRITE:
             return False  # that needs the driver
         if op == table.MAP_WRITE:
-            return bulk is not None and len(body) >= 24 and self._write(frame, body, bulk())
+            return bulk is not None and len(body) >= 32 and self._write(frame, body, bulk())
         if op == table.HOST_DONE and len(body) >= 8:
             (ticket,) = WORDS[1].unpack_from(body)
             if self._waits(ticket):
@@ -109,11 +110,9 @@ class Overtaker:
 
     def _write(self, frame: int, body: memoryview, data: bytes) -> bool:
         """Execute a write, unless that was done before; say whether it can be."""
-        number, first, size = WORDS[3].unpack_from(body)
-        if size != len(data):
-            return False
+        number, first, size, masked = WORDS[4].unpack_from(body)
         try:
-            self._waiter.overtake_mirror(frame, number, first, memoryview(data))
+            self._waiter.overtake_mirror(frame, number, Write.of(first, size, masked, data))
         except (KeyError, RemoteProtocolError):
             return False  # the memory is not mapped yet, or the client will hear what is wrong
         return True

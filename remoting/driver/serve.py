@@ -52,10 +52,10 @@ class Session:
         """Deliver the bytes of a download."""
         self._send([ANSWER.pack(DATA, 0, download, 0, 0, len(bulk)), bulk])
 
-    def mirror(self, number: int, offset: int, bulk: memoryview) -> None:
-        """Deliver what kernels wrote to mapped memory."""
-        head = ANSWER.pack(MIRROR, 0, number, 8, 0, len(bulk))
-        self._send([head, offset.to_bytes(8, "little"), bulk])
+    def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
+        """Deliver what kernels wrote to mapped memory: the bytes whose bits are set, or all."""
+        head = ANSWER.pack(MIRROR, 0, number, 8 + len(mask), 0, len(bulk))
+        self._send([head, offset.to_bytes(8, "little"), mask, bulk])
 
     def printed(self, text: bytes) -> None:
         """Write what kernels printed to the program's standard output."""

@@ -1,16 +1,13 @@
 """What waits for the GPU on behalf of a client's thread, while the others go on."""
 
-import ctypes
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
-from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver.api import EVENT_DISABLE_TIMING, Api
+from gpupool.remoting.driver.mirrors import Mirror, Write
 from gpupool.remoting.driver.staging import Buffer, Staging
 
 THREADS_MAX = 256
@@ -19,17 +16,6 @@ SPIN_COUNT = 12
 
 BREAKING = frozenset({214, 220, 226, 700, 702, 710, *range(714, 720), 721})
 """Errors that stay, by CUresult: of memory, of links, of kernels."""
-
-NO_PAGES = (0, 0)
-MIRROR_BLOCK = 16 << 10
-MIRROR_GAP = 64
-MIRROR_TOGETHER = 1 << 20
-WORD = 8
-MIRROR_RUNS_MAX = 16
-"""Changes that are so far apart travel apart; but no more than so many for each block."""
-
-MEMCMP = ctypes.CDLL(None).memcmp
-MEMCMP.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class Replies(Protocol):
@@ -51,84 +37,13 @@ class Replies(Protocol):
         """Deliver the bytes of a download."""
         ...
 
-    def mirror(self, number: int, offset: int, bulk: memoryview) -> None:
-        """Deliver what kernels wrote to mapped memory."""
+    def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
+        """Deliver what kernels wrote to mapped memory: the bytes whose bits are set, or all."""
         ...
 
     def end(self) -> None:
         """End the session: one of its calls will never be answered."""
         ...
-
-
-@dataclass(slots=True)
-class Mirror:
-    """Pinned memory that kernels see in place of the client's."""
-
-    address: int
-    bytes: np.ndarray[Any, np.dtype[np.uint8]]
-    shadow: np.ndarray[Any, np.dtype[np.uint8]]  # what the client has
-    seen: int  # the address for kernels
-    pages: tuple[int, int]  # that were mapped for it, if it lies at the client's address
-    copy: int = field(init=False)  # the shadow's address
-
-    def __post_init__(self) -> None:
-        self.copy = self.shadow.ctypes.data
-
-    def changes(self) -> Iterator[tuple[int, int]]:
-        """Give the first byte of each change, and the one behind the last.
-
-        Nearly always nothing has changed, which memcmp says fastest.
-        """
-        whole = len(self.bytes)
-        if MEMCMP(self.address, self.copy, whole) == 0:
-            return
-        # What copies brought has changed throughout: blocks in sequence are looked at together.
-        first = 0
-        for start in range(0, whole, MIRROR_BLOCK):
-            size = min(MIRROR_BLOCK, whole - start)
-            same = MEMCMP(self.address + start, self.copy + start, size) == 0
-            if same and first < start:
-                yield from self._runs(first, start, MIRROR_RUNS_MAX)
-            if same:
-                first = start + size
-            elif start + size - first >= MIRROR_TOGETHER or start + size == whole:
-                yield from self._runs(first, start + size, MIRROR_RUNS_MAX)
-                first = start + size
-
-    def _runs(self, start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-        """Give the changes of some bytes; ``most`` for each block, or one of the whole block."""
-        whole = (end - start) // WORD * WORD
-        words = slice(start, start + whole)
-        differ = self.bytes[words].view(np.uint64) != self.shadow[words].view(np.uint64)
-        found = np.flatnonzero(differ) * WORD + start
-        if whole < end - start:
-            rest = slice(start + whole, end)
-            if (self.bytes[rest] != self.shadow[rest]).any():
-                found = np.append(found, start + whole)
-        if not len(found):
-            return  # a kernel has put back what was there
-        ends = np.flatnonzero(np.diff(found) > MIRROR_GAP)
-        blocks = (end - start + MIRROR_BLOCK - 1) // MIRROR_BLOCK
-        if len(ends) >= most * blocks:
-            if blocks > 1:
-                for at in range(start, end, MIRROR_BLOCK):
-                    yield from self._runs(at, min(at + MIRROR_BLOCK, end), most)
-                return
-            ends = ends[:0]
-        firsts = [found[0], *found[ends + 1]]
-        lasts = [*found[ends], found[-1]]
-        for first, last in zip(firsts, lasts, strict=True):
-            yield self._trimmed(int(first), min(int(last) + WORD, end))
-
-    def _trimmed(self, first: int, last: int) -> tuple[int, int]:
-        """Leave out what is the same at either end: it may be what the client has just written."""
-        edge = slice(first, min(first + WORD, last))
-        (head,) = np.nonzero(self.bytes[edge] != self.shadow[edge])
-        edge = slice(max(first, last - WORD), last)
-        (tail,) = np.nonzero(self.bytes[edge] != self.shadow[edge])
-        if len(head) and len(tail):
-            return first + int(head[0]), edge.start + int(tail[-1]) + 1
-        return first, last
 
 
 @dataclass(slots=True)
@@ -315,10 +230,8 @@ class Waiter:
     def _push_mirrors(self) -> None:
         with self._download_lock:
             for number, mirror in self.mirrors.items():
-                for first, last in mirror.changes():
-                    data = mirror.bytes[first:last].tobytes()
-                    mirror.shadow[first:last] = np.frombuffer(data, np.uint8)
-                    self._replies.mirror(number, first, memoryview(data))
+                for first, fresh, mask in mirror.take_changes():
+                    self._replies.mirror(number, first, fresh.data, mask)
 
     def add_mirror(self, number: int, mirror: Mirror) -> None:
         """Look after a mirror from now on."""
@@ -334,27 +247,20 @@ class Waiter:
         with self._download_lock:
             return self.mirrors.pop(number)
 
-    def write_mirror(self, frame: int, number: int, first: int, data: memoryview) -> None:
+    def write_mirror(self, frame: int, number: int, write: Write) -> None:
         """Take over what the client wrote, by a record of this frame."""
         with self._download_lock:
             if frame in self._overtaken:
                 self._overtaken.remove(frame)  # and what kernels have written since stays
             else:
-                self._write_mirror(number, first, data)
+                self.mirrors[number].write(write)
 
-    def overtake_mirror(self, frame: int, number: int, first: int, data: memoryview) -> None:
+    def overtake_mirror(self, frame: int, number: int, write: Write) -> None:
         """Take over what the client wrote before the record's turn has come."""
         with self._download_lock:
             if frame not in self._overtaken:
-                self._write_mirror(number, first, data)
+                self.mirrors[number].write(write)
                 self._overtaken.add(frame)
-
-    def _write_mirror(self, number: int, first: int, data: memoryview) -> None:
-        mirror = self.mirrors[number]
-        if first + len(data) > len(mirror.bytes):
-            raise RemoteProtocolError("a write beyond mapped memory")
-        mirror.bytes[first : first + len(data)] = data
-        mirror.shadow[first : first + len(data)] = data
 
     def drain(self) -> None:
         """Wait for all downloads, and send them."""

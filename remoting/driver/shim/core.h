@@ -385,9 +385,17 @@ extern int gp_mapped_count;
 // before a copy write there, and kernels behind it read there, so copies have to go there as well.
 bool gp_mirror_of(const void *host, size_t size, uint64_t *seen);
 void gp_push_mapped(void);  // what the program wrote to memory that kernels see
-unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written);
+// What kernels wrote; of all bytes without a mask.
+void gp_mapped_arrived(uint64_t id, uint64_t offset, const unsigned char *bytes,
+                       const unsigned char *mask, size_t size);
 unsigned char *gp_mapped_alias(void *target);  // for bytes of an answer; then gp_mapped_filled
 void gp_mapped_filled(const void *target, size_t size);
+
+// merge.c; a mask has a bit for each byte, the first one lowest
+size_t gp_find_new(const unsigned char *fresh, const unsigned char *known, unsigned char *mask,
+                   size_t size);  // how many bytes are
+void gp_merge(unsigned char *target, const unsigned char *fresh, const unsigned char *mask,
+              size_t size);
 
 // tables.c
 void gp_tables_reset(struct gp_context *context);

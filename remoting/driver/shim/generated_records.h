@@ -187,6 +187,6 @@
 #define GP_CALL_cuFuncSetCacheConfig 283
 #define GP_CALL_cuGraphUpload 284
 #define GP_CUDA_HEADER_VERSION 13000
-#define GP_PROTOCOL 3684959357u
+#define GP_PROTOCOL 3993153021u
 
 #endif

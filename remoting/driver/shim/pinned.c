@@ -28,6 +28,7 @@
 #define EAGER_COUNT_MAX 256
 #define TRACKED_MIN ((size_t)16 << 10)
 #define BLOCK ((size_t)16 << 10)
+#define PIECE ((size_t)256 << 10)
 #define LINE 64
 #define ATTEMPTS 4
 
@@ -173,42 +174,64 @@ bool gp_mirror_of(const void *host, size_t size, uint64_t *seen) {
     return found;
 }
 
-// Take over into the shadow what comes next between two offsets and is new; mapped_lock is held.
-static bool take_run(struct mapped *at, uint64_t *from, uint64_t end, uint64_t gap,
-                     uint64_t *size) {
-    uint64_t low = *from;
+// What goes to the worker at a time: bytes, and a mask behind them unless all are new. push_lock is
+// held.
+struct piece {
+    uint64_t from, size;
+    size_t mask, skipped;  // the mask's size; bytes at the start that stay here
+    unsigned char bytes[PIECE + PIECE / 8 + 64];
+};
+
+static uint64_t find_change(const struct mapped *at, uint64_t low, uint64_t end) {
     while (low < end) {
         size_t part = end - low < BLOCK ? end - low : BLOCK;
         if (memcmp(at->host + low, at->shadow + low, part) != 0) break;
         low += part;
     }
     while (low < end && at->host[low] == at->shadow[low]) low++;
+    return low;
+}
+
+// Take over into the shadow what comes next between two offsets and is new; mapped_lock is held.
+static bool take_piece(struct mapped *at, uint64_t from, uint64_t end, uint64_t gap,
+                       struct piece *piece) {
+    uint64_t low = find_change(at, from, end);
     if (low >= end) return false;
+    if (end - low > PIECE) end = low + PIECE;
     // It goes on until so much is the same.
     uint64_t high = low + 1;
     for (uint64_t look = high; look < end && look - high < gap; look++) {
         if (at->host[look] != at->shadow[look]) high = look + 1;
     }
-    memcpy(at->shadow + low, at->host + low, high - low);
-    *from = low;
-    *size = high - low;
+    // From a whole word on, if a mask must leave out what is not new. The program may write meanwhile.
+    uint64_t start = low & ~(uint64_t)7;
+    size_t size = high - start;
+    memcpy(piece->bytes, at->host + start, size);
+    size_t count = gp_find_new(piece->bytes, at->shadow + start, piece->bytes + size, size);
+    memcpy(at->shadow + start, piece->bytes, size);
+    // Of much that is nearly all new, some happens to be what was there.
+    size_t lead = (piece->bytes[size] & ((1u << (low - start)) - 1)) == 0 ? low - start : 0;
+    bool all = count == size - lead || (count >= BLOCK && count >= size - size / 16);
+    piece->skipped = all ? lead : 0;
+    piece->from = start + piece->skipped;
+    piece->size = size - piece->skipped;
+    piece->mask = all ? 0 : (size + 7) / 8;
     return true;
 }
 
 static void push_part(struct mapped *at, uint64_t from, uint64_t end) {
-    // Pieces that lie apart travel apart, so that what a kernel writes in between stays. The more
-    // of them there are, the farther apart they must lie, for each costs a system call.
+    static struct piece piece;
+    // The more pieces there are, the farther apart they must lie, for each costs a system call.
     for (uint64_t gap = LINE;; gap *= 2) {
-        uint64_t size = 0;
         pthread_mutex_lock(&mapped_lock);
-        bool changed = take_run(at, &from, end, gap, &size);
+        bool changed = take_piece(at, from, end, gap, &piece);
         pthread_mutex_unlock(&mapped_lock);
         if (!changed) return;
-        // From the shadow: the program may write again meanwhile, and that is the next change.
-        uint64_t values[3] = {at->id, from, size};
+        uint64_t values[4] = {at->id, piece.from, piece.size, piece.mask > 0};
         GP_ROUTE(at->ordinal);
-        gp_post_bulk(GP_MAP_WRITE, values, 3, at->shadow + from, size);
-        from += size;
+        const unsigned char *bytes = piece.bytes + piece.skipped;
+        gp_post_bulk(GP_MAP_WRITE, values, 4, bytes, piece.size + piece.mask);
+        from = piece.from + piece.size;
     }
 }
 
@@ -248,16 +271,22 @@ void gp_push_mapped(void) {
     pushing = false;
 }
 
-unsigned char *gp_mapped_target(uint64_t id, uint64_t offset, uint64_t size, bool written) {
-    unsigned char *target = NULL;
+// Memory that another thread has freed meanwhile is not found any more.
+void gp_mapped_arrived(uint64_t id, uint64_t offset, const unsigned char *bytes,
+                       const unsigned char *mask, size_t size) {
     pthread_mutex_lock(&mapped_lock);
     for (struct mapped *at = mapped; at != NULL; at = at->next) {
         if (at->id != id || at->shared || size > at->size || offset > at->size - size) continue;
-        target = (at->alias != NULL ? at->alias : at->host) + offset;
-        if (written) memcpy(at->shadow + offset, target, size);
+        unsigned char *target = (at->alias != NULL ? at->alias : at->host) + offset;
+        if (mask != NULL) {
+            gp_merge(target, bytes, mask, size);
+            gp_merge(at->shadow + offset, bytes, mask, size);
+        } else {
+            memcpy(target, bytes, size);
+            memcpy(at->shadow + offset, bytes, size);
+        }
     }
     pthread_mutex_unlock(&mapped_lock);
-    return target;
 }
 
 // --- mirrors --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@
 #define BODY_MAX (64u << 20)
 #define DOWNLOADS_MAX 65536
 #define DOWNLOAD_BYTES_MAX ((size_t)512 << 20)  // which rest in the worker's memory
-#define STALE_MAX (256u << 20)  // of a mirror: see mapped.py
+#define MIRROR_MAX (2u << 20)   // bytes at a time: see mirrors.py
 #define LEAVING_NS 200000000    // for what is left to send when the program ends
 
 enum { REPLY = 1, DATA = 2, NOTICE = 3, MIRROR = 4, PRINTED = 5, HOST = 6, PART = 7 };
@@ -86,6 +86,7 @@ struct line {
     size_t download_bytes;
     unsigned char read_buffer[READ_SIZE];
     size_t read_start, read_end;
+    unsigned char *mirror;  // what kernels wrote, as it comes in
     int lost;
     int64_t leaving;  // until when to send, 0 for ever: the program ends
     struct gp_request announced;  // done: a host function's turn has come
@@ -275,13 +276,18 @@ static bool read_part(struct line *line, const struct answer *head) {
     return true;
 }
 
-static bool skip(struct line *line, uint64_t size) {
-    unsigned char unwanted[4096];
-    while (size > 0) {
-        size_t part = size < sizeof unwanted ? (size_t)size : sizeof unwanted;
-        if (!read_exactly(line, unwanted, part)) return false;
-        size -= part;
-    }
+// Read what kernels wrote to mapped memory: where, which of the bytes if not all, and the bytes.
+// Not into the memory itself: another thread that launches would take half of it for the program's.
+static bool read_mirror(struct line *line, const struct answer *head) {
+    size_t size = head->bulk, mask = head->body > 8 ? (size + 7) / 8 : 0;
+    uint64_t offset;
+    if (head->bulk > MIRROR_MAX || head->body != sizeof offset + mask) return false;
+    if (line->mirror == NULL) line->mirror = malloc(MIRROR_MAX + MIRROR_MAX / 8);
+    if (line->mirror == NULL) return false;
+    unsigned char *bytes = line->mirror, *which = line->mirror + MIRROR_MAX;
+    if (!read_exactly(line, &offset, sizeof offset)) return false;
+    if (!read_exactly(line, which, mask) || !read_exactly(line, bytes, size)) return false;
+    gp_mapped_arrived(head->request, offset, bytes, mask > 0 ? which : NULL, size);
     return true;
 }
 
@@ -311,16 +317,7 @@ static bool read_answer(struct line *line) {
     }
     if (head.kind == DATA) return read_download(line, &head);
     if (head.kind == PART) return read_part(line, &head);
-    if (head.kind == MIRROR) {
-        uint64_t offset;
-        if (head.body != sizeof offset || !read_exactly(line, &offset, sizeof offset)) return false;
-        unsigned char *target = gp_mapped_target(head.request, offset, head.bulk, false);
-        // Another thread may have freed the memory meanwhile; it stays until the worker has answered.
-        if (target == NULL) return head.bulk <= STALE_MAX && skip(line, head.bulk);
-        if (!read_exactly(line, target, head.bulk)) return false;
-        gp_mapped_target(head.request, offset, head.bulk, true);
-        return true;
-    }
+    if (head.kind == MIRROR) return read_mirror(line, &head);
     if (head.kind == HOST) {
         uint64_t ticket;
         if (head.body != sizeof ticket || !read_exactly(line, &ticket, sizeof ticket)) return false;

@@ -1,5 +1,7 @@
 """The CUDA door's memory: pools, arrays, textures, managed memory, sharing, and what is counted."""
 
+import ctypes
+import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_cuda.control import Control
-from test_cuda_door import KERNELS, compiled, right, run
+from test_cuda_door import KERNELS, ROOT, compiled, right, run
 
 from gpupool.remoting.driver.contents import Contents, contents_of
-from gpupool.remoting.driver.waiting import MIRROR_TOGETHER, NO_PAGES, Mirror
+from gpupool.remoting.driver.mirrors import MIRROR_TOGETHER, NO_PAGES, Mirror, Write
 
 
 def test_memory_pools(library: Path, tmp_path: Path) -> None:
@@ -95,6 +97,17 @@ def test_kernels_follow_addresses_of_pinned_memory(
         right(run(library, control, [str(program), image], "--servers", servers))
 
 
+@pytest.mark.parametrize("size", ["64", "65536"])
+def test_two_threads_and_kernels_write_words_side_by_side(
+    size: str, library: Path, tmp_path: Path
+) -> None:
+    """One writes and launches while what kernels wrote arrives for the other: none is lost."""
+    program = compiled("mailbox", tmp_path, library)
+    image = str(KERNELS / "test_kernels.sm_90.cubin")
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), image, "200", size]))
+
+
 SHARED = """
 import ctypes, mmap, os, sys
 cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -146,3 +159,61 @@ def test_what_has_changed_in_a_mirror(size: int, changes: list[tuple[int, int]])
         memory[first:last] = 0
     assert not memory.any()
     assert all(one[1] <= other[0] for one, other in pairwise(found))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_both_sides_of_a_mirror_write_stays(data: st.DataObject) -> None:
+    """Each its own bytes, at the same time: both end up with all of them."""
+    size = data.draw(st.integers(1, 200))
+    owners = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
+    fresh = data.draw(st.binary(min_size=size, max_size=size))
+    memory, client = (np.zeros(size, np.uint8) for _ in range(2))
+    mirror = Mirror(memory.ctypes.data, memory, np.zeros(size, np.uint8), 0, NO_PAGES)
+    for at, owner in enumerate(owners):
+        if owner:
+            (memory if owner == 1 else client)[at] = fresh[at]
+    changes = [(first, bytes(new), mask) for first, new, mask in mirror.take_changes()]
+    written = np.flatnonzero(client)
+    if len(written):
+        first, last = int(written[0]), int(written[-1]) + 1
+        mask = np.packbits(client[first:last] != 0, bitorder="little").tobytes()
+        sent = client[first:last].tobytes() + mask
+        mirror.write(Write.of(first, last - first, 1, sent))
+    for first, new, mask in changes:
+        for at, value in enumerate(new):
+            if not mask or mask[at // 8] >> at % 8 & 1:
+                client[first + at] = value
+    assert memory.tobytes() == client.tobytes()
+    assert list(mirror.take_changes()) == []
+
+
+@pytest.fixture(scope="module")
+def merge(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """Build what the library merges with, which it does not export."""
+    made = tmp_path_factory.mktemp("merge") / "merge.so"
+    source = ROOT / "remoting" / "driver" / "shim" / "merge.c"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(made), str(source)], check=True)
+    return ctypes.CDLL(str(made))
+
+
+@given(st.integers(0, 7), st.binary(min_size=1, max_size=100), st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_library_merges_new_bytes_alone(
+    merge: ctypes.CDLL, start: int, fresh: bytes, data: st.DataObject
+) -> None:
+    """At any address, and with masks that it has made itself."""
+    size = len(fresh)
+    known = data.draw(st.binary(min_size=size, max_size=size))
+    mask = ctypes.create_string_buffer(size)
+    count = merge.gp_find_new(fresh, known, mask, ctypes.c_size_t(size))
+    assert count == sum(one != other for one, other in zip(fresh, known, strict=True))
+    target = ctypes.create_string_buffer(bytes(size) + bytes(start) + known + b"end")
+    base = size + start
+    before = bytes(target.raw)
+    merge.gp_merge(ctypes.byref(target, base), fresh, mask, ctypes.c_size_t(size))
+    expected = bytearray(before)
+    for at in range(size):
+        if fresh[at] != known[at]:
+            expected[base + at] = fresh[at]
+    assert target.raw == bytes(expected)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.remoting.driver import table
+from gpupool.remoting.driver.mirrors import Write
 from gpupool.remoting.driver.overtaking import Overtaker
 from gpupool.remoting.driver.reader import ClosedError, Reader
 from gpupool.remoting.driver.waiting import Waiter
@@ -187,10 +188,10 @@ class Mirrors:
     def __init__(self) -> None:
         self.written: list[tuple[int, int, int, bytes]] = []
 
-    def overtake_mirror(self, frame: int, number: int, first: int, data: memoryview) -> None:
+    def overtake_mirror(self, frame: int, number: int, write: Write) -> None:
         if number == 404:
             raise KeyError(number)
-        self.written.append((frame, number, first, bytes(data)))
+        self.written.append((frame, number, write.first, write.fresh.tobytes()))
 
 
 def words(*values: int) -> memoryview:
@@ -211,12 +212,12 @@ def test_writes_come_at_once_and_answers_after_them(
     overtaking: tuple[Overtaker, Mirrors, set[int]],
 ) -> None:
     overtaker, mirrors, waiting = overtaking
-    assert overtaker.record(table.MAP_WRITE, words(7, 0, 2), 5, lambda: b"ab")
+    assert overtaker.record(table.MAP_WRITE, words(7, 0, 2, 0), 5, lambda: b"ab")
     assert overtaker.record(table.LAUNCH, words(1), 6, None)
     assert overtaker.record(table.HOST_DONE, words(9), 6, None)  # nobody waits for that any more
     assert (mirrors.written, waiting) == ([(5, 7, 0, b"ab")], {1, 2, 3})
     assert overtaker.record(table.HOST_DONE, words(2), 6, None)
-    assert overtaker.record(table.MAP_WRITE, words(7, 1, 1), 7, lambda: b"c")
+    assert overtaker.record(table.MAP_WRITE, words(7, 1, 1, 1), 7, lambda: b"c\1")
     assert overtaker.record(table.HOST_DONE, words(1), 8, None)
     assert mirrors.written == [(5, 7, 0, b"ab"), (7, 7, 1, b"c")]
     assert waiting == {3}
@@ -226,10 +227,11 @@ def test_writes_come_at_once_and_answers_after_them(
     ("op", "values", "bulk"),
     [
         (table.MANAGED_WRITE, (0, 1), b"x"),  # needs the driver
-        (table.MAP_WRITE, (7, 0, 1), None),  # half executed already
-        (table.MAP_WRITE, (7, 0), b"x"),  # malformed
-        (table.MAP_WRITE, (7, 0, 5), b"x"),
-        (table.MAP_WRITE, (404, 0, 1), b"x"),  # the executor has not mapped it yet
+        (table.MAP_WRITE, (7, 0, 1, 0), None),  # half executed already
+        (table.MAP_WRITE, (7, 0, 1), b"x"),  # malformed
+        (table.MAP_WRITE, (7, 0, 5, 0), b"x"),
+        (table.MAP_WRITE, (7, 0, 1, 1), b"x"),
+        (table.MAP_WRITE, (404, 0, 1, 0), b"x"),  # the executor has not mapped it yet
     ],
 )
 def test_nothing_is_answered_behind_what_cannot_be_executed_early(
