@@ -1,11 +1,12 @@
-"""Addresses without memory, for virtual memory management: reserved within this server's part.
+"""Addresses without memory, for virtual memory management and managed memory.
 
-Of a driver that is confined to a part of the address space (``slices.py``), small reservations may
-lie in the lowest 64 GiB nevertheless, which have to stay free, and wishes that it cannot grant can
-lead it anywhere (seen on an H200). A large one at a place of our choice is granted; so one such is
-made, and divided here.
+Where a driver puts small reservations depends on the machine: beside its process's libraries, where
+the client's process may have its own, or in the lowest 64 GiB, which a server of several has to
+leave free; and it heeds no wish for them (seen on H200s). A large one at a place of our choice is
+granted; so one such is made, and divided here.
 """
 
+import secrets
 import threading
 from bisect import bisect_right, insort
 
@@ -13,6 +14,9 @@ from gpupool.remoting.driver import slices
 from gpupool.remoting.driver.api import INVALID_VALUE, OUT_OF_MEMORY, Api, CudaError
 
 ARENA_SIZE = 1 << 40
+PLACES = range(16 << 40, 64 << 40, ARENA_SIZE)
+"""Where a server that is alone has it: Linux gives these addresses to nobody who does not ask."""
+
 GRANULARITY = 2 << 20
 """Of reservations on all GPUs of today."""
 
@@ -84,7 +88,7 @@ class Addresses:
         Raises:
             CudaError: when there are none that this server of the lease may use.
         """
-        if slices.own() is not None and size and size % GRANULARITY == 0:
+        if size and size % GRANULARITY == 0:
             arena = self._prepared()
             alignment = max(alignment, GRANULARITY)
             # A power of two, as the driver wants it; what else is given is for it to refuse.
@@ -110,12 +114,13 @@ class Addresses:
 
     def _prepared(self) -> Arena | None:
         """Return the arena, reserved when it is asked for first; None: the driver gives none."""
-        own = slices.own()
-        if not self._tried and own is not None:
+        if not self._tried:
             self._tried = True
-            size = min(ARENA_SIZE, len(own) // 4)
+            own, size, wish = slices.own(), ARENA_SIZE, secrets.choice(PLACES)
+            if own is not None:
+                size, wish = min(size, len(own) // 4), own.start + len(own) // 2
             try:
-                start = self._from_driver(size, 0, own.start + len(own) // 2)
+                start = self._from_driver(size, 0, wish)
             except CudaError:
                 return None
             self._arena = Arena(range(start, start + size))

@@ -18,7 +18,7 @@ from test_cuda_door import KERNELS, ROOT, compiled, run
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import slices
-from gpupool.remoting.driver.addresses import Addresses, Arena
+from gpupool.remoting.driver.addresses import PLACES, Addresses, Arena
 from gpupool.remoting.driver.api import Api, CudaError
 from gpupool.remoting.driver.peers import PEER, introduction
 from gpupool.remoting.host.peers import Peer
@@ -241,11 +241,16 @@ def test_addresses_of_others_are_refused(given: list[int], monkeypatch: pytest.M
     assert driver.returned == [one for one in given if one] + [0x302000000]
 
 
-def test_a_server_alone_leaves_it_to_the_driver() -> None:
-    driver = Reservations(0, 0x302000000)
+def test_a_server_alone_has_one_as_well_or_leaves_it_to_the_driver() -> None:
+    driver = Reservations(MIDDLE)
+    assert Addresses(cast("Api", driver)).reserve(UNIT, 0, 0) == MIDDLE
+    assert driver.wishes[0] in PLACES
+    driver = Reservations(0, 0, 0, 0x302000000)
     addresses = Addresses(cast("Api", driver))
     assert addresses.reserve(UNIT, 0, MIDDLE) == 0x302000000
-    assert driver.wishes == [MIDDLE, 0]
+    assert driver.wishes[1:] == [0, MIDDLE, 0]
+    addresses.give_back(0x302000000, UNIT)
+    assert driver.returned == [0x302000000]
 
 
 # --- links between workers ------------------------------------------------------------------------

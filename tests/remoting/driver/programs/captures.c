@@ -167,10 +167,12 @@ static void large(void) {
 // What a capture says of itself, and nodes that are put between captured work.
 static void information(void) {
     int status = 9, *out = calloc(N, 4);
-    uint64_t id = 0, again = 0;
+    uint64_t id = 0, again = 0, spare;
     void *graph, *same, **front, *fork, *joined, *nodes[8], *node, *edges;
     size_t found;
+    CHECK(cuMemAlloc_v2(&spare, BYTES));
     CHECK(cuMemsetD8_v2(numbers, 0, BYTES));
+    CHECK(cuMemsetD8_v2(spare, 0, BYTES));
     CHECK(cuCtxSynchronize());
     CHECK(cuEventCreate(&fork, 2));
     CHECK(cuEventCreate(&joined, 2));
@@ -201,8 +203,9 @@ static void information(void) {
     CHECK(cuGraphNodeGetDependencies(node, nodes, &found));
     NEED(found == 2);
     // More work behind what is there.
+    void *elsewhere[] = {&spare, &n};
     CHECK(cuStreamBeginCaptureToGraph(stream, graph, &node, NULL, 1, 0));
-    count(stream);
+    launch(increment, N, elsewhere, stream);
     CHECK(cuStreamEndCapture(stream, &same));
     NEED(same == graph);
     found = 0;
@@ -215,7 +218,10 @@ static void information(void) {
     fire(exec);
     NEED(are(out, 1));
     fire(exec);
-    NEED(are(out, 4));
+    NEED(are(out, 3));
+    CHECK(cuMemcpyDtoH_v2(out, spare, BYTES));
+    NEED(are(out, 2));
+    CHECK(cuMemFree_v2(spare));
     CHECK(cuGraphExecDestroy(exec));
     CHECK(cuGraphDestroy(graph));
     CHECK(cuEventDestroy_v2(fork));
