@@ -21,6 +21,7 @@
 
 #define LINE_MAX_SIZE (256 * 1024)
 #define HANDSHAKE_SECONDS 30
+#define HANDSHAKE_LOOK_MS 500  // between looks whether the lease is lost already
 #define SOCKET_BUFFER (4 << 20)
 #define SILENCE_MS 3500  // after which a machine that acknowledges nothing is taken for dead
 
@@ -65,16 +66,39 @@ static int connect_unix(const char *path) {
     return -1;
 }
 
-static int connect_tcp(const char *host, const char *port) {
+// A worker may need long to answer, but not once gpupool run has lost its server.
+bool gp_handshake_goes_on(struct gp_handshake *handshake) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (handshake->until == 0) handshake->until = now.tv_sec + HANDSHAKE_SECONDS;
+    if (handshake->lost == NULL) handshake->lost = gp_ask_agent(0);
+    return handshake->lost == NULL && now.tv_sec < handshake->until;
+}
+
+static bool connect_to(int fd, const struct addrinfo *at, struct gp_handshake *handshake) {
+    int flags = fcntl(fd, F_GETFL), error = 0;
+    fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+    if (connect(fd, at->ai_addr, at->ai_addrlen) != 0) {
+        if (errno != EINPROGRESS) return false;
+        struct pollfd entry = {.fd = fd, .events = POLLOUT};
+        while (poll(&entry, 1, HANDSHAKE_LOOK_MS) <= 0) {
+            if (!gp_handshake_goes_on(handshake)) return false;
+        }
+        socklen_t size = sizeof error;
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+    fcntl(fd, F_SETFL, flags);
+    return error == 0;
+}
+
+static int connect_tcp(const char *host, const char *port, struct gp_handshake *handshake) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
     if (getaddrinfo(host, port, &hints, &found) != 0) return -1;
     int fd = -1;
     for (struct addrinfo *at = found; at != NULL && fd < 0; at = at->ai_next) {
         fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (fd < 0) continue;
-        struct timeval limit = {.tv_sec = HANDSHAKE_SECONDS};
-        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
-        if (connect(fd, at->ai_addr, at->ai_addrlen) != 0) {
+        if (!connect_to(fd, at, handshake)) {
             close(fd);
             fd = -1;
         }
@@ -92,10 +116,11 @@ static int connect_tcp(const char *host, const char *port) {
     return fd;
 }
 
-static bool receive_exactly(int fd, uint8_t *target, size_t size) {
+static bool receive_exactly(int fd, uint8_t *target, size_t size, struct gp_handshake *handshake) {
     while (size > 0) {
         ssize_t got = recv(fd, target, size, 0);
         if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN && gp_handshake_goes_on(handshake)) continue;
         if (got <= 0) return false;
         target += got;
         size -= (size_t)got;
@@ -116,13 +141,14 @@ static bool send_exactly(int fd, const void *bytes, size_t size) {
 }
 
 // The handshake without TLS: both ends prove that they know the ticket.
-static bool prove(int fd, const uint8_t session[16], const uint8_t ticket[32]) {
+static bool prove(int fd, const uint8_t session[16], const uint8_t ticket[32],
+                  struct gp_handshake *handshake) {
     uint8_t hello[40], answer[48], text[6 + 32], proof[32], accepted;
     memcpy(hello, "gpupool\x01", 8);
     memcpy(hello + 8, session, 16);
     if (getrandom(hello + 24, 16, 0) != 16) return false;
     if (!send_exactly(fd, hello, sizeof hello)) return false;
-    if (!receive_exactly(fd, answer, sizeof answer)) return false;
+    if (!receive_exactly(fd, answer, sizeof answer, handshake)) return false;
     memcpy(text, "server", 6);
     memcpy(text + 6, hello + 24, 16);
     memcpy(text + 22, answer, 16);
@@ -133,15 +159,16 @@ static bool prove(int fd, const uint8_t session[16], const uint8_t ticket[32]) {
     memcpy(text, "client", 6);
     gp_hmac_sha256(ticket, 32, text, sizeof text, proof);
     if (!send_exactly(fd, proof, sizeof proof)) return false;
-    return receive_exactly(fd, &accepted, 1) && accepted == 1;
+    return receive_exactly(fd, &accepted, 1, handshake) && accepted == 1;
 }
 
-static bool encrypted(struct gp_link *link, const char *session, const uint8_t ticket[32]) {
+static bool encrypted(struct gp_link *link, const char *session, const uint8_t ticket[32],
+                      struct gp_handshake *handshake) {
     char name[300];
     uint8_t fingerprint[32];
     return gp_json_string(gp_json_field(session, "server_name"), name, sizeof name) &&
            copy_hex(gp_json_field(session, "certificate_sha256"), fingerprint, sizeof fingerprint) &&
-           gp_tls_start(link, name, fingerprint, ticket);
+           gp_tls_start(link, name, fingerprint, ticket, handshake);
 }
 
 static const char *program_name(void) {
@@ -195,6 +222,7 @@ static bool ask_agent(void) {
 }
 
 static int connect_link(struct gp_link *link, const char *session) {
+    struct gp_handshake handshake = {0};
     uint8_t id[16], ticket[32];
     char path[200], host[300] = "", encryption[8] = "";
     if (!copy_hex(gp_json_field(session, "session"), id, sizeof id) ||
@@ -226,22 +254,24 @@ static int connect_link(struct gp_link *link, const char *session) {
         address = gp_json_blank(gp_json_value(address));
         char port[8];
         snprintf(port, sizeof port, "%d", *address == ',' ? atoi(address + 1) : 0);
-        link->socket = connect_tcp(host, port);
+        link->socket = connect_tcp(host, port, &handshake);
         tls = encrypt;
     }
     if (link->socket < 0) {
+        if (handshake.lost != NULL) gp_say("%s", handshake.lost);
         gp_say("cannot connect to server %s%s%s", link->name, *host ? " at " : "", host);
         return GP_NO_DEVICE;
     }
     const int size = SOCKET_BUFFER;
     setsockopt(link->socket, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
     setsockopt(link->socket, SOL_SOCKET, SO_RCVBUF, &size, sizeof size);
-    struct timeval limit = {.tv_sec = HANDSHAKE_SECONDS}, none = {0};
-    setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
-    bool proven = tls ? encrypted(link, session, ticket) : prove(link->socket, id, ticket);
+    struct timeval look = {.tv_usec = HANDSHAKE_LOOK_MS * 1000}, none = {0};
+    setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &look, sizeof look);
+    bool proven = tls ? encrypted(link, session, ticket, &handshake)
+                      : prove(link->socket, id, ticket, &handshake);
     setsockopt(link->socket, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-    setsockopt(link->socket, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
     if (!proven) {
+        if (handshake.lost != NULL) gp_say("%s", handshake.lost);
         gp_say("server %s refused the data connection", link->name);
         return GP_NO_DEVICE;
     }

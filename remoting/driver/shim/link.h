@@ -20,16 +20,23 @@ struct gp_link {
     pthread_mutex_t lock;  // of the connection
 };
 
+// The beginning of a connection; all zero at first.
+struct gp_handshake {
+    int64_t until;     // seconds of the monotonic clock
+    const char *lost;  // why the lease is, if it is
+};
+
 // tls.c
 bool gp_tls_possible(void);
 bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
-                  const uint8_t ticket[32]);
+                  const uint8_t ticket[32], struct gp_handshake *handshake);
 // As recv and sendmsg with MSG_DONTWAIT: -1 with EAGAIN when it would block; gp_receive gives 0 at
 // the end. Sent is at most the first of the parts where bytes are encrypted.
 ssize_t gp_receive(struct gp_link *link, void *target, size_t size);
 ssize_t gp_send(struct gp_link *link, struct iovec *parts, int count);
 
 // link.c
+bool gp_handshake_goes_on(struct gp_handshake *handshake);  // asked while it waits
 extern struct gp_link gp_links[];
 extern int gp_agent_socket;
 // Take what gpupool run has to say; the reason when the lease is lost, else NULL.

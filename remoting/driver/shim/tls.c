@@ -158,8 +158,13 @@ static bool pinned(const void *connection, const uint8_t fingerprint[32]) {
     return memcmp(found, fingerprint, sizeof found) == 0;
 }
 
+// Whether a call has only waited in vain for the other end.
+static bool waits(const void *connection, int result) {
+    return result <= 0 && openssl.get_error(connection, result) == ERROR_WANT_READ;
+}
+
 bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t fingerprint[32],
-                  const uint8_t ticket[32]) {
+                  const uint8_t ticket[32], struct gp_handshake *handshake) {
     // A library context of its own outlives what OpenSSL frees at exit, when runtimes of CUDA
     // still call us.
     void *own = openssl.lib_ctx_new();
@@ -174,10 +179,15 @@ bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t f
     openssl.set_bio(connection, bio, bio);
     openssl.ctrl(connection, CTRL_SET_HOSTNAME, 0, (void *)(uintptr_t)server_name);
     uint8_t accepted = 0;
-    bool good = openssl.connect(connection) == 1 && pinned(connection, fingerprint) &&
-                openssl.write(connection, ticket, 32) == 32 &&
-                openssl.read(connection, &accepted, 1) == 1 && accepted == 1;
-    if (!good) return false;
+    int result;
+    openssl.clear_errors();
+    do result = openssl.connect(connection);
+    while (waits(connection, result) && gp_handshake_goes_on(handshake));
+    if (result != 1 || !pinned(connection, fingerprint)) return false;
+    if (openssl.write(connection, ticket, 32) != 32) return false;
+    do result = openssl.read(connection, &accepted, 1);
+    while (waits(connection, result) && gp_handshake_goes_on(handshake));
+    if (result != 1 || accepted != 1) return false;
     link->connection = connection;
     return fcntl(link->socket, F_SETFL, fcntl(link->socket, F_GETFL) | O_NONBLOCK) == 0;
 }

@@ -171,6 +171,41 @@ def test_a_cut_network_ends_a_wait(library: Path, tmp_path: Path) -> None:
     assert done.stdout == "error 46, then 46\n", done.stderr
 
 
+@pytest.mark.parametrize("encryption", ["off", "tls"])
+def test_a_lease_that_is_lost_before_the_worker_answers(
+    encryption: str, library: Path, tmp_path: Path
+) -> None:
+    """A worker may need long for that, and the program learns of the loss at once."""
+    program = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    with (
+        socket.socket(socket.AF_UNIX) as agent,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        agent.bind(str(tmp_path / "agent"))
+        agent.listen()
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={"LD_LIBRARY_PATH": str(library), "GPUPOOL_AGENT": str(tmp_path / "agent")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        asking, _ = agent.accept()
+        session = {"server": "a", "session": "0" * 32, "ticket": "0" * 64, "server_name": "x"}
+        session |= {"certificate_sha256": "0" * 64, "encryption": encryption, "server_id": "a"}
+        session["address"] = server.getsockname()
+        asking.recv(4096)
+        asking.sendall(json.dumps({"ok": True, "sessions": [session]}).encode() + b"\n")
+        connection, _ = server.accept()
+        connection.recv(1)
+        asking.sendall(b'{"op":"lost","what":"lost server a: no answer"}\n')
+        out, err = process.communicate(timeout=20)
+        assert out == "100\n", err  # CUDA_ERROR_NO_DEVICE
+        assert err.startswith("gpupool: lost server a: no answer\n")
+        asking.close()
+        connection.close()
+
+
 def test_without_an_agent_there_is_no_device(library: Path) -> None:
     code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
     environment = {name: value for name, value in os.environ.items() if name != "GPUPOOL_AGENT"}

@@ -16,10 +16,12 @@ int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *), cuMemFreeHost(
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
 int cuMemHostAlloc(void **, size_t, unsigned), cuMemAllocManaged(uint64_t *, size_t, unsigned);
 int cuLaunchHostFunc(void *, void (*)(void *), void *), cuDevicePrimaryCtxRelease_v2(int);
-int cuGraphCreate(void **, unsigned), cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
-int cuGraphLaunch(void *, void *), cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **);
+int cuGraphCreate(void **, unsigned), cuGraphLaunch(void *, void *);
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
+int cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **);
 int cuMemGetAddressRange_v2(uint64_t *, size_t *, uint64_t), cuDeviceTotalMem_v2(size_t *, int);
-int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, void *), cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
+int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, void *);
+int cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
 int cuLibraryLoadData(void **, const void *, void *, void *, unsigned, void *, void *, unsigned);
 int cuMemHostRegister_v2(void *, size_t, unsigned), cuCtxGetCurrent(void **), cuCtxGetDevice(int *);
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *, void *, int, size_t);
@@ -251,7 +253,8 @@ static void child(const char *when) {
     double started = now();
     int status;
     waitpid(pid, &status, 0);
-    if (status != 0 || now() - started > 5) printf("child: status %d in %.2f s\n", status, now() - started);
+    double took = now() - started;
+    if (status != 0 || took > 5) printf("child: status %d in %.2f s\n", status, took);
 }
 
 int main(int count, char **arguments) {
@@ -316,8 +319,10 @@ int main(int count, char **arguments) {
     }
     for (int at = 0; at < WAYS; at++) {
         if (ways[at].thread == 0 || ways[at].ended == 0) continue;
-        if (ways[at].code != 46) printf("%s: %d%s\n", ways[at].name, ways[at].code, ways[at].ended < said ? " before" : "");
-        if (ways[at].ended > first + 4) printf("%s %.1f s later\n", ways[at].name, ways[at].ended - first);
+        double late = ways[at].ended - first;
+        const char *when = ways[at].ended < said ? " before" : "";
+        if (ways[at].code != 46) printf("%s: %d%s\n", ways[at].name, ways[at].code, when);
+        if (late > 4) printf("%s %.1f s later\n", ways[at].name, late);
     }
     over = 1;
     printf("over\n");
