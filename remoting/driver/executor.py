@@ -173,16 +173,13 @@ class Executor:
             except errors as error:
                 client.skip_bulk()  # whatever has failed before it read them all
                 client.fail(op, client.api.status_of(error))
-                client.skip_bulk()
             except OverflowError:
                 client.skip_bulk()
                 client.fail(op, INVALID_VALUE)  # a number that no parameter of CUDA holds
-                client.skip_bulk()
             except KeyError:
                 # A handle that never was, or is no more: the client's mistake, as with CUDA.
                 client.skip_bulk()
                 client.fail(op, INVALID_HANDLE)
-                client.skip_bulk()
             start += size
             count += 1
         if bulk or client.bulk:

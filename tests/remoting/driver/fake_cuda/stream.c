@@ -81,10 +81,9 @@ CUresult stream_resolve(CUcontext ctx, CUstream handle, CUstream *stream) {
 static CUresult batch_run(const struct work *batch);
 
 /* Memory of the host that CUDA does not know is no better than none. */
-static char *value_at(const struct work *work) {
-    if (memory_is_pageable((const void *)(uintptr_t)work->value.pointer))
-        return NULL;
-    return memory_any(work->value.pointer, work->value.bytes);
+static bool value_is_known(CUdeviceptr pointer, size_t bytes) {
+    return !memory_is_pageable((const void *)(uintptr_t)pointer) &&
+           memory_any(pointer, bytes) != NULL;
 }
 
 CUresult work_run(struct work *work) {
@@ -118,7 +117,7 @@ CUresult work_run(struct work *work) {
     case WORK_BATCH:
         return batch_run(work);
     case WORK_WRITE_VALUE: {
-        char *at = value_at(work);
+        char *at = memory_any(work->value.pointer, work->value.bytes);
         if (at == NULL)
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         memcpy(at, &work->value.value, work->value.bytes);
@@ -127,7 +126,7 @@ CUresult work_run(struct work *work) {
     case WORK_WAIT_VALUE:
         for (;;) {
             uint64_t seen = 0;
-            char *at = value_at(work);
+            char *at = memory_any(work->value.pointer, work->value.bytes);
             if (at == NULL)
                 return CUDA_ERROR_ILLEGAL_ADDRESS;
             memcpy(&seen, at, work->value.bytes);
@@ -174,8 +173,11 @@ static CUresult batch_run(const struct work *batch) {
                            .value = {p->writeValue.address,
                                      operation >= 4 ? p->writeValue.value64 : p->writeValue.value,
                                      p->writeValue.flags, operation >= 4 ? 8 : 4}};
-        if (operation != 3 && operation != 6) /* flush of remote writes, memory barrier */
-            TRY(work_run(&one));
+        if (operation == 3 || operation == 6) /* flush of remote writes, memory barrier */
+            continue;
+        if (!value_is_known(one.value.pointer, one.value.bytes))
+            return CUDA_ERROR_ILLEGAL_ADDRESS;
+        TRY(work_run(&one));
     }
     return CUDA_SUCCESS;
 }
@@ -578,7 +580,7 @@ static CUresult value_submit(CUcontext ctx, enum work_kind kind, CUstream handle
                              uint64_t value, unsigned flags, unsigned bytes) {
     CUstream stream;
     TRY(stream_resolve(ctx, handle, &stream));
-    REQUIRE(memory_any(addr, bytes) != NULL && addr % bytes == 0);
+    REQUIRE(value_is_known(addr, bytes) && addr % bytes == 0);
     struct work work = {.kind = kind, .value = {addr, value, flags, bytes}};
     return stream_submit(stream, &work);
 }
