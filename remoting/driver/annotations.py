@@ -203,6 +203,8 @@ RECORDS: tuple[str, ...] = (
     "ARRAY_PLANE",
     "PEER_ATOMICS",
     "DECOMPRESS",
+    "LOAD_COMPILED",
+    "LINK_SAID",
     "PEER_CUT",
     "GREEN_RESOURCE",
     "GREEN_SPLIT",

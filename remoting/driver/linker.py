@@ -1,49 +1,52 @@
 """cuLink*: what a client adds is compiled and linked by the server's driver."""
 
 import ctypes
-from typing import Any
 
-from gpupool.remoting.driver.api import INVALID_HANDLE, OUT_OF_MEMORY, Api, CudaError
+from gpupool.remoting.driver.api import INVALID_HANDLE, OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver.compiler import Options
+from gpupool.remoting.driver.direct import Direct
 
 LINKS_MAX = 1024
 IMAGE_SIZE_MAX = 64 << 20
 """Of a linked image: what fits into the body of a reply."""
 
-OPTIONS = (0, 7, 11, 13)
-"""By CUjit_option: registers, optimisation level, debug information, line information."""
-
 
 class Linker:
     """The links of one client process that have not ended. Numbers are the client's."""
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self._links: dict[int, Any] = {}
+    def __init__(self, direct: Direct) -> None:
+        self._direct = direct
+        self._links: dict[int, tuple[int, Options]] = {}
 
     def create(self, number: int, *given: int) -> None:
-        """Start a link; ``given`` is one more than the value of each of OPTIONS, or 0."""
+        """Start a link; ``given`` is what ``Options`` takes."""
         if number in self._links or len(self._links) >= LINKS_MAX:
             raise CudaError(INVALID_HANDLE, "cuLinkCreate")
-        pairs = [(name, word - 1) for name, word in zip(OPTIONS, given, strict=True) if word]
-        options = [self._api.enumerated("CUjit_option", name) for name, _ in pairs]
-        values = [value for _, value in pairs]
-        # The object is kept, not its address: it owns the memory of the options.
-        self._links[number] = self._api.call("cuLinkCreate", len(pairs), options, values)
+        options, state = Options(given), ctypes.c_uint64(0)
+        arguments = (options.count, options.names, options.values, state)
+        self._direct.call("cuLinkCreate_v2", *arguments)
+        self._links[number] = (state.value, options)
 
     def add(self, number: int, kind: int, image: bytearray, size: int, name: bytes) -> None:
         """Add ``size`` bytes of ``image``; ``kind`` is a CUjitInputType."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(image))
-        what = self._api.enumerated("CUjitInputType", kind)
-        state = self._links[number]
-        self._api.call("cuLinkAddData", state, what, address, size, name, 0, [], [])
+        data = ctypes.c_char.from_buffer(image)
+        state, _ = self._links[number]
+        self._direct.call("cuLinkAddData_v2", state, kind, data, size, name, 0, None, None)
 
     def complete(self, number: int) -> bytes:
         """Link and return the image."""
-        address, size = self._api.call("cuLinkComplete", self._links[number])
-        if size > IMAGE_SIZE_MAX:
+        address, size = ctypes.c_uint64(0), ctypes.c_size_t(0)
+        self._direct.call("cuLinkComplete", self._links[number][0], address, size)
+        if size.value > IMAGE_SIZE_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuLinkComplete")
-        return ctypes.string_at(int(address), int(size))
+        return ctypes.string_at(address.value, size.value)
+
+    def said(self, number: int) -> bytes:
+        """Return the logs so far."""
+        return self._links[number][1].said()
 
     def destroy(self, number: int) -> None:
         """End a link."""
-        self._api.call("cuLinkDestroy", self._links.pop(number))
+        state, options = self._links.pop(number)
+        self._direct.call("cuLinkDestroy", state)
+        del options  # not before: the driver writes its logs there

@@ -9,6 +9,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import INVALID_HANDLE, NOT_FOUND, CudaError
 from gpupool.remoting.driver.client import OBJECTS_MAX, WORDS, Area, Client
+from gpupool.remoting.driver.compiler import PASSED_ON, Options
 from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.images import Images
 from gpupool.remoting.driver.kernels import Kernels
@@ -31,7 +32,7 @@ class Modules(Area):
         self.direct = direct
         self.kernels = kernels
         self.variables = Variables(client, memory)
-        self.linker = Linker(client.api)
+        self.linker = Linker(direct)
         self.modules: dict[int, tuple[int, bool]] = {}
         self.unloaded: list[Callable[[int], None]] = []  # called with the number of a module
         self.posted = {
@@ -43,15 +44,17 @@ class Modules(Area):
             table.LOAD_LIBRARY: (2, self._load_library),
             table.LOAD_MODULE: (2, self._load_module),
             table.LOAD_KNOWN: (7, self._load_known),
+            table.LOAD_COMPILED: (3 + len(PASSED_ON), self._load_compiled),
             table.LIBRARY_MODULE: (2, self._library_module),
             table.FIND_KERNEL: (2, self._find_kernel),
             table.FIND_FUNCTION: (2, self._find_function),
             table.FIND_GLOBAL: (1, self._find_global),
             table.FIND_MANAGED: (1, self._find_managed),
             table.ENUMERATE: (1, self._enumerate),
-            table.LINK_CREATE: (5, self._link_create),
+            table.LINK_CREATE: (1 + len(PASSED_ON), self._link_create),
             table.LINK_ADD: (3, self._link_add),
             table.LINK_COMPLETE: (1, self.linker.complete),
+            table.LINK_SAID: (1, self.linker.said),
         }
 
     def _image(self, size: int) -> bytearray:
@@ -80,6 +83,24 @@ class Modules(Area):
             raise CudaError(NOT_FOUND, "cuModuleLoadData")
         self._load(number, image, library=bool(library))
         return b""
+
+    def _load_compiled(self, number: int, library: int, size: int, *given: int) -> bytes | None:
+        """Load PTX with options of the compiler; the reply has its logs, whatever came of it."""
+        image, options, made = self._image(size), Options(given), ctypes.c_uint64(0)
+        data = ctypes.c_char.from_buffer(image)
+        wishes = (options.names, options.values, options.count)
+        try:
+            with self.variables.charged(number, image):
+                if library:
+                    self.direct.call("cuLibraryLoadData", made, data, *wishes, None, None, 0)
+                else:
+                    order = (options.count, options.names, options.values)
+                    self.direct.call("cuModuleLoadDataEx", made, data, *order)
+                self._keep_module(number, made.value, library=bool(library))
+        except CudaError as error:
+            self.session.reply(self.client.request, error.status, options.said())
+            return None
+        return options.said()
 
     def _load(self, number: int, image: bytearray, *, library: bool) -> None:
         address = ctypes.addressof(ctypes.c_char.from_buffer(image))

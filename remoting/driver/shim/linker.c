@@ -1,6 +1,6 @@
 // cuLink*: the server's driver compiles and links what the program adds, and the cubin comes back.
 #define _GNU_SOURCE
-#include "core.h"
+#include "jit.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,11 +12,8 @@
 struct linked {
     void *bytes;
     size_t size;
+    struct gp_jit jit;  // where the program wants the logs, as long as the handle lives
 };
-
-// What the worker passes on, by CUjit_option: registers, level, debug information, lines.
-static const int passed_on[] = {0, 7, 11, 13};
-#define PASSED_ON (int)(sizeof passed_on / sizeof *passed_on)
 
 static bool is_link(const void *state) { return gp_check(state, GP_LINK) == GP_SUCCESS; }
 
@@ -25,23 +22,18 @@ GP_EXPORT int cuLinkCreate_v2(unsigned count, const int *options, void **values,
     if (state == NULL || (count > 0 && (options == NULL || values == NULL))) {
         return GP_INVALID_VALUE;
     }
-    uint64_t words[1 + PASSED_ON] = {0};
-    for (unsigned at = 0; at < count; at++) {
-        // CU_JIT_INFO_LOG_BUFFER and CU_JIT_ERROR_LOG_BUFFER: nothing is written there.
-        if ((options[at] == 3 || options[at] == 5) && values[at] != NULL) *(char *)values[at] = 0;
-        for (int which = 0; which < PASSED_ON; which++) {
-            // One more than the value: zero is for what is not given.
-            uint64_t value = (uint32_t)(uintptr_t)values[at];
-            if (options[at] == passed_on[which]) words[1 + which] = value + 1;
-        }
-    }
+    uint64_t words[1 + GP_JIT_WORDS] = {0};
+    struct gp_jit jit;
+    gp_read_jit(count, options, values, &jit);
+    memcpy(words + 1, jit.words, sizeof jit.words);
     struct gp_handle *made = gp_make(GP_LINK);
     struct linked *linked = calloc(1, sizeof *linked);
     int status = made == NULL || linked == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
     if (status == GP_SUCCESS) {
         words[0] = made->id;
         made->detail = linked;
-        status = gp_call(GP_LINK_CREATE, words, 1 + PASSED_ON, NULL, 0);
+        linked->jit = jit;
+        status = gp_call(GP_LINK_CREATE, words, 1 + GP_JIT_WORDS, NULL, 0);
     }
     if (status != GP_SUCCESS) {
         if (made != NULL) gp_end(made);
@@ -50,6 +42,19 @@ GP_EXPORT int cuLinkCreate_v2(unsigned count, const int *options, void **values,
     }
     *state = made;
     return GP_SUCCESS;
+}
+
+// Ask for the logs where the program wants them; what they are of has its own status.
+static int say(struct gp_handle *state, int status) {
+    struct linked *linked = state->detail;
+    if (linked->jit.logs[0].text == NULL && linked->jit.logs[1].text == NULL) return status;
+    uint64_t values[1] = {state->id};
+    struct gp_request request = {.grows = true};
+    if (gp_exchange(&request, GP_LINK_SAID, values, 1, NULL, 0, NULL, 0) == GP_SUCCESS) {
+        gp_write_jit(&linked->jit, request.body, request.length);
+    }
+    free(request.body);
+    return status;
 }
 
 GP_EXPORT int cuLinkAddData_v2(void *state, int type, const void *data, size_t size,
@@ -64,7 +69,8 @@ GP_EXPORT int cuLinkAddData_v2(void *state, int type, const void *data, size_t s
     if (name == NULL) name = "";
     uint64_t values[3] = {((struct gp_handle *)state)->id, (uint64_t)type, size};
     struct gp_request request = {0};
-    return gp_exchange(&request, GP_LINK_ADD, values, 3, name, strnlen(name, 1000), data, size);
+    return say(state, gp_exchange(&request, GP_LINK_ADD, values, 3, name, strnlen(name, 1000), data,
+                                  size));
 }
 
 GP_EXPORT int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count,
@@ -98,14 +104,14 @@ GP_EXPORT int cuLinkComplete(void *state, void **image, size_t *size) {
     int status = gp_exchange(&request, GP_LINK_COMPLETE, values, 1, NULL, 0, NULL, 0);
     if (status != GP_SUCCESS) {
         free(request.body);
-        return status;
+        return say(state, status);
     }
     free(linked->bytes);
     linked->bytes = request.body;
     linked->size = request.length;
     *image = linked->bytes;
     if (size != NULL) *size = linked->size;
-    return GP_SUCCESS;
+    return say(state, GP_SUCCESS);
 }
 
 GP_EXPORT int cuLinkDestroy(void *state) {

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 #include "image.h"
+#include "jit.h"
 #include "managed.h"
 
 #include <stdio.h>
@@ -181,12 +182,36 @@ static bool keep_image(struct module *module, const struct gp_image *image) {
     return copy != NULL;
 }
 
-static int load(int op, const void *data, void **made) {
+// Have the server's driver compile PTX with options, and say what came of it.
+static int load_compiled(struct module *module, const struct gp_image *image,
+                         const struct gp_jit *jit) {
+    uint64_t values[3 + GP_JIT_WORDS] = {module->handle.id, module->library, image->size};
+    memcpy(values + 3, jit->words, sizeof jit->words);
+    struct gp_request request = {.grows = true};
+    int status = gp_exchange(&request, GP_LOAD_COMPILED, values, 3 + GP_JIT_WORDS, NULL, 0,
+                             image->bytes, image->size);
+    if (status == GP_SUCCESS) module->servers |= bit_here();
+    gp_write_jit(jit, request.body, request.length);
+    free(request.body);
+    return status;
+}
+
+// What is no text is compiled already, and has nothing to say.
+static int load_first(struct module *module, const struct gp_image *image,
+                      const struct gp_jit *jit) {
+    bool text = image->bytes[0] != 0x7f && strnlen((const char *)image->bytes, 5) == 5 &&
+                image->bytes[image->size - 1] == '\0';
+    if (text && jit != NULL && jit->wanted) return load_compiled(module, image, jit);
+    if (jit != NULL) gp_write_jit(jit, NULL, 0);
+    return load_here(module, image);
+}
+
+static int load(int op, const void *data, const struct gp_jit *jit, void **made) {
     if (data == NULL || made == NULL) return GP_INVALID_VALUE;
     struct gp_image image;
     if (!gp_find_image(data, architecture(), &image)) return GP_INVALID_IMAGE;
     struct module *module = make_module(op == GP_LOAD_LIBRARY);
-    int status = module == NULL ? GP_OUT_OF_MEMORY : load_here(module, &image);
+    int status = module == NULL ? GP_OUT_OF_MEMORY : load_first(module, &image, jit);
     bool kept = status == GP_SUCCESS && gp_several && module->library;
     if (kept && !keep_image(module, &image)) status = GP_OUT_OF_MEMORY;
     if (!kept) free(image.owned);
@@ -219,28 +244,26 @@ static void *read_file(const char *path) {
     return bytes;
 }
 
-static int load_file(int op, const char *path, void **made) {
+static int load_file(int op, const char *path, const struct gp_jit *jit, void **made) {
     if (path == NULL) return GP_INVALID_VALUE;
     char *bytes = read_file(path);
     if (bytes == NULL) return GP_FILE_NOT_FOUND;
-    int status = load(op, bytes, made);
+    int status = load(op, bytes, jit, made);
     free(bytes);
     return status;
 }
 
 GP_EXPORT int cuModuleLoadData(void **module, const void *image) {
     GP_ENTER();
-    return load(GP_LOAD_MODULE, image, module);
+    return load(GP_LOAD_MODULE, image, NULL, module);
 }
 
 GP_EXPORT int cuModuleLoadDataEx(void **module, const void *image, unsigned count,
                                  const int *options, void **values) {
     GP_ENTER();
-    // Logs stay empty; everything else is advice that the server's driver may do without.
-    for (unsigned at = 0; at < count && options != NULL && values != NULL; at++) {
-        if (options[at] == 4 || options[at] == 6) values[at] = NULL;  // sizes of the logs
-    }
-    return load(GP_LOAD_MODULE, image, module);
+    struct gp_jit jit;
+    gp_read_jit(count, options, values, &jit);
+    return load(GP_LOAD_MODULE, image, &jit, module);
 }
 
 GP_EXPORT int cuModuleLoadFatBinary(void **module, const void *image) {
@@ -249,23 +272,27 @@ GP_EXPORT int cuModuleLoadFatBinary(void **module, const void *image) {
 
 GP_EXPORT int cuModuleLoad(void **module, const char *path) {
     GP_ENTER();
-    return load_file(GP_LOAD_MODULE, path, module);
+    return load_file(GP_LOAD_MODULE, path, NULL, module);
 }
 
 GP_EXPORT int cuLibraryLoadData(void **library, const void *code, void *jit, void **jit_values,
                                 unsigned jit_count, void *options, void **values,
                                 unsigned count) {
-    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    (void)options, (void)values, (void)count;
     GP_CHECK(gp_ready());
-    return load(GP_LOAD_LIBRARY, code, library);
+    struct gp_jit wish;
+    gp_read_jit(jit_count, jit, jit_values, &wish);
+    return load(GP_LOAD_LIBRARY, code, &wish, library);
 }
 
 GP_EXPORT int cuLibraryLoadFromFile(void **library, const char *path, void *jit, void **jit_values,
                                     unsigned jit_count, void *options, void **values,
                                     unsigned count) {
-    (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+    (void)options, (void)values, (void)count;
     GP_CHECK(gp_ready());
-    return load_file(GP_LOAD_LIBRARY, path, library);
+    struct gp_jit wish;
+    gp_read_jit(jit_count, jit, jit_values, &wish);
+    return load_file(GP_LOAD_LIBRARY, path, &wish, library);
 }
 
 static int check_module(const void *module, bool library) {

@@ -407,6 +407,7 @@ struct reference {
 void references_make(CUmodule module);
 const struct reference *references_copy(CUmodule module);
 
+void jit_say(CUresult result, unsigned count, const CUjit_option *options, void **values);
 CUdeviceptr module_global_find(CUmodule module, const char *name, size_t *bytes);
 void modules_unload_context(CUcontext ctx);
 

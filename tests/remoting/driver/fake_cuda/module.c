@@ -97,6 +97,34 @@ static CUresult module_load(CUmodule *module, const void *bytes) {
     return module_new(ctx, image, NULL, module);
 }
 
+/* The sizes of logs are written over the room that the caller gave, where there are logs. */
+void jit_say(CUresult result, unsigned count, const CUjit_option *options, void **values) {
+    int registers = 0, level = 4;
+    for (unsigned i = 0; i < count; i++) {
+        if ((int)options[i] == 0)
+            registers = (int)(uintptr_t)values[i];
+        if ((int)options[i] == 7)
+            level = (int)(uintptr_t)values[i];
+    }
+    for (int log = 3; log <= 5; log += 2) {
+        char text[100] = "", *to = NULL;
+        if (log == 3 && result == CUDA_SUCCESS)
+            snprintf(text, sizeof text, "info: %d registers, level %d", registers, level);
+        if (log == 5 && result != CUDA_SUCCESS)
+            snprintf(text, sizeof text, "fatal: error %d", (int)result);
+        for (unsigned i = 0; i < count; i++)
+            if ((int)options[i] == log)
+                to = values[i];
+        for (unsigned i = 0; i < count; i++)
+            if ((int)options[i] == log + 1) {
+                size_t room = (uintptr_t)values[i];
+                if (to != NULL && room > 0)
+                    snprintf(to, room, "%s", text);
+                values[i] = (void *)(uintptr_t)(text[0] ? strlen(text) + 1 : 0);
+            }
+    }
+}
+
 API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     ENTER_CONTEXT(ctx);
     return module_load(module, image);
@@ -105,11 +133,9 @@ API CUresult cuModuleLoadData(CUmodule *module, const void *image) {
 API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int numOptions,
                                 CUjit_option *options, void **optionValues) {
     ENTER_CONTEXT(ctx);
-    /* Logs come back empty: their sizes are written over the room that the caller gave. */
-    for (unsigned i = 0; i < numOptions; i++)
-        if ((int)options[i] == 4 || (int)options[i] == 6)
-            optionValues[i] = NULL;
-    return module_load(module, image);
+    CUresult result = module_load(module, image);
+    jit_say(result, numOptions, options, optionValues);
+    return result;
 }
 
 API CUresult cuModuleLoadFatBinary(CUmodule *module, const void *fatCubin) {
@@ -245,10 +271,11 @@ API CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_optio
                                CUlibraryOption *libraryOptions, void **libraryOptionValues,
                                unsigned int numLibraryOptions) {
     ENTER();
-    (void)jitOptions, (void)jitOptionsValues, (void)numJitOptions;
     (void)libraryOptions, (void)libraryOptionValues, (void)numLibraryOptions;
     REQUIRE(library != NULL && code != NULL);
-    return library_new(library, code);
+    CUresult result = library_new(library, code);
+    jit_say(result, numJitOptions, jitOptions, jitOptionsValues);
+    return result;
 }
 
 API CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *fileName,

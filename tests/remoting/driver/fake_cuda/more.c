@@ -253,15 +253,20 @@ struct CUlinkState_st {
     bool text;
     char *bytes;
     size_t size;
+    unsigned count; /* of options, which must stay until the link ends */
+    CUjit_option *options;
+    void **values;
 };
 
 API CUresult cuLinkCreate_v2(unsigned int numOptions, CUjit_option *options, void **optionValues,
                              CUlinkState *stateOut) {
     ENTER();
-    (void)numOptions, (void)options, (void)optionValues;
     REQUIRE(stateOut != NULL);
     *stateOut = zeroed(sizeof **stateOut);
     (*stateOut)->magic = MAGIC_LINK;
+    (*stateOut)->count = numOptions;
+    (*stateOut)->options = options;
+    (*stateOut)->values = optionValues;
     return CUDA_SUCCESS;
 }
 
@@ -272,8 +277,10 @@ API CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void *data
     (void)name, (void)numOptions, (void)options, (void)optionValues;
     REQUIRE(IS(state, MAGIC_LINK) && data != NULL && size > 0);
     bool text = (int)type == 1;
-    if ((int)type > 2 || (state->inputs > 0 && (!text || !state->text)))
+    if ((int)type > 2 || (state->inputs > 0 && (!text || !state->text))) {
+        jit_say(CUDA_ERROR_NOT_SUPPORTED, state->count, state->options, state->values);
         return CUDA_ERROR_NOT_SUPPORTED;
+    }
     size_t length = text ? strnlen(data, size) : size;
     state->bytes = realloc(state->bytes, state->size + length + 2);
     if (state->bytes == NULL)
@@ -307,6 +314,7 @@ API CUresult cuLinkComplete(CUlinkState state, void **cubinOut, size_t *sizeOut)
     *cubinOut = state->inputs > 0 ? (void *)state->bytes : ""; /* nothing can be linked, too */
     if (sizeOut != NULL)
         *sizeOut = state->inputs > 0 ? state->size + (state->text ? 1 : 0) : 1;
+    jit_say(CUDA_SUCCESS, state->count, state->options, state->values);
     return CUDA_SUCCESS;
 }
 

@@ -6,6 +6,41 @@ int cuLinkAddData_v2(void *, int, void *, size_t, const char *, unsigned, int *,
 int cuLinkAddFile_v2(void *, int, const char *, unsigned, int *, void **);
 int cuLinkComplete(void *, void **, size_t *), cuLinkDestroy(void *);
 
+int cuModuleLoadDataEx(void **, const void *, unsigned, int *, void **);
+int cuLibraryLoadData(void **, const void *, int *, void **, unsigned, void *, void **, unsigned);
+int cuLibraryUnload(void *);
+
+// What the compiler says of a module, and of what is none; a cubin needs no compiler.
+static void compiled(const char *path) {
+    int options[] = {0, 3, 4, 5, 6, 7};
+    char info[64], error[8], *text = calloc(1, 1 << 20);
+    void *module, *values[] = {(void *)32, info, (void *)sizeof info, error, (void *)sizeof error,
+                               (void *)3};
+    FILE *file = fopen(path, "r");
+    NEED(file != NULL && fread(text, 1, (1 << 20) - 1, file) > 0);
+    fclose(file);
+    for (int library = 0; library < 2; library++) {
+        values[2] = (void *)sizeof info;
+        values[4] = (void *)sizeof error;
+        if (library) {
+            CHECK(cuLibraryLoadData(&module, text, options, values, 6, NULL, NULL, 0));
+            CHECK(cuLibraryUnload(module));
+        } else {
+            CHECK(cuModuleLoadDataEx(&module, text, 6, options, values));
+            CHECK(cuModuleUnload(module));
+        }
+        if (strstr(info, "32 registers") == NULL) fprintf(stderr, "'%s'\n", info);
+        NEED(strstr(info, "32 registers") != NULL && (size_t)values[2] == strlen(info) + 1);
+        NEED(error[0] == '\0' && values[4] == NULL);
+        values[2] = (void *)sizeof info;
+        values[4] = (void *)sizeof error;
+        NEED(cuModuleLoadDataEx(&module, "no code", 6, options, values) != 0);
+        NEED(info[0] == '\0' && strcmp(error, "fatal: ") == 0);  // as much as there is room for
+        NEED((size_t)values[4] == sizeof error);
+    }
+    free(text);
+}
+
 int main(int count, char **words) {
     int options[] = {0, 5, 6, 7}, number = 41, n = 1;
     char log[16] = "not empty", text[] = ".version 8.0\n";
@@ -25,6 +60,7 @@ int main(int count, char **words) {
     CHECK(cuLinkComplete(state, &image, &size));
     NEED(size > 1000);
     CHECK(cuModuleLoadData(&module, image));
+    NEED(log[0] == '\0');
     CHECK(cuLinkDestroy(state));
     NEED(cuLinkDestroy(state) == 400);
     CHECK(cuModuleGetFunction(&kernel, module, "increment"));
@@ -38,10 +74,13 @@ int main(int count, char **words) {
     CHECK(cuLinkCreate_v2(0, NULL, NULL, &state));
     CHECK(cuLinkComplete(state, &image, &size));
     CHECK(cuLinkDestroy(state));
-    CHECK(cuLinkCreate_v2(0, NULL, NULL, &state));
+    values[2] = (void *)sizeof log;
+    CHECK(cuLinkCreate_v2(4, options, values, &state));
     CHECK(cuLinkAddFile_v2(state, 1, words[1], 0, NULL, NULL));
     NEED(cuLinkAddData_v2(state, 0, text, sizeof text, "cubin", 0, NULL, NULL) != 0);
+    NEED(strncmp(log, "fatal: error", 12) == 0);
     CHECK(cuLinkDestroy(state));
+    compiled(words[1]);
     puts("results right");
     return 0;
 }
