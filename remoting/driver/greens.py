@@ -129,7 +129,8 @@ class Greens(Area):
             raise RemoteProtocolError("a green context that cannot be made")
         if len(greens) >= GREENS_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuGreenCtxCreate")
-        ordinal, described = self.client.ordinals[device], self._descriptions[description]
+        ordinal = self.client.ordinals[self.client.index(device)]
+        described = self._descriptions[description]
         primary = self._direct.get("cuDevicePrimaryCtxRetain", ordinal)
         handle = self._direct.get("cuGreenCtxCreate", described, ordinal, flags)
         context = self._direct.get("cuCtxFromGreenCtx", handle)

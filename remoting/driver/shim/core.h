@@ -384,6 +384,7 @@ extern int gp_mapped_count;
 // Where the server of this call keeps these bytes of the host, if it has a mirror of all of them. Kernels
 // before a copy write there, and kernels behind it read there, so copies have to go there as well.
 bool gp_mirror_of(const void *host, size_t size, uint64_t *seen);
+void gp_open_wanted(void);  // a synchronisation is over, and the program may write
 void gp_push_mapped(void);  // what the program wrote to memory that kernels see
 // What kernels wrote; of all bytes without a mask.
 void gp_mapped_arrived(uint64_t id, uint64_t offset, const unsigned char *bytes,

@@ -14,6 +14,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <ucontext.h>
 #include <unistd.h>
 
@@ -34,15 +35,20 @@ struct gp_region {
     unsigned char *states;
     size_t blocks, dirty;
     size_t low, high;        // blocks between these may be other than stale
+    off_t place;             // in the file
+    int file;                // which one
     size_t expected, ahead;  // the block that a sequence would touch next, and how many come with it
     int device;
     bool open, borrowed;
+    bool fresh;  // zeros on the server, and open here: what the program writes is found in the file
 };
 
 int gp_managed_count;
 static pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;  // all of the following
 static struct gp_region *regions, *open_regions;
 static int file = -1;
+static struct stat file_made;
+static int files;
 static off_t file_end;
 static pid_t owner;
 static struct sigaction previous[LAYERS];
@@ -122,6 +128,32 @@ static int open_block(struct gp_region *region, size_t block, bool write) {
         return GP_SUCCESS;
     }
     return open_whole(region);
+}
+
+// A program may have closed it, with all others that it does not know, and opened another.
+static bool is_ours(void) {
+    struct stat now;
+    return file >= 0 && fstat(file, &now) == 0 && now.st_ino == file_made.st_ino &&
+           now.st_dev == file_made.st_dev;
+}
+
+// The file has no pages where nobody has written. That needs no fault, which system calls cannot
+// have: programs read files into memory that they have just allocated.
+static void find_written(struct gp_region *region) {
+    region->fresh = false;
+    bool known = is_ours() && region->file == files;
+    off_t end = region->place + (off_t)region->size;
+    for (off_t at = region->place; at < end;) {
+        off_t data = known ? lseek(file, at, SEEK_DATA) : at;
+        if (data < 0 && errno == ENXIO) return;
+        if (data < 0) data = at;  // it cannot say: all may be
+        if (data >= end) return;
+        off_t hole = known ? lseek(file, data, SEEK_HOLE) : end;
+        if (hole < 0 || hole > end) hole = end;
+        size_t first = (size_t)(data - region->place) / BLOCK_SIZE;
+        mark(region, first, ((size_t)(hole - region->place) + BLOCK_SIZE - 1) / BLOCK_SIZE, DIRTY);
+        at = hole;
+    }
 }
 
 static void send_dirty(struct gp_region *region) {
@@ -226,6 +258,7 @@ void gp_managed_release(void) {
         open_regions = region->next_open;
         // Closed before it is sent: what is written from now on is another turn.
         protect(region, region->low, region->high, PROT_NONE);
+        if (region->fresh) find_written(region);
         send_dirty(region);
         memset(region->states + region->low, STALE, region->high - region->low);
         region->low = region->blocks;
@@ -260,8 +293,14 @@ static void *hold(uint64_t address, size_t size) {
 
 // Map the file at addresses that are held already; managed_lock is held.
 static bool map_file(struct gp_region *region) {
-    if (file < 0) file = memfd_create("gpupool-managed", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, file_end + (off_t)region->span) != 0) return false;
+    if (!is_ours()) {
+        file = memfd_create("gpupool-managed", MFD_CLOEXEC);
+        file_end = 0;
+        files++;
+        if (file < 0 || fstat(file, &file_made) != 0) return false;
+    }
+    if (ftruncate(file, file_end + (off_t)region->span) != 0) return false;
+    region->file = files;
     int how = MAP_SHARED | MAP_NORESERVE;
     region->alias = mmap(NULL, region->span, PROT_READ | PROT_WRITE, how, file, file_end);
     if (region->alias == MAP_FAILED) return false;
@@ -270,6 +309,7 @@ static bool map_file(struct gp_region *region) {
         munmap(region->alias, region->span);
         return false;
     }
+    region->place = file_end;
     madvise(start, region->span, MADV_DONTFORK);
     madvise(region->alias, region->span, MADV_DONTFORK);
     file_end += (off_t)region->span;
@@ -336,7 +376,7 @@ int gp_region_new(size_t size, struct gp_region **made) {
     // The server has filled it with zeros, which are here as well.
     pthread_mutex_lock(&managed_lock);
     mark(region, 0, region->blocks, CLEAN);
-    protect(region, 0, region->blocks, PROT_READ);
+    region->fresh = protect(region, 0, region->blocks, PROT_READ | PROT_WRITE);
     pthread_mutex_unlock(&managed_lock);
     *made = region;
     return GP_SUCCESS;

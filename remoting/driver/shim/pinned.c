@@ -8,7 +8,8 @@
 // Writes to small pieces are found by comparison. Larger ones, of which NCCL has megabytes that it
 // hardly ever touches, are always readable, but not writable between a launch and the first write
 // after it, which thus is noticed. Their bytes lie in a file that is mapped twice, so that what
-// kernels wrote can be filled in.
+// kernels wrote can be filled in. System calls that write to closed pages fail, so new memory is open,
+// and what the program has written before is opened again when a synchronisation ends.
 #define _GNU_SOURCE
 #include "ipc.h"
 #include "managed.h"
@@ -28,6 +29,9 @@
 #define EAGER_COUNT_MAX 256
 #define TRACKED_MIN ((size_t)16 << 10)
 #define BLOCK ((size_t)16 << 10)
+#define GROUP 64          // blocks
+#define WANTED_TURNS 255
+#define WANTED_MAX 4      // groups that a synchronisation opens
 #define PIECE ((size_t)256 << 10)
 #define LINE 64
 #define ATTEMPTS 4
@@ -51,10 +55,11 @@ struct mapped {
     unsigned char *dirty;  // by block: it is open to the program, or was written by an answer
     unsigned char *sent;   // those of the push under way
     size_t low, high;      // dirty blocks are between these
+    unsigned char *wanted; // by group of blocks: how many more synchronisations open it
 };
 
 int gp_mapped_count;
-static int tracked_count, eager_count;
+static int tracked_count, eager_count, wanted_count;
 static size_t eager_size;
 static pid_t owner;
 static struct mapped *mapped;
@@ -219,20 +224,50 @@ static bool take_piece(struct mapped *at, uint64_t from, uint64_t end, uint64_t 
     return true;
 }
 
-static void push_part(struct mapped *at, uint64_t from, uint64_t end) {
+// Whether anything was new.
+static bool push_part(struct mapped *at, uint64_t from, uint64_t end) {
     static struct piece piece;
+    bool any = false;
     // The more pieces there are, the farther apart they must lie, for each costs a system call.
     for (uint64_t gap = LINE;; gap *= 2) {
         pthread_mutex_lock(&mapped_lock);
         bool changed = take_piece(at, from, end, gap, &piece);
         pthread_mutex_unlock(&mapped_lock);
-        if (!changed) return;
+        if (!changed) return any;
+        any = true;
         uint64_t values[4] = {at->id, piece.from, piece.size, piece.mask > 0};
         GP_ROUTE(at->ordinal);
         const unsigned char *bytes = piece.bytes + piece.skipped;
         gp_post_bulk(GP_MAP_WRITE, values, 4, bytes, piece.size + piece.mask);
         from = piece.from + piece.size;
     }
+}
+
+// A program that writes somewhere does so again, perhaps by a system call.
+static void want(struct mapped *at, size_t group, bool changed) {
+    pthread_mutex_lock(&mapped_lock);
+    int before = at->wanted[group] > 0;
+    at->wanted[group] = changed ? WANTED_TURNS : (unsigned char)(at->wanted[group] - before);
+    __atomic_fetch_add(&wanted_count, (at->wanted[group] > 0) - before, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&mapped_lock);
+}
+
+void gp_open_wanted(void) {
+    if (__atomic_load_n(&wanted_count, __ATOMIC_RELAXED) == 0) return;
+    int left = WANTED_MAX;
+    pthread_mutex_lock(&mapped_lock);
+    for (struct mapped *at = mapped; at != NULL; at = at->next) {
+        size_t blocks = at->dirty == NULL ? 0 : blocks_of(at);
+        for (size_t first = 0; first < blocks && left > 0; first += GROUP) {
+            size_t end = first + GROUP < blocks ? first + GROUP : blocks;
+            if (at->wanted[first / GROUP] == 0) continue;
+            left--;
+            // Open already, as they were left by the last synchronisation.
+            if (memchr(at->dirty + first, 0, end - first) == NULL) continue;
+            if (open_blocks(at, first, end, PROT_READ | PROT_WRITE)) mark(at, first, end);
+        }
+    }
+    pthread_mutex_unlock(&mapped_lock);
 }
 
 static void push_tracked(struct mapped *at) {
@@ -248,9 +283,16 @@ static void push_tracked(struct mapped *at) {
     }
     pthread_mutex_unlock(&mapped_lock);
     if (closed) gp_catch_faults();
-    for (size_t block = low; block < high; block++) {
-        uint64_t end = (block + 1) * BLOCK;
-        if (at->sent[block]) push_part(at, block * BLOCK, end < at->size ? end : at->size);
+    for (size_t block = low; block < high;) {
+        size_t group = block / GROUP, next = (group + 1) * GROUP < high ? (group + 1) * GROUP : high;
+        bool open = false, changed = false;
+        for (; block < next; block++) {
+            uint64_t end = (block + 1) * BLOCK;
+            if (!at->sent[block]) continue;
+            open = true;
+            changed |= push_part(at, block * BLOCK, end < at->size ? end : at->size);
+        }
+        if (open) want(at, group, changed);
     }
 }
 
@@ -295,6 +337,7 @@ static void discard(struct mapped *of) {
     if (of->alias != NULL) munmap(of->alias, of->size);
     free(of->dirty);
     free(of->sent);
+    free(of->wanted);
     free(of->shadow);
     free(of);
 }
@@ -386,6 +429,9 @@ static void unmap_range(const struct gp_range *range) {
         __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
         count_eager(found, -1);
         if (found->dirty != NULL) __atomic_fetch_sub(&tracked_count, 1, __ATOMIC_RELAXED);
+        for (size_t at = 0; found->dirty != NULL && at < blocks_of(found); at += GROUP) {
+            if (found->wanted[at / GROUP]) __atomic_fetch_sub(&wanted_count, 1, __ATOMIC_RELAXED);
+        }
         struct gp_range gone;
         if (found->device != range->start) gp_remove_range(found->device, &gone);
         give_back(found);
@@ -411,9 +457,10 @@ static struct mapped *new_tracked(size_t size) {
     made->alias = alias;
     made->dirty = calloc(blocks_of(made), 1);
     made->sent = calloc(blocks_of(made), 1);
+    made->wanted = calloc(blocks_of(made) / GROUP + 1, 1);
     made->low = blocks_of(made);
-    bool good = made->dirty != NULL && made->sent != NULL;
-    if (good && open_blocks(made, 0, blocks_of(made), PROT_READ)) {
+    if (made->dirty != NULL && made->sent != NULL && made->wanted != NULL) {
+        mark(made, 0, blocks_of(made));
         // A fork has no part in CUDA's memory.
         madvise(host, size, MADV_DONTFORK);
         madvise(alias, size, MADV_DONTFORK);

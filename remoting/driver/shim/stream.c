@@ -78,7 +78,9 @@ int gp_synchronize(int op, uint64_t id) {
     // A kernel may wait for what the program has written to memory that both see.
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     uint64_t values[1] = {id};
-    return gp_call(op, values, 1, NULL, 0);
+    int status = gp_call(op, values, 1, NULL, 0);
+    if (status == GP_SUCCESS) gp_open_wanted();
+    return status;
 }
 
 GP_EXPORT int cuStreamSynchronize(void *stream) {

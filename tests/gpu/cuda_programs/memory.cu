@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <unistd.h>
 #include <vector>
 
 #include "check.h"
@@ -135,13 +136,39 @@ static int managed() {
     return 0;
 }
 
+// Files are read straight into memory that kernels see.
+static int filled() {
+    const int n = 1 << 18;
+    std::vector<int> numbers(n, 3);
+    int *managed, *mapped;
+    FILE *file = tmpfile();
+    if (file == nullptr || fwrite(numbers.data(), sizeof(int), n, file) != n || fflush(file)) return 1;
+    CHECK(cudaMallocManaged(&managed, 2 * n * sizeof(int)));
+    rewind(file);
+    size_t got = fread(managed + 1000, sizeof(int), n, file);
+    add<<<(2 * n + 255) / 256, 256>>>(managed, 1, 2 * n);
+    CHECK(cudaDeviceSynchronize());
+    printf("RESULT file_to_managed %zu %ld\n", got, sum(managed, 2 * n));
+    CHECK(cudaFree(managed));
+    CHECK(cudaHostAlloc(&mapped, n * sizeof(int), cudaHostAllocMapped));
+    for (int round = 0; round < 3; round++) {
+        long bytes = pread(fileno(file), mapped, n * sizeof(int), 0);
+        for (int more = 0; more < 3; more++) add<<<(n + 255) / 256, 256>>>(mapped, round, n);
+        CHECK(cudaDeviceSynchronize());
+        printf("RESULT file_to_mapped_%d %ld %ld\n", round, bytes, sum(mapped, n));
+    }
+    CHECK(cudaFreeHost(mapped));
+    fclose(file);
+    return 0;
+}
+
 int main() {
     size_t heap;
     CHECK(cudaFree(nullptr));
     CHECK(cudaDeviceSetLimit(cudaLimitMallocHeapSize, 64 << 20));
     CHECK(cudaDeviceGetLimit(&heap, cudaLimitMallocHeapSize));
     printf("RESULT heap %zu\n", heap);
-    if (pools() || textures() || managed()) return 1;
+    if (pools() || textures() || managed() || filled()) return 1;
     greet<<<1, 32>>>(7);
     CHECK(cudaDeviceSynchronize());
     return 0;

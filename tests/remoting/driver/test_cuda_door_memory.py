@@ -108,6 +108,14 @@ def test_two_threads_and_kernels_write_words_side_by_side(
         right(run(library, control, [str(program), image, "200", size]))
 
 
+def test_system_calls_fill_memory_that_kernels_see(library: Path, tmp_path: Path) -> None:
+    """What was just allocated, managed or mapped; and mapped memory that was filled before."""
+    program = compiled("reads", tmp_path, library)
+    image = str(KERNELS / "test_kernels.sm_90.cubin")
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), image, str(tmp_path / "file"), "10"]))
+
+
 SHARED = """
 import ctypes, mmap, os, sys
 cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
