@@ -8,7 +8,7 @@
 
 #define NAME_MAX_SIZE 4096
 #define TEXTURE_ALIGNMENT 14  // CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT
-#define OVERRIDE_FORMAT 1     // CU_TRSA_OVERRIDE_FORMAT
+#define OVERRIDE_FORMAT 1     // CU_TRSA_OVERRIDE_FORMAT; CUDA's runtime goes without
 #define DEFAULT_UNIT (-1)     // CU_PARAM_TR_DEFAULT
 
 // What may be bound, as references.py in the worker counts it.
@@ -179,9 +179,9 @@ static int bind_object(void *reference, enum gp_kind kind, int to, void *object,
     GP_CHECK(gp_check(object, object_kind));
     struct binding binding = {.to = to, .object = object, .more = {flags}};
     uint64_t offset = 0;
-    bool usual = flags == (kind == GP_SURFACE_REFERENCE ? 0 : OVERRIDE_FORMAT);
     // Whether a surface may be of an array is the driver's to say.
-    return bind(reference, binding, usual && kind != GP_SURFACE_REFERENCE ? NULL : &offset);
+    bool usual = flags <= OVERRIDE_FORMAT && kind == GP_TEXTURE_REFERENCE;
+    return bind(reference, binding, usual ? NULL : &offset);
 }
 
 GP_EXPORT int cuTexRefSetArray(void *reference, void *array, unsigned flags) {
@@ -199,15 +199,18 @@ GP_EXPORT int cuSurfRefSetArray(void *reference, void *array, unsigned flags) {
 GP_EXPORT int cuTexRefSetAddress_v2(size_t *offset, void *reference, uint64_t address,
                                     size_t size) {
     GP_CHECK(check(reference, GP_TEXTURE_REFERENCE));
+    if (offset != NULL) *offset = 0;
+    bool ends = address == 0 && size == 0;  // as the runtime unbinds
     struct binding binding = {.to = TO_LINEAR, .address = address, .more = {size}};
     unsigned alignment = (unsigned)gp.devices[gp_current_device()].attributes[TEXTURE_ALIGNMENT];
     struct gp_range range;
     bool inside = address != 0 && gp_find_range(address, &range) &&
                   size <= range.size - (address - range.start);
     uint64_t found = 0;
-    bool usual = inside && alignment != 0 && address % alignment == 0;
+    bool usual = ends || (inside && alignment != 0 && address % alignment == 0);
     GP_CHECK(bind(reference, binding, usual ? NULL : &found));
     if (offset != NULL) *offset = found;
+    if (ends) ((struct reference *)reference)->bound = TO_NOTHING;
     return GP_SUCCESS;
 }
 

@@ -128,7 +128,13 @@ def test_texture_references(library: Path, tmp_path: Path) -> None:
     printed = both("references", library, tmp_path, str(IMAGE.with_name("reference_kernels.ptx")))
     assert printed.splitlines() == [
         *("unbound 1", "line 5050", "line 338350", "line 5050", "line 348450"),
-        *("offset 40: 54400", "refused 1 1 1", "none 500 500", "painted 29529920"),
+        *(
+            "offset 40: 54400",
+            "refused 1 1 1",
+            "unbound again 1",
+            "none 500 500",
+            "painted 29529920",
+        ),
         *("pitched 9585584, refused 1 1", "flags 1, not of it 400"),
         "8 4, modes 3 2 1, filters 1 1, -1.50 0.50 6.25, 8, 0.25 0.50 0.75 1.00, 3",
         *("no such 1 1", "not to be destroyed 1", "unloaded 400"),

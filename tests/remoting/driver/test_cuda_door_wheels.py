@@ -87,6 +87,23 @@ def test_a_c_program_of_cudas_runtime(
             assert control.missing_calls() == 0
 
 
+def test_texture_references_of_cuda_11(
+    python: str, library: Path, places: list[Path], tmp_path: Path
+) -> None:
+    """Which the runtime binds by the driver's, with settings of its own."""
+    (file,) = [file for place in places for file in place.glob("*/lib/libcudart.so.11.0")]
+    program = tmp_path / "program"
+    command = ["gcc", "-std=c11", str(HERE / "programs" / "referenced.c"), str(file)]
+    subprocess.run([*command, f"-Wl,-rpath={file.parent}", "-o", str(program)], check=True)
+    words = [str(program), str(KERNELS / "reference_kernels.fatbin")]
+    with Control(tmp_path) as control:
+        done = behind_the_door(python, library, control, words)
+        assert done.stderr == ""
+        assert done.stdout.splitlines() == [
+            *("line 71999800 at 0", "line 180300 at 0", "rows 3243736 at 0", "array 3573260")
+        ]
+
+
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("client", ["cupy", "numba"])
 def test_a_python_client(

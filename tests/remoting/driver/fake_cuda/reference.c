@@ -83,19 +83,21 @@ API CUresult cuTexRefDestroy(CUtexref hTexRef) {
 
 API CUresult cuTexRefSetArray(CUtexref hTexRef, CUarray hArray, unsigned int Flags) {
     ENTER_REFERENCE(hTexRef, MAGIC_TEXREF, reference);
-    REQUIRE(Flags == 1);
+    REQUIRE(Flags <= 1); /* 0: the reference's own format, as CUDA's runtime 11 has it */
     REQUIRE_HANDLE(IS(hArray, MAGIC_ARRAY));
     reference->bound = true;
     reference->resource = (CUDA_RESOURCE_DESC){.resType = 0, .res.array.hArray = hArray};
-    reference->format = (int)hArray->description.Format;
-    reference->channels = (int)hArray->description.NumChannels;
+    if (Flags == 1) {
+        reference->format = (int)hArray->description.Format;
+        reference->channels = (int)hArray->description.NumChannels;
+    }
     return CUDA_SUCCESS;
 }
 
 API CUresult cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipmappedArray,
                                        unsigned int Flags) {
     ENTER_REFERENCE(hTexRef, MAGIC_TEXREF, reference);
-    REQUIRE(Flags == 1);
+    REQUIRE(Flags <= 1);
     REQUIRE_HANDLE(array_level(hMipmappedArray, 0) != NULL);
     reference->bound = true;
     reference->resource =
@@ -106,6 +108,10 @@ API CUresult cuTexRefSetMipmappedArray(CUtexref hTexRef, CUmipmappedArray hMipma
 API CUresult cuTexRefSetAddress_v2(size_t *ByteOffset, CUtexref hTexRef, CUdeviceptr dptr,
                                    size_t bytes) {
     ENTER_REFERENCE(hTexRef, MAGIC_TEXREF, reference);
+    if (dptr == 0 && bytes == 0) {
+        reference->bound = false;
+        return CUDA_SUCCESS;
+    }
     size_t offset = (size_t)dptr % ALIGNMENT;
     REQUIRE(offset == 0 || ByteOffset != NULL);
     REQUIRE(memory_storage(dptr, bytes) != NULL);

@@ -82,6 +82,8 @@ static void lines(uint64_t out) {
     printf("offset %zu: %.0f\n", offset, sum(out, 50));
     printf("refused %d %d %d\n", cuTexRefSetAddress_v2(NULL, line, 4096, 16),
            cuTexRefSetFormat(line, FLOAT, 5), cuParamSetTexRef(fetch, 0, line));
+    CHECK(cuTexRefSetAddress_v2(NULL, line, 0, 0));
+    printf("unbound again %d\n", cuTexRefGetAddress_v2(&bound, line));
     CHECK(cuMemFree_v2(one));
     CHECK(cuMemFree_v2(two));
 }

@@ -17,4 +17,6 @@ build test_kernels.fatbin -fatbin --compress-mode=none -DWITHOUT_CLUSTERS \
 build test_kernels.zstd.fatbin -fatbin --compress-mode=size -gencode arch=compute_90,code=sm_90
 build test_kernels.lz4.fatbin -fatbin --compress-mode=speed \
     -gencode arch=compute_90,code=compute_90
+fatbinary --create=reference_kernels.fatbin -64 --compress=false \
+    --image3=kind=ptx,sm=52,file=reference_kernels.ptx
 "$NVCC" -o memory_kernels.sm_90.cubin memory_kernels.cu -cubin -arch=sm_90
