@@ -6,6 +6,7 @@ is full. So it is reserved when the graph becomes executable, for as long as it 
 
 import ctypes
 import struct
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,10 +77,14 @@ class GraphLaunches(Area):
         handle = self._graphs.handle(graph)
         made = Executable(graph)
         every = self._graphs.within(graph)
-        freed = {address for one in every for address in one.freed}
         made.allocations = [each for one in every for each in one.allocations]
-        made.left = [one for one in made.allocations if one.address not in freed]
-        made.foreign = sorted(freed - {one.address for one in made.allocations})
+        freed = Counter(address for one in every for address in one.freed)
+        for allocation in made.allocations:  # what comes behind a free may lie where that was
+            if freed[allocation.address]:
+                freed[allocation.address] -= 1
+            else:
+                made.left.append(allocation)
+        made.foreign = sorted(freed.elements())
         on = self.streams[stream] if stream else 0
         request = self.client.request
         if not made.allocations:
@@ -132,7 +137,8 @@ class GraphLaunches(Area):
         gone: list[Allocation] = []
         for one in made.allocations:
             # What a launch has left allocated is charged until the program frees it.
-            if one in made.left and one.address in self.client.allocations:
+            left = any(one is each for each in made.left)
+            if left and one.address in self.client.allocations:
                 self.client.allocations[one.address] = (one.device, charged(one.size))
             else:
                 gone.append(one)

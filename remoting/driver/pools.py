@@ -148,17 +148,17 @@ class Pools(Area):
         pool = self._pools[number]
         if pool is self._default.get(pool.device):
             raise CudaError(INVALID_VALUE, "cuMemPoolDestroy")
-        del self._pools[number]
-        if self._current.get(pool.device) is pool:
-            del self._current[pool.device]
-        self._direct.call("cuMemPoolDestroy", pool.handle)
+        # Threads that settle ask CUDA about the pools that are there, which this no longer is.
+        with self._lock:
+            del self._pools[number]
+            if self._current.get(pool.device) is pool:
+                del self._current[pool.device]
+            self._direct.call("cuMemPoolDestroy", pool.handle)
+            if not pool.imported:
+                pool.ended = True
+                self._settle(pool)
         if pool.token:
             self._tokens.forget(pool.token)
-        if pool.imported:
-            return
-        with self._lock:
-            pool.ended = True
-            self._settle(pool)
 
     def _use(self, device: int, number: int) -> bytes:
         pool = self._pools[number]
