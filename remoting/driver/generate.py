@@ -157,15 +157,25 @@ BETWEEN = {
 """What copies from the memory of one server to that of another, where a lease has several."""
 
 
+def handles_of(tokens: list[str], kinds: str = "segx") -> list[str]:
+    """Return the parameters that are handles of these kinds."""
+    return [f"a{at}" for at, word in enumerate(tokens) if word.lstrip("!") in [*kinds]]
+
+
+def leader_of(tokens: list[str]) -> str:
+    """Return the parameter that says where a call goes: a stream, else another handle."""
+    return next(iter(handles_of(tokens, "s") or handles_of(tokens)), "")
+
+
 def routing(name: str, tokens: list[str]) -> list[str]:
     """Return what sends a call to the server of what it names, and refuses what others have.
 
     A stream decides, else another handle, else an address; without any the current context does.
     """
-    handles = [f"a{at}" for at, word in enumerate(tokens) if word.lstrip("!") in ("s", *"egx")]
-    streams = [f"a{at}" for at, word in enumerate(tokens) if word.lstrip("!") == "s"]
+    handles = handles_of(tokens)
+    streams = handles_of(tokens, "s")
     addresses = [f"a{at}" for at, word in enumerate(tokens) if word == "a"]
-    leader = next(iter(streams or handles), "")
+    leader = leader_of(tokens)
     lines: list[str] = []
     if streams and addresses:
         lines.append(f"GP_ON_EITHER({leader}, {addresses[0]});")
@@ -241,7 +251,11 @@ def stub(function: Function, number: int, words: list[str]) -> str:
                 values.append(f"(uint64_t)a{at}")
     device = "d" in tokens
     lines = [f"GP_EXPORT int {name}({', '.join(declared) or 'void'}) {{"]
-    lines.append(f"    GP_ENTER{'_DEVICE' if device else ''}();")
+    leader = leader_of(tokens)
+    if device:
+        lines.append("    GP_ENTER_DEVICE();")
+    else:
+        lines.append(f"    GP_ENTER_ON({leader});" if leader else "    GP_ENTER();")
     lines += [f"    {line}" for line in (*routing(name, tokens), *checks)]
     count = max(len(values), 1)
     lines.append(f"    uint64_t values[{count}] = {{{', '.join(values) or '0'}}};")

@@ -53,6 +53,7 @@ PROGRAMS = [
     Program("everything", (str(KERNELS / "test_kernels.zstd.fatbin"),)),
     Program("everything", (str(KERNELS / "test_kernels.lz4.fatbin"),)),
     Program("threads", (CUBIN, "two"), "launched: 0, then 700"),
+    Program("contextless", (CUBIN,)),
     Program("virtual"),
     Program("linker", (str(KERNELS / "test_kernels.ptx"),)),
     Program("tensors", (), "refused 1 1"),
@@ -131,7 +132,7 @@ def main() -> int:
                 words = " ".join(Path(word).name for word in named)
                 print(f"{'pass' if good else 'FAIL'} {program.name} {words}", flush=True)
                 if not good:
-                    print("    | " + "\n    | ".join(lines[-30:]))
+                    print("    | " + "\n    | ".join(lines[-60:]))
                 if native.code:
                     print(f"    natively: {last_of(native)}")
     return failed

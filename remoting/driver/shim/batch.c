@@ -77,7 +77,7 @@ int cuMemcpyAsync(uint64_t target, uint64_t source, size_t size, void *stream);
 static int copy_all(const uint64_t *targets, const uint64_t *sources, const size_t *sizes,
                     size_t count, const struct attributes *attributes, const size_t *first,
                     size_t kinds, size_t *failed, void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     if (failed != NULL) *failed = SIZE_MAX;
     if (targets == NULL || sources == NULL || sizes == NULL || count == 0) return GP_INVALID_VALUE;
@@ -179,7 +179,7 @@ static int copy_box(const struct operation *operation, void *stream, bool *read_
 
 static int copy_boxes(size_t count, const struct operation *operations, size_t *failed,
                       unsigned long long flags, void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     if (failed != NULL) *failed = SIZE_MAX;
     if (count == 0 || operations == NULL || flags != 0) return GP_INVALID_VALUE;

@@ -83,7 +83,7 @@ static int begin(struct gp_handle *stream, struct gp_handle *given) {
 }
 
 GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -124,7 +124,7 @@ static int check_nodes(struct gp_handle *graph, void **nodes, size_t count) {
 GP_EXPORT int cuStreamBeginCaptureToGraph(void *stream, void *graph, void **nodes,
                                           const struct gp_edge_data *data, size_t count,
                                           int mode) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     GP_REACH(graph);
     struct gp_handle *handle = gp_stream_handle(stream);
@@ -148,7 +148,7 @@ static void end(struct capture *capture) {
 }
 
 GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -173,7 +173,7 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
 // --- questions ------------------------------------------------------------------------------------
 
 GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     if (status == NULL) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);
@@ -186,7 +186,7 @@ GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
 // The nodes are the worker's to tell; everything else is known here.
 static int capture_info(void *stream, int *status, uint64_t *id, void **graph, void ***nodes,
                         const struct gp_edge_data **data, size_t *count) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -232,7 +232,7 @@ GP_EXPORT int cuStreamGetCaptureInfo_v3(void *stream, int *status, uint64_t *id,
 GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void *stream, void **nodes,
                                                    const struct gp_edge_data *data, size_t count,
                                                    unsigned flags) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;

@@ -184,11 +184,21 @@ int gp_start_thread(void *(*run)(void *), void *argument, int signal_taken);
 uint64_t gp_new_id(void);
 uint64_t gp_new_ids(unsigned count);  // the first of as many
 #define GP_ENTER() GP_CHECK(gp_enter())
+// The same for what needs no current context, because it has a handle of some context: as with CUDA,
+// streams but for the default ones, events, functions, executable graphs, memory to be freed.
+#define GP_ENTER_OF(device)                                                                         \
+    __attribute__((cleanup(gp_end_borrowing), unused)) const bool gp_borrowed =                     \
+        __builtin_expect(gp_current() == NULL, 0) && gp_borrow_context(device);                     \
+    GP_ENTER()
+#define GP_ENTER_ON(handle) GP_ENTER_OF(gp_handle_device(handle))
+#define GP_ENTER_AT(address) GP_ENTER_OF(gp_device_at(address))
 #define GP_ENTER_DEVICE() GP_CHECK(gp_ready())
 
 // device.c
 struct gp_context *gp_current(void);
 int gp_current_device(void);  // an ordinal, -1 for none
+bool gp_borrow_context(int device);  // that none is current on this thread; -1: of no device
+void gp_end_borrowing(const bool *borrowed);
 int gp_check_device(int ordinal);
 int gp_server_device(int ordinal);  // its index in its server's session
 int gp_device_of(const void *context);

@@ -244,6 +244,15 @@ int gp_push(struct gp_context *context) {
     return GP_SUCCESS;
 }
 
+bool gp_borrow_context(int device) {
+    if (device < 0 || gp_in_host_function()) return false;
+    return gp_push(&gp.primaries[device]) == GP_SUCCESS;
+}
+
+void gp_end_borrowing(const bool *borrowed) {
+    if (*borrowed) depth--;
+}
+
 GP_EXPORT int cuCtxSetCurrent(void *context) {
     GP_CHECK(gp_ready());
     // There it has no effect, so that whatever needs a context says that it is not permitted.

@@ -27,7 +27,7 @@ GP_EXPORT int cuStreamCreateWithPriority(void **a0, unsigned int a1, int a2) {
 }
 
 GP_EXPORT int cuStreamDestroy_v2(void *a0) {
-    GP_ENTER();
+    GP_ENTER_ON(a0);
     GP_ON(a0);
     GP_CHECK(gp_check(a0, GP_STREAM));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
@@ -49,7 +49,7 @@ GP_EXPORT int cuEventCreate(void **a0, unsigned int a1) {
 }
 
 GP_EXPORT int cuEventDestroy_v2(void *a0) {
-    GP_ENTER();
+    GP_ENTER_ON(a0);
     GP_ON(a0);
     GP_CHECK(gp_check(a0, GP_EVENT));
     uint64_t values[1] = {((struct gp_handle *)a0)->id};
@@ -59,7 +59,7 @@ GP_EXPORT int cuEventDestroy_v2(void *a0) {
 }
 
 GP_EXPORT int cuEventElapsedTime_v2(float *a0, void *a1, void *a2) {
-    GP_ENTER();
+    GP_ENTER_ON(a1);
     GP_ON(a1);
     GP_REACH(a2);
     if (a0 == NULL) return GP_INVALID_VALUE;
@@ -74,7 +74,7 @@ GP_EXPORT int cuEventElapsedTime_v2(float *a0, void *a1, void *a2) {
 }
 
 GP_EXPORT int cuStreamWaitValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
-    GP_ENTER();
+    GP_ENTER_ON(a0);
     GP_ON_EITHER(a0, a1);
     GP_REACH_ADDRESS(a1);
     uint64_t v0;
@@ -86,7 +86,7 @@ GP_EXPORT int cuStreamWaitValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigne
 }
 
 GP_EXPORT int cuStreamWaitValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
-    GP_ENTER();
+    GP_ENTER_ON(a0);
     GP_ON_EITHER(a0, a1);
     GP_REACH_ADDRESS(a1);
     uint64_t v0;
@@ -98,7 +98,7 @@ GP_EXPORT int cuStreamWaitValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigne
 }
 
 GP_EXPORT int cuStreamWriteValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsigned int a3) {
-    GP_ENTER();
+    GP_ENTER_ON(a0);
     GP_ON_EITHER(a0, a1);
     GP_REACH_ADDRESS(a1);
     uint64_t v0;
@@ -110,7 +110,7 @@ GP_EXPORT int cuStreamWriteValue32_v2(void *a0, uint64_t a1, uint32_t a2, unsign
 }
 
 GP_EXPORT int cuStreamWriteValue64_v2(void *a0, uint64_t a1, uint64_t a2, unsigned int a3) {
-    GP_ENTER();
+    GP_ENTER_ON(a0);
     GP_ON_EITHER(a0, a1);
     GP_REACH_ADDRESS(a1);
     uint64_t v0;
@@ -134,7 +134,7 @@ GP_EXPORT int cuMemcpyDtoD_v2(uint64_t a0, uint64_t a1, size_t a2) {
 }
 
 GP_EXPORT int cuMemcpyDtoDAsync_v2(uint64_t a0, uint64_t a1, size_t a2, void *a3) {
-    GP_ENTER();
+    GP_ENTER_ON(a3);
     GP_ON_EITHER(a3, a0);
     if (gp_several && gp_between_servers(a0, a1)) return gp_copy_across(a0, a1, a2, a3);
     GP_REACH_ADDRESS(a0);
@@ -203,7 +203,7 @@ GP_EXPORT int cuMemsetD2D32_v2(uint64_t a0, size_t a1, unsigned int a2, size_t a
 }
 
 GP_EXPORT int cuMemsetD8Async(uint64_t a0, unsigned char a1, size_t a2, void *a3) {
-    GP_ENTER();
+    GP_ENTER_ON(a3);
     GP_ON_EITHER(a3, a0);
     GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
@@ -215,7 +215,7 @@ GP_EXPORT int cuMemsetD8Async(uint64_t a0, unsigned char a1, size_t a2, void *a3
 }
 
 GP_EXPORT int cuMemsetD16Async(uint64_t a0, unsigned short a1, size_t a2, void *a3) {
-    GP_ENTER();
+    GP_ENTER_ON(a3);
     GP_ON_EITHER(a3, a0);
     GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
@@ -227,7 +227,7 @@ GP_EXPORT int cuMemsetD16Async(uint64_t a0, unsigned short a1, size_t a2, void *
 }
 
 GP_EXPORT int cuMemsetD32Async(uint64_t a0, unsigned int a1, size_t a2, void *a3) {
-    GP_ENTER();
+    GP_ENTER_ON(a3);
     GP_ON_EITHER(a3, a0);
     GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
@@ -239,7 +239,7 @@ GP_EXPORT int cuMemsetD32Async(uint64_t a0, unsigned int a1, size_t a2, void *a3
 }
 
 GP_EXPORT int cuMemsetD2D8Async(uint64_t a0, size_t a1, unsigned char a2, size_t a3, size_t a4, void *a5) {
-    GP_ENTER();
+    GP_ENTER_ON(a5);
     GP_ON_EITHER(a5, a0);
     GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
@@ -251,7 +251,7 @@ GP_EXPORT int cuMemsetD2D8Async(uint64_t a0, size_t a1, unsigned char a2, size_t
 }
 
 GP_EXPORT int cuMemsetD2D16Async(uint64_t a0, size_t a1, unsigned short a2, size_t a3, size_t a4, void *a5) {
-    GP_ENTER();
+    GP_ENTER_ON(a5);
     GP_ON_EITHER(a5, a0);
     GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
@@ -263,7 +263,7 @@ GP_EXPORT int cuMemsetD2D16Async(uint64_t a0, size_t a1, unsigned short a2, size
 }
 
 GP_EXPORT int cuMemsetD2D32Async(uint64_t a0, size_t a1, unsigned int a2, size_t a3, size_t a4, void *a5) {
-    GP_ENTER();
+    GP_ENTER_ON(a5);
     GP_ON_EITHER(a5, a0);
     GP_REACH_ADDRESS(a0);
     GP_CHECK(gp_see(&a0));
@@ -310,7 +310,7 @@ GP_EXPORT int cuFuncSetCacheConfig(void *a0, int a1) {
 }
 
 GP_EXPORT int cuGraphUpload(void *a0, void *a1) {
-    GP_ENTER();
+    GP_ENTER_ON(a1);
     GP_ON(a1);
     GP_REACH(a0);
     GP_CHECK(gp_check(a0, GP_GRAPH_EXEC));

@@ -151,7 +151,7 @@ struct gp_handle *gp_clone_within(struct gp_handle *graph, struct gp_handle *nod
 }
 
 GP_EXPORT int cuGraphClone(void **made, void *original) {
-    GP_ENTER();
+    GP_ENTER_ON(original);
     GP_ON(original);
     GP_CHECK(gp_check(original, GP_GRAPH));
     if (made == NULL) return GP_INVALID_VALUE;
@@ -164,7 +164,7 @@ GP_EXPORT int cuGraphClone(void **made, void *original) {
 }
 
 GP_EXPORT int cuGraphNodeFindInClone(void **found, void *original, void *clone) {
-    GP_ENTER();
+    GP_ENTER_ON(original);
     GP_ON(original);
     GP_CHECK(gp_check(original, GP_NODE));
     GP_CHECK(gp_check(clone, GP_GRAPH));
@@ -282,7 +282,7 @@ GP_EXPORT int cuGraphRemoveDependencies(void *graph, void **from, void **to, siz
 }
 
 GP_EXPORT int cuGraphDestroyNode(void *given) {
-    GP_ENTER();
+    GP_ENTER_ON(given);
     GP_ON(given);
     GP_CHECK(gp_check(given, GP_NODE));
     struct gp_handle *handle = given;

@@ -77,7 +77,7 @@ static int check_host(const struct gp_exec *exec, struct gp_handle *graph) {
 
 static int instantiate(void **made, void *graph, uint64_t flags, void *stream, void **bad,
                        int *result) {
-    GP_ENTER();
+    GP_ENTER_ON(graph);
     GP_ON(graph);
     GP_CHECK(gp_check(graph, GP_GRAPH));
     if (made == NULL || (flags & ~(uint64_t)EXEC_FLAGS)) return GP_INVALID_VALUE;
@@ -199,7 +199,7 @@ static int launch(struct gp_handle *handle, void *stream) {
 }
 
 GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(gp_handle_device(stream) >= 0 ? stream : exec);
     GP_REACH(exec);
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
@@ -306,7 +306,7 @@ struct update {
 };
 
 GP_EXPORT int cuGraphExecUpdate_v2(void *exec, void *graph, struct update *out) {
-    GP_ENTER();
+    GP_ENTER_ON(exec);
     GP_ON(exec);
     GP_REACH(graph);
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));

@@ -280,7 +280,7 @@ GP_EXPORT int cuGraphAddBatchMemOpNode(void **made, void *graph, void **on, size
 
 GP_EXPORT int cuGraphConditionalHandleCreate(uint64_t *made, void *graph, void *context,
                                              unsigned initial, unsigned flags) {
-    GP_ENTER();
+    GP_ENTER_ON(graph);
     GP_ON(graph);
     if (made == NULL || flags > 1) return GP_INVALID_VALUE;
     GP_CHECK(gp_check(graph, GP_GRAPH));

@@ -330,7 +330,7 @@ int gp_host_launched(void *stream) {
 }
 
 GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     if (function == NULL) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);
@@ -348,7 +348,7 @@ GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *dat
 
 GP_EXPORT int cuStreamAddCallback(void *stream, void (*callback)(void *, int, void *), void *data,
                                   unsigned flags) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     if (callback == NULL || flags != 0) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);

@@ -309,7 +309,7 @@ static int check_batch(const uint64_t *addresses, const size_t *sizes, size_t co
 GP_EXPORT int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *sizes, size_t count,
                                       const struct location *locations, const size_t *first,
                                       size_t kinds, unsigned long long flags, void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     GP_CHECK(check_batch(addresses, sizes, count, flags, stream));
     if (locations == NULL || first == NULL || kinds == 0 || kinds > count) return GP_INVALID_VALUE;
@@ -330,7 +330,7 @@ GP_EXPORT int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *s
 
 GP_EXPORT int cuMemDiscardBatchAsync(const uint64_t *addresses, const size_t *sizes, size_t count,
                                      unsigned long long flags, void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     return check_batch(addresses, sizes, count, flags, stream);
 }

@@ -219,7 +219,7 @@ GP_EXPORT int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width,
 }
 
 GP_EXPORT int cuMemFree_v2(uint64_t address) {
-    GP_ENTER();
+    GP_ENTER_AT(address);
     if (address == 0) return GP_SUCCESS;
     GP_ON_ADDRESS(address);
     if (gp_managed_count && gp_managed_free(address) == GP_SUCCESS) return GP_SUCCESS;
@@ -229,7 +229,7 @@ GP_EXPORT int cuMemFree_v2(uint64_t address) {
 }
 
 GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     if (address == 0) return GP_SUCCESS;
     GP_ON(stream);
     if (is_apart(address)) {
@@ -405,7 +405,7 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
 
 GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size,
                                    void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     if (is_managed((uintptr_t)source)) {
         return copy_managed(target, (uintptr_t)source, size, stream, true);
@@ -438,7 +438,7 @@ GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
 }
 
 GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     if (is_managed((uintptr_t)target)) {
         return copy_managed((uintptr_t)target, source, size, stream, true);
@@ -562,7 +562,7 @@ int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp
 }
 
 int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     if (copy == NULL) return GP_INVALID_VALUE;
     size_t width = copy->width, height = copy->height, depth = copy->depth;

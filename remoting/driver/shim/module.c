@@ -326,7 +326,7 @@ static int unload(struct module *module, int op) {
 }
 
 GP_EXPORT int cuModuleUnload(void *module) {
-    GP_ENTER();
+    GP_ENTER_ON(module);
     GP_CHECK(check_module(module, false));
     return unload(module, GP_UNLOAD_MODULE);
 }
@@ -484,7 +484,7 @@ int gp_function_here(void *given) {
 }
 
 GP_EXPORT int cuModuleGetFunction(void **function, void *module, const char *name) {
-    GP_ENTER();
+    GP_ENTER_ON(module);
     GP_CHECK(check_module(module, false));
     GP_ON(module);
     return find_function(module, name, function);
@@ -533,7 +533,7 @@ static int find_global(struct module *module, int op, const char *name, uint64_t
 
 GP_EXPORT int cuModuleGetGlobal_v2(uint64_t *address, size_t *size, void *module,
                                    const char *name) {
-    GP_ENTER();
+    GP_ENTER_ON(module);
     GP_CHECK(check_module(module, false));
     GP_ON(module);
     return find_global(module, GP_FIND_GLOBAL, name, address, size);
@@ -591,14 +591,14 @@ static int list_functions(struct module *module, void **functions, unsigned room
 }
 
 GP_EXPORT int cuModuleGetFunctionCount(unsigned *count, void *module) {
-    GP_ENTER();
+    GP_ENTER_ON(module);
     GP_CHECK(check_module(module, false));
     if (count == NULL) return GP_INVALID_VALUE;
     return list_functions(module, NULL, 0, count);
 }
 
 GP_EXPORT int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
-    GP_ENTER();
+    GP_ENTER_ON(module);
     GP_CHECK(check_module(module, false));
     if (functions == NULL) return GP_INVALID_VALUE;
     return list_functions(module, functions, count, NULL);
@@ -636,7 +636,7 @@ GP_EXPORT int cuKernelGetLibrary(void **library, void *kernel) {
 }
 
 GP_EXPORT int cuFuncGetModule(void **module, void *function) {
-    GP_ENTER();
+    GP_ENTER_ON(function);
     GP_CHECK(gp_check(function, GP_FUNCTION));
     if (module == NULL) return GP_INVALID_VALUE;
     struct module *of = (struct module *)((struct function *)function)->module;
@@ -672,12 +672,12 @@ GP_EXPORT int cuKernelGetParamInfo(void *kernel, size_t index, size_t *offset, s
 }
 
 GP_EXPORT int cuFuncLoad(void *function) {
-    GP_ENTER();
+    GP_ENTER_ON(function);
     return gp_check(function, GP_FUNCTION);
 }
 
 GP_EXPORT int cuFuncIsLoaded(int *state, void *function) {
-    GP_ENTER();
+    GP_ENTER_ON(function);
     GP_CHECK(gp_check(function, GP_FUNCTION));
     if (state == NULL) return GP_INVALID_VALUE;
     *state = 1;
@@ -720,7 +720,7 @@ GP_EXPORT int cuKernelGetAttribute(int *value, int attribute, void *kernel, int 
 }
 
 GP_EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    GP_ENTER();
+    GP_ENTER_ON(function);
     return cuKernelGetAttribute(value, attribute, function, gp_current_device());
 }
 
@@ -759,13 +759,13 @@ GP_EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int d
 }
 
 GP_EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
-    GP_ENTER();
+    GP_ENTER_ON(function);
     return cuKernelSetAttribute(attribute, value, function, gp_current_device());
 }
 
 GP_EXPORT int cuFuncSetSharedMemConfig(void *function, int config) {
     (void)config;
-    GP_ENTER();
+    GP_ENTER_ON(function);
     return gp_check(function, GP_FUNCTION);
 }
 
@@ -843,7 +843,7 @@ int gp_function_bytes(void *of, void **parameters, void **extra, unsigned char *
 
 static int launch(struct launch *head, struct function *function, void *stream, void **parameters,
                   void **extra, const void *attributes, uint32_t attribute_count, int flags) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_CHECK(gp_function_here(function));
     GP_REACH(stream);
     GP_CHECK(gp_stream_id(stream, &head->stream));

@@ -84,7 +84,7 @@ int gp_synchronize(int op, uint64_t id) {
 }
 
 GP_EXPORT int cuStreamSynchronize(void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -104,7 +104,7 @@ GP_EXPORT int cuStreamSynchronize(void *stream) {
 }
 
 GP_EXPORT int cuStreamQuery(void *stream) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -113,7 +113,7 @@ GP_EXPORT int cuStreamQuery(void *stream) {
 }
 
 GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_CHECK(gp_check(event, GP_EVENT));
     GP_ON(stream);
     struct gp_handle *to = gp_stream_handle(stream), *from = event;
@@ -155,7 +155,7 @@ static int ask_event(struct gp_handle *event, int op) {
 }
 
 GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_CHECK(gp_check(event, GP_EVENT));
     GP_ON(stream);
     GP_REACH(event);
@@ -179,14 +179,14 @@ GP_EXPORT int cuEventRecord(void *event, void *stream) {
 }
 
 GP_EXPORT int cuEventSynchronize(void *event) {
-    GP_ENTER();
+    GP_ENTER_ON(event);
     GP_CHECK(gp_check(event, GP_EVENT));
     GP_ON(event);
     return ask_event(event, GP_SYNC_EVENT);
 }
 
 GP_EXPORT int cuEventQuery(void *event) {
-    GP_ENTER();
+    GP_ENTER_ON(event);
     GP_CHECK(gp_check(event, GP_EVENT));
     GP_ON(event);
     return ask_event(event, GP_QUERY_EVENT);
@@ -208,7 +208,7 @@ GP_EXPORT int cuEventDestroy(void *event) { return cuEventDestroy_v2(event); }
 // --- what a stream is -----------------------------------------------------------------------------
 
 GP_EXPORT int cuStreamGetPriority(void *stream, int *priority) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (priority == NULL) return GP_INVALID_VALUE;
@@ -217,7 +217,7 @@ GP_EXPORT int cuStreamGetPriority(void *stream, int *priority) {
 }
 
 GP_EXPORT int cuStreamGetFlags(void *stream, unsigned *flags) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (flags == NULL) return GP_INVALID_VALUE;
@@ -226,7 +226,7 @@ GP_EXPORT int cuStreamGetFlags(void *stream, unsigned *flags) {
 }
 
 GP_EXPORT int cuStreamGetId(void *stream, unsigned long long *id) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (id == NULL) return GP_INVALID_VALUE;
@@ -235,7 +235,7 @@ GP_EXPORT int cuStreamGetId(void *stream, unsigned long long *id) {
 }
 
 GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (context == NULL) return GP_INVALID_VALUE;
@@ -246,7 +246,7 @@ GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
 }
 
 GP_EXPORT int cuStreamGetDevice(void *stream, int *device) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (device == NULL) return GP_INVALID_VALUE;
@@ -281,7 +281,7 @@ static unsigned char *attributes_of(struct gp_handle *stream) {
 }
 
 GP_EXPORT int cuStreamGetAttribute(void *stream, int attribute, void *value) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (value == NULL || !is_hint(attribute)) return GP_INVALID_VALUE;
@@ -293,7 +293,7 @@ GP_EXPORT int cuStreamGetAttribute(void *stream, int attribute, void *value) {
 }
 
 GP_EXPORT int cuStreamSetAttribute(void *stream, int attribute, const void *value) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (value == NULL || !is_hint(attribute)) return GP_INVALID_VALUE;
@@ -306,7 +306,7 @@ GP_EXPORT int cuStreamSetAttribute(void *stream, int attribute, const void *valu
 }
 
 GP_EXPORT int cuStreamCopyAttributes(void *target, void *source) {
-    GP_ENTER();
+    GP_ENTER_ON(target);
     struct gp_handle *to = gp_stream_handle(target), *from = gp_stream_handle(source);
     if (to == NULL || from == NULL) return GP_INVALID_HANDLE;
     pthread_mutex_lock(&attribute_lock);

@@ -44,7 +44,7 @@ enum { WAIT_32 = 1, WRITE_32 = 2, WAIT_64 = 4, WRITE_64 = 5 };
 
 GP_EXPORT int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct operation *given,
                                     unsigned flags) {
-    GP_ENTER();
+    GP_ENTER_ON(stream);
     GP_ON(stream);
     uint64_t head[3] = {0, count, flags};
     GP_CHECK(gp_stream_id(stream, &head[0]));

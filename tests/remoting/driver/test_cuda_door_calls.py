@@ -97,6 +97,14 @@ def test_values_and_contexts(library: Path, tmp_path: Path) -> None:
         assert control.missing_calls() == 0
 
 
+def test_a_thread_without_a_context(library: Path, tmp_path: Path) -> None:
+    program = compiled("contextless", tmp_path, library)
+    with Control(tmp_path) as control:
+        done = run(library, control, [str(program), str(IMAGE)])
+        assert done.stdout == "results right\n", done.stderr
+        assert done.stderr == ""
+
+
 def test_an_image_travels_once(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
