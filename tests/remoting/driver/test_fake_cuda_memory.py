@@ -113,11 +113,11 @@ def test_errors_have_names_and_sentences(driver: Driver) -> None:
 def test_a_function_that_is_missing_says_so(tmp_path: Path) -> None:
     done = run_child(
         "driver.start()\n"
-        "print(driver.code('cuGreenCtxDestroy', 0), driver.library.fakeCudaMissingCalls())",
+        "print(driver.code('cuMulticastUnbind', 0), driver.library.fakeCudaMissingCalls())",
         tmp_path,
     )
     assert done.stdout == "801 1\n"
-    assert "cuGreenCtxDestroy is not implemented" in done.stderr
+    assert "cuMulticastUnbind is not implemented" in done.stderr
 
 
 def test_devices_are_chosen_by_number_and_uuid(
