@@ -134,7 +134,7 @@ class Greens(Area):
         primary = self._direct.get("cuDevicePrimaryCtxRetain", ordinal)
         handle = self._direct.get("cuGreenCtxCreate", described, ordinal, flags)
         context = self._direct.get("cuCtxFromGreenCtx", handle)
-        greens[place] = Green(handle, context, primary, self.client.index(device))
+        greens[place] = Green(handle, context, primary, device)
         return b""
 
     def _destroy(self, place: int) -> bytes:

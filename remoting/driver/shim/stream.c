@@ -53,9 +53,8 @@ struct gp_handle *gp_stream_handle(void *stream) {
     uintptr_t value = (uintptr_t)stream;
     int device = gp_current_device();
     if (device < 0) return NULL;
-    struct gp_context *context = gp_current();
-    if (value <= 2 && context != NULL && context->legacy != NULL && gp_routed < 0) {
-        return context->legacy;  // a green context has one for all threads
+    if (value <= 2 && gp_routed < 0 && gp_current()->legacy != NULL) {
+        return gp_current()->legacy;  // a green context has one for all threads
     }
     if (value == 2 || (value == 0 && per_thread)) return thread_stream(device);
     if (value <= 1) {
