@@ -101,14 +101,16 @@ class Ipc(Area):
     # --- physical memory --------------------------------------------------------------------------
 
     def _export_physical(self, number: int, size: int) -> bytes:
-        handle, device = self._virtual.handle(number)
-        file = ctypes.c_int(-1)
-        self._direct.call("cuMemExportToShareableHandle", file, handle, FILE_DESCRIPTOR, 0)
-        try:
-            empty = bytes(HANDLE_SIZE)
-            return self._tokens.share(PHYSICAL, size, empty, device, file=file.value)
-        finally:
-            os.close(file.value)
+        physical = self._virtual.find(number)
+        if not physical.token:
+            name, file = "cuMemExportToShareableHandle", ctypes.c_int(-1)
+            self._direct.call(name, file, physical.handle, FILE_DESCRIPTOR, 0)
+            try:
+                empty, device = bytes(HANDLE_SIZE), physical.device
+                physical.token = self._tokens.share(PHYSICAL, size, empty, device, file=file.value)
+            finally:
+                os.close(file.value)
+        return physical.token
 
     def _import_physical(self, number: int, *token: int) -> bytes:
         found = self._tokens.find(PHYSICAL, token)

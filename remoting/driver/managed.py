@@ -34,7 +34,7 @@ class Managed(Area):
         self._addresses = addresses
         self._memory = memory
         self._transfers = transfers
-        self._virtual = VirtualMemory(client.api, client.budget)
+        self._virtual = VirtualMemory(client.api, client.budget, memory.tokens)
         self._streams: dict[int, int] = {}  # for copies to the device, by device
         self.posted = {
             table.MANAGED_FREE: (3, self._free),

@@ -25,7 +25,7 @@ class Memory(Area):
     def __init__(self, client: Client, pools: Pools, tokens: Tokens) -> None:
         super().__init__(client)
         self.pools = pools
-        self._tokens = tokens
+        self.tokens = tokens
         self.posted = {
             table.FREE: (1, self.free),
             table.FREE_ASYNC: (2, self._free_async),
@@ -155,7 +155,7 @@ class Memory(Area):
         device, cost = self.client.allocations.pop(address)
         if self.pools.owns(address):
             self.pools.freed(address)
-        self._tokens.freed(address)
+        self.tokens.freed(address)
         return device, cost
 
     def _free_async(self, address: int, stream: int) -> None:

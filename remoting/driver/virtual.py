@@ -9,6 +9,7 @@ from gpupool.remoting.driver.addresses import Addresses
 from gpupool.remoting.driver.api import INVALID_HANDLE, OUT_OF_MEMORY, Api, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.memory import Memory, charged
+from gpupool.remoting.driver.tokens import Tokens
 
 OBJECTS_MAX = 1 << 20
 """Pieces of physical memory, and mappings, that one client may have at a time."""
@@ -23,14 +24,16 @@ class Physical:
     cost: int
     mappings: int = 0
     released: bool = False
+    token: bytes = b""  # once other processes may open it
 
 
 class VirtualMemory:
     """The physical memory and the mappings of one client process. Numbers are the client's."""
 
-    def __init__(self, api: Api, budget: Budget) -> None:
+    def __init__(self, api: Api, budget: Budget, tokens: Tokens) -> None:
         self._api = api
         self._budget = budget
+        self._tokens = tokens
         self._physical: dict[int, Physical] = {}
         self._mapped: dict[int, tuple[int, Physical]] = {}  # size and memory, by address
 
@@ -74,10 +77,13 @@ class VirtualMemory:
             raise CudaError(INVALID_HANDLE, "cuMemImportFromShareableHandle")
         self._physical[number] = Physical(handle, device, 0)
 
-    def handle(self, number: int) -> tuple[int, int]:
-        """Return CUDA's handle of physical memory, and its device."""
-        physical = self._physical[number]
-        return physical.handle, physical.device
+    def find(self, number: int) -> Physical:
+        """Return physical memory by the client's number.
+
+        Raises:
+            KeyError: when there is none.
+        """
+        return self._physical[number]
 
     def release(self, number: int) -> None:
         """Give up physical memory; it is free once nothing is mapped to it any more."""
@@ -118,6 +124,9 @@ class VirtualMemory:
 
     def _settle(self, physical: Physical) -> None:
         if physical.released and not physical.mappings:
+            if physical.token:
+                # The host's descriptor would keep memory that nobody is charged for.
+                self._tokens.forget(physical.token)
             self._budget.release(physical.device, physical.cost)
 
 
@@ -128,7 +137,7 @@ class Virtual(Area):
         super().__init__(client)
         self.memory = memory
         self._addresses = addresses
-        self.virtual = VirtualMemory(client.api, client.budget)
+        self.virtual = VirtualMemory(client.api, client.budget, memory.tokens)
         self.posted = {
             table.VIRTUAL_RELEASE: (1, self.virtual.release),
             table.VIRTUAL_RETURN: (2, addresses.give_back),

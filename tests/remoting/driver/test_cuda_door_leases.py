@@ -44,15 +44,16 @@ def leased(fake_gpu_pool: FakeGpuPool) -> str:
     return str(program)
 
 
+@pytest.mark.parametrize("turns", [20, pytest.param(1100, marks=pytest.mark.slow)])
 def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
-    fake_gpu_pool: FakeGpuPool, tmp_path: Path
+    turns: int, fake_gpu_pool: FakeGpuPool, tmp_path: Path
 ) -> None:
-    """An allocation, an event, and physical memory that travels as a descriptor."""
+    """An allocation, an event, a pool, and physical memory that travels as a descriptor."""
     pool, program, handles = fake_gpu_pool, tmp_path / "sharing", tmp_path / "handles"
     command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o"]
     command += [str(program), str(HERE / "programs" / "sharing.c")]
     subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
-    words = [str(program), "both", str(IMAGE), str(handles)]
+    words = [str(program), "both", str(IMAGE), str(handles), str(turns)]
     first = pool.spawn("run", "-p", "0.25", "--", *words)
     assert first.stdout is not None
     if (said := first.stdout.readline()) != "results right\n":
