@@ -293,6 +293,8 @@ def thread_stub(function: Function, plain: Function) -> str:
             ctype = "int "
         declared.append(f"{ctype}a{at}")
         passed.append(f"gp_thread_stream(a{at})" if kind == "CUstream" else f"a{at}")
+    if function.variant == "_ptds":
+        return without_stream(function, plain, declared, passed)
     prototype = ", ".join(d.rsplit("a", 1)[0].strip() for d in declared) or "void"
     return (
         f"int {plain.symbol}({prototype});\n"
@@ -313,6 +315,26 @@ BINDINGS = {"cuGraphInstantiateWithFlags": "cuGraphInstantiate"}
 
 NOT_BY_STREAM = {"cuLaunchKernelEx", "cuGraphInstantiateWithParams"}
 """Their stream lies inside of a structure, where the shim itself looks at it."""
+
+
+def without_stream(
+    function: Function, plain: Function, declared: list[str], passed: list[str]
+) -> str:
+    """Return a per-thread variant of what names no stream.
+
+    A generated call becomes its own form with a stream; the shim's own code asks which one it is.
+    """
+    name = plain.symbol
+    types = [one.rsplit("a", 1)[0].strip() for one in declared]
+    before, after = "    gp_per_thread(1);\n", "    gp_per_thread(0);\n"
+    if name in CALLS:
+        name = name.replace("_v2", "Async" if name.startswith("cuMemset") else "Async_v2")
+        types, passed, before, after = [*types, "void *"], [*passed, "(void *)2"], "", ""
+    return (
+        f"int {name}({', '.join(types)});\n"
+        f"GP_EXPORT int {function.symbol}({', '.join(declared)}) {{\n{before}"
+        f"    int status = {name}({', '.join(passed)});\n{after}    return status;\n}}"
+    )
 
 
 def notice(comment: str) -> str:

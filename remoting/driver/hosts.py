@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from gpupool.remoting.driver import table
-from gpupool.remoting.driver.api import UNKNOWN
+from gpupool.remoting.driver.api import INVALID_HANDLE
 from gpupool.remoting.driver.client import Area, Client
 from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.overtaking import Overtaker
@@ -69,10 +69,11 @@ class HostFunctions(Area):
             with self._lock:
                 self._expected.add(number)
             self._direct.call("cuStreamAddCallback", handle, self._callback_address, data, 0)
-        except (*self.api.errors, KeyError):
+        except (*self.api.errors, KeyError) as error:
             with self._lock:
                 self._expected.discard(number)
-            self.session.host(number, UNKNOWN, 0)
+            known = not isinstance(error, KeyError)
+            self.session.host(number, self.api.status_of(error) if known else INVALID_HANDLE, 0)
             raise
 
     def _capture(self, stream: int, number: int) -> None:

@@ -424,12 +424,18 @@ GP_EXPORT int cuMemcpy2DAsync_v2_ptsz(void *a0, void *a1) {
 
 int cuMemcpy2DUnaligned_v2(void *);
 GP_EXPORT int cuMemcpy2DUnaligned_v2_ptds(void *a0) {
-    return cuMemcpy2DUnaligned_v2(a0);
+    gp_per_thread(1);
+    int status = cuMemcpy2DUnaligned_v2(a0);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpy2D_v2(void *);
 GP_EXPORT int cuMemcpy2D_v2_ptds(void *a0) {
-    return cuMemcpy2D_v2(a0);
+    gp_per_thread(1);
+    int status = cuMemcpy2D_v2(a0);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpy3DAsync_v2(void *, void *);
@@ -454,12 +460,18 @@ GP_EXPORT int cuMemcpy3DPeerAsync_ptsz(void *a0, void *a1) {
 
 int cuMemcpy3DPeer(void *);
 GP_EXPORT int cuMemcpy3DPeer_ptds(void *a0) {
-    return cuMemcpy3DPeer(a0);
+    gp_per_thread(1);
+    int status = cuMemcpy3DPeer(a0);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpy3D_v2(void *);
 GP_EXPORT int cuMemcpy3D_v2_ptds(void *a0) {
-    return cuMemcpy3D_v2(a0);
+    gp_per_thread(1);
+    int status = cuMemcpy3D_v2(a0);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpyAsync(uint64_t, uint64_t, size_t, void *);
@@ -469,12 +481,18 @@ GP_EXPORT int cuMemcpyAsync_ptsz(uint64_t a0, uint64_t a1, size_t a2, void *a3) 
 
 int cuMemcpyAtoA_v2(void *, size_t, void *, size_t, size_t);
 GP_EXPORT int cuMemcpyAtoA_v2_ptds(void *a0, size_t a1, void *a2, size_t a3, size_t a4) {
-    return cuMemcpyAtoA_v2(a0, a1, a2, a3, a4);
+    gp_per_thread(1);
+    int status = cuMemcpyAtoA_v2(a0, a1, a2, a3, a4);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpyAtoD_v2(uint64_t, void *, size_t, size_t);
 GP_EXPORT int cuMemcpyAtoD_v2_ptds(uint64_t a0, void *a1, size_t a2, size_t a3) {
-    return cuMemcpyAtoD_v2(a0, a1, a2, a3);
+    gp_per_thread(1);
+    int status = cuMemcpyAtoD_v2(a0, a1, a2, a3);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpyAtoHAsync_v2(void *, void *, size_t, size_t, void *);
@@ -484,7 +502,10 @@ GP_EXPORT int cuMemcpyAtoHAsync_v2_ptsz(void *a0, void *a1, size_t a2, size_t a3
 
 int cuMemcpyAtoH_v2(void *, void *, size_t, size_t);
 GP_EXPORT int cuMemcpyAtoH_v2_ptds(void *a0, void *a1, size_t a2, size_t a3) {
-    return cuMemcpyAtoH_v2(a0, a1, a2, a3);
+    gp_per_thread(1);
+    int status = cuMemcpyAtoH_v2(a0, a1, a2, a3);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpyBatchAsync(void *, void *, void *, size_t, void *, void *, size_t, void *, void *);
@@ -499,7 +520,10 @@ GP_EXPORT int cuMemcpyBatchAsync_v2_ptsz(void *a0, void *a1, void *a2, size_t a3
 
 int cuMemcpyDtoA_v2(void *, size_t, uint64_t, size_t);
 GP_EXPORT int cuMemcpyDtoA_v2_ptds(void *a0, size_t a1, uint64_t a2, size_t a3) {
-    return cuMemcpyDtoA_v2(a0, a1, a2, a3);
+    gp_per_thread(1);
+    int status = cuMemcpyDtoA_v2(a0, a1, a2, a3);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, void *);
@@ -507,9 +531,10 @@ GP_EXPORT int cuMemcpyDtoDAsync_v2_ptsz(uint64_t a0, uint64_t a1, size_t a2, voi
     return cuMemcpyDtoDAsync_v2(a0, a1, a2, gp_thread_stream(a3));
 }
 
-int cuMemcpyDtoD_v2(uint64_t, uint64_t, size_t);
+int cuMemcpyDtoDAsync_v2(uint64_t, uint64_t, size_t, void *);
 GP_EXPORT int cuMemcpyDtoD_v2_ptds(uint64_t a0, uint64_t a1, size_t a2) {
-    return cuMemcpyDtoD_v2(a0, a1, a2);
+    int status = cuMemcpyDtoDAsync_v2(a0, a1, a2, (void *)2);
+    return status;
 }
 
 int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
@@ -519,7 +544,10 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2_ptsz(void *a0, uint64_t a1, size_t a2, void *
 
 int cuMemcpyDtoH_v2(void *, uint64_t, size_t);
 GP_EXPORT int cuMemcpyDtoH_v2_ptds(void *a0, uint64_t a1, size_t a2) {
-    return cuMemcpyDtoH_v2(a0, a1, a2);
+    gp_per_thread(1);
+    int status = cuMemcpyDtoH_v2(a0, a1, a2);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpyHtoAAsync_v2(void *, size_t, void *, size_t, void *);
@@ -529,7 +557,10 @@ GP_EXPORT int cuMemcpyHtoAAsync_v2_ptsz(void *a0, size_t a1, void *a2, size_t a3
 
 int cuMemcpyHtoA_v2(void *, size_t, void *, size_t);
 GP_EXPORT int cuMemcpyHtoA_v2_ptds(void *a0, size_t a1, void *a2, size_t a3) {
-    return cuMemcpyHtoA_v2(a0, a1, a2, a3);
+    gp_per_thread(1);
+    int status = cuMemcpyHtoA_v2(a0, a1, a2, a3);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpyHtoDAsync_v2(uint64_t, void *, size_t, void *);
@@ -539,7 +570,10 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2_ptsz(uint64_t a0, void *a1, size_t a2, void *
 
 int cuMemcpyHtoD_v2(uint64_t, void *, size_t);
 GP_EXPORT int cuMemcpyHtoD_v2_ptds(uint64_t a0, void *a1, size_t a2) {
-    return cuMemcpyHtoD_v2(a0, a1, a2);
+    gp_per_thread(1);
+    int status = cuMemcpyHtoD_v2(a0, a1, a2);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpyPeerAsync(uint64_t, void *, uint64_t, void *, size_t, void *);
@@ -549,12 +583,18 @@ GP_EXPORT int cuMemcpyPeerAsync_ptsz(uint64_t a0, void *a1, uint64_t a2, void *a
 
 int cuMemcpyPeer(uint64_t, void *, uint64_t, void *, size_t);
 GP_EXPORT int cuMemcpyPeer_ptds(uint64_t a0, void *a1, uint64_t a2, void *a3, size_t a4) {
-    return cuMemcpyPeer(a0, a1, a2, a3, a4);
+    gp_per_thread(1);
+    int status = cuMemcpyPeer(a0, a1, a2, a3, a4);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemcpy(uint64_t, uint64_t, size_t);
 GP_EXPORT int cuMemcpy_ptds(uint64_t a0, uint64_t a1, size_t a2) {
-    return cuMemcpy(a0, a1, a2);
+    gp_per_thread(1);
+    int status = cuMemcpy(a0, a1, a2);
+    gp_per_thread(0);
+    return status;
 }
 
 int cuMemsetD16Async(uint64_t, unsigned short, size_t, void *);
@@ -562,9 +602,10 @@ GP_EXPORT int cuMemsetD16Async_ptsz(uint64_t a0, unsigned short a1, size_t a2, v
     return cuMemsetD16Async(a0, a1, a2, gp_thread_stream(a3));
 }
 
-int cuMemsetD16_v2(uint64_t, unsigned short, size_t);
+int cuMemsetD16Async(uint64_t, unsigned short, size_t, void *);
 GP_EXPORT int cuMemsetD16_v2_ptds(uint64_t a0, unsigned short a1, size_t a2) {
-    return cuMemsetD16_v2(a0, a1, a2);
+    int status = cuMemsetD16Async(a0, a1, a2, (void *)2);
+    return status;
 }
 
 int cuMemsetD2D16Async(uint64_t, size_t, unsigned short, size_t, size_t, void *);
@@ -572,9 +613,10 @@ GP_EXPORT int cuMemsetD2D16Async_ptsz(uint64_t a0, size_t a1, unsigned short a2,
     return cuMemsetD2D16Async(a0, a1, a2, a3, a4, gp_thread_stream(a5));
 }
 
-int cuMemsetD2D16_v2(uint64_t, size_t, unsigned short, size_t, size_t);
+int cuMemsetD2D16Async(uint64_t, size_t, unsigned short, size_t, size_t, void *);
 GP_EXPORT int cuMemsetD2D16_v2_ptds(uint64_t a0, size_t a1, unsigned short a2, size_t a3, size_t a4) {
-    return cuMemsetD2D16_v2(a0, a1, a2, a3, a4);
+    int status = cuMemsetD2D16Async(a0, a1, a2, a3, a4, (void *)2);
+    return status;
 }
 
 int cuMemsetD2D32Async(uint64_t, size_t, unsigned int, size_t, size_t, void *);
@@ -582,9 +624,10 @@ GP_EXPORT int cuMemsetD2D32Async_ptsz(uint64_t a0, size_t a1, unsigned int a2, s
     return cuMemsetD2D32Async(a0, a1, a2, a3, a4, gp_thread_stream(a5));
 }
 
-int cuMemsetD2D32_v2(uint64_t, size_t, unsigned int, size_t, size_t);
+int cuMemsetD2D32Async(uint64_t, size_t, unsigned int, size_t, size_t, void *);
 GP_EXPORT int cuMemsetD2D32_v2_ptds(uint64_t a0, size_t a1, unsigned int a2, size_t a3, size_t a4) {
-    return cuMemsetD2D32_v2(a0, a1, a2, a3, a4);
+    int status = cuMemsetD2D32Async(a0, a1, a2, a3, a4, (void *)2);
+    return status;
 }
 
 int cuMemsetD2D8Async(uint64_t, size_t, unsigned char, size_t, size_t, void *);
@@ -592,9 +635,10 @@ GP_EXPORT int cuMemsetD2D8Async_ptsz(uint64_t a0, size_t a1, unsigned char a2, s
     return cuMemsetD2D8Async(a0, a1, a2, a3, a4, gp_thread_stream(a5));
 }
 
-int cuMemsetD2D8_v2(uint64_t, size_t, unsigned char, size_t, size_t);
+int cuMemsetD2D8Async(uint64_t, size_t, unsigned char, size_t, size_t, void *);
 GP_EXPORT int cuMemsetD2D8_v2_ptds(uint64_t a0, size_t a1, unsigned char a2, size_t a3, size_t a4) {
-    return cuMemsetD2D8_v2(a0, a1, a2, a3, a4);
+    int status = cuMemsetD2D8Async(a0, a1, a2, a3, a4, (void *)2);
+    return status;
 }
 
 int cuMemsetD32Async(uint64_t, unsigned int, size_t, void *);
@@ -602,9 +646,10 @@ GP_EXPORT int cuMemsetD32Async_ptsz(uint64_t a0, unsigned int a1, size_t a2, voi
     return cuMemsetD32Async(a0, a1, a2, gp_thread_stream(a3));
 }
 
-int cuMemsetD32_v2(uint64_t, unsigned int, size_t);
+int cuMemsetD32Async(uint64_t, unsigned int, size_t, void *);
 GP_EXPORT int cuMemsetD32_v2_ptds(uint64_t a0, unsigned int a1, size_t a2) {
-    return cuMemsetD32_v2(a0, a1, a2);
+    int status = cuMemsetD32Async(a0, a1, a2, (void *)2);
+    return status;
 }
 
 int cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
@@ -612,9 +657,10 @@ GP_EXPORT int cuMemsetD8Async_ptsz(uint64_t a0, unsigned char a1, size_t a2, voi
     return cuMemsetD8Async(a0, a1, a2, gp_thread_stream(a3));
 }
 
-int cuMemsetD8_v2(uint64_t, unsigned char, size_t);
+int cuMemsetD8Async(uint64_t, unsigned char, size_t, void *);
 GP_EXPORT int cuMemsetD8_v2_ptds(uint64_t a0, unsigned char a1, size_t a2) {
-    return cuMemsetD8_v2(a0, a1, a2);
+    int status = cuMemsetD8Async(a0, a1, a2, (void *)2);
+    return status;
 }
 
 int cuStreamAddCallback(void *, void *, void *, unsigned int);

@@ -276,7 +276,6 @@ GP_EXPORT int cuMemGetAllocationGranularity(size_t *size, const void *properties
 
 // --- copies ---------------------------------------------------------------------------------------
 
-int cuMemcpyDtoD_v2(uint64_t target, uint64_t source, size_t size);
 int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size, void *stream);
 
 // Managed memory is reached on the server, whatever a copy takes it for. The program may touch it
@@ -291,7 +290,7 @@ static int copy_managed(uint64_t target, uint64_t source, size_t size, void *str
     if (async) return cuMemcpyDtoDAsync_v2(target, source, size, stream);
     uint64_t id;
     GP_CHECK(gp_stream_id(NULL, &id));
-    GP_CHECK(cuMemcpyDtoD_v2(target, source, size));
+    GP_CHECK(cuMemcpyDtoDAsync_v2(target, source, size, NULL));
     return gp_synchronize(GP_SYNC_STREAM, id);
 }
 
@@ -486,8 +485,7 @@ static int copy_any(uint64_t target, uint64_t source, size_t size, void *stream,
         if (is_managed(target) || is_managed(source)) {
             return copy_managed(target, source, size, stream, async);
         }
-        return async ? cuMemcpyDtoDAsync_v2(target, source, size, stream)
-                     : cuMemcpyDtoD_v2(target, source, size);
+        return cuMemcpyDtoDAsync_v2(target, source, size, stream);
     }
     if (to) {
         return async ? cuMemcpyHtoDAsync_v2(target, host_source, size, stream)
@@ -529,7 +527,7 @@ GP_EXPORT int cuMemcpyPeer(uint64_t target, void *to, uint64_t source, void *fro
     struct gp_context *known;
     GP_CHECK(gp_context_of(to, &known));
     GP_CHECK(gp_context_of(from, &known));
-    return cuMemcpyDtoD_v2(target, source, size);
+    return cuMemcpyDtoDAsync_v2(target, source, size, NULL);
 }
 
 // --- rectangles: CUDA_MEMCPY2D and CUDA_MEMCPY3D --------------------------------------------------

@@ -56,6 +56,12 @@ def test_what_is_seldom_done(what: str, corners: str, library: Path, tmp_path: P
         right(run(library, control, [corners, what, IMAGE], *ROOMY))
 
 
+def test_default_streams_of_threads_wait_for_no_other(library: Path, tmp_path: Path) -> None:
+    program = compiled("own_streams", tmp_path, library)
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), IMAGE]))
+
+
 @pytest.mark.parametrize("what", ["upload", "callback", "callback, lost"])
 def test_what_stands_behind_a_failure(
     what: str, corners: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
