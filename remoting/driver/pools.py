@@ -23,8 +23,8 @@ from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.tokens import FILE_DESCRIPTOR, Tokens
 
 POOLS_MAX = 4096
-RESERVED_NOW = 5
-"""Of CUmemPool_attribute: bytes that the pool has of the device."""
+THRESHOLD, RESERVED_NOW, USED_NOW = 4, 5, 7
+"""Of CUmemPool_attribute: bytes that stay beyond a synchronisation, that it has, that are used."""
 
 NARROW_MAX = 3
 """Attributes up to this one are 4 bytes, later ones 8."""
@@ -46,7 +46,6 @@ class Pool:
     held: int = 0
     used: int = 0  # by allocations that the client has not freed
     count: int = 0  # of such allocations
-    ended: bool = False  # destroyed, while some of its memory is in use
     imported: bool = False  # another process's, which is charged for it
     token: bytes = b""  # once other processes may open it
 
@@ -90,6 +89,7 @@ class Pools(Area):
         self._pools: dict[int, Pool] = {}
         self._default: dict[int, Pool] = {}  # by device
         self._current: dict[int, Pool] = {}
+        self._ending: list[Pool] = []  # destroyed by the client, while some of it is in use
         self._owner: dict[int, tuple[Pool, int]] = {}  # and the size, by address
         self.imports = Imports()
         self._lock = threading.RLock()  # threads that have waited for the GPU settle as well
@@ -148,17 +148,32 @@ class Pools(Area):
         pool = self._pools[number]
         if pool is self._default.get(pool.device):
             raise CudaError(INVALID_VALUE, "cuMemPoolDestroy")
-        # Threads that settle ask CUDA about the pools that are there, which this no longer is.
         with self._lock:
             del self._pools[number]
             if self._current.get(pool.device) is pool:
                 del self._current[pool.device]
-            self._direct.call("cuMemPoolDestroy", pool.handle)
-            if not pool.imported:
-                pool.ended = True
-                self._settle(pool)
+                default = self._default_of(pool.device).handle
+                self._direct.call("cuDeviceSetMemPool", self.client.ordinals[pool.device], default)
+            if pool.imported:
+                self._direct.call("cuMemPoolDestroy", pool.handle)
+            else:
+                # While some of its memory is in use it stays, which nobody can tell: a driver was
+                # seen to crash in a synchronisation behind the free of the last of a pool's memory.
+                nothing = ctypes.c_uint64(0)
+                self._direct.call("cuMemPoolSetAttribute", pool.handle, THRESHOLD, nothing)
+                self._ending.append(pool)
+                self._looks = LOOKS
+                self._end_unused()
         if pool.token:
             self._tokens.forget(pool.token)
+
+    def _end_unused(self) -> None:
+        """Destroy the pools that the client has destroyed and of which nothing is in use."""
+        for pool in list(self._ending):
+            if not pool.count and not self._attribute(pool, USED_NOW):
+                self._direct.call("cuMemPoolDestroy", pool.handle)
+                self._ending.remove(pool)
+                self.client.budget.release(pool.device, pool.held)
 
     def _use(self, device: int, number: int) -> bytes:
         pool = self._pools[number]
@@ -275,15 +290,13 @@ class Pools(Area):
             pool.used -= size
             pool.count -= 1
             self._looks = LOOKS
-            if pool.ended:
-                self._settle(pool)
 
     def squeeze(self, device: int) -> bool:
         """Have the pools of a device give back what is free in them; say whether that was any."""
         with self._lock:
             before = sum(pool.held for pool in self._all())
             for pool in self._all():
-                if pool.device == device and not pool.ended:
+                if pool.device == device:
                     self._direct.call("cuMemPoolTrimTo", pool.handle, 0)
                     self._settle(pool)
             return sum(pool.held for pool in self._all()) < before
@@ -296,13 +309,15 @@ class Pools(Area):
     def settle(self) -> None:
         """Bring the books in line with what the pools hold now."""
         with self._lock:
+            self._end_unused()
             for pool in self._all():
                 self._settle(pool)
 
     # --- the books --------------------------------------------------------------------------------
 
     def _all(self) -> list[Pool]:
-        found = {id(pool): pool for pool in (*self._pools.values(), *self._default.values())}
+        every = (*self._pools.values(), *self._default.values(), *self._ending)
+        found = {id(pool): pool for pool in every}
         return [pool for pool in found.values() if not pool.imported]
 
     def _look(self) -> None:
@@ -313,11 +328,7 @@ class Pools(Area):
 
     def _settle(self, pool: Pool) -> bool:
         """Reserve or release the difference to what the pool has; say whether it may have it."""
-        if pool.ended:
-            # Nobody may ask CUDA about it any more; it goes with the last of its memory.
-            now = pool.held if pool.count else 0
-        else:
-            now = self._attribute(pool, RESERVED_NOW)
+        now = self._attribute(pool, RESERVED_NOW)
         if now > pool.held and not self.client.budget.reserve(pool.device, now - pool.held):
             return False
         if now < pool.held:

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#define UNSUPPORTED_EXEC_AFFINITY 224  // CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY
 #define ATOMIC_OPERATIONS 13           // of CUatomicOperation
 #define ATOMICS_MAX 256
 
@@ -55,7 +54,9 @@ GP_EXPORT int cuMipmappedArrayGetSparseProperties(void *answer, void *array) {
 GP_EXPORT int cuCtxGetExecAffinity(void *affinity, int type) {
     GP_ENTER();
     if (affinity == NULL || type != 0) return GP_INVALID_VALUE;  // CU_EXEC_AFFINITY_TYPE_SM_COUNT
-    return UNSUPPORTED_EXEC_AFFINITY;  // as cuDeviceGetExecAffinitySupport says
+    uint32_t found[2] = {0, (uint32_t)gp.devices[gp_current_device()].attributes[16]};
+    memcpy(affinity, found, sizeof found);
+    return GP_SUCCESS;
 }
 
 static int check_atomics(const unsigned *capabilities, const int *operations, unsigned count) {
@@ -144,7 +145,8 @@ GP_EXPORT int cuDeviceUnregisterAsyncNotification(int device, void *handle) {
 
 GP_EXPORT int cuProfilerInitialize(const char *config, const char *output, int mode) {
     (void)config, (void)output, (void)mode;
-    return gp_ready();  // there is nothing to be profiled, as with cuProfilerStart
+    GP_CHECK(gp_ready());
+    return GP_NOT_SUPPORTED;  // as drivers since CUDA 11 say
 }
 
 // --- core dumps, which no server writes -----------------------------------------------------------

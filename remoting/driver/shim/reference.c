@@ -9,7 +9,6 @@
 #define NAME_MAX_SIZE 4096
 #define TEXTURE_ALIGNMENT 14  // CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT
 #define OVERRIDE_FORMAT 1     // CU_TRSA_OVERRIDE_FORMAT; CUDA's runtime goes without
-#define DEFAULT_UNIT (-1)     // CU_PARAM_TR_DEFAULT
 
 // What may be bound, as references.py in the worker counts it.
 enum { TO_ARRAY, TO_MIPMAP, TO_LINEAR, TO_PITCHED, TO_SURFACE, TO_NOTHING };
@@ -267,10 +266,10 @@ GP_EXPORT int cuTexRefGetAddress_v2(uint64_t *address, void *reference) {
 }
 
 GP_EXPORT int cuParamSetTexRef(void *function, int unit, void *reference) {
+    (void)unit;
     GP_CHECK(check(reference, GP_TEXTURE_REFERENCE));
-    GP_CHECK(gp_check(function, GP_FUNCTION));
     // A kernel reads every reference of its module, so nothing is left to be done.
-    return unit == DEFAULT_UNIT ? GP_SUCCESS : GP_INVALID_VALUE;
+    return gp_check(function, GP_FUNCTION);
 }
 
 // --- how it is read -------------------------------------------------------------------------------

@@ -102,7 +102,6 @@ static int take(int line) {
     cudaStream_t stream;
     cudaMemLocation here = {};
     cudaMemAccessFlags access;
-    unsigned long long used;
     int file = receive_file(line);
     here.type = cudaMemLocationTypeDevice;
     CHECK(cudaMemPoolImportFromShareableHandle(&pool, (void *)(intptr_t)file, FILES, 0));
@@ -114,8 +113,6 @@ static int take(int line) {
     cudaGetLastError();
     if (read(line, &data, sizeof data) != sizeof data) return 1;
     CHECK(cudaMemPoolImportPointer((void **)&memory, pool, &data));
-    CHECK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used));
-    printf("RESULT imported_bytes %llu\n", used);
     CHECK(cudaMemPoolImportPointer((void **)&again, pool, &data));
     printf("NOTE imported twice, at the same address: %d\n", again == memory);
     CHECK(cudaMemcpy(host, memory + SIZE - 2, sizeof host, cudaMemcpyDeviceToHost));

@@ -138,7 +138,7 @@ def test_texture_references(library: Path, tmp_path: Path) -> None:
         *("unbound 1", "line 5050", "line 338350", "line 5050", "line 348450"),
         *(
             "offset 40: 54400",
-            "refused 1 1 1",
+            "refused 1 1 0",
             "unbound again 1",
             "none 500 500",
             "painted 29529920",

@@ -84,11 +84,12 @@ int main(int count, char **arguments) {
     NEED(cuDeviceUnregisterAsyncNotification(0, one) == 1);
     CHECK(cuDeviceUnregisterAsyncNotification(0, two));
     NEED(cuDeviceRegisterAsyncNotification(0, NULL, NULL, &one) == 1);
-    NEED(cuCtxGetExecAffinity(affinity, 0) == 224 && cuCtxGetExecAffinity(affinity, 1) == 1);
+    CHECK(cuCtxGetExecAffinity(affinity, 0));
+    NEED(cuCtxGetExecAffinity(affinity, 1) == 1);
     CHECK(cuLibraryLoadFromFile(&library, arguments[1], NULL, NULL, 0, NULL, NULL, 0));
     NEED(cuLibraryGetUnifiedFunction(&function, library, "f") == 500);
     NEED(cuLibraryGetUnifiedFunction(&function, library, NULL) == 1);
-    CHECK(cuProfilerInitialize("a", "b", 0));
+    NEED(cuProfilerInitialize("a", "b", 0) == 801);
     puts("results right");
     return 0;
 }
