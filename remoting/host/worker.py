@@ -81,7 +81,10 @@ def main(arguments: Sequence[str]) -> None:
         os._exit(EXIT_HOST_GONE)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be told
         traceback.print_exc()
-        _try_send(channel, messages.Ended(messages.shortened(f"bug: {error!r}"), failed=True))
+        # What the machine refuses, such as room on its disk, is no bug of ours.
+        said = error.strerror if isinstance(error, OSError) else ""
+        why = f"its machine says: {said}" if said else f"bug: {error!r}"
+        _try_send(channel, messages.Ended(messages.shortened(why), failed=True))
         os._exit(EXIT_FAILED)
 
 

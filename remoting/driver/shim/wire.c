@@ -24,8 +24,9 @@
 #define FLUSH_SIZE (32 * 1024)
 #define FLUSH_DELAY_NS 50000
 #define SPIN_NS 30000
-#define LOOK_MS 1000       // between looks whether the server is still there
-#define LAST_WORDS_MS 300  // for gpupool run to say why the connection broke
+#define LOOK_MS 1000         // between looks whether the server is still there
+#define LOOK_SENDING_MS 200  // the same of who sends, whom what gpupool run says does not wake
+#define LAST_WORDS_MS 300    // for gpupool run to say why the connection broke
 #define READ_SIZE (64 * 1024)
 #define BODY_MAX (64u << 20)
 #define DOWNLOADS_MAX 65536
@@ -445,7 +446,7 @@ static void send_all(struct line *line, struct iovec *parts, int count) {
             struct pollfd entry = {.fd = line->link->socket};
             entry.events = others ? POLLOUT : POLLIN | POLLOUT;
             // A reader that ends meanwhile leaves the reading to us, so the wait has an end.
-            if (poll(&entry, 1, 20) == 0 && now_ns() - looked > LOOK_MS * 1000000LL) {
+            if (poll(&entry, 1, 20) == 0 && now_ns() - looked > LOOK_SENDING_MS * 1000000LL) {
                 looked = now_ns();
                 if (!still_there(line)) return;
             }

@@ -391,7 +391,7 @@ async def test_a_server_that_falls_silent_is_lost_within_5_s(
         name, before = hold.server_names()[1], trio.current_time()
         cluster.fall_silent(name, hears=hears, speaks=speaks)
         await until(lambda: ended)
-        assert 3 < ended[0] - before < 4.6
+        assert 3 < ended[0] - before < 4.01
         assert hold.lost == f"lost server {name}: no answer for 4 s"
 
 
@@ -405,7 +405,7 @@ async def test_a_server_may_stand_still_for_3_s_and_a_client_for_a_minute(
         nursery.start_soon(hold.wait_lost)
         for tenths in range(20, 30):
             cluster.fall_silent(node := hold.server_names()[0])
-            await trio.sleep(tenths / 10 + 0.4)
+            await trio.sleep(tenths / 10 + 0.2)
             await cluster.resume(node)
             await trio.sleep(tenths / 10)
         assert not hold.lost

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import trio
 from host_kit import GIB, EchoClient, MakeHost
 
 from gpupool.pool.errors import LeaseLostError, StorageError
-from gpupool.remoting.host import former, messages
+from gpupool.remoting.host import former, messages, spawn
 from gpupool.remoting.host.host import HostLimits
 
 DIE_S = 10.0
@@ -25,6 +26,23 @@ async def ends(client: EchoClient) -> bool:
     with trio.move_on_after(DIE_S):
         return await client.at_end()
     return False
+
+
+def test_what_the_machine_refuses_a_worker_is_said(tmp_path: Path) -> None:
+    """Such as room on a full disk; it is no bug."""
+    near, far = socket.socketpair()
+    with near, far, (tmp_path / "errors").open("wb") as errors:
+        worker = spawn.start_process(far, errors.fileno(), tmp_path)
+        gone = str(tmp_path / "gone")
+        start = messages.Start(False, False, False, gone, (), (), {"arrays": "json:dumps"})
+        near.sendall(messages.encode(start))
+        far.close()
+        reader = messages.frame_reader()
+        while (frame := reader.next()) is None:
+            reader.feed(near.recv(65536))
+        worker.wait()
+    said = messages.decode_from_worker(frame)
+    assert said == messages.Ended("its machine says: No such file or directory", failed=True)
 
 
 async def test_client_that_closes_ends_its_worker(make_host: MakeHost) -> None:
