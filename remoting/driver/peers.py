@@ -102,6 +102,10 @@ class PeerCopies(Area):
 
     def _end(self, number: int, index: int, address: int, size: int, stream: int) -> Copy:
         """Return this end of a copy, which begins when a stream has come to this place."""
+        if (
+            self._given is None
+        ):  # refused here, for the thread that copies could only end the session
+            raise CudaError(NOT_SUPPORTED, "cuMemcpyPeer")
         request, device = self.client.request, self.client.device
         event = self.waiter.event(device)
         self.api.record(event, self.streams[stream])

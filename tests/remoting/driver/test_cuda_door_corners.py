@@ -98,13 +98,14 @@ def test_an_installation_builds_the_same_library(library: Path) -> None:
     assert (library / "libcuda.so").exists()
 
 
-def test_records_that_no_library_sends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", [("0", "60"), ("20175", "1")])
+def test_records_that_no_library_sends(seeds: tuple[str, str], tmp_path: Path) -> None:
     """Whole and broken ones, with words of all kinds: calls fail, or the session ends, no more."""
     with Control(tmp_path) as control:
         path = f"{HERE / 'ctypes_bindings'}:{ROOT / 'src'}"
         values = control.environment(build_driver()) | {"PYTHONPATH": path}
         done = subprocess.run(
-            [sys.executable, str(HERE / "hostile.py"), "0", "60"],
+            [sys.executable, str(HERE / "hostile.py"), *seeds],
             env=process_environment(values),
             capture_output=True,
             text=True,
