@@ -112,7 +112,7 @@ static struct gp_handle *clone(struct gp_handle *from, struct gp_handle *within)
         return NULL;
     }
     for (unsigned at = 0; at < graph->calls.count; at++) graph->calls.items[at].node = NULL;
-    gp_share_objects(&graph->objects, GP_GRAPH_OF(from)->objects);
+    gp_share_objects(&graph->objects, from);
     return made;
 }
 

@@ -284,7 +284,7 @@ int gp_replace_call(struct gp_call_list *list, struct gp_handle *node, uint64_t 
 int gp_replace_calls(struct gp_call_list *list, struct gp_handle *graph);
 
 // graph_object.c
-void gp_share_objects(struct gp_object **to, struct gp_object *from);
+void gp_share_objects(struct gp_object **to, struct gp_handle *graph);
 void gp_release_objects(struct gp_object **list);
 
 #endif

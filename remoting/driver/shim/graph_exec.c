@@ -40,7 +40,7 @@ static int take_over(struct gp_exec *exec, struct gp_handle *graph) {
         exec->allocations.items = grown;
         grown[exec->allocations.count++] = *one;
     }
-    gp_share_objects(&exec->objects, from->objects);
+    gp_share_objects(&exec->objects, graph);
     GP_CHECK(gp_gather_calls(&exec->calls, graph, NULL));
     return gp_gather_staged(&exec->staged, graph, NULL);
 }

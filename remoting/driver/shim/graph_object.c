@@ -97,11 +97,19 @@ GP_EXPORT int cuGraphReleaseUserObject(void *graph, void *object, unsigned count
     return GP_SUCCESS;
 }
 
-// A clone or an executable keeps the same objects: one reference each is enough.
-void gp_share_objects(struct gp_object **to, struct gp_object *from) {
-    for (; from != NULL; from = from->next) {
+// A clone or an executable keeps the same objects, those of graphs within as well: one reference each
+// is enough.
+void gp_share_objects(struct gp_object **to, struct gp_handle *graph) {
+    const struct gp_graph *of = GP_GRAPH_OF(graph);
+    for (struct gp_object *from = of->objects; from != NULL; from = from->next) {
         if (keep(to, from->object, 1) == GP_SUCCESS) {
             __atomic_add_fetch(&from->object->references, 1, __ATOMIC_ACQ_REL);
+        }
+    }
+    for (unsigned at = 0; at < of->count; at++) {
+        const struct gp_node *node = GP_NODE_OF(of->nodes[at]);
+        for (unsigned child = 0; child < node->child_count; child++) {
+            gp_share_objects(to, node->children[child]);
         }
     }
 }

@@ -396,6 +396,19 @@ static void objects(void) {
     NEED(destroyed == 0);
     CHECK(cuGraphExecDestroy(exec));
     NEED(destroyed == 1);
+    // Of a graph within a graph.
+    void *child, *node;
+    CHECK(cuUserObjectCreate(&object, &one, destroy, 1, 1));
+    CHECK(cuGraphCreate(&child, 0));
+    CHECK(cuGraphRetainUserObject(child, object, 1, 1));
+    CHECK(cuGraphCreate(&graph, 0));
+    CHECK(cuGraphAddChildGraphNode(&node, graph, NULL, 0, child));
+    CHECK(cuGraphDestroy(child));
+    CHECK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    CHECK(cuGraphDestroy(graph));
+    NEED(destroyed == 1);
+    CHECK(cuGraphExecDestroy(exec));
+    NEED(destroyed == 2);
 }
 
 static void conditions(void) {
