@@ -128,7 +128,7 @@ def test_the_linker(library: Path, tmp_path: Path) -> None:
     """The server links what lies on the client, and the client loads the image."""
     program = compiled("linker", tmp_path, library)
     with Control(tmp_path) as control:
-        done = run(library, control, [str(program), str(KERNELS / "test_kernels.ptx")])
+        done = run(library, control, [str(program), str(KERNELS / "test_kernels.ptx"), "texts"])
         assert done.stdout == "results right\n", done.stderr
         assert control.calls()["cuLinkAddData_v2"] == 3
 

@@ -1,4 +1,5 @@
-// The linker behind the door. Argument: PTX with the kernels of fake_cuda/kernels/test_kernels.cu.
+// The linker behind the door. Arguments: PTX with the kernels of fake_cuda/kernels/test_kernels.cu;
+// "texts" if its logs are those of the driver without a GPU.
 #include "check.h"
 
 int cuLinkCreate_v2(unsigned, int *, void **, void **);
@@ -11,7 +12,7 @@ int cuLibraryLoadData(void **, const void *, int *, void **, unsigned, void *, v
 int cuLibraryUnload(void *);
 
 // What the compiler says of a module, and of what is none; a cubin needs no compiler.
-static void compiled(const char *path) {
+static void compiled(const char *path, bool texts) {
     int options[] = {0, 3, 4, 5, 6, 7};
     char info[64], error[8], *text = calloc(1, 1 << 20);
     void *module, *values[] = {(void *)32, info, (void *)sizeof info, error, (void *)sizeof error,
@@ -29,26 +30,30 @@ static void compiled(const char *path) {
             CHECK(cuModuleLoadDataEx(&module, text, 6, options, values));
             CHECK(cuModuleUnload(module));
         }
-        if (strstr(info, "32 registers") == NULL) fprintf(stderr, "'%s'\n", info);
-        NEED(strstr(info, "32 registers") != NULL && (size_t)values[2] == strlen(info) + 1);
-        NEED(error[0] == '\0' && values[4] == NULL);
+        if (texts) {
+            NEED(strstr(info, "32 registers") != NULL && (size_t)values[2] == strlen(info) + 1);
+            NEED(error[0] == '\0' && values[4] == NULL);
+        }
         values[2] = (void *)sizeof info;
         values[4] = (void *)sizeof error;
         NEED(cuModuleLoadDataEx(&module, "no code", 6, options, values) != 0);
-        NEED(info[0] == '\0' && strcmp(error, "fatal: ") == 0);  // as much as there is room for
-        NEED((size_t)values[4] == sizeof error);
+        if (texts) {
+            NEED(info[0] == '\0' && strcmp(error, "fatal: ") == 0);  // as much as there is room for
+            NEED((size_t)values[4] == sizeof error);
+        }
     }
     free(text);
 }
 
 int main(int count, char **words) {
+    bool texts = count == 3;
     int options[] = {0, 5, 6, 7}, number = 41, n = 1;
     char log[16] = "not empty", text[] = ".version 8.0\n";
     void *values[] = {(void *)64, log, (void *)sizeof log, (void *)3};
     void *context, *state, *image, *module, *kernel;
     size_t size = 0;
     uint64_t where;
-    NEED(count == 2);
+    NEED(count >= 2);
     CHECK(cuInit(0));
     CHECK(cuDevicePrimaryCtxRetain(&context, 0));
     CHECK(cuCtxSetCurrent(context));
@@ -78,9 +83,9 @@ int main(int count, char **words) {
     CHECK(cuLinkCreate_v2(4, options, values, &state));
     CHECK(cuLinkAddFile_v2(state, 1, words[1], 0, NULL, NULL));
     NEED(cuLinkAddData_v2(state, 0, text, sizeof text, "cubin", 0, NULL, NULL) != 0);
-    NEED(log[0] != '\0');  // in words that are the driver's affair
+    if (texts) NEED(strncmp(log, "fatal: error", 12) == 0);
     CHECK(cuLinkDestroy(state));
-    compiled(words[1]);
+    compiled(words[1], texts);
     puts("results right");
     return 0;
 }
