@@ -364,5 +364,5 @@ HAND: tuple[str, ...] = (
     *("cuGreenCtxWaitEvent", "cuGreenCtxStreamCreate", "cuGreenCtxGetId", "cuCtxFromGreenCtx"),
 )
 
-REFUSED: tuple[str, ...] = ("cuDeviceGetLuid",)
+REFUSED: tuple[str, ...] = ("cuDeviceGetLuid", "cuProfilerInitialize")
 """Of ``HAND``: written, but only to refuse; the document counts them as not there."""

@@ -26,7 +26,7 @@ template <typename Work> static double median_us(int repeat, Work work) {
     return times[times.size() / 2];
 }
 
-int main() {
+int main(int count, char **) {
     const size_t size = 256 << 20;
     auto start = Clock::now();
     char *device, *pinned, *pageable = (char *)malloc(size);
@@ -56,6 +56,7 @@ int main() {
         cudaDeviceSynchronize();
     });
     printf("RESULT launch8_us %.3f\n", eights / launches);
+    if (count > 1) return 0;  // "launches": nothing else
     printf("RESULT synchronize_us %.2f\n", median_us(2001, [] { cudaDeviceSynchronize(); }));
     int value;
     printf("RESULT copy4_us %.2f\n", median_us(2001, [&] {
