@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -21,6 +21,7 @@ import trio
 from gpupool.cli.places import runtime_dir
 from gpupool.cli.relay import offer_relay
 from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.settings import heeded
 
 LINE_LENGTH_MAX = 64 * 1024
 CONNECTION_COUNT_MAX = 1024
@@ -31,7 +32,7 @@ PUSH_TIMEOUT_S = 2.0
 OPEN_TIMEOUT_S = 30.0
 TEXT_LENGTH_MAX = 300
 
-OpenSession = Callable[[str, str, str | None], Awaitable[list[dict[str, object]]]]
+OpenSession = Callable[[str, str, str | None, dict[str, str]], Awaitable[list[dict[str, object]]]]
 Describe = Callable[[], Awaitable[dict[str, object]]]
 
 
@@ -43,6 +44,7 @@ class SessionRequest:
     program: str
     pid: int
     visible: str | None = None  # its CUDA_VISIBLE_DEVICES, which say what servers it has a use for
+    settings: dict[str, str] = field(default_factory=dict[str, str])  # for the server's driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,13 @@ def parse_request(line: bytes) -> AgentRequest:
     if fields.get("op") != "session":
         raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
     door, program = fields.get("door"), fields.get("program", "")
-    visible = fields.get("visible")
+    visible, settings = fields.get("visible"), fields.get("settings", {})
     if not isinstance(door, str) or not isinstance(program, str) or type(pid) is not int:
         raise ValueError("a field of the request has the wrong type")
-    if not isinstance(visible, str | None):
+    if not isinstance(visible, str | None) or not isinstance(settings, dict):
         raise ValueError("a field of the request has the wrong type")
-    return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid, visible)
+    passed_on = heeded(cast("dict[str, object]", settings))
+    return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid, visible, passed_on)
 
 
 def success_line(lease: str, sessions: list[dict[str, object]], notices: list[str]) -> bytes:
@@ -195,7 +198,7 @@ class Agent:
             folder: for its socket and its relays.
             lease: the lease's name, for the program.
             open_session: has a session opened on every server of the lease that a process with
-                these CUDA_VISIBLE_DEVICES has a use for.
+                these CUDA_VISIBLE_DEVICES has a use for; its last argument is for their drivers.
             open_timeout_s: how long that may take; infinite where it waits for free GPUs.
             held: set when the lease outlives programs, and ``gpupool run --lease`` asks.
             describe: returns the devices of the lease, for NVML and ``gpupool smi``.
@@ -325,7 +328,9 @@ class Agent:
         self.log(f"process {request.pid} opens a session for the {request.door} door")
         try:
             with trio.fail_after(self._open_timeout_s):
-                sessions = await self._open_session(request.door, request.program, request.visible)
+                sessions = await self._open_session(
+                    request.door, request.program, request.visible, request.settings
+                )
         except GpupoolError as error:
             return failure_line(error)
         except trio.TooSlowError:

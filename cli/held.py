@@ -317,7 +317,11 @@ class HeldLease:
             await trio.aclose_forcefully(lines.stream)
 
     async def open_session(
-        self, door: str, program: str, visible: str | None = None
+        self,
+        door: str,
+        program: str,
+        visible: str | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> list[dict[str, object]]:
         """Have sessions opened for one process of the program.
 
@@ -326,6 +330,7 @@ class HeldLease:
         """
         request: dict[str, object] = {"op": "session", "door": door, "program": program}
         request |= {"pid": os.getpid()} | ({} if visible is None else {"visible": visible})
+        request |= {"settings": dict(settings)} if settings else {}
         answer = await self.ask(request)
         return cast("list[dict[str, object]]", answer.get("sessions", []))
 

@@ -1,6 +1,6 @@
 """Where a program's lease comes from: taken for it, held already, or taken at its first use."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -32,11 +32,16 @@ class ProgramLease(Protocol):
         ...
 
     async def open_session(
-        self, door: str, program: str, visible: str | None = None
+        self,
+        door: str,
+        program: str,
+        visible: str | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> list[dict[str, object]]:
         """Have a session opened on every server of the lease, for one process of the program.
 
         Those without devices that ``visible``, a CUDA_VISIBLE_DEVICES, names are left out.
+        ``settings`` are variables of its environment for the servers' drivers.
 
         Raises:
             GpupoolError: when that cannot be done.
@@ -142,7 +147,11 @@ class LazyLease:
                 await hold.release()
 
     async def open_session(
-        self, door: str, program: str, visible: str | None = None
+        self,
+        door: str,
+        program: str,
+        visible: str | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> list[dict[str, object]]:
         """Have a session opened, on a lease that is taken now if there is none.
 
@@ -156,7 +165,7 @@ class LazyLease:
         hold = self._hold
         if hold is None:
             raise self._failure or LeaseLostError(self._why_lost)
-        return await hold.open_session(door, program, visible)
+        return await hold.open_session(door, program, visible, settings)
 
     async def wait_lost(self) -> str:
         """Wait until a lease ends that was not released, and return why."""

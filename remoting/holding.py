@@ -1,7 +1,7 @@
 """The shell of ``allocation``: its actions over real connections, and the lease that they hold."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 import trio
@@ -108,6 +108,7 @@ class LeaseHold:
         door: str,
         program: str,
         visible: str | None = None,
+        settings: Mapping[str, str] | None = None,
         *,
         timeout_s: float = SESSION_TIMEOUT_S,
     ) -> list[SessionAnswer]:
@@ -118,6 +119,7 @@ class LeaseHold:
             program: what runs, for people.
             visible: its CUDA_VISIBLE_DEVICES. Servers without a device that these name get no
                 worker, and their objects have nothing but names and devices.
+            settings: variables of its environment for the drivers of the servers.
             timeout_s: for each server.
 
         Returns:
@@ -132,7 +134,7 @@ class LeaseHold:
 
         async def open_one(server: ServerId) -> None:
             self._check_held()
-            message = m.OpenSession(self.lease, door, program)
+            message = m.OpenSession(self.lease, door, program, dict(settings or {}))
             try:
                 opened = await self._mine[server].call(message, timeout_s=timeout_s)
             except GpupoolError as error:

@@ -22,7 +22,7 @@ CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
                                              Update, Dismissed   (pushes)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.errors import (
@@ -209,6 +209,7 @@ class OpenSession:
     lease: LeaseId
     door: str
     program: str
+    settings: dict[str, str] = field(default_factory=dict[str, str])  # of ``settings.HEEDED``
 
 
 @dataclass(frozen=True, slots=True)

@@ -293,7 +293,11 @@ class ControlServer:
     async def _start_session(self, action: StartSession) -> None:
         try:
             result = await self._host.open_session(
-                action.lease, action.partitions, door=action.door, program=action.program
+                action.lease,
+                action.partitions,
+                door=action.door,
+                program=action.program,
+                settings=action.settings,
             )
         except GpupoolError as error:
             result = error

@@ -4,7 +4,7 @@
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,9 +56,17 @@ class SessionHost(Protocol):
         ...
 
     async def open_session(
-        self, lease: Lease, partitions: Sequence[Partition], *, door: str, program: str
+        self,
+        lease: Lease,
+        partitions: Sequence[Partition],
+        *,
+        door: str,
+        program: str,
+        settings: Mapping[str, str] | None = None,
     ) -> SessionInfo:
         """Start (or take a spare) worker for one client process of ``lease``.
+
+        ``settings`` are variables for its driver, of ``settings.HEEDED`` alone.
 
         Raises:
             GpupoolError: when no worker can be had.

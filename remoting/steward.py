@@ -17,7 +17,7 @@ chance, consensus' health and the host's books are read through the ports given 
 
 import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpupool.pool import commands
 from gpupool.pool.commands import Command
@@ -47,6 +47,7 @@ from gpupool.remoting.desk import Desk
 from gpupool.remoting.proposals import Decision, Proposals, Propose
 from gpupool.remoting.requests import check_protocol, check_request
 from gpupool.remoting.sessions import SessionHost, SessionInfo
+from gpupool.remoting.settings import heeded
 from gpupool.remoting.tokens import hash_secret
 from gpupool.remoting.waiters import Waiters
 
@@ -79,6 +80,7 @@ class StartSession:
     partitions: tuple[Partition, ...]
     door: str
     program: str
+    settings: dict[str, str] = field(default_factory=dict[str, str])  # for the worker's driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -684,6 +686,7 @@ class Steward:
                 partitions,
                 message.door[:32],
                 message.program[:TEXT_LENGTH_MAX],
+                heeded(message.settings),
             )
         )
 

@@ -194,7 +194,13 @@ class Host:
     # --- sessions -------------------------------------------------------------------------------
 
     async def open_session(
-        self, lease: Lease, partitions: Sequence[Partition], *, door: str, program: str
+        self,
+        lease: Lease,
+        partitions: Sequence[Partition],
+        *,
+        door: str,
+        program: str,
+        settings: Mapping[str, str] | None = None,
     ) -> SessionInfo:
         """Assign a worker to one client process of ``lease``.
 
@@ -203,6 +209,7 @@ class Host:
             partitions: those of the lease on this server, in the program's order.
             door: how the program talks to its worker.
             program: what runs, for people.
+            settings: variables for the worker's driver.
 
         Raises:
             GpupoolError: when no worker can be had; the text says why.
@@ -218,7 +225,9 @@ class Host:
             try:
                 others = {p.server for p in lease.partitions} - {p.server for p in partitions}
                 worker.peers = frozenset(others)
-                return await self._assign(worker, lease, partitions, gpus, door, program)
+                return await self._assign(
+                    worker, lease, partitions, gpus, door, program, dict(settings or {})
+                )
             except (GpupoolError, trio.Cancelled) as error:
                 if worker.lease is None:
                     worker.claimed = False  # It knows of nothing yet, and can serve another.
@@ -317,6 +326,7 @@ class Host:
         gpus: Sequence[Gpu],
         door: str,
         program: str,
+        settings: dict[str, str],
     ) -> SessionInfo:
         real = tuple(gpu.id for gpu in gpus if not gpu.emulated)
         if real and worker.cuda_problem:
@@ -352,6 +362,7 @@ class Host:
             door=door,
             program=messages.shortened(program),
             cuda_visible=",".join(real),
+            settings=settings,
             devices=devices,
             place=servers.index(partitions[0].server),
             servers=len(servers),

@@ -65,6 +65,7 @@ class Assign:
     servers: int = 1  # of the lease
     uid: int = -1  # to become, of the lease, and its group; -1 to stay who it is
     groups: tuple[int, ...] = ()  # supplementary, only what GPU device nodes ask for
+    settings: dict[str, str] = field(default_factory=dict[str, str])  # more for CUDA's environment
 
 
 @dataclass(frozen=True, slots=True)

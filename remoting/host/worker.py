@@ -178,7 +178,7 @@ class Worker:
             confine.hide_memory()
         self._assign = assign
         self._budget = BudgetClient(self._channel.take_descriptor())
-        os.environ["CUDA_VISIBLE_DEVICES"] = assign.cuda_visible
+        os.environ |= assign.settings | {"CUDA_VISIBLE_DEVICES": assign.cuda_visible}
         self._channel.send(messages.Assigned())
         self._start_thread(self._make_contexts)
 

@@ -13,8 +13,15 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli.agent import LINE_LENGTH_MAX, Agent, parse_request, private_dir
+from gpupool.cli.agent import (
+    LINE_LENGTH_MAX,
+    Agent,
+    SessionRequest,
+    parse_request,
+    private_dir,
+)
 from gpupool.pool.errors import LeaseLostError
+from gpupool.remoting.settings import HEEDED
 
 REQUEST = {"op": "session", "door": "arrays", "pid": 7, "ppid": 1, "program": "train.py"}
 SESSION: dict[str, object] = {"server": "a", "session": "00" * 16}
@@ -26,7 +33,9 @@ def line(body: object) -> bytes:
 
 @asynccontextmanager
 async def serving(folder: Path, error: LeaseLostError | None = None) -> AsyncGenerator[Agent]:
-    async def open_session(door: str, program: str, visible: str | None) -> list[dict[str, object]]:
+    async def open_session(
+        door: str, program: str, _visible: str | None, _settings: dict[str, str]
+    ) -> list[dict[str, object]]:
         await trio.lowlevel.checkpoint()
         if error is not None:
             raise error
@@ -110,7 +119,9 @@ async def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     lambda each: st.lists(each) | st.dictionaries(st.text(), each),
 ).map(line)))  # fmt: skip
 async def test_nonsense_is_answered(data: bytes) -> None:
-    async def never(door: str, program: str, visible: str | None) -> list[dict[str, object]]:
+    async def never(
+        door: str, program: str, visible: str | None, settings: dict[str, str]
+    ) -> list[dict[str, object]]:
         raise AssertionError
 
     agent = Agent(Path("/nowhere"), lease="1", open_session=never)
@@ -129,11 +140,26 @@ async def test_nonsense_is_answered(data: bytes) -> None:
         {"op": "session", "door": "arrays", "pid": "7"},
         {"op": "session", "door": "arrays", "pid": True},
         {"op": "session", "door": "cuda", "pid": 1, "visible": 3},
+        {"op": "session", "door": "cuda", "pid": 1, "settings": [["CUDA_AUTO_BOOST", "1"]]},
     ],
 )
 def test_wrong_requests(body: object) -> None:
     with pytest.raises(ValueError, match="request"):
         parse_request(line(body))
+
+
+def test_only_known_settings_with_short_plain_values_are_passed_on() -> None:
+    good = dict.fromkeys(HEEDED, "EAGER_1.5+-x") | {"CUDA_AUTO_BOOST": "x" * 32}
+    bad = {"CUDA_CACHE_PATH": "x", "LD_PRELOAD": "x.so", "CUDA_VISIBLE_DEVICES": "1", "": "1"}
+    request = parse_request(line(REQUEST | {"settings": good | bad}))
+    assert isinstance(request, SessionRequest)
+    assert request.settings == good
+    refused: list[object] = ["", "x" * 33, "1\n", "a b", "/tmp", "\u0661", 1, None, ["1"], True]
+    for value in refused:
+        settings = {"CUDA_AUTO_BOOST": value, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        request = parse_request(line(REQUEST | {"settings": settings}))
+        assert isinstance(request, SessionRequest)
+        assert request.settings == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
 
 def test_deeply_nested_json_is_refused() -> None:

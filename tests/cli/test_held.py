@@ -172,9 +172,11 @@ def test_a_record_round_trips() -> None:
 async def holder() -> AsyncGenerator[tuple[Agent, HeldRecord, trio.Event]]:
     released = trio.Event()
 
-    async def open_session(door: str, program: str, visible: str | None) -> list[dict[str, object]]:
+    async def open_session(
+        door: str, program: str, visible: str | None, settings: dict[str, str]
+    ) -> list[dict[str, object]]:
         await trio.lowlevel.checkpoint()
-        return [{"door": door, "program": program, "visible": visible}]
+        return [{"door": door, "program": program, "visible": visible, "settings": settings}]
 
     async def release() -> None:
         await trio.lowlevel.checkpoint()
@@ -193,9 +195,11 @@ async def test_programs_come_and_go_on_one_lease() -> None:
             async with HeldLease(record) as one, HeldLease(record) as two:
                 assert agent.watcher_count() == 2
                 assert await one.open_session("arrays", "a.py") == [
-                    {"door": "arrays", "program": "a.py", "visible": None}
+                    {"door": "arrays", "program": "a.py", "visible": None, "settings": {}}
                 ]
                 assert (await one.open_session("cuda", "b", "1,0"))[0]["visible"] == "1,0"
+                [opened] = await one.open_session("cuda", "b", None, {"CUDA_AUTO_BOOST": "1"})
+                assert opened["settings"] == {"CUDA_AUTO_BOOST": "1"}
                 # The program's own agent makes the relay of the other door.
                 assert "relay" not in (await two.open_session("cuda", "b"))[0]
             with trio.fail_after(5):
@@ -234,7 +238,9 @@ async def test_a_holder_that_dies_ends_the_lease() -> None:
 
 
 async def test_the_agent_of_a_program_gives_nothing_back(tmp_path: Path) -> None:
-    async def never(door: str, program: str, visible: str | None) -> list[dict[str, object]]:
+    async def never(
+        door: str, program: str, visible: str | None, settings: dict[str, str]
+    ) -> list[dict[str, object]]:
         raise AssertionError
 
     agent = Agent(tmp_path, lease="7f3a", open_session=never)

@@ -184,6 +184,37 @@ static void quote(const char *text, char *target, size_t capacity) {
     target[used] = '\0';
 }
 
+// What the driver reads on the server when it starts; the same names as HEEDED of settings.py.
+static const char *const HEEDED[] = {
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_MAX_COPY_CONNECTIONS",
+    "CUDA_SCALE_LAUNCH_QUEUES",
+    "CUDA_MODULE_DATA_LOADING",
+    "CUDA_BINARY_LOADER_THREAD_COUNT",
+    "CUDA_GRAPHS_USE_NODE_PRIORITY",
+    "CUDA_AUTO_BOOST",
+    "CUDA_CACHE_DISABLE",
+    "CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT",
+    "CUDA_DISABLE_PERF_BOOST",
+};
+#define HEEDED_COUNT (sizeof HEEDED / sizeof *HEEDED)
+#define SETTING_MAX 32     // characters of a value
+#define SETTING_SIZE 128   // of its name, both quoted, with a comma
+
+// The variables of this process among these, as the inside of a JSON object.
+static void list_settings(char target[HEEDED_COUNT * SETTING_SIZE]) {
+    size_t used = 0;
+    *target = '\0';
+    for (size_t at = 0; at < HEEDED_COUNT; at++) {
+        const char *value = getenv(HEEDED[at]);
+        size_t size = value == NULL ? 0 : strspn(value, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_.+-"
+                                                        "abcdefghijklmnopqrstuvwxyz0123456789");
+        if (size == 0 || size > SETTING_MAX || value[size] != '\0') continue;
+        used += (size_t)snprintf(target + used, SETTING_SIZE, "%s\"%s\":\"%s\"",
+                                 used == 0 ? "" : ",", HEEDED[at], value);
+    }
+}
+
 static bool ask_agent(void) {
     const char *path = getenv("GPUPOOL_AGENT");
     if (path == NULL || *path == '\0') {
@@ -195,7 +226,7 @@ static bool ask_agent(void) {
         gp_say("no answer from gpupool run: %s", strerror(errno));
         return false;
     }
-    char request[5120], name[128], visible[4200] = "";
+    char request[6144], name[128], visible[4200] = "", settings[HEEDED_COUNT * SETTING_SIZE];
     quote(program_name(), name, sizeof name);
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (list != NULL) {
@@ -203,10 +234,11 @@ static bool ask_agent(void) {
         quote(list, quoted, sizeof quoted);
         snprintf(visible, sizeof visible, ",\"visible\":\"%s\"", quoted);
     }
+    list_settings(settings);
     int size = snprintf(request, sizeof request,
                         "{\"op\":\"session\",\"door\":\"cuda\",\"pid\":%d,\"ppid\":%d,"
-                        "\"program\":\"%s\"%s}\n",
-                        (int)getpid(), (int)getppid(), name, visible);
+                        "\"program\":\"%s\"%s,\"settings\":{%s}}\n",
+                        (int)getpid(), (int)getppid(), name, visible, settings);
     if (!send_exactly(gp_agent_socket, request, (size_t)size) ||
         !read_line(gp_agent_socket, agent_line, sizeof agent_line)) {
         gp_say("gpupool run has ended");

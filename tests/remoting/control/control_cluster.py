@@ -3,7 +3,7 @@
 import logging
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -162,6 +162,7 @@ class FakeHost:
     workers: dict[LeaseId, int] = field(default_factory=dict[LeaseId, int])
     killed: list[tuple[LeaseId, str]] = field(default_factory=list[tuple[LeaseId, str]])
     opened: list[tuple[LeaseId, str, str]] = field(default_factory=list[tuple[LeaseId, str, str]])
+    settings: list[dict[str, str]] = field(default_factory=list[dict[str, str]])  # of each
     kill_s: float = 0.05
     open_s: float = 0.02
     failure: GpupoolError | None = None
@@ -185,13 +186,20 @@ class FakeHost:
         self.used[lease] = trio.current_time()
 
     async def open_session(
-        self, lease: Lease, partitions: Sequence[Partition], *, door: str, program: str
+        self,
+        lease: Lease,
+        partitions: Sequence[Partition],
+        *,
+        door: str,
+        program: str,
+        settings: Mapping[str, str] | None = None,
     ) -> SessionInfo:
         await trio.sleep(self.open_s)
         if self.failure is not None:
             raise self.failure
         self.workers[lease.id] = self.workers.get(lease.id, 0) + 1
         self.opened.append((lease.id, door, program))
+        self.settings.append(dict(settings or {}))
         devices = tuple(
             SessionDevice(index, part.gpu, "Emulated GPU", part.memory, emulated=True)
             for index, part in enumerate(partitions)

@@ -49,8 +49,11 @@ async def test_the_end_of_the_client_frees_within_a_second(
     await cluster.start([1, 1, 1])
     async with cluster.client() as pool:
         hold = await pool.allocate(request(pool), wait_s=0)
-        await hold.open_session("arrays", "train.py")
+        settings = {"CUDA_AUTO_BOOST": "1", "CUDA_DISABLE_PERF_BOOST": "a b", "LD_PRELOAD": "x"}
+        await hold.open_session("arrays", "train.py", None, settings)
         node = next(n for n in cluster.nodes if n.id == hold.servers[0])
+        # The server believes no client what its agent should have left out.
+        assert node.host.settings == [{"CUDA_AUTO_BOOST": "1"}]
         before = trio.current_time()
         await cluster.cut(node.name)
         reason = await hold.wait_lost()

@@ -26,7 +26,7 @@ HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
 WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
 
 SHAPES = {
-    "calls": (3, "b793c073818a"),
+    "calls": (3, "b4dd5ad48c4b"),
     "table": (2, "073c64eb5c3f"),
 }
 """The versions, and what they were recorded for."""
@@ -80,6 +80,13 @@ def test_calls_are_read_strictly_and_openings_are_not() -> None:
     list(served.send(1, WELCOME))
     with pytest.raises(RemoteProtocolError, match="GetView has no field 'newer'"):
         list(served.receive(frame(m.NUMBERS[m.GetView], 2, with_more(encode(m.GetView())))))
+
+
+def test_a_session_is_opened_for_a_client_that_sends_no_settings() -> None:
+    """Of version 2."""
+    _, served = opened()
+    call = frame(m.NUMBERS[m.OpenSession], 2, {"lease": 7, "door": "cuda", "program": "x"})
+    assert list(served.receive(call)) == [(2, m.OpenSession(LeaseId(7), "cuda", "x", {}))]
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
 
+from gpupool.cli.agent import SessionRequest, parse_request
 from gpupool.remoting.driver import build, table
 from gpupool.remoting.driver.annotations import CALLS, HAND, RECORDS
 from gpupool.remoting.driver.serve import ANSWER, NOTICE
 from gpupool.remoting.host import handshake
+from gpupool.remoting.settings import HEEDED, VALUE_LENGTH_MAX
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -204,6 +206,32 @@ def test_a_lease_that_is_lost_before_the_worker_answers(
         assert err.startswith("gpupool: lost server a: no answer\n")
         asking.close()
         connection.close()
+
+
+def test_settings_for_the_servers_driver_are_sent(library: Path, tmp_path: Path) -> None:
+    """All that the server heeds, each as long as it may be, beside the longest list of devices."""
+    longest = dict.fromkeys(HEEDED, "x" * VALUE_LENGTH_MAX)
+    left_out = {"CUDA_CACHE_PATH": "x", "CUDA_AUTO_BOOST": "1 ", "CUDA_CACHE_DISABLE": ""}
+    left_out |= {"CUDA_DISABLE_PERF_BOOST": "x" * (VALUE_LENGTH_MAX + 1)}
+    devices = {"CUDA_VISIBLE_DEVICES": "0," * 3000}
+    kept = {name: value for name, value in longest.items() if name not in left_out}
+    for given, sent in (({}, {}), (longest | devices, longest), (longest | left_out, kept)):
+        path = str(tmp_path / "agent")
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.bind(path)
+            agent.listen()
+            process = subprocess.Popen(
+                [sys.executable, "-c", "import ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0)"],
+                env={"LD_LIBRARY_PATH": str(library), "GPUPOOL_AGENT": path} | given,
+            )
+            asking, _ = agent.accept()
+            with asking, asking.makefile("rb") as lines:
+                request = parse_request(lines.readline())
+                asking.sendall(b'{"ok":false}\n')
+                process.wait(20)
+        os.unlink(path)
+        assert isinstance(request, SessionRequest)
+        assert request.settings == sent
 
 
 def test_without_an_agent_there_is_no_device(library: Path) -> None:

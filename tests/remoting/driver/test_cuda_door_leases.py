@@ -92,6 +92,15 @@ def test_a_binary_takes_the_cuda_door_and_its_bytes_are_encrypted(
     assert ("gpupool run encrypts" in done.stderr) is (library == "none.so")
 
 
+def test_what_the_driver_reads_at_its_start_reaches_the_server(
+    fake_gpu_pool: FakeGpuPool, leased: str
+) -> None:
+    options = ["--env", "CUDA_DEVICE_MAX_CONNECTIONS=13", "--", leased, str(IMAGE), "compute"]
+    done = fake_gpu_pool.command("run", *options)
+    assert done.returncode == 0, done.stderr
+    fake_gpu_pool.until(lambda: "driver: 13 connections" in fake_gpu_pool.logs())
+
+
 def wait_for_error(program: "subprocess.Popen[str]") -> tuple[int, str, str, float]:
     """Return the exit code of gpupool run, both outputs, and how long they took to come."""
     started = time.monotonic()

@@ -79,6 +79,8 @@ def run(
         case b"m":  # the kernels at hand
             directory = Path(os.environ["CUPY_CACHE_DIR"])
             return b"\n".join(os.fsencode(p.name) for p in sorted(directory.glob("*")))
+        case b"v":
+            return os.environb.get(body, b"unset")
         case b"i":
             return describe_process()
         case b"c":  # start a child that outlives this process, if it is let

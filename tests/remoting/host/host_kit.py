@@ -91,8 +91,12 @@ class HostKit:
             granted_at=Milliseconds(0),
         )
 
-    async def open(self, lease: Lease, door: str = "echo") -> SessionInfo:
-        return await self.host.open_session(lease, lease.partitions, door=door, program="x.py")
+    async def open(
+        self, lease: Lease, door: str = "echo", settings: dict[str, str] | None = None
+    ) -> SessionInfo:
+        return await self.host.open_session(
+            lease, lease.partitions, door=door, program="x.py", settings=settings
+        )
 
     async def connect(self, lease: Lease) -> tuple[EchoClient, Worker]:
         """Open a session and connect by the Unix socket; return the client and its worker."""

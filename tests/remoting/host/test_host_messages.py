@@ -1,6 +1,7 @@
 import contextlib
 import socket
 import threading
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,6 +12,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting import wire
 from gpupool.remoting.host import messages
 from gpupool.remoting.host.channel import BudgetClient, HostGoneError, WorkerChannel
+from gpupool.remoting.settings import HEEDED, VALUE_LENGTH_MAX
 
 text = st.text(max_size=40)
 device = st.builds(
@@ -44,6 +46,7 @@ host_message = st.one_of(
         devices=st.lists(device, max_size=3).map(tuple),
         uid=st.integers(-1, 2**31),
         groups=st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
+        settings=st.dictionaries(text, text, max_size=3),
     ),
     st.builds(messages.Connection, plain=st.booleans()),
     st.builds(messages.Proceed),
@@ -114,6 +117,7 @@ def test_largest_assignment_fits() -> None:
     device = messages.AssignedDevice(255, "GPU-" + "0" * 36, "NVIDIA " + "x" * 40, 2**47, True, 255)
     uuids = ",".join([device.uuid] * 256)
     assign = messages.Assign(2**63, bytes(16), bytes(32), "arrays", "p", uuids, (device,) * 256)
+    assign = replace(assign, settings=dict.fromkeys(HEEDED, "x" * VALUE_LENGTH_MAX))
     assert len(messages.encode(assign)) < messages.MESSAGE_SIZE_MAX
 
 

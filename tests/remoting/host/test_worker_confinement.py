@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from host_kit import EchoClient, MakeHost
+from host_kit import EchoClient, MakeHost, unix_address
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.ids import LeaseId
@@ -134,6 +134,18 @@ async def test_worker_inherits_no_secret(
     assert {"CUPY_CACHE_DIR", "CUDA_CACHE_PATH", "TMPDIR", "HOME"} <= names
     # Standard streams, control, budget, client, and the directory being listed.
     assert len(facts["fds"].split()) <= 7
+
+
+async def test_a_worker_has_the_cuda_settings_of_its_client(make_host: MakeHost) -> None:
+    kit = await make_host()
+    lease = kit.lease()
+    settings = {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "CUDA_MODULE_DATA_LOADING": "LAZY"}
+    info = await kit.open(lease, settings=settings)
+    client, (other, _) = await kit.dial(unix_address(info)), await kit.connect(lease)
+    for name, value in settings.items():
+        assert (await client.ask(b"v", name.encode())).decode() == value
+        assert await other.ask(b"v", name.encode()) == b"unset"
+    assert await client.ask(b"v", b"CUDA_VISIBLE_DEVICES") == b""
 
 
 @as_root

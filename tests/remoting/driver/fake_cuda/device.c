@@ -119,6 +119,9 @@ void devices_open(void) {
         devices[i].default_pool = devices[i].current_pool = pool_new(i);
     }
     shared_use = getenv("FAKE_CUDA_CONTROL") != NULL;
+    const char *connections = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (connections != NULL)
+        fprintf(stderr, "fake CUDA driver: %s connections\n", connections);
 }
 
 /* ---- memory in use: of every live process that maps the same control file ---- */

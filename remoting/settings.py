@@ -1,0 +1,26 @@
+"""Variables of a program's environment that the driver reads on the server, when CUDA starts.
+
+A program may set anything; these reach its worker, which nobody else uses. The CUDA door's library
+sends the same names (``driver/shim/link.c``).
+"""
+
+import re
+from collections.abc import Mapping
+
+HEEDED = (
+    *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"),
+    *("CUDA_SCALE_LAUNCH_QUEUES", "CUDA_MODULE_DATA_LOADING", "CUDA_BINARY_LOADER_THREAD_COUNT"),
+    *("CUDA_GRAPHS_USE_NODE_PRIORITY", "CUDA_AUTO_BOOST", "CUDA_CACHE_DISABLE"),
+    *("CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT", "CUDA_DISABLE_PERF_BOOST"),
+)
+"""None of them names a file, a device or a process of the server."""
+
+VALUE_LENGTH_MAX = 32
+
+_VALUE = re.compile(rf"[A-Za-z0-9_.+-]{{1,{VALUE_LENGTH_MAX}}}", re.ASCII)
+
+
+def heeded(given: Mapping[str, object]) -> dict[str, str]:
+    """Return what of ``given``, a program's environment, is passed on; the rest is left out."""
+    found = ((name, given.get(name)) for name in HEEDED)
+    return {n: value for n, value in found if isinstance(value, str) and _VALUE.fullmatch(value)}
