@@ -32,6 +32,9 @@ ATTACH_TIMEOUT_S = 5.0
 
 RELEASE_TIMEOUT_S = 2.0
 FAREWELL_TIMEOUT_S = 1.0
+WITHDRAWAL_TIMEOUT_S = 3 * FAREWELL_TIMEOUT_S
+"""Of several servers, if need be. A place in the line that nobody withdraws lapses later."""
+
 SESSION_TIMEOUT_S = 60.0
 """A cold worker imports CuPy and makes a CUDA context; that takes seconds on a busy server."""
 
@@ -460,17 +463,15 @@ class Allocator:
         if not self.allocation.leaves_trace:
             return
         claimed = self._claimed
-        live = self._connections.by_server
-        connection = claimed or next(iter(live.values()), None)
-        if connection is None:
-            return
+        live = list(self._connections.by_server.values())
         cancel = m.Cancel(self.allocation.request.id, "its client gave up")
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_TIMEOUT_S):
-            try:
-                await connection.call(cancel, timeout_s=FAREWELL_TIMEOUT_S)
-            except GpupoolError:
-                pass  # hanging up says the same
-            else:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAWAL_TIMEOUT_S):
+            # One that has just come back, or cannot reach the leader, refuses; another does not.
+            for connection in [claimed] if claimed is not None else live:
+                try:
+                    await connection.call(cancel, timeout_s=FAREWELL_TIMEOUT_S)
+                except GpupoolError:
+                    continue  # in the end, hanging up says the same
                 return
         # A grant may still come of the claim. Without its connection it ends at once.
         if claimed is not None:

@@ -136,6 +136,28 @@ async def test_a_cancelled_wait_gives_its_place_back(
         assert trio.current_time() < 20
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+async def test_a_place_is_given_back_by_another_server_than_one_that_cannot(
+    number: int, autojump_clock: Clock, nursery: trio.Nursery
+) -> None:
+    cluster = Cluster(nursery)
+    await cluster.start([1, 1, 1])
+    async with cluster.client() as pool, cluster.client() as other:
+        for _ in range(3):
+            await pool.allocate(request(pool), wait_s=0)
+        with trio.CancelScope() as scope:
+
+            async def give_up() -> None:
+                await trio.sleep(8)
+                assert cluster.state.waiting
+                cluster.cut_off(cluster.nodes[number])
+                scope.cancel()
+
+            nursery.start_soon(give_up)
+            await other.allocate(request(other), wait_s=None)
+        assert not cluster.state.waiting
+
+
 @pytest.mark.parametrize("fault", ["refuse", "lose", "silence"])
 async def test_leader_loss_during_a_claim(
     autojump_clock: Clock, nursery: trio.Nursery, fault: str
