@@ -1,12 +1,7 @@
-// A program for CUDA 11 with `texture<float, 1> line;` and `texture<float, 2> picture;`, without nvcc: they are
-// registered as its code does that. Argument: a fat binary with fake_cuda/kernels/reference_kernels.ptx.
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
+// A program for CUDA 11 with `texture<float, 1> line;` and `texture<float, 2> picture;`, registered as
+// nvcc's code does that. Argument: a fat binary with fake_cuda/kernels/reference_kernels.ptx.
+#include "registered.h"
 
-typedef struct {
-    unsigned x, y, z;
-} dim3;
 struct channels {
     int x, y, z, w, kind;
 };
@@ -20,8 +15,7 @@ struct texture {  // textureReference of CUDA 11
     int reserved[15];
 };
 
-int cudaMalloc(void **, size_t), cudaFree(void *), cudaMemcpy(void *, const void *, size_t, int);
-int cudaMallocPitch(void **, size_t *, size_t, size_t), cudaDeviceSynchronize(void);
+int cudaMallocPitch(void **, size_t *, size_t, size_t);
 int cudaMemcpy2D(void *, size_t, const void *, size_t, size_t, size_t, int);
 int cudaMallocArray(void **, const struct channels *, size_t, size_t, unsigned);
 int cudaMemcpy2DToArray(void *, size_t, size_t, const void *, size_t, size_t, size_t, int);
@@ -31,31 +25,10 @@ int cudaBindTexture2D(size_t *, const struct texture *, const void *, const stru
                       size_t, size_t);
 int cudaBindTextureToArray(const struct texture *, const void *, const struct channels *);
 int cudaGetTextureAlignmentOffset(size_t *, const struct texture *);
-int cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, void *);
-const char *cudaGetErrorName(int);
-void **__cudaRegisterFatBinary(void *);
-void __cudaRegisterFatBinaryEnd(void **), __cudaUnregisterFatBinary(void **);
-void __cudaRegisterFunction(void **, const char *, char *, const char *, int, void *, void *, void *,
-                            void *, int *);
 void __cudaRegisterTexture(void **, const struct texture *, const char *, const char *, int, int, int);
-
-#define CHECK(call)                                                              \
-    do {                                                                         \
-        int code = (call);                                                       \
-        if (code != 0) {                                                         \
-            fprintf(stderr, "%s: %d %s\n", #call, code, cudaGetErrorName(code)); \
-            exit(1);                                                             \
-        }                                                                        \
-    } while (0)
 
 enum { WIDE = 50, HIGH = 12, N = WIDE * HIGH, FLOAT = 2 };
 
-static char image[1 << 20];
-static struct {
-    unsigned magic, version;
-    const void *data;
-    void *parts;
-} wrapper = {0x466243b1, 1, image, NULL};
 static char fetch, read;
 static struct texture line = {.modes = {1, 1, 1}, .channels = {32, 0, 0, 0, FLOAT}}, picture;
 
@@ -68,11 +41,9 @@ static double sum(const float *out, int n) {
 }
 
 int main(int count, char **words) {
-    FILE *file = count == 2 ? fopen(words[1], "rb") : NULL;
-    if (file == NULL || fread(image, 1, sizeof image, file) == 0) return 2;
-    fclose(file);
+    void **handle = count == 2 ? register_image(words[1]) : NULL;
+    if (handle == NULL) return 2;
     picture = line;
-    void **handle = __cudaRegisterFatBinary(&wrapper);
     __cudaRegisterTexture(handle, &line, "line", "line", 1, 0, 0);
     __cudaRegisterTexture(handle, &picture, "picture", "picture", 2, 0, 0);
     __cudaRegisterFunction(handle, &fetch, "fetch_reference", "fetch_reference", -1, NULL, NULL, NULL,

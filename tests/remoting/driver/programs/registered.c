@@ -1,46 +1,16 @@
-// A client of CUDA's runtime, of whatever version, without nvcc: its kernels are registered as nvcc's
-// code does that. Arguments: a fat binary with the kernels of fake_cuda/kernels/test_kernels.cu, and
-// how many devices there are.
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+// A client of CUDA's runtime, of whatever version. Arguments: a fat binary with the
+// kernels of fake_cuda/kernels/test_kernels.cu, and how many devices there are.
+#include "registered.h"
 
-typedef struct {
-    unsigned x, y, z;
-} dim3;
-
-int cudaGetDeviceCount(int *), cudaSetDevice(int), cudaMalloc(void **, size_t), cudaFree(void *);
-int cudaMemcpy(void *, const void *, size_t, int), cudaMemset(void *, int, size_t);
+int cudaGetDeviceCount(int *), cudaSetDevice(int), cudaMemset(void *, int, size_t);
 int cudaMemcpyAsync(void *, const void *, size_t, int, void *), cudaStreamCreate(void **);
 int cudaStreamSynchronize(void *), cudaStreamDestroy(void *), cudaEventCreate(void **);
-int cudaEventRecord(void *, void *), cudaEventSynchronize(void *), cudaDeviceSynchronize(void);
+int cudaEventRecord(void *, void *), cudaEventSynchronize(void *);
 int cudaEventElapsedTime(float *, void *, void *), cudaMallocHost(void **, size_t);
 int cudaFreeHost(void *), cudaRuntimeGetVersion(int *), cudaGetLastError(void);
-int cudaLaunchKernel(const void *, dim3, dim3, void **, size_t, void *);
-const char *cudaGetErrorName(int);
-void **__cudaRegisterFatBinary(void *);
-void __cudaRegisterFatBinaryEnd(void **), __cudaUnregisterFatBinary(void **);
-void __cudaRegisterFunction(void **, const char *, char *, const char *, int, void *, void *, void *,
-                            void *, int *);
-
-#define CHECK(call)                                                            \
-    do {                                                                       \
-        int code = (call);                                                     \
-        if (code != 0) {                                                       \
-            fprintf(stderr, "%s: %d %s\n", #call, code, cudaGetErrorName(code)); \
-            exit(1);                                                           \
-        }                                                                      \
-    } while (0)
 
 enum { N = 1000 };
 
-static char image[1 << 20];
-static struct {
-    unsigned magic, version;
-    const void *data;
-    void *parts;
-} wrapper = {0x466243b1, 1, image, NULL};
 static char saxpy;  // what a kernel's stub would be: its address names it
 
 static void use_device(int device) {
@@ -78,10 +48,8 @@ static void use_device(int device) {
 
 int main(int count, char **words) {
     int devices = 0, version = 0;
-    FILE *file = count == 3 ? fopen(words[1], "rb") : NULL;
-    if (file == NULL || fread(image, 1, sizeof image, file) == 0) return 2;
-    fclose(file);
-    void **handle = __cudaRegisterFatBinary(&wrapper);
+    void **handle = count == 3 ? register_image(words[1]) : NULL;
+    if (handle == NULL) return 2;
     __cudaRegisterFunction(handle, &saxpy, "saxpy", "saxpy", -1, NULL, NULL, NULL, NULL, NULL);
     __cudaRegisterFatBinaryEnd(handle);
     CHECK(cudaRuntimeGetVersion(&version));
