@@ -112,8 +112,7 @@ def processes():
 
 
 @section
-def sentences():
-    from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: F401
+def encoder():
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(3)

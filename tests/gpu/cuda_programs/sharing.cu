@@ -1,12 +1,8 @@
 // Two processes share memory and an event, as PyTorch's do.
 #include <cuda_runtime.h>
 
-#include <cstdio>
-#include <sys/socket.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include "check.h"
+#include "processes.h"
 
 struct Shared {
     cudaIpcMemHandle_t memory;
@@ -54,18 +50,4 @@ static int take(int line) {
     return write(line, "", 1) == 1 ? 0 : 1;
 }
 
-int main() {
-    int lines[2], status;
-    if (socketpair(AF_UNIX, SOCK_STREAM, 0, lines)) return 1;
-    pid_t child = fork();  // before CUDA starts in either
-    if (child == 0) {
-        close(lines[0]);
-        int failed = take(lines[1]);
-        fflush(stdout);
-        _exit(failed);
-    }
-    close(lines[1]);
-    int failed = give(lines[0]);
-    waitpid(child, &status, 0);
-    return failed || status != 0;
-}
+int main() { return in_two_processes(give, take); }
