@@ -117,24 +117,28 @@ class Mapped(Area):
         self._admit(number, size)
         whole = (size + PAGE - 1) & -PAGE
         file, token = self._tokens.common(COMMON, key, whole)
+        common = Common(0, 0, token)
         try:
             free = wish % PAGE == 0 and 0 < wish <= ADDRESS_MAX - whole
             mapped = free and take_pages(wish, wish + whole, file)
-            address = wish if mapped else map_anywhere(whole, file)
+            common = Common(wish if mapped else map_anywhere(whole, file), whole, token)
+            self.api.call(
+                "cuMemHostRegister", common.address, whole, FOR_ALL_CONTEXTS | FOR_KERNELS
+            )
+            seen = int(self.api.call("cuMemHostGetDevicePointer", common.address, 0))
+        except CudaError:
+            self._end_shared(common)
+            raise
         finally:
             os.close(file)
-        common = self._shared[number] = Common(address, whole, token)
-        try:
-            self.api.call("cuMemHostRegister", address, whole, FOR_ALL_CONTEXTS | FOR_KERNELS)
-        except CudaError:
-            self._end_shared(self._shared.pop(number))
-            raise
-        return WORDS[1].pack(int(self.api.call("cuMemHostGetDevicePointer", common.address, 0)))
+        self._shared[number] = common
+        return WORDS[1].pack(seen)
 
     def _end_shared(self, common: Common) -> None:
         if common.token:
             self._tokens.forget(common.token)
-        give_pages(common.address, common.address + common.size)
+        if common.size:
+            give_pages(common.address, common.address + common.size)
 
     def _mirror_at(self, wish: int, size: int) -> Mirror | None:
         """Make a mirror in pages of its own, or none where there is something else already."""
