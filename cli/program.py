@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,17 @@ def cuda_dir() -> Path:
 def cuda_library() -> Path:
     """Return where the CUDA door's library is, if it was built."""
     return cuda_dir() / "library" / "libcuda.so.1"
+
+
+def tools_dir() -> Path:
+    """Return the folder of what programs of a lease find instead of NVIDIA's own tools."""
+    return Path(__file__).resolve().parent / "tools"
+
+
+def with_tools(path: str) -> str:
+    """Return a ``PATH`` with our folder first, once."""
+    own = str(tools_dir())
+    return os.pathsep.join([own, *(part for part in path.split(os.pathsep) if part != own)])
 
 
 def own_paths() -> dict[str, Path]:
@@ -275,6 +287,8 @@ def program_environment(
     """Return the environment of the program: all of ours, the way to the agent, the door."""
     env = dict(base)
     env["GPUPOOL_AGENT"] = agent
+    env["GPUPOOL_PYTHON"] = sys.executable
+    env["PATH"] = with_tools(env.get("PATH", os.defpath))
     for name, value in (("GPUPOOL_LEASE", lease), ("GPUPOOL_SERVERS", ",".join(servers))):
         env.pop(name, None)  # those of a run around this one
         if value:

@@ -19,7 +19,7 @@ from gpupool.cli.devices import describe_lease
 from gpupool.cli.held import HeldLease
 from gpupool.cli.leasing import RELEASE_S, LazyLease, ProgramLease, held_record
 from gpupool.cli.output import say
-from gpupool.cli.program import DoorChoice, choose_door, program_environment
+from gpupool.cli.program import DoorChoice, choose_door, program_environment, with_tools
 from gpupool.cli.requesting import Wanted, unknown_text
 from gpupool.cli.values import duration_text, size_text
 from gpupool.cli.waiting import WaitingLine
@@ -62,7 +62,7 @@ async def run_program(options: RunOptions) -> Ending:
         GpupoolError: for every failure of ours; then the program did not run, or its lease is lost.
     """
     environment = dict(os.environ) | dict(options.env)
-    program = find_program(options.arguments[0], environment.get("PATH"))
+    program = find_program(options.arguments[0], with_tools(environment.get("PATH", os.defpath)))
 
     def note(text: str) -> None:
         LOG.info("%s", text)

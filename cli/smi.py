@@ -1,4 +1,8 @@
-"""``gpupool smi``: what nvidia-smi would show; in a lease its partitions, elsewhere the pool."""
+"""``gpupool smi``: what nvidia-smi would show; in a lease its partitions, elsewhere the pool.
+
+Programs of a lease find it as ``nvidia-smi`` (``tools/nvidia-smi``), so it takes those options of
+nvidia-smi's that programs use.
+"""
 
 import json
 import os
@@ -19,12 +23,43 @@ TITLES = ("GPU", "Name", "Server", "Memory", "Util", "Temp", "Power")
 
 
 @click.command()
+@click.option("-L", "--list-gpus", "names", is_flag=True, help="One line for each, with its UUID.")
+@click.option("-i", "--id", "wanted", metavar="LIST", help="Only these: indices, UUIDs, addresses.")
+@click.option(
+    "--query-gpu", "asked", metavar="FIELDS", help="Print fields, such as name,memory.used."
+)
+@click.option(
+    "--format",
+    "form",
+    metavar="FORMAT",
+    help="Of a query: csv[,noheader][,nounits].  [default: csv]",
+)
 @pool_options
 @json_option
-def command(credentials: str | None, as_json: bool) -> None:
-    """Show GPUs as nvidia-smi does: inside "gpupool run" its partitions, elsewhere the pool."""
+def command(
+    names: bool,
+    wanted: str | None,
+    asked: str | None,
+    form: str,
+    credentials: str | None,
+    as_json: bool,
+) -> None:
+    """Show GPUs as nvidia-smi does: inside "gpupool run" its partitions, elsewhere the pool.
+
+    Programs that "gpupool run" starts find it as nvidia-smi.
+    """
+    from gpupool.cli.smi_query import chosen, listed, query
+
     agent = os.environ.get("GPUPOOL_AGENT", "")
     fields = ask_agent(agent) if agent else ask_pool(credentials)
+    devices = cast("list[dict[str, object]]", fields["devices"])
+    if wanted is not None:
+        fields["devices"] = devices = list(chosen(devices, wanted))
+    if names or asked is not None:
+        driver = str(fields["driver"])
+        lines = listed(devices) if names else query(devices, driver, asked or "", form)
+        click.echo("\n".join(lines))
+        return
     if as_json:
         print_json(**fields)
         return
@@ -64,8 +99,8 @@ def ask_pool(credentials: str | None) -> dict[str, object]:
 def smi_lines(fields: dict[str, object], lease: str) -> list[str]:
     """Return a table in nvidia-smi's shape."""
     rule = "+" + "+".join("-" * (width + 2) for width in WIDTHS) + "+"
-    versions = [f"Driver {fields['driver']}"] if fields["driver"] else []
-    versions += [f"CUDA {fields['cuda']}"] if fields["cuda"] else []
+    versions = [f"Driver Version: {fields['driver']}"] if fields["driver"] else []
+    versions += [f"CUDA Version: {fields['cuda']}"] if fields["cuda"] else []
     head = "   ".join(["gpupool smi", f"lease {lease}" if lease else "whole pool", *versions])
     lines = ["+" + "-" * (len(rule) - 2) + "+", f"| {head:{len(rule) - 4}} |", rule]
     lines += [_row(TITLES), rule.replace("-", "=")]

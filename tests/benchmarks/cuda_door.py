@@ -293,6 +293,7 @@ class Bench:
                     self.report.row(f"TLS: {key}", 0.0, float(value), unit, 0.0, 0.0)
         finally:
             pool.stop()
+            self.pool = RealPool(self.folder / "near-again")
         return None
 
     def quarters(self) -> None:

@@ -1,6 +1,7 @@
 """Which door a program gets: its own Python is asked, and a real CuPy is never shadowed."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from gpupool.cli.program import (
     interpreter_of,
     parse_answer,
     program_environment,
+    tools_dir,
     without_own,
 )
 from gpupool.pool.errors import UsageError
@@ -236,6 +238,14 @@ def test_environment() -> None:
     assert none["PYTHONPATH"] == "/a"
     assert "PYTHONPATH" not in program_environment({}, door="", agent="", lease="1", servers=[])
     assert without_own("") == ""
+
+
+def test_programs_find_our_nvidia_smi_first_and_once() -> None:
+    outer = program_environment({"PATH": "/a:/b"}, door="", agent="/run/x", lease="", servers=[])
+    assert outer["PATH"] == os.pathsep.join((str(tools_dir()), "/a", "/b"))
+    assert shutil.which("nvidia-smi", path=outer["PATH"]) == str(tools_dir() / "nvidia-smi")
+    inner = program_environment(outer, door="", agent="/run/x", lease="", servers=[])
+    assert inner["PATH"] == outer["PATH"]
 
 
 def test_a_jupyter_kernel_is_told_who_its_parent_is() -> None:

@@ -58,15 +58,21 @@ STEPS: list[tuple[str, float]] = [
 ]
 
 
-def library_options() -> list[str]:
-    """Return nvcc's options for cuBLAS and cuFFT, of the toolkit or of NVIDIA's wheels."""
+LIBRARIES = {
+    "libraries": ("cublas", "cufft"),
+    "more_libraries": ("cublasLt", "cublas", "cusparse", "cusolver", "curand"),
+}
+
+
+def library_options(names: tuple[str, ...]) -> list[str]:
+    """Return nvcc's options for some libraries, of the toolkit or of NVIDIA's wheels."""
     wheels = [Path(place) / "nvidia" / "cu13" for place in sys.path]
     folders = [each for each in wheels if (each / "include" / "cublas_v2.h").is_file()]
     if not folders:
-        return ["-lcublas", "-lcufft"]
+        return [f"-l{name}" for name in names]
     include, library = folders[0] / "include", folders[0] / "lib"
     # Wheels have no name without a version, which -l would look for, and nvcc takes no other.
-    files = [*library.glob("libcublas.so.*"), *library.glob("libcufft.so.*")]
+    files = [path for name in names for path in library.glob(f"lib{name}.so.*")]
     linked = [f"-rpath={library}", f"-rpath-link={library}", *map(str, files)]
     return [f"-I{include}", *(word for each in linked for word in ("-Xlinker", each))]
 
@@ -76,8 +82,10 @@ def compile_program(source: Path, folder: Path, shared: bool) -> Path:
     target = folder / (source.stem + ("-shared" if shared else ""))
     kind = "shared" if shared else "static"
     command = ["nvcc", "-O2", "-arch=sm_90", f"--cudart={kind}", "-o", str(target), str(source)]
-    if source.stem == "libraries":
-        command += library_options()
+    if source.stem in LIBRARIES:
+        command += library_options(LIBRARIES[source.stem])
+    if source.stem == "device_side":  # kernels that launch kernels are linked on their own
+        command += ["-rdc=true", "-lcudadevrt"]
     subprocess.run(command, check=True, timeout=100)
     return target
 

@@ -58,12 +58,16 @@ PROGRAMS = [
     Program("hosts.cu", 60, tls=True),
     Program("libraries.cu", 60),
     Program("legacy.cu", 60, tls=True),
+    Program("device_side.cu", 60, tls=True),
+    Program("more_libraries.cu", 60),
     Program("torch_basic.py", 75, tls=True),
     Program("torch_files.py", 90),
     Program("torch_resnet.py", 90),
     Program("torch_gpt2.py", 90),
     Program("torch_compile.py", 120),
     Program("torch_green.py", 75),
+    Program("torch_tools.py", 180),
+    Program("third_party.py", 180),
     Program("triton_kernel.py", 75),
     Program("transformers_small.py", 90),
     Program("cupy_arrays.py", 60),
@@ -76,6 +80,7 @@ PROGRAMS = [
     Program("other_jax.py", 120),
     Program("other_jax.py", 120, gpus=2),
     Program("cuda_core.py", 60),
+    Program("torch_launched.py", 120, gpus=2),
     Program("torch_two.py", 90, gpus=2),
     Program("torch_sharded.py", 120, gpus=2),
     Program("torch_ddp.py", 120, gpus=2),
@@ -93,9 +98,9 @@ def report(name: str, native: Outcome, remote: Outcome) -> tuple[list[str], bool
         other = remote.results.get(key, "missing")
         if key.endswith(MEASURED):
             lines.append(f"    {key:24} native {value:>10}  remote {other:>10}")
-        elif not agrees(value, other):
+        elif not agrees(value, other) or value.startswith("failed"):
             good = False
-            lines.append(f"    {key:24} native {value[:70]}  remote {other[:70]}  DIFFERS")
+            lines.append(f"    {key:24} native {value[:70]}  remote {other[:70]}  WRONG")
     codes = f"exit {native.code}/{remote.code}"
     times = f"{native.seconds:.1f} s native, {remote.seconds:.1f} s remote"
     lines.append(f"{'pass' if good else 'FAIL'} {name}: {codes}, {times}")

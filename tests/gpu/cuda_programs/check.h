@@ -12,3 +12,13 @@
             return 1;                                                                          \
         }                                                                                      \
     } while (0)
+
+// The same for a library's call, whose status is a type of its own.
+#define CHECK_LIBRARY(call)                                       \
+    do {                                                          \
+        int status = int(call);                                   \
+        if (status) {                                             \
+            printf("line %d: %s: %d\n", __LINE__, #call, status); \
+            return 1;                                             \
+        }                                                         \
+    } while (0)

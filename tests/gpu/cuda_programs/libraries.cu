@@ -8,16 +8,6 @@
 
 #include "check.h"
 
-// The same for a library's call, whose status is a type of its own.
-#define CHECK_LIBRARY(call)                                      \
-    do {                                                         \
-        int status = int(call);                                  \
-        if (status) {                                            \
-            printf("line %d: %s: %d\n", __LINE__, #call, status); \
-            return 1;                                            \
-        }                                                        \
-    } while (0)
-
 static int products() {
     const int n = 192, count = 5;
     std::vector<float> a(n * n * count), b(n * n * count), c(n * n * count);

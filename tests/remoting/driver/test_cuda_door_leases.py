@@ -230,6 +230,9 @@ def test_nvml_inside_of_a_lease_shows_the_partition(fake_gpu_pool: FakeGpuPool) 
     inside = fake_gpu_pool.command("run", "-m", "20G", "--door", "cuda", "--", *smi)
     assert re.search(r"NVIDIA H200 +\| a +\| 0B / 20G", inside.stdout), inside.stderr
     assert "lease" in inside.stdout
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    asked = fake_gpu_pool.command("run", "-m", "20G", "--door", "cuda", "--", *query)
+    assert asked.stdout == "NVIDIA H200, 20480 MiB\n", asked.stderr
     outside = fake_gpu_pool.command("smi")
     assert "whole pool" in outside.stdout
     assert re.search(r"\| 0B / 140G", outside.stdout), outside.stdout
