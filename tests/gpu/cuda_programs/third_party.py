@@ -71,14 +71,6 @@ def quantised():
     return model(random(4, 64).bfloat16()).float().abs().sum().item()
 
 
-@needs("xformers")
-def efficient():
-    import xformers.ops
-
-    q = random(1, 128, 4, 64).half()
-    return xformers.ops.memory_efficient_attention(q, q, q).float().abs().mean().item()
-
-
 @needs("xgboost")
 def trees():
     import numpy as np
