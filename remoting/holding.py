@@ -1,6 +1,7 @@
 """The shell of ``allocation``: its actions over real connections, and the lease that they hold."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
@@ -37,9 +38,6 @@ WITHDRAWAL_TIMEOUT_S = 3 * FAREWELL_TIMEOUT_S
 
 SESSION_TIMEOUT_S = 60.0
 """A cold worker imports CuPy and makes a CUDA context; that takes seconds on a busy server."""
-
-SHORT_UUID = 8
-"""Fewer characters are not taken for the beginning of a UUID."""
 
 SessionAnswer = dict[str, object]
 
@@ -253,28 +251,40 @@ def visible_servers(
 ) -> tuple[ServerId, ...]:
     """Return the servers whose devices a CUDA_VISIBLE_DEVICES names; all, where that is unclear.
 
-    Devices are numbered server after server. A name is a number or the beginning of a UUID; the
-    first that fits nothing ends the list, and one that comes twice makes it void, as in CUDA.
+    Devices are numbered server after server. The rules are those of ``gp_choose_visible`` of the
+    CUDA door's library (``driver/shim/visible.c``).
     """
     gpus = [(p.gpu, server) for server in servers for p in partitions if p.server == server]
     if visible is None or any(not gpu.startswith("GPU-") for gpu, _ in gpus):
         return tuple(servers)
     chosen: list[int] = []
-    for word in map(str.strip, visible.split(",")):
-        at = _numbered(word, [gpu for gpu, _ in gpus])
+    words = [word.strip() for word in visible.split(",")]
+    numbers = not _is_name(words[0])
+    for word in words:
+        at = _numbered(word, len(gpus)) if numbers else _named(word, [gpu for gpu, _ in gpus])
         if at is None:
             break
+        if at in chosen:
+            chosen = []
+            break
         chosen.append(at)
-    if not chosen or len(set(chosen)) < len(chosen):
+    if not chosen:
         return tuple(servers[:1])  # it sees none, and may still ask for the driver's version
     return tuple(s for s in servers if any(gpus[at][1] == s for at in chosen))
 
 
-def _numbered(word: str, gpus: Sequence[str]) -> int | None:
-    if word.isdecimal() and word.isascii():
-        return int(word) if int(word) < len(gpus) else None
+def _is_name(word: str) -> bool:
+    return word[:4].upper() == "GPU-"
+
+
+def _numbered(word: str, count: int) -> int | None:
+    digits = re.match(r"[+-]?[0-9]{1,9}", word)
+    return int(digits[0]) if digits and 0 <= int(digits[0]) < count else None
+
+
+def _named(word: str, gpus: Sequence[str]) -> int | None:
     fits = [at for at, gpu in enumerate(gpus) if gpu.lower().startswith(word.lower())]
-    return fits[-1] if fits and len(word) >= SHORT_UUID else None
+    return fits[0] if len(fits) == 1 and _is_name(word) else None
 
 
 def session_answer(server: ServerId, name: str, opened: m.SessionOpened) -> SessionAnswer:

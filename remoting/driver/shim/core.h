@@ -89,8 +89,17 @@ struct gp_handle {
     void *detail;
 };
 
+#define GP_UUID_TEXT 48
+
+// What a device is called; empty where that is not known.
+struct gp_names {
+    char known[GP_UUID_TEXT];  // by gpupool run and NVML: GPU-..., or MIG-... for a part of one
+    char uuid[GP_UUID_TEXT];   // by CUDA on the server
+};
+
 struct gp_device {
     char name[256];
+    struct gp_names names;
     unsigned char uuid[16];
     int pci[3];  // domain, bus, device
     uint64_t memory;
@@ -203,9 +212,6 @@ int gp_check_device(int ordinal);
 int gp_server_device(int ordinal);  // its index in its server's session
 int gp_device_of(const void *context);
 int gp_context_of(const void *context, struct gp_context **found);
-#define GP_UUID_TEXT 48
-// CUDA_VISIBLE_DEVICES: how many of count devices it names, and which.
-int gp_choose_visible(const char (*uuids)[GP_UUID_TEXT], int count, int chosen[GP_DEVICES_MAX]);
 // In the servers' order: what one of them has, or how many devices of it are left out.
 int gp_read_snapshot(int server, const unsigned char *bytes, size_t size);
 void gp_skip_devices(int count);
@@ -214,6 +220,13 @@ int gp_push(struct gp_context *context);
 int cuCtxSynchronize(void);
 int cuCtxGetCurrent(void **context);
 int gp_place(void);  // where calls go to, as SET_DEVICE names it: a device or a green context; or -1
+
+// visible.c: which devices the program sees
+bool gp_is_named(const struct gp_names *names, const char *word);  // begins with that word
+// CUDA_VISIBLE_DEVICES: how many of count devices it names, and which.
+int gp_choose_visible(const struct gp_names *names, int count, int chosen[GP_DEVICES_MAX]);
+bool gp_fastest_first(void);  // as CUDA_DEVICE_ORDER asks
+void gp_order_devices(const int64_t *speeds, int count, int order[GP_DEVICES_MAX]);
 
 // route.c: which server a call is for. A thread's calls go to the server of its current context,
 // unless a scope sends them elsewhere: to that of a handle, or of an address. With one server all of

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 #include "json.h"
+#include "link.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,43 +58,10 @@ static void write_uuid(char text[GP_UUID_TEXT], const unsigned char uuid[16]) {
     }
 }
 
-static bool begins_uuid(const char *text, const char *uuid) {
-    size_t size = strlen(text);
-    return size >= 8 && strncasecmp(uuid, text, size) == 0;
-}
-
-// Numbers or beginnings of UUIDs; the first that fits nothing ends the list.
-int gp_choose_visible(const char (*uuids)[GP_UUID_TEXT], int count, int chosen[GP_DEVICES_MAX]) {
-    const char *list = getenv("CUDA_VISIBLE_DEVICES");
-    if (list == NULL) {
-        for (int at = 0; at < count; at++) chosen[at] = at;
-        return count;
-    }
-    int used = 0;
-    char copy[4096];
-    snprintf(copy, sizeof copy, "%s", list);
-    char *rest = copy, *word;
-    while ((word = strsep(&rest, ",")) != NULL && used < GP_DEVICES_MAX) {
-        while (*word == ' ') word++;
-        int index = -1;
-        if (*word >= '0' && *word <= '9') {
-            index = atoi(word);
-        } else {
-            for (int at = 0; at < count && index < 0; at++) {
-                if (begins_uuid(word, uuids[at])) index = at;
-            }
-        }
-        bool twice = false;
-        for (int at = 0; at < used; at++) twice = twice || chosen[at] == index;
-        if (index < 0 || index >= count) break;
-        if (twice) return 0;
-        chosen[used++] = index;
-    }
-    return used;
-}
-
-static void take_device(struct gp_device *device, const struct candidate *candidate) {
+static void take_device(struct gp_device *device, const struct candidate *candidate,
+                        const struct gp_names *names) {
     const struct wire_device *from = &candidate->device;
+    device->names = *names;
     memcpy(device->name, from->name, sizeof device->name);
     device->name[sizeof device->name - 1] = '\0';
     memcpy(device->uuid, from->uuid, sizeof device->uuid);
@@ -173,17 +141,32 @@ int gp_read_snapshot(int server, const unsigned char *bytes, size_t size) {
                                                                              : GP_UNKNOWN;
 }
 
+// How fast a device computes: multiprocessors, what each adds in a cycle, and their clock.
+static int64_t speed_of(const struct wire_device *device) {
+    const int32_t *has = device->attributes;
+    int version = has[75] * 10 + has[76];
+    bool small = version == 60 || (version >= 70 && version <= 80);
+    return (int64_t)has[16] * (small ? 64 : 128) * has[13];
+}
+
 void gp_choose_devices(void) {
-    static char uuids[GP_DEVICES_MAX][GP_UUID_TEXT];
-    int chosen[GP_DEVICES_MAX];
+    static struct gp_names names[GP_DEVICES_MAX];
+    int64_t speeds[GP_DEVICES_MAX] = {0};
+    int chosen[GP_DEVICES_MAX], order[GP_DEVICES_MAX];
     int count = candidate_count < GP_DEVICES_MAX ? candidate_count : GP_DEVICES_MAX;
-    for (int at = 0; at < count; at++) write_uuid(uuids[at], candidates[at].device.uuid);
-    int found = gp_choose_visible((const char(*)[GP_UUID_TEXT])uuids, count, chosen);
+    for (int at = 0; at < count; at++) speeds[at] = speed_of(&candidates[at].device);
+    gp_order_devices(speeds, count, order);
+    for (int at = 0; at < count; at++) {
+        // What gpupool run has said is of all devices of the lease, in the same order.
+        if (gp_named_count == candidate_count) names[at] = gp_named[order[at]];
+        write_uuid(names[at].uuid, candidates[order[at]].device.uuid);
+    }
+    int found = gp_choose_visible(names, count, chosen);
     bool differ = false;
     for (int at = 0; at < found; at++) {
-        const struct candidate *candidate = &candidates[chosen[at]];
+        const struct candidate *candidate = &candidates[order[chosen[at]]];
         if (candidate->device.memory == 0) break;  // a server that was left out after all
-        take_device(&gp.devices[at], candidate);
+        take_device(&gp.devices[at], candidate, &names[chosen[at]]);
         differ |= candidate->server != gp.devices[0].server;
         struct gp_context *context = &gp.primaries[at];
         context->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_CONTEXT, .device = at};
@@ -728,9 +711,7 @@ GP_EXPORT int cuCtxSetLimit(unsigned limit, size_t value) {
 GP_EXPORT int cuGpupoolMemGetInfo(const char *uuid, uint64_t *left, uint64_t *total) {
     GP_CHECK(gp_ready());
     for (int at = 0; at < gp.device_count; at++) {
-        char text[GP_UUID_TEXT];
-        write_uuid(text, gp.devices[at].uuid);
-        if (!begins_uuid(uuid, text)) continue;
+        if (!gp_is_named(&gp.devices[at].names, uuid)) continue;
         GP_CHECK(gp_push(&gp.primaries[at]));
         uint64_t reply[2] = {0};
         int status = gp_call(GP_MEMORY_INFO, NULL, 0, reply, sizeof reply);
@@ -746,9 +727,7 @@ GP_EXPORT int cuGpupoolMemGetInfo(const char *uuid, uint64_t *left, uint64_t *to
 GP_EXPORT int cuGpupoolLinkCount(const char *uuid, int *count) {
     GP_CHECK(gp_ready());
     for (int at = 0; at < gp.device_count; at++) {
-        char text[GP_UUID_TEXT];
-        write_uuid(text, gp.devices[at].uuid);
-        if (!begins_uuid(uuid, text)) continue;
+        if (!gp_is_named(&gp.devices[at].names, uuid)) continue;
         *count = gp_several ? 0 : gp.devices[at].links;  // none leads from server to server
         return GP_SUCCESS;
     }

@@ -27,6 +27,8 @@
 
 struct gp_link gp_links[GP_SERVERS_MAX];
 int gp_agent_socket = -1;
+struct gp_names gp_named[GP_DEVICES_MAX];
+int gp_named_count;
 
 static char agent_line[LINE_MAX_SIZE];
 
@@ -198,6 +200,7 @@ static const char *const HEEDED[] = {
     "CUDA_DISABLE_PERF_BOOST",
 };
 #define HEEDED_COUNT (sizeof HEEDED / sizeof *HEEDED)
+#define VISIBLE_SIZE 4096  // of CUDA_VISIBLE_DEVICES, with its end
 #define SETTING_MAX 32     // characters of a value
 #define SETTING_SIZE 128   // of its name, both quoted, with a comma
 
@@ -226,11 +229,13 @@ static bool ask_agent(void) {
         gp_say("no answer from gpupool run: %s", strerror(errno));
         return false;
     }
-    char request[6144], name[128], visible[4200] = "", settings[HEEDED_COUNT * SETTING_SIZE];
+    char request[VISIBLE_SIZE + HEEDED_COUNT * SETTING_SIZE + 512];
+    char name[128], visible[VISIBLE_SIZE + 16] = "", settings[HEEDED_COUNT * SETTING_SIZE];
     quote(program_name(), name, sizeof name);
+    // Without a list, gpupool run opens sessions with all servers.
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
-    if (list != NULL) {
-        char quoted[4096];
+    if (list != NULL && strlen(list) < VISIBLE_SIZE && !gp_fastest_first()) {
+        char quoted[VISIBLE_SIZE];
         quote(list, quoted, sizeof quoted);
         snprintf(visible, sizeof visible, ",\"visible\":\"%s\"", quoted);
     }
@@ -310,36 +315,33 @@ static int connect_link(struct gp_link *link, const char *session) {
     return GP_SUCCESS;
 }
 
-// Append the UUIDs of a session's devices, and return how many there are.
-static int list_devices(const char *session, char uuids[][GP_UUID_TEXT], int used) {
-    int before = used;
+// Append the names of a session's devices.
+static void list_devices(struct gp_link *link, const char *session) {
+    int before = gp_named_count;
     const char *at = gp_json_field(session, "devices");
-    if (at == NULL || *at != '[') return 0;
-    for (at = gp_json_blank(at + 1); *at == '{' && used < GP_DEVICES_MAX;) {
-        gp_json_string(gp_json_field(at, "uuid"), uuids[used++], GP_UUID_TEXT);
+    if (at == NULL || *at != '[') return;
+    for (at = gp_json_blank(at + 1); *at == '{' && gp_named_count < GP_DEVICES_MAX;) {
+        gp_json_string(gp_json_field(at, "uuid"), gp_named[gp_named_count++].known, GP_UUID_TEXT);
         at = gp_json_blank(gp_json_value(at));
         if (*at == ',') at = gp_json_blank(at + 1);
     }
-    return used - before;
+    link->devices = gp_named_count - before;
 }
 
 // A process that may see devices of some servers only opens no sessions with the others, as one
 // process for each GPU does. Those are known by what gpupool run says of them.
-static void choose_servers(const char *const *sessions, bool wanted[GP_SERVERS_MAX]) {
-    static char uuids[GP_DEVICES_MAX][GP_UUID_TEXT];
+static void choose_servers(bool wanted[GP_SERVERS_MAX]) {
     int chosen[GP_DEVICES_MAX], owner[GP_DEVICES_MAX], total = 0;
-    bool unknown = false;
+    bool unknown = gp_fastest_first();  // the servers say how fast their devices are
     for (int at = 0; at < gp.server_count; at++) {
-        int count = list_devices(sessions[at], uuids, total);
-        gp_links[at].devices = count;
-        unknown |= count == 0;
-        for (int one = 0; one < count; one++) {
+        unknown |= gp_links[at].devices == 0;
+        for (int one = 0; one < gp_links[at].devices; one++) {
             // Parts of a GPU have names that CUDA does not tell by its devices' UUIDs.
-            unknown |= strncmp(uuids[total], "GPU-", 4) != 0;
+            unknown |= strncmp(gp_named[total].known, "GPU-", 4) != 0;
             owner[total++] = at;
         }
     }
-    int found = unknown ? 0 : gp_choose_visible((const char(*)[GP_UUID_TEXT])uuids, total, chosen);
+    int found = unknown ? 0 : gp_choose_visible(gp_named, total, chosen);
     for (int at = 0; at < gp.server_count; at++) wanted[at] = unknown;
     for (int at = 0; at < found; at++) wanted[owner[chosen[at]]] = true;
     if (found == 0) wanted[0] = true;  // it still has a version to tell
@@ -355,13 +357,14 @@ int gp_connect(void) {
         *link = (struct gp_link){.server = gp.server_count, .socket = -1};
         pthread_mutex_init(&link->lock, NULL);
         gp_json_string(gp_json_field(at, "server"), link->name, sizeof link->name);
+        list_devices(link, at);
         sessions[gp.server_count++] = at;
         at = gp_json_blank(gp_json_value(at));
         if (*at == ',') at = gp_json_blank(at + 1);
     }
     if (gp.server_count == 0) return GP_NO_DEVICE;
     bool wanted[GP_SERVERS_MAX] = {true};
-    if (gp.server_count > 1) choose_servers(sessions, wanted);
+    if (gp.server_count > 1) choose_servers(wanted);
     for (int server = 0; server < gp.server_count; server++) {
         if (wanted[server]) GP_CHECK(connect_link(&gp_links[server], sessions[server]));
     }

@@ -39,6 +39,9 @@ ssize_t gp_send(struct gp_link *link, struct iovec *parts, int count);
 bool gp_handshake_goes_on(struct gp_handshake *handshake);  // asked while it waits
 extern struct gp_link gp_links[];
 extern int gp_agent_socket;
+// The devices of the lease, as gpupool run names them.
+extern struct gp_names gp_named[];
+extern int gp_named_count;
 // Take what gpupool run has to say; the reason when the lease is lost, else NULL.
 const char *gp_ask_agent(int wait_ms);
 void gp_tell_agent(const char *what);

@@ -22,9 +22,8 @@ PARTITIONS = [
         ("2, 3", "b"),
         ("3,0", "ab"),
         ("2,7,0", "b"),  # nothing behind what fits nothing
-        ("gpu-BBBB", "b"),
-        ("GPU-aaaa-1,GPU-bbbb", "ab"),
-        ("GPU", "a"),  # none, but the version of a driver
+        ("GPU-aaaa-1,gpu-BBBB-0", "ab"),
+        ("GPU-bbbb", "a"),  # none, but the version of a driver
         ("", "a"),
         ("-1", "a"),
         ("2,2", "a"),

@@ -74,8 +74,7 @@ for device in range(count.value):
     [
         ("3", "0101 ", 1),  # one process for each GPU
         pytest.param("2,1", "0100 0001 ", 2, marks=pytest.mark.slow),
-        # Of those that it fits, the last.
-        pytest.param("GPU-fa4e0000-0000-4000-8000-0000000001", "0101 ", 1, marks=pytest.mark.slow),
+        pytest.param("GPU-fa4e0000-0000-4000-8000-000000000101", "0101 ", 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_process_uses_the_servers_whose_devices_it_may_see(
@@ -87,6 +86,35 @@ def test_a_process_uses_the_servers_whose_devices_it_may_see(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    program = [sys.executable, "-c", VISIBLE]
+    with Control(tmp_path) as control:
+        done = run(library, control, program, "--servers", "2", "--verbose", devices=2)
+    assert done.stdout == seen, done.stderr
+    assert done.stderr.count("connected") == connections, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("order", "visible", "seen", "connections"),
+    [
+        ("FASTEST_FIRST", None, "0001 0101 0000 0100 ", 2),
+        pytest.param("FASTEST_FIRST", "1", "0101 ", 2, marks=pytest.mark.slow),
+        pytest.param("PCI_BUS_ID", "1", "0001 ", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_the_fastest_device_of_all_servers_comes_first_if_asked_for(
+    order: str,
+    visible: str | None,
+    seen: str,
+    connections: int,
+    library: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """How fast they are is known from the servers, so that none can be left out before."""
+    monkeypatch.setenv("FAKE_CUDA_FASTEST", "1")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     program = [sys.executable, "-c", VISIBLE]
     with Control(tmp_path) as control:
         done = run(library, control, program, "--servers", "2", "--verbose", devices=2)
