@@ -218,6 +218,7 @@ void gp_skip_devices(int count);
 void gp_choose_devices(void);
 int gp_push(struct gp_context *context);
 int cuCtxSynchronize(void);
+int cuStreamSynchronize(void *stream);
 int cuCtxGetCurrent(void **context);
 int gp_place(void);  // where calls go to, as SET_DEVICE names it: a device or a green context; or -1
 

@@ -212,7 +212,8 @@ GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
     }
     const struct gp_call_list *calls = &GP_EXEC_OF(exec)->calls;
     GP_CHECK(launch(exec, stream));
-    return calls->count > 0 ? gp_host_launched(stream) : GP_SUCCESS;
+    if (calls->count > 0) GP_CHECK(gp_host_launched(stream));
+    return gp_launches_block() ? cuStreamSynchronize(stream) : GP_SUCCESS;
 }
 
 // --- changes --------------------------------------------------------------------------------------

@@ -74,55 +74,76 @@ static uint64_t tile_size(const unsigned char *start) {
     return 0;
 }
 
+// CUDA_FORCE_PTX_JIT: the server's driver, which is told as well, compiles what is there as text, and
+// passes binaries over.
+static bool text_is_wanted(void) {
+    const char *value = getenv("CUDA_FORCE_PTX_JIT");
+    if (value == NULL) value = getenv("CUDA_FORCE_JIT");
+    return value != NULL && atoi(value) != 0;
+}
+
+// What a device needs of a fat binary.
+struct choice {
+    bool text;
+    uint32_t best;  // the newest architecture of its binaries; 0 for none
+};
+
 static bool fits(const struct entry *entry, int architecture) {
     return entry->architecture / 10 == (uint32_t)architecture / 10 &&
            entry->architecture <= (uint32_t)architecture;
 }
 
-// Keep the entries that a device of this architecture can use: the newest binaries for it, or
-// all when there is none. Says whether there is one.
+static bool is_chosen(const struct entry *entry, const struct choice *choice) {
+    if (choice->text) return entry->kind == KIND_PTX;
+    return entry->kind == KIND_ELF && choice->best != 0 && entry->architecture == choice->best;
+}
+
+// Read the entry at this offset, and move on to the next one; at the end of all, and where they are
+// malformed, gives NULL.
+static const unsigned char *next_entry(const unsigned char *start, uint64_t size, uint64_t *at,
+                                       struct entry *entry, uint64_t *whole) {
+    if (*at + sizeof *entry > size) return NULL;
+    const unsigned char *found = start + *at;
+    memcpy(entry, found, sizeof *entry);
+    uint64_t payload = entry->payload > entry->compressed ? entry->payload : entry->compressed;
+    *whole = entry->header + payload;
+    if (entry->header < sizeof *entry || *whole > size - *at) return NULL;
+    *at += *whole;
+    return found;
+}
+
+// Keep the entries that a device of this architecture can use: the newest binaries for it, or text;
+// or all when there is none. Says whether there is one.
 static bool shorten(const unsigned char *start, uint64_t size, int architecture,
                     struct gp_image *image) {
     struct fatbin head;
+    struct entry entry;
+    struct choice choice = {.text = text_is_wanted()};
+    uint64_t whole, kept = 0, at;
+    const unsigned char *found;
     memcpy(&head, start, sizeof head);
-    uint32_t best = 0;
-    uint64_t kept = 0;
-    for (int pass = 0; pass < 2; pass++) {
-        unsigned char *copy = NULL;
-        if (pass == 1) {
-            if (best == 0 || kept == size - head.header) return best != 0;
-            copy = malloc(head.header + kept);
-            if (copy == NULL) return true;  // the whole does as well
-            head.size = kept;
-            memcpy(copy, start, head.header);
-            memcpy(copy, &head, sizeof head);
-            kept = head.header;
-        }
-        for (uint64_t at = head.header; at + sizeof(struct entry) <= size;) {
-            struct entry entry;
-            memcpy(&entry, start + at, sizeof entry);
-            uint64_t payload = entry.payload > entry.compressed ? entry.payload : entry.compressed;
-            uint64_t whole = entry.header + payload;
-            if (entry.header < sizeof entry || whole > size - at) {
-                free(copy);
-                return false;
-            }
-            bool usable = entry.kind == KIND_ELF && fits(&entry, architecture);
-            if (pass == 0 && usable && entry.architecture > best) {
-                best = entry.architecture;
-                kept = 0;
-            }
-            if (usable && entry.architecture == best) {
-                if (pass == 1) memcpy(copy + kept, start + at, whole);
-                kept += whole;
-            }
-            at += whole;
-        }
-        if (pass == 1) {
-            image->bytes = image->owned = copy;
-            image->size = kept;
-        }
+    for (at = head.header; next_entry(start, size, &at, &entry, &whole) != NULL;) {
+        bool usable = entry.kind == KIND_ELF && fits(&entry, architecture);
+        if (usable && entry.architecture > choice.best) choice.best = entry.architecture;
     }
+    if (at + sizeof entry <= size) return false;  // malformed from here on
+    for (at = head.header; next_entry(start, size, &at, &entry, &whole) != NULL;) {
+        if (is_chosen(&entry, &choice)) kept += whole;
+    }
+    if (kept == 0 || kept == size - head.header) return kept != 0;
+    unsigned char *copy = malloc(head.header + kept);
+    if (copy == NULL) return true;  // the whole does as well
+    head.size = kept;
+    memcpy(copy, start, head.header);
+    memcpy(copy, &head, sizeof head);
+    kept = head.header;
+    for (at = head.header; (found = next_entry(start, size, &at, &entry, &whole)) != NULL;) {
+        if (!is_chosen(&entry, &choice)) continue;
+        memcpy(copy + kept, found, whole);
+        kept += whole;
+    }
+    image->bytes = image->owned = copy;
+    image->size = kept;
     return true;
 }
 

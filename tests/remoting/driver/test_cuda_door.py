@@ -146,6 +146,37 @@ def test_launches_that_block(
         assert done.stdout == "launched: 700, then 700\n", done.stderr
 
 
+FAILING_GRAPH = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+context, module, kernel, stream, graph, exec_ = (ctypes.c_void_p() for _ in range(6))
+here = ctypes.byref
+assert cuda.cuInit(0) == cuda.cuDevicePrimaryCtxRetain(here(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == cuda.cuStreamCreate(here(stream), 1) == 0
+assert cuda.cuModuleLoad(here(module), sys.argv[1].encode()) == 0
+assert cuda.cuModuleGetFunction(here(kernel), module, b"out_of_bounds") == 0
+assert cuda.cuStreamBeginCapture_v2(stream, 0) == 0
+parameters = (ctypes.c_void_p * 1)(ctypes.addressof(ctypes.c_uint64(0)))
+assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, None) == 0
+assert cuda.cuStreamEndCapture(stream, here(graph)) == 0
+assert cuda.cuGraphInstantiateWithFlags(here(exec_), graph, ctypes.c_uint64(0)) == 0
+print(cuda.cuGraphLaunch(exec_, stream), cuda.cuStreamSynchronize(stream))
+"""
+
+
+@pytest.mark.parametrize(
+    ("blocking", "codes"), [("1", "700 700"), pytest.param("0", "0 700", marks=pytest.mark.slow)]
+)
+def test_launches_of_graphs_that_block(
+    blocking: str, codes: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", blocking)
+    with Control(tmp_path) as control:
+        image = str(KERNELS / "test_kernels.sm_90.cubin")
+        done = run(library, control, [sys.executable, "-c", FAILING_GRAPH, image])
+        assert done.stdout == f"{codes}\n", done.stderr
+
+
 def test_an_upload_behind_a_sticky_error_does_not_end_the_session(
     library: Path, tmp_path: Path
 ) -> None:
@@ -232,6 +263,12 @@ def test_settings_for_the_servers_driver_are_sent(library: Path, tmp_path: Path)
         os.unlink(path)
         assert isinstance(request, SessionRequest)
         assert request.settings == sent
+
+
+def test_all_settings_that_are_passed_on_are_written_down() -> None:
+    text = (ROOT / "docs" / "cuda-door.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`CUDA_.*?) \| .*?\bpassed on\b", text, re.M)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(HEEDED)
 
 
 def test_without_an_agent_there_is_no_device(library: Path) -> None:

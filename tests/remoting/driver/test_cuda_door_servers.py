@@ -74,7 +74,9 @@ for device in range(count.value):
     [
         ("3", "0101 ", 1),  # one process for each GPU
         pytest.param("2,1", "0100 0001 ", 2, marks=pytest.mark.slow),
-        pytest.param("GPU-fa4e0000-0000-4000-8000-000000000101", "0101 ", 1, marks=pytest.mark.slow),
+        pytest.param(
+            "GPU-fa4e0000-0000-4000-8000-000000000101", "0101 ", 1, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_process_uses_the_servers_whose_devices_it_may_see(

@@ -120,9 +120,7 @@ def test_a_function_that_is_missing_says_so(tmp_path: Path) -> None:
     assert "cuMulticastUnbind is not implemented" in done.stderr
 
 
-def test_devices_are_chosen_by_uuid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_are_chosen_by_uuid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_CUDA_DEVICES", "4")
     uuid = "GPU-fa4e0000-0000-4000-8000-00000000000"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{uuid}2,{uuid}1,{uuid}9,{uuid}0")

@@ -365,6 +365,16 @@ static CUresult entry_parse(const struct fatbin_entry *entry, int arch, struct i
     return parse_plain(out->owned, entry->unpacked_bytes, entry->kind, arch, out);
 }
 
+/* CUDA_FORCE_PTX_JIT, CUDA_DISABLE_PTX_JIT; each overrides the one without PTX in its name. */
+static bool jit_is(const char *name, const char *older) {
+    const char *value = getenv(name) != NULL ? getenv(name) : getenv(older);
+    return value != NULL && atoi(value) != 0;
+}
+
+static bool jit_forced(void) { return jit_is("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT"); }
+
+static bool jit_disabled(void) { return jit_is("CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT"); }
+
 /* The newest cubin that runs on the device; else the newest PTX that can be compiled for it. */
 static CUresult fatbin_parse(const unsigned char *bytes, int arch, struct image *out) {
     const struct fatbin *fatbin = (const struct fatbin *)bytes;
@@ -372,8 +382,9 @@ static CUresult fatbin_parse(const unsigned char *bytes, int arch, struct image 
     const struct fatbin_entry *best = NULL;
     while (at + sizeof *best <= end) {
         const struct fatbin_entry *entry = (const struct fatbin_entry *)at;
-        bool fits = entry->kind == ENTRY_CUBIN ? arch_runs((int)entry->arch, arch)
-                                               : entry->kind == ENTRY_PTX && (int)entry->arch <= arch;
+        bool fits = entry->kind == ENTRY_CUBIN
+                        ? !jit_forced() && arch_runs((int)entry->arch, arch)
+                        : entry->kind == ENTRY_PTX && (int)entry->arch <= arch;
         if (fits && (best == NULL || entry->kind > best->kind ||
                      (entry->kind == best->kind && entry->arch >= best->arch)))
             best = entry;
@@ -383,6 +394,8 @@ static CUresult fatbin_parse(const unsigned char *bytes, int arch, struct image 
             return CUDA_ERROR_INVALID_IMAGE;
         at += entry->header_bytes + payload;
     }
+    if (best != NULL && best->kind == ENTRY_PTX && jit_disabled())
+        return CUDA_ERROR_JIT_COMPILATION_DISABLED;
     return best ? entry_parse(best, arch, out) : CUDA_ERROR_NO_BINARY_FOR_GPU;
 }
 
