@@ -31,6 +31,7 @@ TITLES = ("GPU", "Name", "Server", "Memory", "Util", "Temp", "Power")
 @click.option(
     "--format",
     "form",
+    default="csv",
     metavar="FORMAT",
     help="Of a query: csv[,noheader][,nounits].  [default: csv]",
 )

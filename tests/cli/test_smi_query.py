@@ -1,7 +1,9 @@
 """nvidia-smi's options that programs use, in the words that they parse."""
 
 import pytest
+from click.testing import CliRunner
 
+from gpupool.cli import smi
 from gpupool.cli.smi_query import chosen, listed, query
 from gpupool.pool.errors import UsageError
 
@@ -79,3 +81,14 @@ def test_wrong_words_say_what_there_is() -> None:
         query(DEVICES, "", "name", "noheader")
     with pytest.raises(UsageError, match="no device 2"):
         chosen(DEVICES, "2")
+
+
+def test_the_format_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(_path: str) -> dict[str, object]:
+        return {"driver": "580.1", "cuda": "13.0", "devices": DEVICES}
+
+    monkeypatch.setattr(smi, "ask_agent", answer)
+    monkeypatch.setenv("GPUPOOL_AGENT", "/run/x")
+    made = CliRunner().invoke(smi.command, ["--query-gpu", "index", "-i", "1"])
+    assert made.output == "index\n1\n", made.exception
+    assert CliRunner().invoke(smi.command, ["-L"]).output.count("NVIDIA H200") == 2
