@@ -323,7 +323,7 @@ int gp_capture_box(const void *copy, void *stream);  // a CUDA_MEMCPY3D
 int gp_capture_allocate(uint64_t *address, size_t size, void *stream);
 int gp_capture_free(uint64_t address, void *stream);
 
-// module.c: what graphs need of functions
+// function.c, launch.c: what graphs need of functions
 int gp_function_bytes(void *function, void **parameters, void **extra, unsigned char **bytes,
                       uint32_t *size);  // of all parameters, to be freed
 void **gp_function_pointers(void *function, unsigned char *bytes);  // to each, to be freed

@@ -1,0 +1,69 @@
+// Modules and libraries, and their functions, as the files about them share them.
+#ifndef GP_MODULE_H
+#define GP_MODULE_H
+
+#include "core.h"
+#include "image.h"
+
+#define NAME_MAX_SIZE 16384
+#define LAUNCH_ATTRIBUTES_MAX 32
+#define LAUNCH_ATTRIBUTE_SIZE 72
+
+struct parameter {
+    uint32_t offset, size;
+};
+
+struct function {
+    struct gp_handle handle;
+    struct function *next;   // of the same module
+    struct function *older;  // of all
+    struct gp_handle *module;
+    uint64_t servers;  // where the worker knows it, a bit for each
+    char *name;
+    uint32_t count, bytes;
+    struct parameter *parameters;
+    pthread_mutex_t lock;
+    struct attributes *attributes[GP_DEVICES_MAX];
+    struct occupancy *occupancies;
+};
+
+struct module {
+    struct gp_handle handle;
+    bool library;
+    pthread_mutex_t lock;
+    struct function *functions;
+    struct symbol *symbols;
+    struct module *modules[GP_DEVICES_MAX];  // of a library: its modules by device
+    uint64_t servers;       // where it is loaded, a bit for each
+    struct gp_image image;  // of a library that other servers may yet need
+};
+
+// The head of a launch's record.
+struct launch {
+    uint64_t function, stream;
+    uint32_t grid[3], block[3], shared, bytes;
+};
+
+// CUlaunchConfig
+struct launch_config {
+    uint32_t grid[3], block[3], shared;
+    void *stream;
+    const unsigned char *attributes;
+    uint32_t count;
+};
+
+static inline uint64_t gp_bit_here(void) { return 1ull << gp_here(); }
+
+// module.c
+int gp_check_module(const void *module, bool library);
+int gp_library_here(struct module *module);  // have the server of this call know it; locked
+int cuLibraryGetModule(void **module, void *library);
+
+// function.c
+int cuFuncGetAttribute(int *value, int attribute, void *function);
+
+// occupancy.c: what is known changes with a function's attributes
+void gp_forget_occupancy(struct function *function);  // its lock is held
+void gp_forget_clusters(void);
+
+#endif

@@ -1,0 +1,213 @@
+// Occupancy: asked of the server once.
+#define _GNU_SOURCE
+#include "module.h"
+
+#include <stdlib.h>
+
+struct occupancy {
+    struct occupancy *next;
+    uint64_t key[5];
+    uint64_t value;
+};
+
+// --- what occupancy is known of clusters ----------------------------------------------------------
+
+// cuBLASLt asks before every product with a bias, always the same; so answers are kept. A function's
+// attributes change the answer, and forget all.
+struct clusters {
+    struct clusters *next;
+    uint64_t value;
+    int device;
+    size_t size;
+    unsigned char question[];
+};
+
+#define CLUSTER_SLOTS 1024
+#define CLUSTERS_MAX 16384
+static struct clusters *known_clusters[CLUSTER_SLOTS];
+static unsigned clusters_kept;
+static pthread_mutex_t clusters_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct clusters **cluster_slot(const void *question, size_t size) {
+    uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
+    for (size_t at = 0; at < size; at++) {
+        hash = (hash ^ ((const unsigned char *)question)[at]) * 0x100000001b3u;
+    }
+    return &known_clusters[hash % CLUSTER_SLOTS];
+}
+
+static bool recall_clusters(const void *question, size_t size, int device, uint64_t *value) {
+    pthread_mutex_lock(&clusters_lock);
+    struct clusters *at = *cluster_slot(question, size);
+    while (at != NULL && (at->device != device || at->size != size ||
+                          memcmp(at->question, question, size) != 0)) {
+        at = at->next;
+    }
+    if (at != NULL) *value = at->value;
+    pthread_mutex_unlock(&clusters_lock);
+    return at != NULL;
+}
+
+void gp_forget_clusters(void) {
+    pthread_mutex_lock(&clusters_lock);
+    for (int slot = 0; slot < CLUSTER_SLOTS && clusters_kept > 0; slot++) {
+        while (known_clusters[slot] != NULL) {
+            struct clusters *gone = known_clusters[slot];
+            known_clusters[slot] = gone->next;
+            free(gone);
+        }
+    }
+    clusters_kept = 0;
+    pthread_mutex_unlock(&clusters_lock);
+}
+
+static void keep_clusters(const void *question, size_t size, int device, uint64_t value) {
+    struct clusters *made = malloc(sizeof *made + size);
+    if (made == NULL) return;
+    if (__atomic_load_n(&clusters_kept, __ATOMIC_RELAXED) >= CLUSTERS_MAX) gp_forget_clusters();
+    made->value = value;
+    made->device = device;
+    made->size = size;
+    memcpy(made->question, question, size);
+    pthread_mutex_lock(&clusters_lock);
+    struct clusters **slot = cluster_slot(question, size);
+    made->next = *slot;
+    *slot = made;
+    clusters_kept++;
+    pthread_mutex_unlock(&clusters_lock);
+}
+
+// --- of one function ------------------------------------------------------------------------------
+
+void gp_forget_occupancy(struct function *function) {
+    struct occupancy *at = function->occupancies;
+    function->occupancies = NULL;
+    while (at != NULL) {
+        struct occupancy *next = at->next;
+        free(at);
+        at = next;
+    }
+}
+
+static int ask_occupancy(struct function *function, int op, const uint64_t key[4],
+                         uint64_t *value) {
+    GP_ENTER();
+    GP_CHECK(gp_function_here(function));
+    uint64_t full[5] = {(uint64_t)op << 8 | (uint64_t)gp_current_device(), key[0], key[1], key[2],
+                        key[3]};
+    pthread_mutex_lock(&function->lock);
+    struct occupancy *at = function->occupancies;
+    while (at != NULL && memcmp(at->key, full, sizeof full) != 0) at = at->next;
+    if (at != NULL) *value = at->value;
+    pthread_mutex_unlock(&function->lock);
+    if (at != NULL) return GP_SUCCESS;
+    uint64_t values[5] = {function->handle.id, key[0], key[1], key[2], key[3]}, reply[1] = {0};
+    GP_CHECK(gp_call(op, values, 5, reply, sizeof reply));
+    *value = reply[0];
+    struct occupancy *made = malloc(sizeof *made);
+    if (made == NULL) return GP_SUCCESS;
+    memcpy(made->key, full, sizeof full);
+    made->value = reply[0];
+    pthread_mutex_lock(&function->lock);
+    made->next = function->occupancies;
+    function->occupancies = made;
+    pthread_mutex_unlock(&function->lock);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function,
+                                                                   int block_size, size_t shared,
+                                                                   unsigned flags) {
+    if (blocks == NULL) return GP_INVALID_VALUE;
+    uint64_t key[4] = {(uint64_t)block_size, shared, flags, 0}, value = 0;
+    GP_CHECK(ask_occupancy(function, GP_OCCUPANCY, key, &value));
+    *blocks = (int)value;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function,
+                                                          int block_size, size_t shared) {
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size,
+                                                                shared, 0);
+}
+
+GP_EXPORT int cuOccupancyAvailableDynamicSMemPerBlock(size_t *size, void *function, int blocks,
+                                                      int block_size) {
+    if (size == NULL) return GP_INVALID_VALUE;
+    uint64_t key[4] = {(uint64_t)blocks, (uint64_t)block_size, 0, 0}, value = 0;
+    GP_CHECK(ask_occupancy(function, GP_OCCUPANCY_SHARED, key, &value));
+    *size = value;
+    return GP_SUCCESS;
+}
+
+static int clusters(int *count, void *function, const struct launch_config *config, int op) {
+    GP_ENTER();
+    GP_CHECK(gp_function_here(function));
+    if (count == NULL || config == NULL || config->count > LAUNCH_ATTRIBUTES_MAX) {
+        return GP_INVALID_VALUE;
+    }
+    struct {
+        struct launch head;
+        uint64_t largest, count;
+        unsigned char attributes[LAUNCH_ATTRIBUTES_MAX * LAUNCH_ATTRIBUTE_SIZE];
+    } record = {.largest = op, .count = config->count};
+    record.head.function = ((struct function *)function)->handle.id;
+    record.head.stream = 1;
+    record.head.shared = config->shared;
+    memcpy(record.head.grid, config->grid, sizeof config->grid);
+    memcpy(record.head.block, config->block, sizeof config->block);
+    memcpy(record.attributes, config->attributes, (size_t)config->count * LAUNCH_ATTRIBUTE_SIZE);
+    size_t size = offsetof(__typeof__(record), attributes) +
+                  (size_t)config->count * LAUNCH_ATTRIBUTE_SIZE;
+    uint64_t reply[1] = {0};
+    int device = gp_current_device();
+    if (!recall_clusters(&record, size, device, reply)) {
+        struct gp_request request = {.body = reply, .capacity = sizeof reply};
+        GP_CHECK(gp_exchange(&request, GP_OCCUPANCY_CLUSTERS, NULL, 0, &record, size, NULL, 0));
+        keep_clusters(&record, size, device, reply[0]);
+    }
+    *count = (int)reply[0];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuOccupancyMaxActiveClusters(int *count, void *function, const void *config) {
+    return clusters(count, function, config, 0);
+}
+
+GP_EXPORT int cuOccupancyMaxPotentialClusterSize(int *count, void *function, const void *config) {
+    return clusters(count, function, config, 1);
+}
+
+// The rule of cuda_occupancy.h: the block size with the most resident threads; larger ones win.
+GP_EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *function,
+                                                        size_t (*shared_of)(int), size_t shared,
+                                                        int limit, unsigned flags) {
+    GP_ENTER();
+    GP_CHECK(gp_check(function, GP_FUNCTION));
+    if (grid == NULL || block == NULL) return GP_INVALID_VALUE;
+    int device = gp_current_device(), most = 0;
+    GP_CHECK(cuFuncGetAttribute(&most, 0, function));
+    if (limit > 0 && limit < most) most = limit;
+    int best = 0, best_blocks = 0;
+    for (int size = most; size > 0; size = (size - 1) & ~31) {
+        int blocks = 0;
+        size_t needed = shared_of == NULL ? shared : shared_of(size);
+        GP_CHECK(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, function, size,
+                                                                      needed, flags));
+        if (blocks * size > best * best_blocks) {
+            best = size;
+            best_blocks = blocks;
+        }
+        if (best * best_blocks >= gp.devices[device].attributes[39]) break;
+    }
+    *block = best;
+    *grid = best_blocks * gp.devices[device].attributes[16];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *function,
+                                               size_t (*shared_of)(int), size_t shared,
+                                               int limit) {
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared,
+                                                     limit, 0);
+}
