@@ -1,20 +1,28 @@
 """Sharing memory and events with the other processes of a lease on this server.
 
 CUDA's own handles stay among the workers: the host keeps them, and a client gets a token of 32
-bytes in place of one. What is opened counts for whoever allocated it.
+bytes in place of one. What is opened costs nothing more than whoever allocated it has paid, and
+stays charged until all who have it have let go.
 """
 
 import ctypes
 import os
 
 from gpupool.remoting.driver import table
-from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.direct import ByValue, Direct
-from gpupool.remoting.driver.tokens import FILE_DESCRIPTOR, HANDLE_SIZE, TOKEN_WORDS, Tokens
+from gpupool.remoting.driver.tokens import (
+    FILE_DESCRIPTOR,
+    HANDLE_SIZE,
+    MEMORY,
+    PHYSICAL,
+    TOKEN_WORDS,
+    Tokens,
+)
 from gpupool.remoting.driver.virtual import VirtualMemory
 
-MEMORY, EVENT, PHYSICAL = b"m", b"e", b"p"
+EVENT = b"e"
 OPEN_MAX = 4096
 
 
@@ -35,7 +43,8 @@ class Ipc(Area):
         self._virtual = virtual
         self._tokens = tokens
         self._events: dict[bytes, bytes] = {}  # tokens by CUDA's handles
-        self._opened: set[int] = set()
+        self._opened: dict[int, list[bytes]] = {}  # a token for each time, by address
+        self._count = 0  # of those
         self.posted = {
             table.IPC_CLOSE: (1, self._close),
         }
@@ -52,29 +61,38 @@ class Ipc(Area):
     # --- allocations ------------------------------------------------------------------------------
 
     def _export(self, address: int, size: int) -> bytes:
-        device, _cost = self.client.allocations[address]
+        device, cost = self.client.allocations[address]
+        if not cost:  # a pool's, or a graph's, which CUDA shares by other means or not at all
+            raise CudaError(INVALID_VALUE, "cuIpcGetMemHandle")
         handle = ctypes.create_string_buffer(HANDLE_SIZE)
         self._direct.call("cuIpcGetMemHandle", handle, address)
-        return self._tokens.share_allocation(MEMORY, address, size, handle.raw, device)
+        return self._tokens.share_allocation(MEMORY, address, size, handle.raw, device, cost=cost)
 
     def _open(self, flags: int, *token: int) -> bytes:
-        found = self._tokens.find(MEMORY, token)
-        if len(self._opened) >= OPEN_MAX:
+        if self._count >= OPEN_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuIpcOpenMemHandle")
-        handle = _Handle.from_buffer_copy(found.handle)
-        address = self._direct.get("cuIpcOpenMemHandle_v2", ByValue(handle), flags)
-        self._opened.add(address)
+        with self._tokens.opened(MEMORY, token) as found:
+            handle = _Handle.from_buffer_copy(found.handle)
+            address = self._direct.get("cuIpcOpenMemHandle_v2", ByValue(handle), flags)
+        # Drivers may count how often, and give the same address each time.
+        self._opened.setdefault(address, []).append(found.token)
+        self._count += 1
         return WORDS[2].pack(address, found.size)
 
     def _close(self, address: int) -> None:
         """Close what was opened, on a thread of its own: CUDA waits for the GPU before it does."""
-        self._opened.remove(address)
+        tokens = self._opened[address]
+        held = tokens.pop()
+        if not tokens:
+            del self._opened[address]
+        self._count -= 1
         freeing = self.waiter.freeing
         freeing.begin()
 
         def run() -> None:
             try:
                 self._direct.call("cuIpcCloseMemHandle", address)
+                self._tokens.let_go(held)
             except CudaError as error:
                 self.client.fail(table.IPC_CLOSE, error.status)
             finally:
@@ -102,21 +120,22 @@ class Ipc(Area):
 
     def _export_physical(self, number: int, size: int) -> bytes:
         physical = self._virtual.find(number)
+        if physical.opened:
+            return physical.opened  # under which it is charged
         if not physical.token:
             name, file = "cuMemExportToShareableHandle", ctypes.c_int(-1)
             self._direct.call(name, file, physical.handle, FILE_DESCRIPTOR, 0)
             try:
-                empty, device = bytes(HANDLE_SIZE), physical.device
-                physical.token = self._tokens.share(PHYSICAL, size, empty, device, file=file.value)
+                empty, device, cost = bytes(HANDLE_SIZE), physical.device, physical.cost
+                physical.token = self._tokens.share(
+                    PHYSICAL, size, empty, device, file=file.value, cost=cost
+                )
             finally:
                 os.close(file.value)
         return physical.token
 
     def _import_physical(self, number: int, *token: int) -> bytes:
-        found = self._tokens.find(PHYSICAL, token)
-        try:
+        with self._tokens.opened(PHYSICAL, token) as found:
             handle = self._direct.get("cuMemImportFromShareableHandle", found.file, FILE_DESCRIPTOR)
-        finally:
-            os.close(found.file)
-        self._virtual.adopt(number, handle, found.device)
+            self._virtual.adopt(number, handle, found.device, found.token)
         return WORDS[2].pack(found.size, found.device)

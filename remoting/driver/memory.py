@@ -101,6 +101,7 @@ class Memory(Area):
 
     def _allocate_async(self, size: int, pool: int, stream: int) -> bytes | None:
         device, handle = self.client.device, self.streams[stream]
+        self.pools.refuse_capture(handle, "cuMemAllocAsync")
 
         def work() -> bytes:
             address = self.pools.allocate(device, size, pool, handle)
@@ -132,39 +133,65 @@ class Memory(Area):
         """Free memory on a thread of its own: CUDA waits for the GPU before it does."""
         if self.pools.imports.outlives(address):
             return
-        device, cost = self._take(address)
+        device, freed = self._take(address)
         freeing = self.waiter.freeing
         freeing.begin()
 
         def run() -> None:
             try:
                 self.api.runtime.free(address)
-            except self.api.errors as error:
-                self.client.fail(table.FREE, self.api.status_of(error))
-            finally:
                 if self.pools.pending:
                     self.pools.settle()
                 # In this order: whoever waits must find the memory in the books.
-                self.client.budget.release(device, cost)
+                if freed is not None:
+                    freed()
+            except self.api.errors as error:  # and CUDA still has the memory
+                self.client.fail(table.FREE, self.api.status_of(error))
+            finally:
                 freeing.end()
 
         self.waiter.start(device, run)
 
-    def _take(self, address: int) -> tuple[int, int]:
-        """Take an allocation that ends out of the books; return its device and cost."""
+    def _take(self, address: int) -> tuple[int, Callable[[], None] | None]:
+        """Take an allocation that ends; return its device, and what to do once it is free."""
         device, cost = self.client.allocations.pop(address)
         if self.pools.owns(address):
             self.pools.freed(address)
-        self.tokens.freed(address)
-        return device, cost
+        token, imported = self.tokens.freed(address), self.pools.imports.take(address)
+        if imported is not None:
+            return device, lambda: self.pools.import_freed(imported)
+        if cost:
+            return device, lambda: self.tokens.release(token, device, cost)
+        return device, None  # a pool's, or a graph's
 
     def _free_async(self, address: int, stream: int) -> None:
         handle = self.streams[stream]
+        self.pools.refuse_capture(handle, "cuMemFreeAsync")
         if self.pools.imports.outlives(address):
             return
-        device, cost = self._take(address)
+        _, freed = self._take(address)
         self.api.runtime.freeAsync(address, handle)
-        self.client.budget.release(device, cost)
+        if freed is not None:
+            self.when_reached(handle, table.FREE_ASYNC, freed)
+
+    def when_reached(self, stream: int, op: int, freed: Callable[[], None]) -> None:
+        """Call ``freed`` once a stream of CUDA has come to this place."""
+        device, freeing = self.client.device, self.waiter.freeing
+        event = self.waiter.event(device)
+        self.api.record(event, stream)
+        freeing.begin()
+
+        def run() -> None:
+            try:
+                self.api.runtime.eventSynchronize(event)
+                freed()
+            except self.api.errors as error:
+                self.client.fail(op, self.api.status_of(error))
+            finally:
+                freeing.end()
+                self.waiter.give_event(device, event)
+
+        self.waiter.start(device, run)
 
     def _reset_device(self, device: int) -> None:
         self.client.index(device)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
 from gpupool.remoting.driver.api import (
+    CAPTURE_UNSUPPORTED,
     INVALID_VALUE,
     NOT_SUPPORTED,
     OUT_OF_MEMORY,
@@ -39,15 +40,17 @@ ACCESS = struct.Struct("<iii")
 
 @dataclass(slots=True)
 class Pool:
-    """One pool; ``held`` is what it has of the partition."""
+    """One pool; ``held`` is what it has of the partition, ``pledged`` what of that is shared."""
 
     handle: int
     device: int
     held: int = 0
+    pledged: int = 0
     used: int = 0  # by allocations that the client has not freed
     count: int = 0  # of such allocations
-    imported: bool = False  # another process's, which is charged for it
+    imported: bool = False  # another process's, charged under its token
     token: bytes = b""  # once other processes may open it
+    destroyed: bool = False  # by the client
 
 
 class Imports:
@@ -56,6 +59,7 @@ class Imports:
     def __init__(self) -> None:
         self._addresses: dict[tuple[int, ...], int] = {}  # by pool and token
         self._counts: dict[int, tuple[tuple[int, ...], int]] = {}  # and pool and token, by address
+        self._pools: dict[int, Pool] = {}  # by address
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -64,8 +68,9 @@ class Imports:
         """Return the address of what was imported by this pool and token, if it still is."""
         return self._addresses.get(key)
 
-    def add(self, key: tuple[int, ...], address: int) -> None:
+    def add(self, key: tuple[int, ...], address: int, pool: Pool) -> None:
         """Note an import, the first of an allocation or one more."""
+        self._pools[address] = pool
         self._addresses[key] = address
         self._counts[address] = (key, self._counts.get(address, (key, 0))[1] + 1)
 
@@ -77,6 +82,15 @@ class Imports:
             return True
         self._addresses.pop(key, None)
         return False
+
+    def take(self, address: int) -> Pool | None:
+        """Return the pool of an import that is being freed for the last time; None: it is none."""
+        return self._pools.pop(address, None)
+
+    def forget(self, pool: Pool) -> None:
+        """Import anew what somebody wants of a pool that has got the number of this one."""
+        for address in [address for address, one in self._pools.items() if one is pool]:
+            self._addresses.pop(self._counts[address][0], None)
 
 
 class Pools(Area):
@@ -148,14 +162,19 @@ class Pools(Area):
         pool = self._pools[number]
         if pool is self._default.get(pool.device):
             raise CudaError(INVALID_VALUE, "cuMemPoolDestroy")
+        if pool.token and not pool.imported:
+            self._tokens.forget(pool.token)
         with self._lock:
             del self._pools[number]
+            pool.destroyed = True
             if self._current.get(pool.device) is pool:
                 del self._current[pool.device]
                 default = self._default_of(pool.device).handle
                 self._direct.call("cuDeviceSetMemPool", self.client.ordinals[pool.device], default)
             if pool.imported:
+                self.imports.forget(pool)
                 self._direct.call("cuMemPoolDestroy", pool.handle)
+                self._let_go(pool)
             else:
                 # While some of its memory is in use it stays, which nobody can tell: a driver was
                 # seen to crash in a synchronisation behind the free of the last of a pool's memory.
@@ -164,8 +183,17 @@ class Pools(Area):
                 self._ending.append(pool)
                 self._looks = LOOKS
                 self._end_unused()
-        if pool.token:
-            self._tokens.forget(pool.token)
+
+    def _let_go(self, pool: Pool) -> None:
+        """Let go of another process's pool, once the client has of it and of all memory in it."""
+        if pool.destroyed and not pool.count:
+            self._tokens.let_go(pool.token)
+
+    def import_freed(self, pool: Pool) -> None:
+        """Note that memory of another process's pool is free here."""
+        with self._lock:
+            pool.count -= 1
+            self._let_go(pool)
 
     def _end_unused(self) -> None:
         """Destroy the pools that the client has destroyed and of which nothing is in use."""
@@ -173,7 +201,9 @@ class Pools(Area):
             if not pool.count and not self._attribute(pool, USED_NOW):
                 self._direct.call("cuMemPoolDestroy", pool.handle)
                 self._ending.remove(pool)
-                self.client.budget.release(pool.device, pool.held)
+                self.client.budget.release(pool.device, pool.held - pool.pledged)
+                if pool.token:
+                    self._tokens.let_go(pool.token)
 
     def _use(self, device: int, number: int) -> bytes:
         pool = self._pools[number]
@@ -256,6 +286,17 @@ class Pools(Area):
                 self._owner[address] = (pool, size)
         return address
 
+    def refuse_capture(self, stream: int, name: str) -> None:
+        """Refuse to execute what would become a node of a graph, whose memory is counted apart.
+
+        Raises:
+            CudaError: when a stream of CUDA is capturing.
+        """
+        status = ctypes.c_int(0)
+        self._direct.call("cuStreamIsCapturing", stream, status)
+        if status.value:
+            raise CudaError(CAPTURE_UNSUPPORTED, name)
+
     def _make_room(self, pool: Pool, size: int) -> None:
         """Reserve what the pool will take more of the partition, at least."""
         reserved, budget = self._attribute(pool, RESERVED_NOW), self.client.budget
@@ -332,6 +373,16 @@ class Pools(Area):
         if now > pool.held and not self.client.budget.reserve(pool.device, now - pool.held):
             return False
         if now < pool.held:
-            self.client.budget.release(pool.device, pool.held - now)
+            shared = min(pool.pledged, pool.held - now)
+            self._tokens.take_back(pool.token, shared)
+            pool.pledged -= shared
+            self.client.budget.release(pool.device, pool.held - now - shared)
         pool.held = now
         return True
+
+    def pledge(self, pool: Pool) -> None:
+        """Have all that a pool has now be charged as long as any process has the pool."""
+        with self._lock:
+            if pool.token and pool.held > pool.pledged:
+                self._tokens.pledge(pool.token, pool.device, pool.held - pool.pledged)
+                pool.pledged = pool.held

@@ -12,16 +12,23 @@ from gpupool.remoting.driver.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.pools import Pool, Pools
-from gpupool.remoting.driver.tokens import FILE_DESCRIPTOR, HANDLE_SIZE, TOKEN_WORDS, Tokens
+from gpupool.remoting.driver.tokens import (
+    FILE_DESCRIPTOR,
+    HANDLE_SIZE,
+    POOL,
+    TOKEN_WORDS,
+    Tokens,
+)
 
-POOL, ALLOCATION = b"o", b"a"
+ALLOCATION = b"a"
 IMPORTS_MAX = 1 << 16
 
 
 class SharedPools(Area):
     """What a client process shares of its pools, and what it has opened of others'.
 
-    What is opened counts for whoever allocated it.
+    What a pool has is charged until all who have opened the pool have let go of it: nobody tells
+    which of its memory one of them still has.
     """
 
     def __init__(self, client: Client, direct: Direct, tokens: Tokens, pools: Pools) -> None:
@@ -38,28 +45,30 @@ class SharedPools(Area):
 
     def _export(self, number: int) -> bytes:
         pool = self._pools.find(number)
+        if pool.imported:
+            raise CudaError(INVALID_VALUE, "cuMemPoolExportToShareableHandle")
         if not pool.token:
             name, file = "cuMemPoolExportToShareableHandle", ctypes.c_int(-1)
             self._direct.call(name, file, pool.handle, FILE_DESCRIPTOR, 0)
             try:
                 empty = bytes(HANDLE_SIZE)
-                pool.token = self._tokens.share(POOL, 0, empty, pool.device, file=file.value)
+                pool.token = self._tokens.share(
+                    POOL, 0, empty, pool.device, file=file.value, cost=0
+                )
             finally:
                 os.close(file.value)
         return pool.token
 
     def _import(self, number: int, *token: int) -> bytes:
-        found = self._tokens.find(POOL, token)
         name = "cuMemPoolImportFromShareableHandle"
-        try:
+        with self._tokens.opened(POOL, token) as found:
             handle = self._direct.get(name, found.file, FILE_DESCRIPTOR, 0)
-        finally:
-            os.close(found.file)
-        self._pools.keep(number, Pool(handle, found.device, imported=True))
+            self._pools.keep(number, Pool(handle, found.device, imported=True, token=found.token))
         return WORDS[1].pack(found.device)
 
     def _export_pointer(self, address: int) -> bytes:
         pool, size = self._pools.owner(address)
+        self._pools.pledge(pool)
         data = ctypes.create_string_buffer(HANDLE_SIZE)
         self._direct.call("cuMemPoolExportPointer", data, address)
         return self._tokens.share_allocation(ALLOCATION, address, size, data.raw, pool.device)
@@ -80,5 +89,6 @@ class SharedPools(Area):
                 self.api.runtime.free(address)
                 raise CudaError(OUT_OF_MEMORY, "cuMemPoolImportPointer")
             allocations[address] = (pool.device, 0)
-        imports.add(key, address)
+            pool.count += 1
+        imports.add(key, address, pool)
         return WORDS[2].pack(address, found.size)

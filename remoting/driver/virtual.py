@@ -25,6 +25,7 @@ class Physical:
     mappings: int = 0
     released: bool = False
     token: bytes = b""  # once other processes may open it
+    opened: bytes = b""  # the token of another process's that this was opened by
 
 
 class VirtualMemory:
@@ -67,15 +68,16 @@ class VirtualMemory:
             raise
         self._physical[number] = Physical(handle, device, cost)
 
-    def adopt(self, number: int, handle: int, device: int) -> None:
-        """Take physical memory of another process, which is charged for it.
+    def adopt(self, number: int, handle: int, device: int, token: bytes) -> None:
+        """Take physical memory of another process, which is charged under its token.
 
         Raises:
-            CudaError: when there is no room for it in the books.
+            CudaError: when there is no room for it here; then it is released.
         """
         if number in self._physical or len(self._physical) >= OBJECTS_MAX:
+            self._api.call("cuMemRelease", handle)
             raise CudaError(INVALID_HANDLE, "cuMemImportFromShareableHandle")
-        self._physical[number] = Physical(handle, device, 0)
+        self._physical[number] = Physical(handle, device, 0, opened=token)
 
     def find(self, number: int) -> Physical:
         """Return physical memory by the client's number.
@@ -123,11 +125,14 @@ class VirtualMemory:
         self._api.call("cuMemSetAccess", address, size, [access], 1)
 
     def _settle(self, physical: Physical) -> None:
-        if physical.released and not physical.mappings:
-            if physical.token:
-                # The host's descriptor would keep memory that nobody is charged for.
-                self._tokens.forget(physical.token)
-            self._budget.release(physical.device, physical.cost)
+        if not physical.released or physical.mappings:
+            return
+        if physical.token:
+            # The host's descriptor would keep memory that nobody is charged for.
+            self._tokens.forget(physical.token)
+        if physical.opened:
+            self._tokens.let_go(physical.opened)
+        self._tokens.release(physical.token, physical.device, physical.cost)
 
 
 class Virtual(Area):

@@ -4,8 +4,13 @@ A partition bounds the sum of what all workers of a lease reserve on that GPU. A
 granted only when it fits. A charge is different: it records memory that is taken already, such as
 the overhead of a CUDA context, and may therefore exceed the partition; nothing more can be
 reserved until it fits again. Everything that a worker holds returns when it dies.
+
+Memory that a worker shares with others of its lease is charged to the lease, under the token by
+which they find it, until the last of them has let go of it or died: CUDA keeps physical memory as
+long as any process has it, whoever allocated it.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +33,20 @@ class _Share:
 
 
 @dataclass(slots=True)
+class _Common:
+    """Memory that workers of a lease have in common; the one that allocated it has a hold too."""
+
+    gpu: GpuId
+    owner: WorkerKey
+    size: int = 0
+    holds: Counter[WorkerKey] = field(default_factory=Counter[WorkerKey])
+
+    def explains(self, worker: WorkerKey) -> bool:
+        """Say whether the driver counts it as this worker's: its owner's, and then who has it."""
+        return worker == self.owner if self.holds[self.owner] else self.holds[worker] > 0
+
+
+@dataclass(slots=True)
 class _LeaseBook:
     partitions: dict[GpuId, int]
     #: Sum over all shares per GPU; kept up to date so that a reservation costs no sum.
@@ -35,6 +54,7 @@ class _LeaseBook:
     shares: dict[tuple[WorkerKey, GpuId], _Share] = field(
         default_factory=dict[tuple[WorkerKey, GpuId], _Share]
     )
+    common: dict[bytes, _Common] = field(default_factory=dict[bytes, _Common])  # by token
 
 
 class Budget:
@@ -113,12 +133,64 @@ class Budget:
         book.used[gpu] += size - share.charged
         share.charged = size
 
+    def pledge(self, worker: WorkerKey, gpu: GpuId, token: bytes, size: int) -> None:
+        """Have ``size`` bytes that ``worker`` reserved be charged as long as anybody holds them.
+
+        Raises:
+            BudgetError: when it has not reserved so much, or the token is for something else.
+        """
+        book, share = self._share(worker, gpu, size)
+        common = book.common.get(token) or _Common(gpu, worker)
+        if size > share.reserved or (common.gpu, common.owner) != (gpu, worker):
+            raise BudgetError(f"worker {worker} cannot share {size} bytes")
+        if token not in book.common:
+            common.holds[worker] = 1
+            book.common[token] = common
+        share.reserved -= size
+        common.size += size
+
+    def take_back(self, worker: WorkerKey, token: bytes, size: int) -> None:
+        """Note that ``size`` bytes are gone which ``worker`` had pledged.
+
+        They stay charged if anybody else has a hold, who may still have them.
+
+        Raises:
+            BudgetError: when it has not pledged so much.
+        """
+        book, common = self._common(worker, token)
+        if common is None or common.owner != worker or not 0 <= size <= common.size:
+            raise BudgetError(f"worker {worker} has not pledged {size} bytes")
+        if common.holds.total() == 1:
+            common.size -= size
+            book.used[common.gpu] -= size
+
+    def hold(self, worker: WorkerKey, token: bytes) -> None:
+        """Note that ``worker`` opens what is under this token; harmless if nothing is charged."""
+        common = self._common(worker, token)[1]
+        if common is not None:
+            common.holds[worker] += 1
+
+    def let_go(self, worker: WorkerKey, token: bytes) -> None:
+        """Note that ``worker`` has closed, or freed, what is under this token.
+
+        Raises:
+            BudgetError: when it has no hold.
+        """
+        book, common = self._common(worker, token)
+        if common is None or common.holds[worker] < 1:
+            raise BudgetError(f"worker {worker} lets go of what it does not hold")
+        common.holds[worker] -= 1
+        self._settle(book, token)
+
     def end_worker(self, worker: WorkerKey) -> None:
         """Return everything that ``worker`` holds; harmless for one that never had a lease."""
         lease = self._lease_of.pop(worker, None)
         if lease is None:
             return
         book = self._leases[lease]
+        for token in [token for token, each in book.common.items() if each.holds[worker]]:
+            book.common[token].holds[worker] = 0
+            self._settle(book, token)
         for key in [key for key in book.shares if key[0] == worker]:
             share = book.shares.pop(key)
             book.used[key[1]] -= share.reserved + share.charged
@@ -134,10 +206,18 @@ class Budget:
         return book.partitions.get(gpu, 0) if book else 0
 
     def held(self, worker: WorkerKey, gpu: GpuId) -> tuple[int, int]:
-        """Return the bytes that one worker has reserved on ``gpu``, and those charged to it."""
+        """Return the bytes that one worker has reserved on ``gpu``, and those charged to it.
+
+        What it has pledged counts as reserved; when its owner has let go, for all who hold it.
+        """
         lease = self._lease_of.get(worker)
-        share = self._leases[lease].shares.get((worker, gpu)) if lease is not None else None
-        return (share.reserved, share.charged) if share else (0, 0)
+        if lease is None:
+            return 0, 0
+        book = self._leases[lease]
+        share = book.shares.get((worker, gpu)) or _Share()
+        every = [each for each in book.common.values() if each.gpu == gpu]
+        pledged = sum(each.size for each in every if each.explains(worker))
+        return share.reserved + pledged, share.charged
 
     def used_on(self, gpu: GpuId) -> int:
         """Return the bytes that all leases of this host hold on ``gpu``."""
@@ -146,6 +226,21 @@ class Budget:
     def leases(self) -> tuple[LeaseId, ...]:
         """Return the leases whose books are open."""
         return tuple(self._leases)
+
+    def _common(self, worker: WorkerKey, token: bytes) -> tuple[_LeaseBook, _Common | None]:
+        lease = self._lease_of.get(worker)
+        if lease is None:
+            raise BudgetError(f"worker {worker} has no lease")
+        book = self._leases[lease]
+        return book, book.common.get(token)
+
+    @staticmethod
+    def _settle(book: _LeaseBook, token: bytes) -> None:
+        """Return memory in common that nobody holds any more."""
+        common = book.common[token]
+        if not common.holds.total():
+            book.used[common.gpu] -= common.size
+            del book.common[token]
 
     def _share(self, worker: WorkerKey, gpu: GpuId, size: int) -> tuple[_LeaseBook, _Share]:
         lease = self._lease_of.get(worker)

@@ -121,13 +121,13 @@ class BudgetClient:
             )
             return self._answer()[0] > 0
 
-    def find(self, token: bytes) -> tuple[bytes, int] | None:
+    def find(self, token: bytes, *, opens: bool = False) -> tuple[bytes, int] | None:
         """Return a handle of another worker of the lease, and its descriptor or -1.
 
-        The descriptor is the caller's to close.
+        The descriptor is the caller's to close. Whoever ``opens`` memory has a hold on it then.
         """
         with self._lock:
-            self._send(messages.FIND, 0, len(token), token)
+            self._send(messages.FIND, int(opens), len(token), token)
             granted, size = self._answer()
             value = self._socket.recv(size, socket.MSG_WAITALL) if size else b""
         if len(value) != size:
@@ -139,6 +139,24 @@ class BudgetClient:
         with self._lock:
             self._send(messages.FORGET, 0, len(token), token)
             self._answer()
+
+    def pledge(self, token: bytes, device_index: int, nbytes: int) -> None:
+        """Have bytes that were reserved be charged as long as anybody holds what was shared."""
+        payload = token + messages.PLEDGED.pack(nbytes)
+        with self._lock:
+            self._send(messages.PLEDGE, device_index, len(payload), payload)
+            self._answer()
+
+    def take_back(self, token: bytes, nbytes: int) -> None:
+        """Return bytes that were pledged, unless others hold what was shared."""
+        payload = token + messages.PLEDGED.pack(nbytes)
+        with self._lock:
+            self._send(messages.TAKE_BACK, 0, len(payload), payload)
+
+    def let_go(self, token: bytes) -> None:
+        """Give up one hold of memory: that of who pledged it, or of who opened it."""
+        with self._lock:
+            self._send(messages.LET_GO, 0, len(token), token)
 
     def _ask(self, operation: int, device: int, size: int) -> tuple[bool, int]:
         with self._lock:

@@ -225,14 +225,18 @@ def shortened(text: str) -> str:
 
 # --- the budget ---------------------------------------------------------------------------------
 
-RESERVE, RELEASE, USAGE, SHARE, FIND, FORGET = 1, 2, 3, 4, 5, 6
+RESERVE, RELEASE, USAGE, SHARE, FIND, FORGET, PLEDGE, TAKE_BACK, LET_GO = range(1, 10)
 
 BUDGET_CALL = struct.Struct(">BxHxxxxQ")
-"""Operation, device index, bytes. ``RELEASE`` has no answer.
+"""Operation, device index, bytes. ``RELEASE``, ``TAKE_BACK`` and ``LET_GO`` have no answer.
 
-``SHARE``, ``FIND`` and ``FORGET`` have instead of bytes the size of what follows: a token, and for
-``SHARE`` the handle that it stands for; instead of a device, whether a descriptor comes with it.
+From ``SHARE`` on, all have instead of bytes the size of what follows: a token, and behind it for
+``SHARE`` the handle that it stands for, for ``PLEDGE`` and ``TAKE_BACK`` bytes as ``PLEDGED``.
+Instead of a device, ``SHARE`` has whether a descriptor comes with it, and ``FIND`` whether the
+finder opens what it finds, of which it lets go later.
 """
+
+PLEDGED = struct.Struct(">Q")
 
 BUDGET_ANSWER = struct.Struct(">BxxxxxxxQ")
 """1 when granted, else 0; and the bytes that the whole lease holds on that GPU.
@@ -264,7 +268,7 @@ def decode_budget_calls(buffer: bytearray) -> list[BudgetCall]:
     while len(buffer) - at >= BUDGET_CALL.size:
         operation, device, size = BUDGET_CALL.unpack_from(buffer, at)
         end = at + BUDGET_CALL.size
-        if not RESERVE <= operation <= FORGET:
+        if not RESERVE <= operation <= LET_GO:
             raise RemoteProtocolError("malformed budget call", why=f"operation {operation}")
         if operation >= SHARE:
             if size > BUDGET_PAYLOAD_SIZE_MAX:

@@ -192,8 +192,10 @@ async def serve_budget(worker: Worker, budget: Budget, sharing: Sharing) -> None
                 break
             buffer += data
             for call in messages.decode_budget_calls(buffer):
-                if call.operation >= messages.SHARE:
-                    answer, passed = answer_sharing(worker, sharing, call, descriptors)
+                if call.operation >= messages.PLEDGE:
+                    answer, passed = answer_holding(worker, budget, call), []
+                elif call.operation >= messages.SHARE:
+                    answer, passed = answer_sharing(worker, budget, sharing, call, descriptors)
                 else:
                     answer, passed = answer_budget_call(worker, budget, call), []
                 # A worker has one call in hand at most, so the answer always fits.
@@ -211,7 +213,11 @@ async def serve_budget(worker: Worker, budget: Budget, sharing: Sharing) -> None
 
 
 def answer_sharing(
-    worker: Worker, sharing: Sharing, call: messages.BudgetCall, descriptors: list[int]
+    worker: Worker,
+    budget: Budget,
+    sharing: Sharing,
+    call: messages.BudgetCall,
+    descriptors: list[int],
 ) -> tuple[bytes, list[int]]:
     """Share, find or forget a handle; return the answer, and the descriptor that goes with it.
 
@@ -235,8 +241,32 @@ def answer_sharing(
     found = sharing.find(worker.lease, token)
     if found is None:
         return messages.BUDGET_ANSWER.pack(0, 0), []
+    if call.device:
+        budget.hold(worker.number, token)
     passed = [found.descriptor] if found.descriptor >= 0 else []
     return messages.BUDGET_ANSWER.pack(1 + len(passed), len(found.value)) + found.value, passed
+
+
+def answer_holding(worker: Worker, budget: Budget, call: messages.BudgetCall) -> bytes:
+    """Note who holds shared memory; return the answer, which only a pledge has.
+
+    Raises:
+        BudgetError: when the worker says what it cannot do.
+    """
+    token, rest = call.payload[:TOKEN_SIZE], call.payload[TOKEN_SIZE:]
+    if call.operation == messages.LET_GO:
+        budget.let_go(worker.number, token)
+        return b""
+    if len(rest) != messages.PLEDGED.size:
+        raise BudgetError("a pledge without its size")
+    (size,) = messages.PLEDGED.unpack(rest)
+    if call.operation == messages.TAKE_BACK:
+        budget.take_back(worker.number, token, size)
+        return b""
+    if call.device >= len(worker.devices):
+        raise BudgetError(f"no device {call.device}")
+    budget.pledge(worker.number, worker.devices[call.device], token, size)
+    return messages.BUDGET_ANSWER.pack(1, 0)
 
 
 def answer_budget_call(worker: Worker, budget: Budget, call: messages.BudgetCall) -> bytes:

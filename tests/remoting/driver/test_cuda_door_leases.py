@@ -67,6 +67,19 @@ def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
     assert first.returncode == 0, err
 
 
+@pytest.mark.parametrize("how", ["owner frees", "owner dies", "other dies"])
+def test_memory_that_another_process_has_opened_is_paid_until_it_lets_go(
+    how: str, fake_gpu_pool: FakeGpuPool, tmp_path: Path
+) -> None:
+    """Physical memory is there as long: an allocation, what was exported, and a pool's."""
+    program = tmp_path / "holders"
+    command = ["gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-o"]
+    command += [str(program), str(HERE / "programs" / "holders.c")]
+    subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
+    done = fake_gpu_pool.command("run", "-p", "0.25", "--", str(program), how)
+    assert done.stdout == "results right\n", done.stderr + fake_gpu_pool.logs()
+
+
 def test_kernels_of_two_processes_meet_in_memory_of_the_host(
     fake_gpu_pool: FakeGpuPool, tmp_path: Path
 ) -> None:

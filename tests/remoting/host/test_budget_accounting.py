@@ -77,6 +77,68 @@ def test_lease_closes_once_its_workers_have_ended() -> None:
     budget.close_lease(LEASES[0])
 
 
+def test_shared_memory_is_charged_until_the_last_one_lets_go() -> None:
+    budget = budget_with(1, 2, 3)
+    assert budget.reserve(1, GPUS[0], 70)
+    budget.pledge(1, GPUS[0], b"t", 50)
+    assert budget.held(1, GPUS[0]) == (70, 0)
+    budget.hold(2, b"t")
+    budget.hold(3, b"t")
+    budget.let_go(1, b"t")
+    assert budget.usage(LEASES[0], GPUS[0]) == 70
+    assert not budget.reserve(1, GPUS[0], 31)
+    # The driver counts it as theirs now.
+    assert [budget.held(worker, GPUS[0])[0] for worker in (1, 2, 3)] == [20, 50, 50]
+    budget.end_worker(2)
+    assert budget.usage(LEASES[0], GPUS[0]) == 70
+    budget.let_go(3, b"t")
+    assert budget.usage(LEASES[0], GPUS[0]) == 20
+
+
+def test_shared_memory_outlives_the_worker_that_allocated_it() -> None:
+    budget = budget_with(1, 2)
+    assert budget.reserve(1, GPUS[0], 70)
+    budget.pledge(1, GPUS[0], b"t", 50)
+    budget.hold(2, b"t")
+    budget.end_worker(1)
+    assert budget.usage(LEASES[0], GPUS[0]) == 50
+    budget.end_worker(2)
+    assert budget.usage(LEASES[0], GPUS[0]) == 0
+
+
+def test_what_is_taken_back_stays_charged_while_others_may_have_it() -> None:
+    budget = budget_with(1, 2)
+    assert budget.reserve(1, GPUS[0], 70)
+    budget.pledge(1, GPUS[0], b"t", 50)
+    budget.take_back(1, b"t", 10)
+    assert budget.usage(LEASES[0], GPUS[0]) == 60
+    budget.hold(2, b"t")
+    budget.take_back(1, b"t", 10)
+    assert budget.usage(LEASES[0], GPUS[0]) == 60
+
+
+def test_a_pledge_is_of_what_a_worker_has_and_belongs_to_its_lease() -> None:
+    budget = budget_with(1, 2)
+    budget.open_lease(LEASES[1], PARTITIONS)
+    budget.add_worker(3, LEASES[1])
+    assert budget.reserve(1, GPUS[0], 10)
+    budget.pledge(1, GPUS[0], b"t", 5)
+    for call in (
+        lambda: budget.pledge(1, GPUS[0], b"t", 6),
+        lambda: budget.pledge(1, GPUS[1], b"t", 0),
+        lambda: budget.pledge(2, GPUS[0], b"t", 0),
+        lambda: budget.take_back(1, b"t", 6),
+        lambda: budget.take_back(2, b"t", 1),
+        lambda: budget.let_go(2, b"t"),
+        lambda: budget.let_go(3, b"t"),
+        lambda: budget.let_go(1, b"other"),
+    ):
+        with pytest.raises(BudgetError):
+            call()
+    budget.hold(3, b"t")  # of another lease: there is nothing of that name
+    assert budget.usage(LEASES[0], GPUS[0]) == 10
+
+
 class BudgetMachine(RuleBasedStateMachine):
     """The books against a plain list of who holds what."""
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gpupool.pool.ids import LeaseId
+from gpupool.pool.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.channel import BudgetClient
 from gpupool.remoting.host.sharing import SHARED_MAX, Sharing
@@ -17,6 +17,7 @@ from gpupool.remoting.host.workers import Worker, serve_budget
 
 ONE, OTHER = LeaseId(1), LeaseId(2)
 TOKEN = bytes(range(32))
+GPU = GpuId("GPU-a")
 
 
 class HostedWorker:
@@ -24,7 +25,7 @@ class HostedWorker:
 
     def __init__(self, number: int, lease: LeaseId) -> None:
         self.number, self.lease = number, lease
-        self.devices: tuple[()] = ()
+        self.devices: tuple[GpuId, ...] = ()
         self.budget, theirs = socket.socketpair()
         self.budget.setblocking(False)
         self.client = BudgetClient(theirs)
@@ -35,13 +36,19 @@ class HostedWorker:
         self.killed = why
 
 
-def serve(workers: list[HostedWorker], sharing: Sharing) -> threading.Thread:
+def serve(
+    workers: list[HostedWorker], sharing: Sharing, budget: Budget | None = None
+) -> threading.Thread:
     """Serve the workers in a thread until their ends are closed."""
+    books = budget or Budget()
+    for worker in workers:
+        books.open_lease(worker.lease, {GPU: 100})
+        books.add_worker(worker.number, worker.lease)
 
     async def serve_all() -> None:
         async with trio.open_nursery() as nursery:
             for worker in workers:
-                nursery.start_soon(serve_budget, cast("Worker", worker), Budget(), sharing)
+                nursery.start_soon(serve_budget, cast("Worker", worker), books, sharing)
 
     thread = threading.Thread(target=trio.run, args=(serve_all,))
     thread.start()
@@ -79,6 +86,36 @@ def test_workers_of_a_lease_find_what_others_shared(tmp_path: Path) -> None:
     assert not any(worker.killed for worker in workers)
     sharing.end_worker(1)
     assert sharing.find(ONE, TOKEN) is None
+
+
+def test_a_worker_that_opens_memory_holds_what_another_has_pledged() -> None:
+    budget, workers = Budget(), [HostedWorker(1, ONE), HostedWorker(2, ONE)]
+    giver, taker = (worker.client for worker in workers)
+    for worker in workers:
+        worker.devices = (GPU,)
+    thread = serve(workers, Sharing(), budget)
+    try:
+        assert giver.reserve(0, 60)
+        assert giver.share(TOKEN, b"handle")
+        giver.pledge(TOKEN, 0, 50)
+        assert taker.find(TOKEN) is not None  # looks, and opens nothing
+        giver.take_back(TOKEN, 10)
+        assert giver.usage(0) == 50
+        assert taker.find(TOKEN, opens=True) is not None
+        giver.forget(TOKEN)
+        giver.let_go(TOKEN)
+        giver.release(0, 10)
+        assert giver.usage(0) == 40
+        assert taker.find(TOKEN, opens=True) is None
+        taker.let_go(TOKEN)
+        assert taker.usage(0) == 0
+    finally:
+        for worker in workers:
+            worker.theirs.close()
+        thread.join(10)
+        for worker in workers:
+            worker.budget.close()
+    assert not any(worker.killed for worker in workers)
 
 
 def test_a_descriptor_that_nobody_asked_for_ends_a_worker(tmp_path: Path) -> None:

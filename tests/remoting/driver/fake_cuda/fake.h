@@ -207,6 +207,7 @@ struct backing { /* physical memory: cuMemCreate, or what an allocation stands o
     int dev, uses;
     CUmemAllocationProp prop;
     bool imported; /* it is another process's, in the file of `descriptor` */
+    bool shared;   /* another process may have it, and its bytes then, whatever happens here */
     int descriptor;
 };
 

@@ -131,7 +131,8 @@ static void backing_drop(struct backing *backing) {
     if (backing->imported) {
         close(backing->descriptor);
     } else {
-        file_return(backing->offset, backing->size);
+        if (!backing->shared)
+            file_return(backing->offset, backing->size);
         device_refund(backing->dev, backing->size);
     }
     backing->id = 0; /* the struct stays, so that a stale handle is seen to be one */
@@ -296,7 +297,7 @@ static void unmap_storage(struct region *region) { /* with `lock` held */
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     else
         munmap(region->storage, mapped);
-    if (region->backing != NULL && !region->imported)
+    if (region->backing != NULL && !region->imported && !region->backing->shared)
         file_return(region->backing->offset, region->size);
     free(region->backing);
 }
@@ -903,16 +904,20 @@ bool memory_share(CUdeviceptr pointer, CUmemoryPool pool, struct ipc_memory *mem
     struct region region;
     bool fits = memory_find(pointer, &region) && region.kind == REGION_DEVICE &&
                 region.pool == pool && !region.imported;
-    if (fits)
+    if (fits) {
+        region.backing->shared = true;
         *memory = (struct ipc_memory){region.backing->offset, region.size, region.dev};
+    }
     return fits;
 }
 
 bool memory_share_backing(CUmemGenericAllocationHandle handle, struct ipc_memory *memory) {
     struct backing *backing = backing_of(handle);
     bool fits = backing != NULL && backing->prop.requestedHandleTypes == 1;
-    if (fits)
+    if (fits) {
+        backing->shared = true;
         *memory = (struct ipc_memory){backing->offset, backing->size, backing->dev};
+    }
     return fits;
 }
 
