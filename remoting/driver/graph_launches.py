@@ -8,16 +8,17 @@ import ctypes
 import struct
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import table
-from gpupool.remoting.driver.api import CudaError
+from gpupool.remoting.driver.api import INVALID_VALUE, NOT_SUPPORTED, CudaError
 from gpupool.remoting.driver.client import WORDS, Area, Client
 from gpupool.remoting.driver.direct import Direct
 from gpupool.remoting.driver.graphs import Allocation, Graphs
 from gpupool.remoting.driver.memory import Memory, charged
-from gpupool.remoting.driver.node_params import PARAMS_SIZE, Translator
+from gpupool.remoting.driver.node_params import ALLOCATE, FREE, PARAMS_SIZE, Translator
 from gpupool.remoting.driver.slots import Slots
 
 INSTANTIATE = struct.Struct("<QQQi4x")
@@ -75,16 +76,7 @@ class GraphLaunches(Area):
         if self.client.take_failure(self.client.request):
             return None  # of what built the graph, most likely
         handle = self._graphs.handle(graph)
-        made = Executable(graph)
-        every = self._graphs.within(graph)
-        made.allocations = [each for one in every for each in one.allocations]
-        freed = Counter(address for one in every for address in one.freed)
-        for allocation in made.allocations:  # what comes behind a free may lie where that was
-            if freed[allocation.address]:
-                freed[allocation.address] -= 1
-            else:
-                made.left.append(allocation)
-        made.foreign = sorted(freed.elements())
+        made = self._described(graph)
         on = self.streams[stream] if stream else 0
         request = self.client.request
         if not made.allocations:
@@ -92,6 +84,19 @@ class GraphLaunches(Area):
         return self._memory.once_freed(
             lambda: self._make(number, handle, made, flags, on, 0) or b""
         )
+
+    def _described(self, graph: int) -> Executable:
+        """Return an executable graph as it will be, by the memory of its nodes."""
+        made = Executable(graph)
+        made.allocations, freeing = self._graphs.memory_of(self._graphs.handle(graph))
+        freed = Counter(freeing)
+        for allocation in made.allocations:  # what comes behind a free may lie where that was
+            if freed[allocation.address]:
+                freed[allocation.address] -= 1
+            else:
+                made.left.append(allocation)
+        made.foreign = sorted(freed.elements())
+        return made
 
     def _make(
         self, number: int, handle: int, made: Executable, flags: int, stream: int, request: int
@@ -140,27 +145,31 @@ class GraphLaunches(Area):
             left = any(one is each for each in made.left)
             if left and one.address in self.client.allocations:
                 self.client.allocations[one.address] = (one.device, charged(one.size))
+                self._memory.of_graphs.add(one.address)
             else:
                 gone.append(one)
         if gone:
             self._give_back(gone)
 
     def _give_back(self, gone: list[Allocation]) -> None:
-        """Have CUDA let go of memory that it keeps for graphs, and then count it as free."""
-        freeing = self.waiter.freeing
-        freeing.begin()
+        """Have CUDA let go of memory that it keeps for graphs, and then count it as free.
 
-        def run() -> None:
-            try:
-                for device in {one.device for one in gone}:
-                    self._direct.call("cuDeviceGraphMemTrim", self.client.ordinals[device])
-            except self.api.errors as error:
-                self.client.fail(table.GRAPH_EXEC_DESTROY, self.api.status_of(error))
-            finally:
-                self._release(gone)
-                freeing.end()
+        A launch may still run, and has its memory until it is over.
+        """
+        for device in {one.device for one in gone}:
+            self.waiter.freeing.begin()
+            own = [one for one in gone if one.device == device]
+            self.waiter.start(device, partial(self._give_back_now, device, own))
 
-        self.waiter.start(self.client.device, run)
+    def _give_back_now(self, device: int, gone: list[Allocation]) -> None:
+        try:
+            self.api.runtime.deviceSynchronize()
+            self._memory.pools.trim_graphs(device)
+            self._release(gone)
+        except self.api.errors as error:
+            self.client.fail(table.GRAPH_EXEC_DESTROY, self.api.status_of(error))
+        finally:
+            self.waiter.freeing.end()
 
     # --- launching --------------------------------------------------------------------------------
 
@@ -168,15 +177,18 @@ class GraphLaunches(Area):
         self.api.call("cuGraphLaunch", self._handle(number), self.streams[stream])
         made = self._executables[number]
         if made.left or made.foreign:
-            self._note(made)
+            self._note(made, self.streams[stream])
 
-    def _note(self, made: Executable) -> None:
+    def _note(self, made: Executable, stream: int) -> None:
         allocations = self.client.allocations
         for one in made.left:
             allocations.setdefault(one.address, (one.device, 0))
         for address in made.foreign:
-            device, cost = allocations.pop(address, (0, 0))
-            self.client.budget.release(device, cost)
+            if address not in allocations:
+                continue
+            freed = self._memory.take(address)[1]
+            if freed is not None:
+                self._memory.when_reached(stream, table.GRAPH_LAUNCH, freed)
 
     # --- changing ---------------------------------------------------------------------------------
 
@@ -184,6 +196,8 @@ class GraphLaunches(Area):
         rest = bytes(self.client.rest(3, PARAMS_SIZE + size))
         params = self._translator.to_cuda(rest[:PARAMS_SIZE], rest[PARAMS_SIZE:])
         handle, pointer = self._graphs.nodes[node].handle, params.pointer()
+        if params.kind in (ALLOCATE, FREE):  # as CUDA says; their memory has been counted
+            raise CudaError(INVALID_VALUE, "cuGraphNodeSetParams")
         if executable:
             name = "cuGraphExecNodeSetParams"
             self._direct.call(name, self._handle(executable), handle, pointer)
@@ -192,6 +206,8 @@ class GraphLaunches(Area):
 
     def _set_child(self, executable: int, node: int, graph: int) -> None:
         handles = self._graphs.nodes[node].handle, self._graphs.handle(graph)
+        if self._graphs.memory_of(handles[1])[0]:
+            raise CudaError(NOT_SUPPORTED, "cuGraphExecChildGraphNodeSetParams")
         name = "cuGraphExecChildGraphNodeSetParams"
         self._direct.call(name, self._handle(executable), *handles)
 
@@ -204,7 +220,12 @@ class GraphLaunches(Area):
             return None
         info = (ctypes.c_char * UPDATE.size)()
         handles = self._handle(executable), self._graphs.handle(graph)
+        made, now = self._executables[executable], self._described(graph)
+        self._reserve(now)
         status = self._direct.status("cuGraphExecUpdate_v2", *handles, info)
+        self._release((now if status else made).allocations)
+        if not status:
+            made.allocations, made.left, made.foreign = now.allocations, now.left, now.foreign
         result, node, other = UPDATE.unpack(info.raw)
         numbers = [self._graphs.number(graph, handle) for handle in (node, other)]
         body = WORDS[3].pack(result & 0xFFFFFFFF, *numbers)

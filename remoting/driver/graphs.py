@@ -13,6 +13,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver import node_params, table
 from gpupool.remoting.driver.api import (
     CAPTURE_RELAXED,
+    ILLEGAL_STATE,
     INVALID_VALUE,
     CudaError,
 )
@@ -22,6 +23,9 @@ from gpupool.remoting.driver.node_params import COPY_SIZE, PARAMS_SIZE, Translat
 
 NODES_MAX = 65536
 """Nodes of one graph that a client may ask for."""
+
+CAPTURING = 1
+"""Of CUstreamCaptureStatus."""
 
 EDGES_MAX = 1 << 20
 EDGES_AT_ONCE = 4096
@@ -62,8 +66,6 @@ class Graph:
     """What the worker knows of a graph beside CUDA's handle."""
 
     numbers: dict[int, int] = field(default_factory=dict[int, int])  # by a node's handle
-    allocations: list[Allocation] = field(default_factory=list[Allocation])
-    freed: list[int] = field(default_factory=list[int])  # addresses that its nodes free
 
 
 class Graphs(Area):
@@ -76,6 +78,7 @@ class Graphs(Area):
         self.nodes: dict[int, Node] = {}
         self.known: dict[int, Graph] = {}
         self._begun: set[int] = set()  # graphs that a capture has made, and not yet ended
+        self._with_memory = False  # some node of some graph allocates or frees
         self.posted = {
             table.BEGIN_CAPTURE: (3, self._begin_capture),
             table.BEGIN_CAPTURE_TO: (4, self._begin_capture_to),
@@ -109,13 +112,39 @@ class Graphs(Area):
         """Return the client's number of a node, 0 when it has none."""
         return self.known[graph].numbers.get(node, 0) if graph in self.known else 0
 
-    def within(self, graph: int) -> list[Graph]:
-        """Return a graph and those within its nodes."""
-        found = [self.known[graph]]
-        for number in found[0].numbers.values():
-            for child in self.nodes[number].children:
-                found += self.within(child)
-        return found
+    def memory_of(self, handle: int) -> tuple[list[Allocation], list[int]]:
+        """Return what the nodes of a graph of CUDA allocate, and the addresses that they free.
+
+        Of this the driver is asked: what a client says of its graphs might be wrong.
+        """
+        allocations, freed = list[Allocation](), list[int]()
+        for node in self._nodes_of(handle) if self._with_memory else ():
+            kind = ctypes.c_int(0)
+            self._direct.call("cuGraphNodeGetType", node, kind)
+            if kind.value == node_params.GRAPH:
+                inner = self.memory_of(self._child(node))
+                allocations += inner[0]
+                freed += inner[1]
+            elif kind.value in (node_params.ALLOCATE, node_params.FREE):
+                params = node_params.Params(
+                    bytearray(self._translator.from_cuda(kind.value, node)[0])
+                )
+                if kind.value == node_params.FREE:
+                    freed.append(params.word(node_params.UNION))
+                    continue
+                address = params.word(node_params.ALLOCATE_ADDRESS)
+                size = params.word(node_params.ALLOCATE_BYTES)
+                device = params.index(node_params.ALLOCATE_DEVICE)
+                allocations.append(Allocation(address, size, device))
+        return allocations, freed
+
+    def _nodes_of(self, handle: int) -> list[int]:
+        count = ctypes.c_size_t(0)
+        self._direct.call("cuGraphGetNodes", handle, None, count)
+        found = (ctypes.c_uint64 * max(count.value, 1))()
+        if count.value:
+            self._direct.call("cuGraphGetNodes", handle, found, count)
+        return list(found)[: count.value]
 
     def _keep_graph(self, number: int, handle: int) -> None:
         self.client.keep("g", number, handle)
@@ -221,18 +250,23 @@ class Graphs(Area):
         name = COPIES[source[4] == node_params.ON_HOST, target[4] == node_params.ON_HOST]
         self._direct.call(name, to, of, width, handle)
 
+    def _check_captured(self, stream: int, graph: int) -> None:
+        """Raise CudaError unless a stream captures into a graph: else memory were not counted."""
+        if self._captured(stream)[:2] != (CAPTURING, self.handle(graph)):
+            raise CudaError(ILLEGAL_STATE, "cuMemAllocAsync")
+        self._with_memory = True
+
     def _capture_allocate(self, stream: int, graph: int, size: int, number: int) -> bytes:
+        self._check_captured(stream, graph)
         address = self._direct.get("cuMemAllocAsync", size, self.streams[stream])
         _, _, front = self._captured(stream)
         if len(front) == 1:
             self._keep_node(graph, number, front[0][0])
-        made = Allocation(address, size, self.client.device)
-        self.known[graph].allocations.append(made)
         return WORDS[1].pack(address)
 
     def _capture_free(self, stream: int, graph: int, address: int) -> None:
+        self._check_captured(stream, graph)
         self.api.runtime.freeAsync(address, self.streams[stream])
-        self.known[graph].freed.append(address)
 
     # --- building ---------------------------------------------------------------------------------
 
@@ -286,14 +320,12 @@ class Graphs(Area):
             params.pointer(),
         )  # fmt: skip
         made = self._keep_node(graph, number, handle)
-        self._note(graph, made, params, numbers)
+        self._note(made, params, numbers)
         return params
 
-    def _note(
-        self, graph: int, made: Node, params: node_params.Params, numbers: tuple[int, ...]
-    ) -> None:
-        """Remember the graphs within a new node, and what memory it takes or gives."""
-        kind, known = params.kind, self.known[graph]
+    def _note(self, made: Node, params: node_params.Params, numbers: tuple[int, ...]) -> None:
+        """Remember the graphs within a new node, and whether it takes or gives memory."""
+        kind = params.kind
         if kind == node_params.GRAPH and len(numbers) == 1:
             child = self._child(made.handle)
             self._keep_within(made, numbers[0], child)
@@ -301,14 +333,8 @@ class Graphs(Area):
             bodies = params.word(node_params.CONDITIONAL_BODIES)
             for at, number in enumerate(numbers):
                 self._keep_within(made, number, ctypes.c_uint64.from_address(bodies + 8 * at).value)
-        elif kind == node_params.ALLOCATE:
-            (ordinal,) = struct.unpack_from("<i", params.bytes, node_params.ALLOCATE_DEVICE)
-            address = params.word(node_params.ALLOCATE_ADDRESS)
-            size = params.word(node_params.ALLOCATE_BYTES)
-            device = self.client.ordinals.index(ordinal)
-            known.allocations.append(Allocation(address, size, device))
-        elif kind == node_params.FREE:
-            known.freed.append(params.word(node_params.UNION))
+        elif kind in (node_params.ALLOCATE, node_params.FREE):
+            self._with_memory = True
 
     def _child(self, node: int) -> int:
         found = ctypes.c_uint64(0)
@@ -374,7 +400,9 @@ class Graphs(Area):
         status, front = 0, list[tuple[int, bytes]]()
         if stream:
             status, _, front = self._captured(stream)
-        handles = self._node_handles(graph)
+        handles = self._nodes_of(self.handle(graph))
+        if len(handles) > NODES_MAX:
+            raise CudaError(INVALID_VALUE, "cuGraphGetNodes")
         numbers = self.known[graph].numbers
         fresh = iter(range(first, first + 2 * NODES_MAX))
         body = bytearray()
@@ -389,16 +417,6 @@ class Graphs(Area):
             body += FRONT.pack(numbers[node], data)
         head = WORDS[4].pack(status, len(handles), len(edges), len(front))
         return head + bytes(body)
-
-    def _node_handles(self, graph: int) -> list[int]:
-        count = ctypes.c_size_t(0)
-        self._direct.call("cuGraphGetNodes", self.handle(graph), None, count)
-        if count.value > NODES_MAX:
-            raise CudaError(INVALID_VALUE, "cuGraphGetNodes")
-        found = (ctypes.c_uint64 * max(count.value, 1))()
-        if count.value:
-            self._direct.call("cuGraphGetNodes", self.handle(graph), found, count)
-        return list(found)[: count.value]
 
     def _describe(self, number: int, fresh: Any) -> bytes:
         node = self.nodes[number]

@@ -26,6 +26,7 @@ class Memory(Area):
         super().__init__(client)
         self.pools = pools
         self.tokens = tokens
+        self.of_graphs: set[int] = set()  # addresses that launches left, of graphs that are no more
         self.posted = {
             table.FREE: (1, self.free),
             table.FREE_ASYNC: (2, self._free_async),
@@ -133,7 +134,7 @@ class Memory(Area):
         """Free memory on a thread of its own: CUDA waits for the GPU before it does."""
         if self.pools.imports.outlives(address):
             return
-        device, freed = self._take(address)
+        device, freed = self.take(address)
         freeing = self.waiter.freeing
         freeing.begin()
 
@@ -152,7 +153,7 @@ class Memory(Area):
 
         self.waiter.start(device, run)
 
-    def _take(self, address: int) -> tuple[int, Callable[[], None] | None]:
+    def take(self, address: int) -> tuple[int, Callable[[], None] | None]:
         """Take an allocation that ends; return its device, and what to do once it is free."""
         device, cost = self.client.allocations.pop(address)
         if self.pools.owns(address):
@@ -160,16 +161,24 @@ class Memory(Area):
         token, imported = self.tokens.freed(address), self.pools.imports.take(address)
         if imported is not None:
             return device, lambda: self.pools.import_freed(imported)
-        if cost:
-            return device, lambda: self.tokens.release(token, device, cost)
-        return device, None  # a pool's, or a graph's
+        of_graph = address in self.of_graphs
+        self.of_graphs.discard(address)
+        if not cost:
+            return device, None  # a pool's, or a graph's that is charged for it
+
+        def freed() -> None:
+            if of_graph:  # CUDA keeps it for graphs
+                self.pools.trim_graphs(device)
+            self.tokens.release(token, device, cost)
+
+        return device, freed
 
     def _free_async(self, address: int, stream: int) -> None:
         handle = self.streams[stream]
         self.pools.refuse_capture(handle, "cuMemFreeAsync")
         if self.pools.imports.outlives(address):
             return
-        _, freed = self._take(address)
+        _, freed = self.take(address)
         self.api.runtime.freeAsync(address, handle)
         if freed is not None:
             self.when_reached(handle, table.FREE_ASYNC, freed)

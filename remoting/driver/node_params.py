@@ -60,6 +60,10 @@ class Params:
         """Return a ctypes object whose address is that of the parameters."""
         return (ctypes.c_char * PARAMS_SIZE).from_buffer(self.bytes)
 
+    def index(self, at: int) -> int:
+        """Return a 32-bit value."""
+        return struct.unpack_from("<i", self.bytes, at)[0]
+
     def word(self, at: int) -> int:
         """Return a 64-bit value."""
         return WORD.unpack_from(self.bytes, at)[0]

@@ -98,6 +98,34 @@ def test_an_installation_builds_the_same_library(library: Path) -> None:
     assert (library / "libcuda.so").exists()
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        "capture_under_another_name",
+        "capture_that_never_began",
+        "plain_allocation_in_a_capture",
+        "plain_free_in_a_capture",
+        "free_behind_what_does_not_end",
+        "graph_destroyed_while_it_runs",
+        "memory_of_a_failed_context",
+    ],
+)
+def test_a_client_that_wants_more_than_its_partition(case: str, tmp_path: Path) -> None:
+    """The books have all that the driver has, as long as it has it."""
+    with Control(tmp_path) as control:
+        path = f"{HERE / 'ctypes_bindings'}:{ROOT / 'src'}"
+        values = control.environment(build_driver()) | {"PYTHONPATH": path}
+        done = subprocess.run(
+            [sys.executable, str(HERE / "overspend.py"), case],
+            env=process_environment(values),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("seeds", [("0", "60"), ("20175", "1")])
 def test_records_that_no_library_sends(seeds: tuple[str, str], tmp_path: Path) -> None:
     """Whole and broken ones, with words of all kinds: calls fail, or the session ends, no more."""

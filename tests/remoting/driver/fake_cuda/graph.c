@@ -952,6 +952,9 @@ API CUresult cuGraphMemAllocNodeGetParams(CUgraphNode hNode,
     memset(params_out, 0, sizeof *params_out);
     params_out->poolProps.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
     params_out->poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    struct region region;
+    if (memory_find(hNode->work.memory.pointer, &region))
+        params_out->poolProps.location.id = region.dev;
     params_out->bytesize = hNode->work.memory.bytes;
     params_out->dptr = hNode->work.memory.pointer;
     return CUDA_SUCCESS;
