@@ -82,7 +82,7 @@ API CUresult cuArrayDestroy(CUarray hArray) {
     ENTER_CONTEXT(ctx);
     REQUIRE_HANDLE(IS(hArray, MAGIC_ARRAY));
     REQUIRE_HANDLE(!hArray->level);
-    TRY(context_wait(ctx));
+    TRY(context_keep(ctx, context_wait));
     array_free(hArray);
     return CUDA_SUCCESS;
 }
@@ -145,7 +145,7 @@ API CUresult cuMipmappedArrayGetLevel(CUarray *pLevelArray, CUmipmappedArray hMi
 API CUresult cuMipmappedArrayDestroy(CUmipmappedArray hMipmappedArray) {
     ENTER_CONTEXT(ctx);
     REQUIRE_HANDLE(IS(hMipmappedArray, MAGIC_MIPMAP));
-    TRY(context_wait(ctx));
+    TRY(context_keep(ctx, context_wait));
     mipmap_free(hMipmappedArray);
     return CUDA_SUCCESS;
 }

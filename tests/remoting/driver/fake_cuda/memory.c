@@ -380,6 +380,7 @@ API CUresult cuMemGetInfo_v2(size_t *free_, size_t *total) {
 API CUresult cuMemAlloc_v2(CUdeviceptr *dptr, size_t bytesize) {
     ENTER_CONTEXT(ctx);
     REQUIRE(dptr != NULL && bytesize > 0);
+    context_kept();
     return memory_allocate(ctx, bytesize, NULL, false, dptr);
 }
 
@@ -398,23 +399,11 @@ API CUresult cuMemAllocManaged(CUdeviceptr *dptr, size_t bytesize, unsigned int 
     return memory_allocate_managed(ctx, bytesize, flags, false, dptr);
 }
 
-/* Held while a free waits. On an H200 most calls of other threads wait as long, those that make
- * memory among them (driver 580). */
-static pthread_mutex_t freeing = PTHREAD_MUTEX_INITIALIZER;
-
-static void wait_for_frees(void) {
-    pthread_mutex_lock(&freeing);
-    pthread_mutex_unlock(&freeing);
-}
-
 API CUresult cuMemFree_v2(CUdeviceptr dptr) {
     ENTER_CONTEXT(ctx);
     if (dptr == 0)
         return CUDA_SUCCESS;
-    pthread_mutex_lock(&freeing);
-    CUresult result = context_wait(ctx);
-    pthread_mutex_unlock(&freeing);
-    TRY(result);
+    TRY(context_keep(ctx, context_wait));
     return memory_release(dptr, false);
 }
 
@@ -435,7 +424,7 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *pbase, size_t *psize, CUdevice
 API CUresult cuMemHostAlloc(void **pp, size_t bytesize, unsigned int Flags) {
     ENTER_CONTEXT(ctx);
     REQUIRE(pp != NULL && bytesize > 0);
-    wait_for_frees();
+    context_kept();
     void *memory = mmap(NULL, round_up(bytesize, PAGE), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED)
@@ -470,7 +459,7 @@ API CUresult cuMemFreeHost(void *p) {
     ENTER_CONTEXT(ctx);
     if (p == NULL)
         return CUDA_SUCCESS;
-    TRY(context_wait(ctx));
+    TRY(context_keep(ctx, context_wait));
     return host_release(p, REGION_HOST, CUDA_ERROR_INVALID_VALUE);
 }
 
@@ -494,7 +483,7 @@ API CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags) {
 
 API CUresult cuMemHostUnregister(void *p) {
     ENTER_CONTEXT(ctx);
-    TRY(context_wait(ctx));
+    TRY(context_keep(ctx, context_wait));
     return host_release(p, REGION_REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
 }
 

@@ -94,6 +94,7 @@ static CUresult module_load(CUmodule *module, const void *bytes) {
     REQUIRE(module != NULL && bytes != NULL);
     struct image *image;
     TRY(image_parse(bytes, ARCH, &image));
+    context_keep(ctx, context_drain); /* and what went wrong there is not this call's */
     return module_new(ctx, image, NULL, module);
 }
 
@@ -166,7 +167,7 @@ API CUresult cuModuleLoad(CUmodule *module, const char *fname) {
 API CUresult cuModuleUnload(CUmodule hmod) {
     ENTER_CONTEXT(ctx);
     REQUIRE_HANDLE(IS(hmod, MAGIC_MODULE));
-    TRY(context_drain(ctx));
+    TRY(context_keep(ctx, context_drain));
     pthread_mutex_lock(&lock);
     for (CUmodule *at = &hmod->ctx->modules; *at; at = &(*at)->next)
         if (*at == hmod) {
@@ -298,7 +299,7 @@ API CUresult cuLibraryUnload(CUlibrary library) {
         CUmodule module = library->per_device[dev];
         if (module == NULL)
             continue;
-        context_drain(module->ctx);
+        context_keep(module->ctx, context_drain);
         pthread_mutex_lock(&lock);
         for (CUmodule *at = &module->ctx->modules; *at; at = &(*at)->next)
             if (*at == module) {
@@ -331,6 +332,7 @@ API CUresult cuLibraryGetModule(CUmodule *pMod, CUlibrary library) {
     ENTER_CONTEXT(ctx);
     REQUIRE(pMod != NULL);
     REQUIRE_HANDLE(IS(library, MAGIC_LIBRARY));
+    context_keep(ctx, context_drain);
     return library_module(library, ctx, pMod);
 }
 

@@ -330,8 +330,27 @@ static uint64_t submit_locked(CUstream stream, struct work *work) {
     return stream->submitted;
 }
 
+/* On an H200 (driver 580) some calls wait until all kernels are over, and while one does, launches, copies,
+   records of events, allocations and loads of all other threads wait as well. */
+static pthread_mutex_t keeping = PTHREAD_MUTEX_INITIALIZER;
+
+CUresult context_keep(CUcontext ctx, CUresult (*wait)(CUcontext)) {
+    pthread_mutex_lock(&keeping);
+    CUresult result = wait(ctx);
+    pthread_mutex_unlock(&keeping);
+    return result;
+}
+
+void context_kept(void) {
+    pthread_mutex_lock(&keeping);
+    pthread_mutex_unlock(&keeping);
+}
+
 CUresult stream_submit(CUstream stream, struct work *work) {
     CUresult result = CUDA_SUCCESS;
+    if (work->kind == WORK_KERNEL || work->kind == WORK_COPY || work->kind == WORK_FILL ||
+        work->kind == WORK_GRAPH)
+        context_kept();
     pthread_mutex_lock(&engine);
     if (stream->capture != NULL)
         result = capture_add(stream, work);
@@ -363,6 +382,7 @@ static void wait_for(CUstream stream, uint64_t ticket) { /* with `engine` held *
 }
 
 CUresult stream_submit_and_wait(CUstream stream, struct work *work) {
+    context_kept();
     pthread_mutex_lock(&engine);
     bool refused = capture_spoil(stream) || (stream->legacy && context_captures(stream->ctx));
     if (!refused)
@@ -652,6 +672,7 @@ API CUresult cuEventRecordWithFlags(CUevent hEvent, CUstream hStream, unsigned i
     REQUIRE_HANDLE(hEvent->ctx == stream->ctx);
     CUresult result = CUDA_SUCCESS;
     struct work work = {.kind = WORK_RECORD, .record = {hEvent, 0}};
+    context_kept();
     pthread_mutex_lock(&engine);
     if (stream->capture != NULL && flags == 0)
         result = capture_record(stream, hEvent);
