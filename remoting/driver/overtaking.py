@@ -3,8 +3,9 @@
 The driver keeps its caller when a stream's queue is full, and while memory is freed it keeps most
 callers until all kernels are over (seen on an H200). A kernel may wait for what the client writes
 to mapped memory, though, and a stream for the client's answer to a host function. Both lie behind,
-and nothing goes on without them. The client bounds what it sends ahead of an answer
-(``shim/host.c``), but one launch of a graph with many host functions is more than any queue holds.
+and nothing goes on without them. The client sends little ahead of an answer that comes soon
+(``shim/host.c``), but a function may wait for what the program calls next, and one launch of a graph
+with many functions is more than any queue holds.
 """
 
 import threading

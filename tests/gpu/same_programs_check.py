@@ -4,7 +4,8 @@
 
 The test suite runs them with a driver without a GPU (``tests/remoting/driver``). Behind the door
 they must print the same here as there. Natively some cannot, because they ask for what a partition
-of 64 MiB does; what they say is shown for comparison. A folder of runtimes has libcudart of any
+of 64 MiB does; what they say is shown for comparison, as are lines that are others natively: ``ahead``
+says which calls the driver keeps while a host function waits. A folder of runtimes has libcudart of any
 versions, shared and static, each of which gets a program. The exit status is the number of
 failures.
 """
@@ -66,6 +67,7 @@ PROGRAMS = [
     Program("linker", (str(KERNELS / "test_kernels.ptx"),)),
     Program("tensors", (), "refused 1 1"),
     Program("hosts", (CUBIN,), "large graph 100 100200 2"),
+    Program("ahead", (CUBIN, "1500")),
     Program("graphs", (CUBIN,)),
     Program("captures", (CUBIN,)),
     Program("counted", (SPECIAL,)),
@@ -143,6 +145,10 @@ def main() -> int:
                     print("    | " + "\n    | ".join(lines[-60:]))
                 if native.code:
                     print(f"    natively: {last_of(native)}")
+                    continue
+                for line in native.output.splitlines():
+                    if line not in lines:
+                        print(f"    natively: {line[:150]}")
     return failed
 
 

@@ -60,7 +60,7 @@ static bool is_order(int order) { return order >= STREAM_ORDER && order <= ANY_O
 static void before(void *stream, int order, bool from_host) {
     bool pending = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
     if (pending && from_host && order == STREAM_ORDER && !gp_capture_of(stream)) {
-        gp_host_settle(gp_stream_handle(stream));
+        gp_host_settle(gp_stream_handle(stream), 0);
     }
 }
 

@@ -341,12 +341,14 @@ extern int gp_hosts_pending;
 bool gp_in_host_function(void);
 // A function's turn has come.
 void gp_host_arrived(int server, uint64_t id, int status, uint64_t ticket);
-void gp_host_gate(int op, uint64_t size);  // wait until such a record may be sent
+// Wait until such a record may be sent, with so many bytes of its own and so many behind its frame.
+void gp_host_gate(int op, uint64_t size, uint64_t bulk);
 // While functions are pending: what an event stands for, what a stream waits for, and a wait for
-// the functions whose results a stream's next operation may read from the host's memory.
+// the functions whose results a stream's next operation may read from the host's memory. It may
+// be given up after a while, with false, as they may wait for what this thread does next.
 void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream);
 void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event);
-void gp_host_settle(const struct gp_handle *stream);
+bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns);  // 0: without an end
 int gp_host_launched(void *stream);  // a graph was, and may call its host nodes until it ends
 int gp_host_start(void);             // before the worker may call a function
 uint64_t gp_host_oldest(int server);  // that is pending, UINT64_MAX for none

@@ -186,7 +186,7 @@ static int launch(struct gp_handle *handle, void *stream) {
     if (__builtin_expect(exec->staged.count == 0, 1)) return gp_post(GP_GRAPH_LAUNCH, values, 2);
     // The graph copies what the host's memory holds now, so host functions before it must be over.
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
-        gp_host_settle(gp_stream_handle(stream));
+        gp_host_settle(gp_stream_handle(stream), 0);
     }
     // Of memory that has got a mirror since, kernels before the launch may have written the bytes, and
     // kernels behind it may read them.

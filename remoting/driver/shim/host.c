@@ -2,11 +2,13 @@
 //
 // The server's driver comes to a function's place in its stream, waits there, and the worker says
 // so. One thread here runs the functions, in the order in which they are announced, and answers
-// with HOST_DONE; then the stream goes on. HOST_DONE travels behind whatever was sent before, so the
-// worker must get through that without waiting for the GPU: while functions are pending, callers
-// wait here before they send more than a stream's queue holds, or a call that may wait for the GPU.
+// with HOST_DONE; then the stream goes on. HOST_DONE travels behind whatever was sent before. Where
+// the worker stands still in that, another thread of it finds the answer, but not at once. So while
+// functions are pending, callers wait a moment before they send more than a stream's queue holds, or
+// a call that may wait for the GPU; and no longer, for the function may be waiting for them.
 #define _GNU_SOURCE
 #include "core.h"
+#include "managed.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -19,13 +21,20 @@
 #define HOST_CALL_WEIGHT 16
 #define STAGING_SIZE (4u << 20)  // of the worker's 64 buffers, one or more for each upload
 #define ALONE UINT64_MAX
+// Bytes that the worker may have to put aside to find an answer. It takes 512 MiB (reader.py), of which
+// up to 256 are what the program has changed in mapped memory since the last record.
+#define AHEAD_SIZE_MAX (192ull << 20)
+// So long it is hoped that a function ends, one that runs and one whose turn has not come. Where the worker
+// stands still it needs 5 ms more for each, so what is quicker is worth waiting for.
+#define RUN_PATIENCE_NS 100000000ll
+#define TURN_PATIENCE_NS 500000000ll
 
 struct call {
     uint64_t id;
     void (*function)(void *);                       // cuLaunchHostFunc
     void (*callback)(void *stream, int status, void *);  // cuStreamAddCallback
     void *data, *stream;
-    uint64_t mark;  // of sent, when it was posted
+    uint64_t mark, size_mark;  // of sent and sent_size, when it was posted
     struct call *next;
 };
 
@@ -40,6 +49,10 @@ struct queue {
     struct call *pending, **pending_end;  // in the order of their ids
     struct arrival *arrivals, **arrivals_end;
     uint64_t sent;            // weight of what was sent while functions were pending
+    uint64_t sent_size;       // its bytes
+    uint64_t executed_size;   // so many of these are known to have been executed
+    uint64_t slow;            // a function that was waited for in vain
+    int64_t runs_since;       // the function that runs; zero: none
     uint64_t blocking_after;  // the last function in any stream that waits for the legacy one
     int server;
     bool started;
@@ -52,6 +65,12 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct queue queues[GP_SERVERS_MAX];
 
 bool gp_in_host_function(void) { return serving; }
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
 
 static struct queue *queue_here(void) { return &queues[gp_here()]; }
 
@@ -120,9 +139,20 @@ static void run(const struct call *call, int status) {
     }
 }
 
+static void note_run(struct queue *queue, int64_t since) {
+    pthread_mutex_lock(&lock);
+    queue->runs_since = since;
+    pthread_cond_broadcast(&changed);
+    pthread_mutex_unlock(&lock);
+}
+
 static void answer(struct queue *queue, const struct arrival *arrival) {
     struct call call;
-    if (find(queue, arrival->id, &call)) run(&call, arrival->status);
+    if (find(queue, arrival->id, &call)) {
+        note_run(queue, now_ns());
+        run(&call, arrival->status);
+        note_run(queue, 0);
+    }
     if (arrival->ticket != 0) {
         // What the function wrote where kernels read it goes first.
         if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
@@ -172,64 +202,107 @@ static void *serve(void *argument) {
 
 // --- waiting --------------------------------------------------------------------------------------
 
-// How much of a stream's queue a record takes, or ALONE when it may wait for the GPU itself.
-static uint64_t weight_of(int op, uint64_t size) {
+static bool keeps_managed(void) { return __atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0; }
+
+// How much of a stream's queue a record takes, or ALONE when it may wait for the GPU itself. An H200's
+// driver (580) makes memory, pools and mappings while kernels run.
+static uint64_t weight_of(int op, uint64_t bulk) {
     switch (op) {
-        case GP_QUERY_STREAM: case GP_QUERY_EVENT: case GP_DRAIN: case GP_TENSOR_MAP:
+        case GP_QUERY_STREAM: case GP_QUERY_EVENT: case GP_DRAIN: case GP_TENSOR_MAP: case GP_SETTLE:
         case GP_MEMORY_INFO: case GP_FUNCTION_ATTRIBUTES: case GP_OCCUPANCY: case GP_MAP_FREE:
         case GP_CALL_cuStreamDestroy_v2:  // a thread may be joined by a function that is pending
             return 0;
-        case GP_SET_DEVICE: case GP_LAUNCH: case GP_LAUNCH_EX: case GP_FREE: case GP_FREE_ASYNC:
+        case GP_FREE:  // on a thread of its own, beside which the driver keeps copies
+            return keeps_managed() ? ALONE : 1;
+        case GP_SET_DEVICE: case GP_LAUNCH: case GP_LAUNCH_EX: case GP_FREE_ASYNC: case GP_ALLOCATE:
         case GP_RECORD_EVENT: case GP_WAIT_EVENT: case GP_BEGIN_CAPTURE: case GP_END_CAPTURE:
         case GP_CONTEXT_EVENT: case GP_STREAM_VALUES: case GP_COPY_3D: case GP_HOST_NODE: case GP_HOST_DONE:
         case GP_SYNC_STREAM: case GP_SYNC_EVENT: case GP_SYNC_DEVICE:
         case GP_BEGIN_CAPTURE_TO: case GP_CAPTURE_DEPENDENCIES: case GP_CAPTURE_COPY:
         case GP_GRAPH_CREATE: case GP_GRAPH_NODE: case GP_GRAPH_EDGES: case GP_GRAPH_READ:
         case GP_GRAPH_DESTROY: case GP_GRAPH_EXEC_DESTROY:  // which end behind their launches
+        case GP_POOL_GET: case GP_POOL_SET: case GP_POOL_DEFAULT: case GP_POOL_CREATE:
+        case GP_POOL_USE: case GP_POOL_SET_ACCESS: case GP_POOL_GET_ACCESS:
+        case GP_VIRTUAL_CREATE: case GP_VIRTUAL_RESERVE: case GP_VIRTUAL_MAP: case GP_VIRTUAL_ACCESS:
             return 1;
         case GP_DOWNLOAD: case GP_COPY_OUT: case GP_ALLOCATE_ASYNC:
             return 2;
         case GP_HOST_CALL: return HOST_CALL_WEIGHT;
         case GP_GRAPH_LAUNCH: return 4;
-        case GP_COPY_IN: return size == 0 ? 1 : 8 * (1 + size / STAGING_SIZE);
+        case GP_COPY_IN: return bulk == 0 ? 1 : 8 * (1 + bulk / STAGING_SIZE);
         default: return op >= GP_FIRST_CALL ? 4 : ALONE;
     }
 }
 
-static void wait_changed(void) {
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += 1;
+// Wait for a change, until a time or for a second.
+static void wait_changed(int64_t until_ns) {
+    int64_t most = now_ns() + 1000000000ll;
+    if (until_ns > most) until_ns = most;
+    struct timespec until = {until_ns / 1000000000ll, until_ns % 1000000000ll};
     pthread_cond_timedwait(&changed, &lock, &until);
 }
 
-void gp_host_gate(int op, uint64_t size) {
-    // Those are sent with a lock held that the serving thread may need as well.
-    bool locked = op == GP_MAP_WRITE || op == GP_MAP_HOST || op == GP_MANAGED_WRITE ||
-                  op == GP_MANAGED_READ;
-    if (serving || locked) return;
-    uint64_t weight = weight_of(op, size);
-    struct queue *queue = queue_here();
-    bool flushed = false;
+static uint64_t later(uint64_t one, uint64_t other) { return one > other ? one : other; }
+
+static bool has_room(const struct queue *queue, uint64_t size) {
+    uint64_t from = later(queue->pending->size_mark, queue->executed_size);
+    return queue->sent_size - from + size <= AHEAD_SIZE_MAX;
+}
+
+// Learn that what was sent was executed; `lock` is held, though not meanwhile. Where the worker stands
+// still this waits for the functions, behind which that is.
+static void await_executed(struct queue *queue) {
+    uint64_t sent = queue->sent_size;
+    pthread_mutex_unlock(&lock);
+    bool executed = gp_call(GP_SETTLE, NULL, 0, NULL, 0) == GP_SUCCESS;
     pthread_mutex_lock(&lock);
-    while (queue->pending != NULL && !gp_is_lost()) {
-        // A record that is heavier than the whole queue goes alone.
-        bool fits = weight != ALONE && queue->sent - queue->pending->mark + weight <= AHEAD_MAX;
-        if (fits) break;
+    if (executed) queue->executed_size = later(queue->executed_size, sent);
+}
+
+// Whether a record may go now; `lock` is held. The worker cannot take over managed memory that a function
+// has written while it stands still, so where there is any, what waits for functions has to wait here.
+static bool may_go(const struct queue *queue, uint64_t weight, uint64_t size) {
+    if (queue->pending == NULL || gp_is_lost()) return true;
+    if (!has_room(queue, size)) return false;
+    if (weight != ALONE && queue->sent - queue->pending->mark + weight <= AHEAD_MAX) return true;
+    return queue->pending->id == queue->slow && !keeps_managed();
+}
+
+static int64_t hoped_until(const struct queue *queue, int64_t seen) {
+    return queue->runs_since ? queue->runs_since + RUN_PATIENCE_NS : seen + TURN_PATIENCE_NS;
+}
+
+void gp_host_gate(int op, uint64_t size, uint64_t bulk) {
+    // Those are sent with a lock held that the serving thread may need as well.
+    bool locked = op == GP_MAP_WRITE || op == GP_MANAGED_WRITE || op == GP_MANAGED_READ;
+    uint64_t weight = weight_of(op, bulk), head = 0;
+    struct queue *queue = queue_here();
+    int64_t seen = 0;
+    bool waits = !serving && !locked && op != GP_SETTLE, flushed = false;
+    pthread_mutex_lock(&lock);
+    while (waits && !may_go(queue, weight, size + bulk)) {
         if (!flushed) {
             pthread_mutex_unlock(&lock);
             gp_flush();
             pthread_mutex_lock(&lock);
             flushed = true;
-            continue;
+        } else if (!has_room(queue, size + bulk) && queue->executed_size < queue->sent_size) {
+            await_executed(queue);
+        } else if (queue->pending->id != head) {
+            head = queue->pending->id;
+            seen = now_ns();
+        } else if (queue->slow == head) {
+            wait_changed(INT64_MAX);
+        } else if (now_ns() < hoped_until(queue, seen)) {
+            wait_changed(hoped_until(queue, seen));
+        } else {
+            queue->slow = head;
         }
-        wait_changed();
     }
     if (weight != ALONE) queue->sent += weight;
+    queue->sent_size += size + bulk;
     pthread_mutex_unlock(&lock);
 }
-
-static uint64_t later(uint64_t one, uint64_t other) { return one > other ? one : other; }
 
 static bool waits_for_legacy(const struct gp_handle *stream) { return !(stream->flags & 1); }
 
@@ -255,15 +328,18 @@ void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event) {
     set_after(stream, id);
 }
 
-void gp_host_settle(const struct gp_handle *stream) {
+bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns) {
     uint64_t last = after(stream);
     const struct queue *queue = queue_of(stream);
     GP_ROUTE(stream->device);
-    bool flushed = false;
+    int64_t until = patience_ns ? now_ns() + patience_ns : INT64_MAX;
+    bool over, flushed = false;
     pthread_mutex_lock(&lock);
-    while (!serving && queue->pending != NULL && queue->pending->id <= last && !gp_is_lost()) {
+    for (;;) {
+        over = serving || queue->pending == NULL || queue->pending->id > last || gp_is_lost();
+        if (over || now_ns() >= until) break;
         if (flushed) {
-            wait_changed();
+            wait_changed(until);
             continue;
         }
         pthread_mutex_unlock(&lock);
@@ -272,6 +348,7 @@ void gp_host_settle(const struct gp_handle *stream) {
         flushed = true;
     }
     pthread_mutex_unlock(&lock);
+    return over;
 }
 
 // --- adding ---------------------------------------------------------------------------------------
@@ -307,6 +384,7 @@ static int add(struct call call, struct gp_handle *stream) {
     call.id = gp_new_id();
     pthread_mutex_lock(&lock);
     call.mark = queue->sent;
+    call.size_mark = queue->sent_size;
     *made = call;
     *queue->pending_end = made;
     queue->pending_end = &made->next;

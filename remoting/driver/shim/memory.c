@@ -11,6 +11,12 @@
 #define SMALL_COPY_MAX (64 * 1024)
 #define DOWNLOAD_SIZE ((size_t)32 << 20)  // of a piece
 #define INLINE_MAX 4096  // bytes that travel within a record instead of behind the frame
+#define UPLOAD_SIZE ((size_t)32 << 20)
+// So long host functions are waited for before the memory that a copy behind them reads gets a mirror,
+// which is compared at each launch and each synchronisation from then on.
+#define MIRROR_PATIENCE_NS 5000000000ll
+#define SMALL_MIRROR_PATIENCE_NS 500000000ll
+#define SMALL_MIRROR_MAX (64 * 1024)
 
 // --- what lies where ------------------------------------------------------------------------------
 
@@ -295,10 +301,19 @@ static int copy_managed(uint64_t target, uint64_t source, size_t size, void *str
 }
 
 // What host functions before a copy write must be there when it reads the host's memory. Pageable
-// memory is read by an asynchronous copy when it is called, also by CUDA.
-static void settle(void *stream, const void *source, bool async) {
-    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0) return;
-    if (!async || is_pinned(source)) gp_host_settle(gp_stream_handle(stream));
+// memory is read by an asynchronous copy when it is called, also by CUDA. Of pinned memory a mirror
+// is made if they take long; then the copy reads that in its turn, and nobody waits here.
+static bool settle(void *stream, uint64_t target, const void *source, size_t size,
+                   uint64_t *mirror) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0 || !is_pinned(source)) return true;
+    const struct gp_handle *handle = gp_stream_handle(stream);
+    struct gp_range range;
+    uint64_t address = (uint64_t)(uintptr_t)source;
+    bool small = gp_find_range(address, &range) && range.size <= SMALL_MIRROR_MAX;
+    int64_t patience = small ? SMALL_MIRROR_PATIENCE_NS : MIRROR_PATIENCE_NS;
+    if (gp_host_settle(handle, is_apart(target) ? 0 : patience)) return true;
+    if (gp_see(&address) == GP_SUCCESS && gp_mirror_of(source, size, mirror)) return false;
+    return gp_host_settle(handle, 0);
 }
 
 // A copy of which one side is mapped memory of the host, in the order of its stream; a synchronous one
@@ -317,11 +332,20 @@ static int copy_in(uint64_t target, const void *source, size_t size, uint64_t st
     // The bytes may still be on their way here.
     GP_CHECK(gp_drain(source, size));
     uint64_t values[3] = {target, size, stream};
-    if (size > INLINE_MAX) return gp_post_bulk(GP_COPY_IN, values, 3, source, size);
-    unsigned char *at = gp_open(GP_COPY_IN, 0, sizeof values + size);
-    memcpy(at, values, sizeof values);
-    memcpy(at + sizeof values, source, size);
-    gp_close();
+    if (size <= INLINE_MAX) {
+        unsigned char *at = gp_open(GP_COPY_IN, 0, sizeof values + size);
+        memcpy(at, values, sizeof values);
+        memcpy(at + sizeof values, source, size);
+        gp_close();
+        return GP_SUCCESS;
+    }
+    // Beyond a host function no more goes at a time than the worker can put aside.
+    bool pending = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
+    for (size_t done = 0; done < size; done += values[1]) {
+        values[0] = target + done;
+        values[1] = pending && size - done > UPLOAD_SIZE ? UPLOAD_SIZE : size - done;
+        GP_CHECK(gp_post_bulk(GP_COPY_IN, values, 3, (const char *)source + done, values[1]));
+    }
     return GP_SUCCESS;
 }
 
@@ -396,7 +420,9 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
     uint64_t id, mirror;
     GP_CHECK(gp_stream_id(NULL, &id));
     if (gp_mirror_of(source, size, &mirror)) return copy_mapped(target, mirror, size);
-    settle(NULL, source, false);
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
+        gp_host_settle(gp_stream_handle(NULL), 0);
+    }
     GP_CHECK(copy_in(target, source, size, id));
     // CUDA returns before small ones are over (API synchronization behavior, CUDA driver API).
     return size > SMALL_COPY_MAX ? gp_synchronize(GP_SYNC_STREAM, id) : GP_SUCCESS;
@@ -418,7 +444,9 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t s
     if (!is_apart(target) && gp_mirror_of(source, size, &mirror)) {
         return cuMemcpyDtoDAsync_v2(target, mirror, size, stream);
     }
-    settle(stream, source, true);
+    if (!settle(stream, target, source, size, &mirror)) {
+        return cuMemcpyDtoDAsync_v2(target, mirror, size, stream);
+    }
     if (is_apart(target)) return write_across(target, source, size, stream);
     return copy_in(target, source, size, id);
 }

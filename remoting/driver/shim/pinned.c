@@ -115,25 +115,37 @@ static void enter(struct gp_mapped *made) {
     count_eager(made, 1);
 }
 
-static int map_range(const struct gp_range *range, uint64_t *device) {
+static bool is_mapped(const struct gp_range *range, uint64_t *device) {
     pthread_mutex_lock(&gp_push_lock);
     struct gp_mapped *at = gp_mapped_list;
     while (at != NULL && (at->host != (unsigned char *)(uintptr_t)range->start ||
                           (gp_several && !gp_reaches(at->ordinal)))) {
         at = at->next;
     }
+    if (at != NULL) *device = at->device;
+    pthread_mutex_unlock(&gp_push_lock);
+    return at != NULL;
+}
+
+// The worker's answer is waited for without gp_push_lock, which the thread of host functions needs
+// too, and what the worker stands still for may be the end of one.
+static int map_range(const struct gp_range *range, uint64_t *device) {
+    static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;  // so that there is one for each range
     int status = GP_SUCCESS;
-    if (at == NULL) {
-        at = new_mapped((void *)(uintptr_t)range->start, range->size);
-        status = at == NULL ? GP_OUT_OF_MEMORY : ask(at, false);
+    pthread_mutex_lock(&mapping);
+    if (!is_mapped(range, device)) {
+        struct gp_mapped *made = new_mapped((void *)(uintptr_t)range->start, range->size);
+        status = made == NULL ? GP_OUT_OF_MEMORY : ask(made, false);
         if (status == GP_SUCCESS) {
-            enter(at);
-        } else if (at != NULL) {
-            gp_mapped_discard(at);
+            *device = made->device;
+            pthread_mutex_lock(&gp_push_lock);
+            enter(made);
+            pthread_mutex_unlock(&gp_push_lock);
+        } else if (made != NULL) {
+            gp_mapped_discard(made);
         }
     }
-    if (status == GP_SUCCESS) *device = at->device;
-    pthread_mutex_unlock(&gp_push_lock);
+    pthread_mutex_unlock(&mapping);
     return status;
 }
 
@@ -192,7 +204,6 @@ static bool is_for_eager(size_t size, unsigned flags) {
 
 // Memory that the GPU sees from the start, at its own address; NULL: as memory that it does not.
 static void *allocate_eagerly(size_t size) {
-    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_gate(GP_ALLOCATE, 0);
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         struct gp_mapped *made = new_eager(size);
         if (made == NULL) return NULL;
@@ -356,8 +367,6 @@ int gp_see(uint64_t *address) {
     uint64_t base;
     if (!gp_find_range(*address, &range) || range.kind != GP_HOST_MEMORY) return GP_SUCCESS;
     if (range.flags & SAME_ADDRESS && !gp_several) return GP_SUCCESS;
-    // Before the lock of the mapped memory, which the thread of host functions needs as well.
-    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_gate(GP_ALLOCATE, 0);
     // Bytes on their way here would not be in a mirror that is made now.
     void *start = (void *)(uintptr_t)range.start;
     if (!gp_mirror_of(start, range.size, &base)) GP_CHECK(gp_drain(start, range.size));

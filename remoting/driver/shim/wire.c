@@ -566,15 +566,15 @@ static unsigned char *append(struct line *line, int op, int flags, size_t size, 
 }
 
 // Host functions that are pending must not get behind what waits for them; see host.c.
-static void gate(int op, uint64_t size) {
+static void gate(int op, uint64_t size, uint64_t bulk) {
     if (__builtin_expect(__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0, 0)) {
-        gp_host_gate(op, size);
+        gp_host_gate(op, size, bulk);
     }
 }
 
 unsigned char *gp_open(int op, int flags, size_t size) {
     if (sizeof(struct record) + size > BUFFER_SIZE - 64) return NULL;
-    gate(op, 0);
+    gate(op, size, 0);
     int device = gp_place();
     struct line *line = here();
     if (gp_several) opened = line;
@@ -610,7 +610,7 @@ int gp_post(int op, const uint64_t *values, int count) {
 }
 
 int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, size_t size) {
-    gate(op, size);
+    gate(op, 0, size);
     struct line *line = here();
     int device = gp_place();
     pthread_mutex_lock(&line->send_lock);
@@ -669,13 +669,13 @@ static int exchange(struct line *line, int device, struct gp_request *request, i
 }
 
 void gp_ask(struct gp_request *request, int op, const uint64_t *values, int count) {
-    gate(op, 0);
+    gate(op, 0, 0);
     ask(here(), gp_place(), request, op, values, count, NULL, 0, NULL, 0);
 }
 
 int gp_exchange(struct gp_request *request, int op, const uint64_t *values, int count,
                 const void *text, size_t text_size, const void *bulk, size_t bulk_size) {
-    gate(op, 0);
+    gate(op, text_size, bulk_size);
     return exchange(here(), gp_place(), request, op, values, count, text, text_size, bulk,
                     bulk_size);
 }

@@ -81,10 +81,26 @@ def test_host_functions(library: Path, tmp_path: Path) -> None:
     printed = both("hosts", library, tmp_path, str(IMAGE))
     assert printed.splitlines() == [
         *("in order 15 15", "in order 15 15", "across streams 42", "many 500 2500"),
-        *("with other calls 20", "callback 1, calls of CUDA 800, refused 1 1"),
+        *("with other calls 20", "slow 4004", "callback 1, calls of CUDA 800, refused 1 1"),
         *("captured 4 8, callback 900", "pinned 7 8 8 7 0", "behind a host function 1001 1001"),
         "large graph 100 100200 2",
     ]
+
+
+def test_calls_while_a_host_function_waits_for_them(library: Path, tmp_path: Path) -> None:
+    """Those that the driver does not keep return; for the others the function ends in vain."""
+    program = [str(compiled("ahead", tmp_path, library)), str(IMAGE), "20000", "100"]
+    (tmp_path / "native").mkdir()
+    with Control(tmp_path / "native") as control:
+        expected = natively(control, program)
+    assert [line for line in expected.splitlines() if not line.endswith(" goes on")] == [
+        *("module load kept", "module unload kept", "free kept", "unregister kept"),
+        "results right",
+    ]
+    with Control(tmp_path) as control:
+        done = run(library, control, program)
+    assert done.stdout == expected.replace("free kept", "free goes on"), done.stderr
+    assert done.stderr == ""
 
 
 def test_values_and_contexts(library: Path, tmp_path: Path) -> None:

@@ -116,6 +116,33 @@ static void with_other_calls(void *stream, const char *image) {
     printf("with other calls %d\n", calls);
 }
 
+static void write_slowly(void *where) {
+    usleep(120000);
+    *(int *)where += 1000;
+}
+
+// The driver keeps some calls until the functions are over, and the worker with them.
+static void slow(void *stream, const char *image) {
+    void *again;
+    int *both;
+    uint64_t memory;
+    CHECK(cuMemHostAlloc((void **)&both, 64, 1));
+    memset(both, 0, 64);
+    for (int at = 0; at < 2; at++) {
+        CHECK(cuModuleLoad(&again, image));
+        CHECK(cuMemAlloc_v2(&memory, 1 << 20));
+        for (int more = 0; more < 2; more++) {
+            CHECK(cuLaunchHostFunc(stream, write_slowly, both));
+            add_one(stream, (uint64_t)(uintptr_t)both, 1);
+        }
+        CHECK(cuModuleUnload(again));
+        CHECK(cuMemFree_v2(memory));
+    }
+    CHECK(cuStreamSynchronize(stream));
+    printf("slow %d\n", both[0]);
+    CHECK(cuMemFreeHost(both));
+}
+
 static void callbacks(void *stream) {
     void *seen = NULL;
     int status = 0;
@@ -218,6 +245,7 @@ int main(int words, char **word) {
     across_streams();
     many(stream);
     with_other_calls(stream, word[1]);
+    slow(stream, word[1]);
     callbacks(stream);
     captured(stream);
     pinned(stream);

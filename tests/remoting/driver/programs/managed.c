@@ -170,6 +170,29 @@ static void hints(void *stream) {
     NEED(cuMemFree_v2(address) == 1);
 }
 
+static void write_slowly(void *data) {
+    usleep(120000);
+    ((int *)data)[1] += ((int *)data)[0];
+}
+
+// The driver keeps copies of managed memory while it waits to free something or to unload it.
+static void slow_functions(void *stream, const char *image) {
+    int *data = managed(2 * MIB);
+    void *again;
+    uint64_t memory;
+    data[0] = 1;
+    data[1] = 0;
+    CHECK(cuMemAlloc_v2(&memory, 64));
+    CHECK(cuLaunchHostFunc(stream, write_slowly, data));
+    CHECK(cuMemFree_v2(memory));
+    CHECK(cuModuleLoad(&again, image));
+    CHECK(cuLaunchHostFunc(stream, write_slowly, data));
+    CHECK(cuModuleUnload(again));
+    CHECK(cuStreamSynchronize(stream));
+    NEED(data[1] == 2);
+    CHECK(cuMemFree_v2(number(data)));
+}
+
 static void *sum(void *of) {
     int *data = of;
     long total = 0;
@@ -294,6 +317,7 @@ int main(int count, char **arguments) {
     structures();
     hints(stream);
     host_functions(stream);
+    slow_functions(stream, arguments[1]);
     CHECK(cuStreamCreate(&stream, 0));  // one that the legacy stream waits for
     host_functions(stream);
     threads();
