@@ -173,6 +173,7 @@ int gp_check(const void *handle, enum gp_kind kind) {
 int gp_missing(int index) {
     unsigned long before = __atomic_fetch_add(&gp_missing_calls[index], 1, __ATOMIC_RELAXED);
     if (before == 0 && gp_verbose()) gp_say("%s is not supported", gp_missing_names[index]);
+    gp_log("%s is not supported by the CUDA door", gp_missing_names[index]);
     return GP_NOT_SUPPORTED;
 }
 

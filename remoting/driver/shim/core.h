@@ -152,6 +152,7 @@ struct gp_request {
     bool grows;  // body is allocated to fit
     void *bulk;  // where the reply's bulk bytes go
     size_t bulk_size, bulk_read;
+    bool earlier;  // the failure is of an asynchronous call before
     void *line;  // that it went by
     struct gp_request *next;
 };
@@ -218,9 +219,15 @@ void gp_skip_devices(int count);
 void gp_choose_devices(void);
 int gp_push(struct gp_context *context);
 int cuCtxSynchronize(void);
+int cuGetErrorName(int code, const char **text);
+int cuGetErrorString(int code, const char **text);
 int cuStreamSynchronize(void *stream);
 int cuCtxGetCurrent(void **context);
 int gp_place(void);  // where calls go to, as SET_DEVICE names it: a device or a green context; or -1
+
+// logs.c
+void gp_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void gp_log_status(int status, bool earlier);
 
 // visible.c: which devices the program sees
 bool gp_is_named(const struct gp_names *names, const char *word);  // begins with that word

@@ -652,17 +652,6 @@ GP_EXPORT int cuGetErrorString(int code, const char **text) {
     return found == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
-GP_EXPORT int cuLogsRegisterCallback(void *callback, void *user, void **handle) {
-    (void)callback, (void)user;
-    if (handle != NULL) *handle = (void *)&fallback;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuLogsUnregisterCallback(void *handle) {
-    (void)handle;
-    return GP_SUCCESS;
-}
-
 GP_EXPORT int cuProfilerStart(void) { return gp_ready(); }
 
 GP_EXPORT int cuProfilerStop(void) { return gp_ready(); }

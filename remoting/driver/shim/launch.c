@@ -72,7 +72,11 @@ static int launch(struct launch *head, struct function *function, void *stream, 
     if (!grid[0] || !grid[1] || !grid[2] || !block[0] || !block[1] || !block[2]) {
         return GP_INVALID_VALUE;
     }
-    if ((uint64_t)block[0] * block[1] * block[2] > 1024 || block[2] > 64) return GP_INVALID_VALUE;
+    if ((uint64_t)block[0] * block[1] * block[2] > 1024 || block[2] > 64) {
+        gp_log("a block of (%u,%u,%u) is beyond what the device has: (1024,1024,64), 1024 in all",
+               block[0], block[1], block[2]);
+        return GP_INVALID_VALUE;
+    }
     struct given given = {parameters, NULL, 0};
     if (parameters == NULL && function->count > 0) {
         if (extra == NULL) return GP_INVALID_VALUE;

@@ -137,28 +137,3 @@ GP_EXPORT int cuDeviceGetProperties(int *properties, int device) {
     }
     return GP_SUCCESS;
 }
-
-// --- the driver's log, which is empty here --------------------------------------------------------
-
-GP_EXPORT int cuLogsCurrent(unsigned *iterator, unsigned flags) {
-    if (iterator == NULL || flags != 0) return GP_INVALID_VALUE;
-    *iterator = 0;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuLogsDumpToFile(unsigned *iterator, const char *path, unsigned flags) {
-    if (path == NULL || flags != 0) return GP_INVALID_VALUE;
-    FILE *file = fopen(path, "a");
-    if (file == NULL) return GP_INVALID_VALUE;
-    fclose(file);
-    if (iterator != NULL) *iterator = 0;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuLogsDumpToMemory(unsigned *iterator, char *buffer, size_t *size, unsigned flags) {
-    if (buffer == NULL || size == NULL || flags != 0) return GP_INVALID_VALUE;
-    if (*size > 0) *buffer = '\0';
-    *size = 0;
-    if (iterator != NULL) *iterator = 0;
-    return GP_SUCCESS;
-}

@@ -354,6 +354,7 @@ static bool read_answer(struct line *line) {
     pthread_mutex_lock(&line->read_lock);
     request->length = head.body;
     request->status = good ? head.status : GP_DEVICE_UNAVAILABLE;
+    request->earlier = head.failed_op != 0;
     request->done = true;
     pthread_mutex_unlock(&line->read_lock);
     return good;
@@ -636,6 +637,7 @@ static void ask(struct line *line, int device, struct gp_request *request, int o
     request->status = GP_DEVICE_UNAVAILABLE;
     request->done = false;
     request->length = request->bulk_read = 0;
+    request->earlier = false;
     request->line = line;
     pthread_mutex_lock(&line->read_lock);
     request->next = line->waiting;
@@ -661,11 +663,24 @@ int gp_hear(struct gp_request *request) {
     return request->status;
 }
 
+// Whether the program gets to know of a failure: this library asks some things by itself.
+static bool is_of_the_program(int op, int status) {
+    switch (op) {
+        case GP_HELLO: case GP_LOAD_KNOWN: case GP_MAP_HOST: case GP_MAP_FREE: case GP_MAP_SHARED:
+        case GP_PEER_INTRODUCE: case GP_PEER_CONNECT:
+            return false;
+        default:
+            return status != GP_NOT_READY;
+    }
+}
+
 static int exchange(struct line *line, int device, struct gp_request *request, int op,
                     const uint64_t *values, int count, const void *text, size_t text_size,
                     const void *bulk, size_t bulk_size) {
     ask(line, device, request, op, values, count, text, text_size, bulk, bulk_size);
-    return gp_hear(request);
+    int status = gp_hear(request);
+    if (status != GP_SUCCESS && is_of_the_program(op, status)) gp_log_status(status, request->earlier);
+    return status;
 }
 
 void gp_ask(struct gp_request *request, int op, const uint64_t *values, int count) {
