@@ -70,3 +70,4 @@ docs: $(VENV)/installed
 
 clean:
 	rm -rf $(VENV) build dist gpupool.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

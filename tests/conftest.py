@@ -1,8 +1,13 @@
 """What holds for all tests."""
 
+import compileall
+import gc
 import os
 import signal
+import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # A shared machine can stop for longer than any deadline that would mean something.
@@ -18,3 +23,22 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # have sizes of their own.
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
+
+# Hundreds of processes of one run import the same modules. Where Python is told to write no
+# bytecode, as in many containers, each of them would compile all of them anew.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile the package as an installation does: its workers write no bytecode themselves."""
+    if not hasattr(config, "workerinput"):
+        root = Path(__file__).parent.parent
+        for name in ("cli", "consensus", "pool", "remoting", "simulations"):
+            compileall.compile_dir(root / name, quiet=2)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector of garbage leave out what thousands of collected tests consist of."""
+    gc.collect()
+    gc.freeze()
