@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from gpupool.cli.connect import connected
+from gpupool.cli.output import to_plain
 from gpupool.cli.tables import Rate, Seen
 from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.state import Event, Partition
@@ -377,11 +380,14 @@ class LivePool:
         )
 
     def view(self) -> dict[str, Any]:
-        """Return what ``status --json`` says of the pool."""
-        done = self.run("status", "--json")
-        assert done.returncode in (0, 3), done.stdout + done.stderr
-        pool: dict[str, Any] = json.loads(done.stdout)["pool"]
-        return pool
+        """Return what ``status --json`` says of the pool, without another process for each look."""
+
+        async def look() -> PoolView:
+            async with connected(self.env["GPUPOOL_CREDENTIALS"]) as pool:
+                return await pool.view()
+
+        seen: dict[str, Any] = json.loads(json.dumps(to_plain(trio.run(look))))
+        return seen
 
     def granted(self) -> int:
         """Return the bytes that are granted in the whole pool."""
@@ -415,9 +421,12 @@ class LivePool:
                     server.process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def live_pool() -> Iterator[LivePool]:
-    """Run a pool of three servers; every test leaves it whole, idle and undrained."""
+    """Run a pool of three servers; every test leaves it whole, idle and undrained.
+
+    It ends with this folder's tests: three idle servers take a tenth of a core.
+    """
     # Not below pytest's own folder, which other users may not enter, and short enough for sockets.
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     pool = LivePool(folder)

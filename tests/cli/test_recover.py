@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import LivePool
 
 View = dict[str, Any]
 DEADLINE_S = 20.0
@@ -18,10 +19,10 @@ RUN = ["run", "--no-wait", "-p", "0.5", "--", "true"]
 
 
 @pytest.fixture
-def lost_pool(live_pool: Any) -> Iterator[Any]:
+def lost_pool() -> Iterator[LivePool]:
     """Run a pool of its own, of which two servers were killed."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
-    pool = type(live_pool)(folder)
+    pool = LivePool(folder)
     try:
         pool.start()
         for name in ("a", "b"):
