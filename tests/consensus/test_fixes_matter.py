@@ -1,7 +1,7 @@
 """Each safeguard taken away in turn: the seeds of faults must notice, or they prove nothing."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -73,13 +73,14 @@ def covered_commands_called_refused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RaftCore, "installed", installed)
 
 
-SAFEGUARDS: dict[str, tuple[Patch, str, int]] = {
-    "sync before send": (no_sync, "power", 3),
-    "votes are kept": (votes_forgotten, "elections", 3),
-    "truncate on conflict only": (unconditional_truncation, "hostile", 3),
-    "drop old frames": (old_frames_taken, "hostile", 3),
-    "one change of voters": (two_changes_at_once, "everything", 30),
-    "covered is not refused": (covered_commands_called_refused, "everything", 3),
+SAFEGUARDS: dict[str, tuple[Patch, str, Sequence[int]]] = {
+    "sync before send": (no_sync, "power", range(3)),
+    "votes are kept": (votes_forgotten, "elections", range(3)),
+    "truncate on conflict only": (unconditional_truncation, "hostile", range(3)),
+    "drop old frames": (old_frames_taken, "hostile", range(3)),
+    # In seed 22, as recorded, it is noticed; a change elsewhere may move that to another one.
+    "one change of voters": (two_changes_at_once, "everything", (22, *range(30))),
+    "covered is not refused": (covered_commands_called_refused, "everything", range(3)),
 }
 
 
@@ -89,11 +90,11 @@ def test_a_missing_safeguard_is_noticed(name: str, monkeypatch: pytest.MonkeyPat
     patch(monkeypatch)
     logging.disable(logging.CRITICAL)
     try:
-        for seed in range(seeds):
+        for seed in seeds:
             try:
                 run_seed(profile, seed)
             except Exception:  # noqa: BLE001 - whichever check notices first.
                 return
     finally:
         logging.disable(logging.NOTSET)
-    pytest.fail(f"{seeds} seeds of {profile} did not notice")
+    pytest.fail(f"{len(seeds)} seeds of {profile} did not notice")

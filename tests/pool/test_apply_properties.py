@@ -53,7 +53,7 @@ def check(before: PoolState, after: PoolState, command: c.Command, result: Resul
 
 
 @given(steps)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_random_sequences_keep_the_books(
     sequence: list[tuple[c.Command, int, int]],
 ) -> None:
