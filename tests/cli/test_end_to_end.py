@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import DEADLINE_S
 
 from gpupool.remoting.driver import build
 
@@ -247,19 +248,19 @@ def test_a_full_pool(live_pool: Any) -> None:
         live_pool.wait_until(one_waits)
         assert "waiting" in live_pool.run("leases", "--waiting").stdout
         waiting.send_signal(signal.SIGINT)  # what Ctrl-C sends
-        waiting.communicate(timeout=5)
+        waiting.communicate(timeout=DEADLINE_S)
         assert waiting.returncode == -signal.SIGINT
-        live_pool.wait_until(nobody_waits, within_s=6)  # it would lapse by itself after 15 s
+        live_pool.wait_until(nobody_waits, within_s=10)  # it would lapse by itself after 15 s
 
         waiting = live_pool.spawn("run", "-p", "0.5", "--", "echo", "at last")
         live_pool.wait_until(one_waits)
         holders[0].terminate()
-        text, _ = waiting.communicate(timeout=10)
+        text, _ = waiting.communicate(timeout=DEADLINE_S)
         assert (waiting.returncode, text) == (0, "at last\n")
     finally:
         for holder in holders:
             holder.terminate()
-            holder.communicate(timeout=10)
+            holder.communicate(timeout=DEADLINE_S)
     live_pool.wait_until(no_lease)
 
 
@@ -273,11 +274,11 @@ def test_ctrl_c_while_waiting_in_a_terminal(live_pool: Any, terminal: Any) -> No
         terminal.read_until("gpupool: waiting for 2 ")
         terminal.type(b"\x03")
         assert terminal.wait() == -signal.SIGINT
-        live_pool.wait_until(nobody_waits, within_s=6)  # it would lapse by itself after 15 s
+        live_pool.wait_until(nobody_waits, within_s=10)  # it would lapse by itself after 15 s
     finally:
         for holder in holders:
             holder.terminate()
-            holder.communicate(timeout=10)
+            holder.communicate(timeout=DEADLINE_S)
     live_pool.wait_until(no_lease)
 
 
@@ -287,7 +288,7 @@ def test_memory_is_back_within_a_second_of_kill_9(live_pool: Any) -> None:
     assert live_pool.granted() == 16 * GIB
     os.killpg(holder.pid, signal.SIGKILL)  # the client and its program
     killed_ms = time.time() * 1000
-    holder.communicate(timeout=10)
+    holder.communicate(timeout=DEADLINE_S)
     live_pool.wait_until(no_lease)
     assert last_event_ms(live_pool, "ended") - killed_ms < 1000
     # The whole of both GPUs can be had again, at once.
@@ -438,7 +439,7 @@ def test_a_user_logs_in_works_and_is_revoked(live_pool: Any, tmp_path: Path) -> 
     assert refused.returncode == 1
     assert "revoked" in refused.stderr
     os.killpg(holder.pid, signal.SIGKILL)
-    holder.communicate(timeout=10)
+    holder.communicate(timeout=DEADLINE_S)
     assert live_pool.run("logout", env=env).returncode == 0
     assert not (tmp_path / "bob.json").exists()
 
@@ -554,8 +555,8 @@ def test_a_server_stops_cleanly_on_term(live_pool: Any, tmp_path: Path) -> None:
     server.wait_for_log("leases are held here")
     live_pool.wait_until(some_drained)
     program.terminate()  # the program ends by itself, within the drain timeout
-    program.communicate(timeout=10)
-    assert server.process.wait(10) == 0
+    program.communicate(timeout=DEADLINE_S)
+    assert server.process.wait(DEADLINE_S) == 0
     assert "stopped" in server.log.read_text().splitlines()[-1]
     server.start("--operator-token")
     live_pool.wait_until(live_pool.is_whole)  # and the drain is taken back
@@ -579,12 +580,12 @@ def test_a_server_that_leaves_ends_and_stays_out(live_pool: Any, tmp_path: Path)
     asked = live_pool.run("leave", "w")  # not for nothing: there is no terminal to ask
     assert (asked.returncode, "--yes" in asked.stderr) == (2, True)
     assert live_pool.run("leave", "w", "--yes").returncode == 0
-    _, log = witness.communicate(timeout=10)
+    _, log = witness.communicate(timeout=DEADLINE_S)
     assert witness.returncode == 1
     assert "w was removed from pool lab" in log
     live_pool.wait_until(live_pool.is_whole)
     again = live_pool.spawn(*command)
-    _, log = again.communicate(timeout=15)
+    _, log = again.communicate(timeout=DEADLINE_S)
     assert again.returncode == 1
     assert "w was removed from pool lab" in log
 
