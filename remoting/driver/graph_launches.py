@@ -24,6 +24,9 @@ from gpupool.remoting.driver.slots import Slots
 INSTANTIATE = struct.Struct("<QQQi4x")
 """CUDA_GRAPH_INSTANTIATE_PARAMS: flags, stream, node of an error, result."""
 
+FOR_KERNELS = 4
+"""CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH."""
+
 UPDATE = struct.Struct("<i4xQQ")
 """CUgraphExecUpdateResultInfo: result, node, node that an edge comes from."""
 
@@ -118,7 +121,8 @@ class GraphLaunches(Area):
             return None
         self.client.keep("x", number, found.value)
         self._executables[number] = made
-        return WORDS[2].pack(0, 0)
+        # A kernel that launches it must be given this very handle.
+        return WORDS[2].pack(0, found.value if flags & FOR_KERNELS else 0)
 
     def _reserve(self, made: Executable) -> None:
         done: list[Allocation] = []

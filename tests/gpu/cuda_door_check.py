@@ -84,7 +84,7 @@ def compile_program(source: Path, folder: Path, shared: bool) -> Path:
     command = ["nvcc", "-O2", "-arch=sm_90", f"--cudart={kind}", "-o", str(target), str(source)]
     if source.stem in LIBRARIES:
         command += library_options(LIBRARIES[source.stem])
-    if source.stem == "device_side":  # kernels that launch kernels are linked on their own
+    if source.stem.startswith("device_"):  # kernels that launch are linked on their own
         command += ["-rdc=true", "-lcudadevrt"]
     subprocess.run(command, check=True, timeout=100)
     return target

@@ -59,6 +59,7 @@ PROGRAMS = [
     Program("libraries.cu", 60),
     Program("legacy.cu", 60, tls=True),
     Program("device_side.cu", 60, tls=True),
+    Program("device_graphs.cu", 60),
     Program("more_libraries.cu", 60),
     Program("torch_basic.py", 75, tls=True),
     Program("torch_files.py", 90),

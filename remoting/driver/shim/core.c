@@ -7,7 +7,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
+
+#define PAGE 4096ull
 
 struct gp_state gp;
 
@@ -18,7 +21,7 @@ static int start_status = GP_NOT_INITIALIZED;
 static int verbosity = -1;
 
 static pthread_mutex_t handle_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct gp_handle *free_handles;
+static struct gp_handle *free_handles, *moved_handles;
 static uint64_t next_id = 64;  // below are streams with a meaning of their own
 
 static int said_verbosity(void) {
@@ -143,9 +146,60 @@ void gp_end(struct gp_handle *handle) {
     handle->magic = 0;
     if (handle->kind == GP_STREAM) free(handle->detail);  // its attributes
     pthread_mutex_lock(&handle_lock);
-    handle->next = free_handles;
-    free_handles = handle;
+    if (handle->moved) {
+        struct gp_handle **at = &moved_handles;
+        while (*at != handle) at = &(*at)->next;
+        *at = handle->next;
+    } else {
+        handle->next = free_handles;
+        free_handles = handle;
+    }
     pthread_mutex_unlock(&handle_lock);
+}
+
+// Take a page in which handles lie that were moved; it stays, as the server may use addresses again.
+static bool take_page(uint64_t start) {
+    static struct page {
+        uint64_t start;
+        struct page *next;
+    } *pages;
+    const struct page *at = pages;
+    while (at != NULL && at->start != start) at = at->next;
+    if (at != NULL) return true;
+    struct page *made = malloc(sizeof *made);
+    if (made == NULL) return false;
+    void *wanted = (void *)(uintptr_t)start;
+    void *got = mmap(wanted, PAGE, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != wanted) {
+        if (got != MAP_FAILED) munmap(got, PAGE);  // a kernel before 4.17 takes it as a wish
+        free(made);
+        return false;
+    }
+    *made = (struct page){start, pages};
+    pages = made;
+    return true;
+}
+
+struct gp_handle *gp_move(struct gp_handle *handle, uint64_t address) {
+    uint64_t last = address + sizeof *handle - 1;
+    struct gp_handle *to = (void *)(uintptr_t)address;
+    if (address < PAGE || (address & 7) != 0 || last < address) return NULL;
+    pthread_mutex_lock(&handle_lock);
+    bool is_free = take_page(address & -PAGE) && take_page(last & -PAGE);
+    for (const struct gp_handle *at = moved_handles; at != NULL && is_free; at = at->next) {
+        is_free = (uintptr_t)at > last || (uintptr_t)(at + 1) <= address;
+    }
+    if (is_free) {
+        *to = *handle;
+        to->moved = true;
+        to->next = moved_handles;
+        moved_handles = to;
+    }
+    pthread_mutex_unlock(&handle_lock);
+    if (!is_free) return NULL;
+    gp_end(handle);
+    return to;
 }
 
 int gp_start_thread(void *(*run)(void *), void *argument, int signal_taken) {

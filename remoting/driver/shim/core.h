@@ -77,7 +77,7 @@ struct gp_handle {
     uint32_t magic;
     uint32_t kind;
     uint64_t id;
-    struct gp_handle *next;  // in a free list
+    struct gp_handle *next;  // in a list of free ones, or of moved ones
     int device;              // the ordinal of its context
     unsigned flags;
     int priority;            // event: how often it was recorded
@@ -86,6 +86,7 @@ struct gp_handle {
                              // event: the record, counted from one, that is known to be over
     uint64_t after;          // stream, event: the last host function before what it has got
     const void *context;     // that was current when it was made
+    bool moved;              // to an address of the server's
     void *detail;
 };
 
@@ -187,6 +188,8 @@ bool gp_launches_block(void);  // CUDA_LAUNCH_BLOCKING
 void gp_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 struct gp_handle *gp_make(enum gp_kind kind);
 void gp_end(struct gp_handle *handle);
+// The same handle where the server's lies, so that both have one value; NULL if something else is there.
+struct gp_handle *gp_move(struct gp_handle *handle, uint64_t address);
 int gp_check(const void *handle, enum gp_kind kind);
 // Starts a thread of ours, which runs with argument; 0, or the error of pthread_create. The program's signals are for its own
 // threads, so all are masked but signal_taken, if that is not 0.

@@ -75,13 +75,26 @@ static int check_host(const struct gp_exec *exec, struct gp_handle *graph) {
     return GP_SUCCESS;
 }
 
+// A kernel launches what it is given, as a parameter or in memory: the server's handle.
+static int move(void **made, uint64_t address) {
+    struct gp_handle *handle = *made, *moved = gp_move(handle, address);
+    if (moved != NULL) {
+        *made = moved;
+        return GP_SUCCESS;
+    }
+    gp_say("no kernel can launch this graph, because this process has something else at its address");
+    uint64_t values[1] = {handle->id};
+    gp_post(GP_GRAPH_EXEC_DESTROY, values, 1);
+    drop_exec(handle);
+    return GP_NOT_SUPPORTED;
+}
+
 static int instantiate(void **made, void *graph, uint64_t flags, void *stream, void **bad,
                        int *result) {
     GP_ENTER_ON(graph);
     GP_ON(graph);
     GP_CHECK(gp_check(graph, GP_GRAPH));
     if (made == NULL || (flags & ~(uint64_t)EXEC_FLAGS)) return GP_INVALID_VALUE;
-    if (flags & EXEC_DEVICE_LAUNCH) return GP_NOT_SUPPORTED;
     uint64_t on = 0;
     if (flags & EXEC_UPLOAD) {
         GP_REACH(stream);
@@ -100,17 +113,19 @@ static int instantiate(void **made, void *graph, uint64_t flags, void *stream, v
     uint64_t reply[2] = {1, 0};  // CUDA_GRAPH_INSTANTIATE_ERROR
     int status = take_over(exec, graph);
     if (status == GP_SUCCESS) status = check_host(exec, graph);
+    // Nobody would bring the bytes when a kernel launches it.
+    if (flags & EXEC_DEVICE_LAUNCH && exec->staged.count > 0) status = GP_NOT_SUPPORTED;
     if (status == GP_SUCCESS) {
         status = gp_call(GP_GRAPH_INSTANTIATE, values, 4, reply, sizeof reply);
         if (result != NULL) *result = (int)reply[0];
-        if (bad != NULL) *bad = node_by_id(graph, reply[1]);
+        if (bad != NULL) *bad = status == GP_SUCCESS ? NULL : node_by_id(graph, reply[1]);
     }
     if (status != GP_SUCCESS) {
         drop_exec(handle);
         return status;
     }
     *made = handle;
-    return GP_SUCCESS;
+    return flags & EXEC_DEVICE_LAUNCH ? move(made, reply[1]) : GP_SUCCESS;
 }
 
 GP_EXPORT int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {

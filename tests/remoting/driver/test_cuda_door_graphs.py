@@ -36,3 +36,12 @@ def test_functions_of_graphs_come_and_go(library: Path, tmp_path: Path) -> None:
     program = compiled("host_nodes", tmp_path, library)
     with Control(tmp_path) as control:
         right(run(library, control, [str(program), "20"]))
+
+
+def test_graphs_that_kernels_launch(library: Path, tmp_path: Path) -> None:
+    """What a kernel gets as a graph is the server's handle, and the program's own."""
+    program = compiled("device_graphs", tmp_path, library)
+    images = [str(KERNELS / name) for name in ("test_kernels.sm_90.cubin", "graph_kernels.ptx")]
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), *images]))
+        assert control.missing_calls() == 0

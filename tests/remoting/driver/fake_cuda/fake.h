@@ -606,6 +606,8 @@ struct CUgraphExec_st {
     struct exec_node *nodes; /* in an order that respects the dependencies */
     unsigned node_count;
     uint64_t flags;
+    _Atomic bool uploaded;
+    char more[192]; /* no driver's is so small that the door's own could not lie where it does */
 };
 
 CUresult capture_add(CUstream stream, struct work *work); /* called with `engine` held */

@@ -1,6 +1,6 @@
 /* Graphs: made by capture or node by node, instantiated, changed, and run in order. */
 #define _GNU_SOURCE
-#include "fake.h"
+#include "kernels.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -1027,10 +1027,34 @@ static CUgraphExec exec_new(CUgraph graph, uint64_t flags) {
     return exec_fill(exec, graph) ? exec : NULL;
 }
 
+#define UPLOAD 2
+#define DEVICE_LAUNCH 4
+
+/* Of kernels, copies, fills and such graphs only (CUDA's programming guide, device graph creation). */
+static CUresult device_launch_check(CUgraph graph) {
+    for (unsigned i = 0; i < graph->node_count; i++) {
+        CUgraphNode node = graph->nodes[i];
+        enum work_kind kind = node->work.kind;
+        if (node->child != NULL)
+            TRY(device_launch_check(node->child));
+        else if (kind != WORK_KERNEL && kind != WORK_COPY && kind != WORK_FILL)
+            return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    return CUDA_SUCCESS;
+}
+
+void kernel_launch_graph(struct call *call) { /* (cudaGraphExec_t graph), at once */
+    PARAM(CUgraphExec, graph, 0);
+    bool known = IS(graph, MAGIC_EXEC) && (graph->flags & DEVICE_LAUNCH) && graph->uploaded;
+    call->error = known ? graph_run(graph) : CUDA_ERROR_LAUNCH_FAILED;
+}
+
 API CUresult cuGraphInstantiateWithFlags(CUgraphExec *phGraphExec, CUgraph hGraph,
                                          unsigned long long flags) {
     ENTER();
-    REQUIRE(phGraphExec != NULL && IS(hGraph, MAGIC_GRAPH));
+    REQUIRE(phGraphExec != NULL && IS(hGraph, MAGIC_GRAPH) && flags <= 15 && (flags & 5) != 5);
+    if (flags & DEVICE_LAUNCH)
+        TRY(device_launch_check(hGraph));
     *phGraphExec = exec_new(hGraph, flags);
     return *phGraphExec ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
@@ -1040,7 +1064,9 @@ API CUresult cuGraphInstantiateWithParams(CUgraphExec *phGraphExec, CUgraph hGra
     REQUIRE(instantiateParams != NULL);
     instantiateParams->hErrNode_out = NULL;
     instantiateParams->result_out = 0;
-    return cuGraphInstantiateWithFlags(phGraphExec, hGraph, instantiateParams->flags);
+    TRY(cuGraphInstantiateWithFlags(phGraphExec, hGraph, instantiateParams->flags));
+    (*phGraphExec)->uploaded = (instantiateParams->flags & UPLOAD) != 0;
+    return CUDA_SUCCESS;
 }
 
 API CUresult cuGraphInstantiate_v2(CUgraphExec *phGraphExec, CUgraph hGraph,
@@ -1130,6 +1156,7 @@ API CUresult cuGraphLaunch(CUgraphExec hGraphExec, CUstream hStream) {
     CUstream stream;
     REQUIRE(IS(hGraphExec, MAGIC_EXEC));
     TRY(stream_resolve(ctx, hStream, &stream));
+    hGraphExec->uploaded = true;
     struct work work = {.kind = WORK_GRAPH, .graph = hGraphExec};
     TRY(stream_submit(stream, &work));
     events_recorded(hGraphExec, stream);
@@ -1140,6 +1167,7 @@ API CUresult cuGraphUpload(CUgraphExec hGraphExec, CUstream hStream) {
     ENTER_CONTEXT(ctx);
     CUstream stream;
     REQUIRE(IS(hGraphExec, MAGIC_EXEC));
+    hGraphExec->uploaded = true;
     return stream_resolve(ctx, hStream, &stream);
 }
 

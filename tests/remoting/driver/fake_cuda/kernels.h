@@ -36,4 +36,7 @@ void kernel_write_reference(struct call *call);
 void kernel_count(struct call *call);
 void kernel_carry_out(struct call *call);
 
+/* kernels/graph_kernels.ptx (graph.c) */
+void kernel_launch_graph(struct call *call);
+
 #endif
