@@ -24,8 +24,12 @@ SECTION = struct.Struct("<I20xQQ")
 
 ENTRIES_MAX, SECTIONS_MAX = 1024, 1 << 17
 VARIABLES = (b".nv.global", b".nv.global.init", b".nv.constant3")
-DECLARATION = re.compile(rb"(?:^|[\s;}])\.(?:global|const)\s([^;={]{1,1000})")
-ELEMENT = re.compile(rb"(?:\.v(\d)\s+)?\.[busf](8|16|32|64)\s+[\w$%]+((?:\s*\[\s*\d+\s*\])*)")
+COMMENT = re.compile(rb"/\*.*?\*/|//[^\n]*", re.DOTALL)
+DECLARATION = re.compile(rb"(?:^|[\s;}])\.(?:global|const)\s([^;={]+)")
+TYPE = re.compile(rb"(?:\.v([248])\s+)?\.(?:[busf]|bf)(8|16|32|64|128)(x2)?\s")
+NAME = re.compile(rb"[\w$%]+((?:\s*\[[^\]]*\])*)")
+BOUND_SIZE_MAX = 80
+BOUND = re.compile(rb"\[\s*(?:0[xX](?P<hex>[\da-fA-F]+)|0[bB](?P<bin>[01]+)|(?P<dec>\d+))?U?\s*\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ def contents_of(image: bytes | bytearray) -> Contents:
     if image[:4] == b"\x7fELF":
         return Contents(_of_elf(image, 0, len(image)), True, prints)
     if image[:4] != FATBIN_MAGIC.to_bytes(4, "little"):
-        return Contents(_of_ptx(image), True, prints)
+        size, seen = _of_ptx(image)
+        return Contents(size, seen, prints)
     most, seen = 0, True
     for kind, start, end, compressed in _entries(image):
         if compressed:
@@ -54,7 +59,8 @@ def contents_of(image: bytes | bytearray) -> Contents:
         elif kind == KIND_ELF:
             most = max(most, _of_elf(image, start, end))
         elif kind == KIND_PTX:
-            most = max(most, _of_ptx(image[start:end]))
+            size, read = _of_ptx(image[start:end])
+            most, seen = max(most, size), seen and read
     return Contents(most, seen, prints or not seen)
 
 
@@ -97,15 +103,35 @@ def _of_elf(image: bytes | bytearray, start: int, end: int) -> int:
     return total
 
 
-def _of_ptx(text: bytes | bytearray) -> int:
-    """Return the size of all variables that PTX declares outside of functions."""
-    total = 0
-    for declaration in DECLARATION.finditer(text):
-        found = ELEMENT.search(declaration[1])
+def _of_ptx(text: bytes | bytearray) -> tuple[int, bool]:
+    """Return the size of all variables that PTX declares, and whether all of them could be read."""
+    total, seen = 0, True
+    for declaration in DECLARATION.finditer(COMMENT.sub(b" ", text)):
+        found = TYPE.search(declaration[1])
         if found is None:
-            continue
-        size = int(found[2]) // 8 * int(found[1] or 1)
-        for bound in re.findall(rb"\d+", found[3]):
-            size *= int(bound)
-        total += size
-    return total
+            continue  # a reference to a texture, which takes nothing
+        element = int(found[2]) // 8 * int(found[1] or 1) * (2 if found[3] else 1)
+        for name in NAME.finditer(declaration[1], found.end()):
+            count = _count_of(name[1])
+            seen = seen and count is not None
+            total += element * (count or 1)
+    return total, seen
+
+
+def _count_of(bounds: bytes) -> int | None:
+    """Return how many elements a variable has; None if a bound is more than a number.
+
+    One without a bound counts as one: its initial values are in the image.
+    """
+    count = 1
+    for bound in re.findall(rb"\[[^\]]*\]", bounds):
+        found = BOUND.fullmatch(bound)
+        if found is None or len(bound) > BOUND_SIZE_MAX:
+            return None
+        digits = found["dec"] or b"1"
+        octal = len(digits) > 1 and digits.startswith(b"0") and not {*b"89"} & {*digits}
+        if found["hex"] or found["bin"]:
+            count *= int(found["hex"], 16) if found["hex"] else int(found["bin"], 2)
+        else:
+            count *= int(digits, 8 if octal else 10)
+    return count

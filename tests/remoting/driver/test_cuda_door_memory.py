@@ -44,6 +44,15 @@ def test_variables_of_images() -> None:
     assert found == Contents(4 + 512 + 16, seen=True, prints=False)
     assert contents_of((KERNELS / "test_kernels.ptx").read_bytes()) == found
     assert contents_of((KERNELS / "test_kernels.fatbin").read_bytes()) == found
+    hidden = (
+        b".version 8.0\n.global/**/.align 8 /*"
+        + b"x" * 2000
+        + b"""*/ .b8 a[0x1000];
+        .const .align 4 .v2 .f32 b[010][2], c; .global .f16x2 d[0b11U];
+        .global .texref t; .func f() { }"""
+    )
+    assert contents_of(hidden) == Contents(4096 + 8 * 16 + 8 + 4 * 3, True, False)
+    assert contents_of(b".version 8.0\n.global .u32 a[4*4];") == Contents(4, False, False)
     compressed = contents_of((KERNELS / "test_kernels.zstd.fatbin").read_bytes())
     assert compressed == Contents(0, seen=False, prints=True)
     special = contents_of((KERNELS / "memory_kernels.sm_90.cubin").read_bytes())
