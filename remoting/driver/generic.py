@@ -44,6 +44,8 @@ class Generic(Area):
                 self.waiter.push()
             if ended:
                 del self.objects[ended][gone]
+                for tell in self.client.ended:
+                    tell(ended, gone)
                 if ended == "s" and self.client.launcher is not None:
                     self.client.launcher.end_stream(gone)
             if made:

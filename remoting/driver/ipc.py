@@ -42,7 +42,8 @@ class Ipc(Area):
         self._direct = direct
         self._virtual = virtual
         self._tokens = tokens
-        self._events: dict[bytes, bytes] = {}  # tokens by CUDA's handles
+        self._events: dict[int, bytes] = {}  # tokens, by the client's numbers
+        client.ended.append(self._ended)
         self._opened: dict[int, list[bytes]] = {}  # a token for each time, by address
         self._count = 0  # of those
         self.posted = {
@@ -103,13 +104,16 @@ class Ipc(Area):
     # --- events -----------------------------------------------------------------------------------
 
     def _export_event(self, number: int) -> bytes:
-        handle = ctypes.create_string_buffer(HANDLE_SIZE)
-        self._direct.call("cuIpcGetEventHandle", handle, self.objects["e"][number])
-        known = self._events.get(handle.raw)
-        if known is None:
-            known = self._tokens.share(EVENT, 0, handle.raw, self.client.device)
-            self._events[handle.raw] = known
-        return known
+        if number not in self._events:
+            handle = ctypes.create_string_buffer(HANDLE_SIZE)
+            self._direct.call("cuIpcGetEventHandle", handle, self.objects["e"][number])
+            self._events[number] = self._tokens.share(EVENT, 0, handle.raw, self.client.device)
+        return self._events[number]
+
+    def _ended(self, kind: str, number: int) -> None:
+        """Share no event any more that has been destroyed."""
+        if kind == "e" and number in self._events:
+            self._tokens.forget(self._events.pop(number))
 
     def _open_event(self, number: int, *token: int) -> bytes:
         handle = _Handle.from_buffer_copy(self._tokens.find(EVENT, token).handle)

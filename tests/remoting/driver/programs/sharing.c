@@ -135,6 +135,11 @@ static void give(int line, const char *image, const char *path) {
     CHECK(cuMemcpyDtoH_v2(numbers, memory, INTS * sizeof(int)));
     NEED(numbers[0] == 2 && numbers[INTS - 1] == 2);
 
+    for (int turn = 0; turn < turns; turn++) {
+        CHECK(cuEventCreate(&event, 6));
+        CHECK(cuIpcGetEventHandle(&again.event, event));
+        CHECK(cuEventDestroy_v2(event));
+    }
     size_t before = left();
     CHECK(cuMemCreate(&physical, 2 * MIB, &properties, 0));
     CHECK(cuMemExportToShareableHandle(&file, physical, 1, 0));

@@ -29,7 +29,7 @@ int cuIpcGetMemHandle(struct ipc_handle *, uint64_t), cuIpcCloseMemHandle(uint64
 int cuIpcOpenMemHandle_v2(uint64_t *, struct ipc_handle, unsigned);
 int cuIpcGetEventHandle(struct ipc_handle *, void *);
 int cuIpcOpenEventHandle(void **, struct ipc_handle);
-int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *);
+int cuEventCreate(void **, unsigned), cuEventRecord(void *, void *), cuEventDestroy_v2(void *);
 int cuStreamWaitEvent(void *, void *, unsigned), cuEventSynchronize(void *);
 int cuMemCreate(uint64_t *, size_t, const struct properties *, unsigned long long);
 int cuMemExportToShareableHandle(void *, uint64_t, int, unsigned long long);
