@@ -15,7 +15,10 @@ from gpupool.remoting.driver.staging import RING_SIZE
 ELEMENT_SIZES = {1: 1, 2: 2, 3: 4, 8: 1, 9: 2, 10: 4, 16: 2, 32: 4, 0xB0: 1}
 """Bytes of one channel, by CUarray_format; formats of later versions count as 4."""
 
-LAYERED = 1
+LAYERED, CUBEMAP = 1, 4
+TILE_WIDTH, TILE_HEIGHT = 64, 8
+"""Of arrays of more than one dimension: bytes and rows that lie together, and come together."""
+
 LEVELS_MAX = 32
 PIECE_SIZE_MAX = 16 << 20
 """Of a copy between the client and an array: the client sends 4 MiB, or one row, at a time."""
@@ -53,14 +56,20 @@ class Array:
 
 
 def array_size(
-    width: int, height: int, depth: int, element: int, *, levels: int, layered: bool
+    width: int, height: int, depth: int, element: int, *, levels: int, flags: int
 ) -> int:
-    """Return the bytes of all levels of an array; extents of 0 count as 1."""
-    total = 0
+    """Return the bytes of all levels of an array; extents of 0 count as 1.
+
+    Layers, and the faces of a cube, are as many at each level.
+    """
+    total, layered = 0, bool(flags & (LAYERED | CUBEMAP))
     for level in range(max(1, levels)):
         columns, rows = max(1, width >> level), max(1, height >> level)
         planes = max(1, depth if layered else depth >> level)
-        total += columns * rows * planes * element
+        line = columns * element
+        if height:
+            line, rows = -(-line // TILE_WIDTH) * TILE_WIDTH, -(-rows // TILE_HEIGHT) * TILE_HEIGHT
+        total += line * rows * planes
     return total
 
 
@@ -98,8 +107,7 @@ class Arrays(Area):
             raise CudaError(INVALID_VALUE, "cuMipmappedArrayCreate")
         device = self.client.device
         element = ELEMENT_SIZES.get(kind, 4) * channels
-        layered = bool(flags & LAYERED)
-        size = array_size(width, height, depth, element, levels=levels, layered=layered)
+        size = array_size(width, height, depth, element, levels=levels, flags=flags)
         try:
             descriptor = DESCRIPTOR.pack(width, height, depth, kind, channels, flags)
         except struct.error:
