@@ -7,6 +7,9 @@ from gpupool.remoting.driver.compiler import Options
 from gpupool.remoting.driver.direct import Direct
 
 LINKS_MAX = 1024
+ADDED_SIZE_MAX = 1 << 30
+"""Of what is added to links that have not ended, all together: the driver keeps it."""
+
 IMAGE_SIZE_MAX = 64 << 20
 """Of a linked image: what fits into the body of a reply."""
 
@@ -17,6 +20,7 @@ class Linker:
     def __init__(self, direct: Direct) -> None:
         self._direct = direct
         self._links: dict[int, tuple[int, Options]] = {}
+        self._added: dict[int, int] = {}  # bytes, by link
 
     def create(self, number: int, *given: int) -> None:
         """Start a link; ``given`` is what ``Options`` takes."""
@@ -26,11 +30,15 @@ class Linker:
         arguments = (options.count, options.names, options.values, state)
         self._direct.call("cuLinkCreate_v2", *arguments)
         self._links[number] = (state.value, options)
+        self._added[number] = 0
 
     def add(self, number: int, kind: int, image: bytearray, size: int, name: bytes) -> None:
         """Add ``size`` bytes of ``image``; ``kind`` is a CUjitInputType."""
         data = ctypes.c_char.from_buffer(image)
         state, _ = self._links[number]
+        if sum(self._added.values()) + size > ADDED_SIZE_MAX:
+            raise CudaError(OUT_OF_MEMORY, "cuLinkAddData")
+        self._added[number] += size
         self._direct.call("cuLinkAddData_v2", state, kind, data, size, name, 0, None, None)
 
     def complete(self, number: int) -> bytes:
@@ -48,5 +56,6 @@ class Linker:
     def destroy(self, number: int) -> None:
         """End a link."""
         state, options = self._links.pop(number)
+        del self._added[number]
         self._direct.call("cuLinkDestroy", state)
         del options  # not before: the driver writes its logs there

@@ -29,6 +29,11 @@ LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, cty
 LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
+def whole_pages(size: int) -> int:
+    """Return what so many bytes take of this machine's memory."""
+    return (size + PAGE - 1) & -PAGE
+
+
 def take_pages(start: int, end: int, file: int = -1) -> bool:
     """Map the pages between two addresses, or a file there, if all of them are free."""
     how = SHARED if file >= 0 else PRIVATE | ANONYMOUS
@@ -103,10 +108,10 @@ class Mapped(Area):
     def _admit(self, number: int, size: int) -> None:
         """Raise CudaError when so much more may not be mapped."""
         mirrors = self.waiter.mirrors
-        held = sum(len(mirror.bytes) for mirror in mirrors.values())
+        held = sum(whole_pages(len(mirror.bytes)) for mirror in mirrors.values())
         held += sum(common.size for common in self._shared.values())
         taken = number in mirrors or number in self._shared
-        if taken or not 0 < size <= MAPPED_SIZE_MAX - held:
+        if taken or not 0 < whole_pages(size) <= MAPPED_SIZE_MAX - held:
             raise CudaError(OUT_OF_MEMORY, "cuMemHostGetDevicePointer")
 
     def _map_shared(self, number: int, size: int, wish: int, *key: int) -> bytes:
@@ -115,7 +120,7 @@ class Mapped(Area):
         The client has a file mapped there, of which it knows a key; what is in it stays here.
         """
         self._admit(number, size)
-        whole = (size + PAGE - 1) & -PAGE
+        whole = whole_pages(size)
         file, token = self._tokens.common(COMMON, key, whole)
         common = Common(0, 0, token)
         try:

@@ -348,16 +348,11 @@ class Pools(Area):
         return self._looks > 0
 
     def settle(self) -> None:
-        """Bring the books in line with what the pools hold now.
-
-        What a pool has beyond what it may, since it grew for an allocation that was refused, it
-        gives back as soon as nothing uses it, whatever it was told to keep.
-        """
+        """Bring the books in line with what the pools hold now."""
         with self._lock:
             self._end_unused()
             for pool in self._all():
-                if not self._settle(pool):
-                    self._direct.call("cuMemPoolTrimTo", pool.handle, pool.held)
+                self._settle(pool)
 
     def trim_graphs(self, device: int) -> None:
         """Have CUDA let go of memory that it keeps for graphs."""

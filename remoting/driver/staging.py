@@ -1,10 +1,18 @@
 """Pinned memory in which bytes rest between the socket and a device."""
 
+import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpupool.remoting.driver.api import DEVICE_TO_HOST, EVENT_DISABLE_TIMING, Api
+from gpupool.remoting.driver.api import (
+    DEVICE_TO_HOST,
+    EVENT_DISABLE_TIMING,
+    OUT_OF_MEMORY,
+    Api,
+    CudaError,
+)
 
 RING_COUNT, RING_COUNT_MAX = 4, 64
 RING_SIZE = 4 << 20
@@ -20,11 +28,38 @@ PIECE_SIZE = 8 << 20
 KEPT_MAX = 256 << 20
 """Bytes of pinned memory that are kept for later downloads."""
 
+PINNED_MAX = 4 << 30
+"""Of pinned memory for all but uploads: what is kept, what is on its way, and what graphs copy."""
+
+
+class Room:
+    """Counts the pinned memory that is there."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._lock = threading.RLock()  # a buffer may end in the middle of this
+
+    def take(self, size: int) -> None:
+        """Count ``size`` bytes.
+
+        Raises:
+            CudaError: when there would be too many.
+        """
+        with self._lock:
+            if self._taken + size > PINNED_MAX:
+                raise CudaError(OUT_OF_MEMORY, "cuMemHostAlloc")
+            self._taken += size
+
+    def give(self, size: int) -> None:
+        """Count ``size`` bytes less."""
+        with self._lock:
+            self._taken -= size
+
 
 class Buffer:
     """Pinned memory and the event that says when a copy with it is over."""
 
-    __slots__ = ("address", "event", "size", "view")
+    __slots__ = ("__weakref__", "address", "event", "size", "view")
 
     def __init__(self, api: Api, size: int) -> None:
         memory: Any = api.pinned(size)
@@ -74,6 +109,7 @@ class Staging:
         self._next: defaultdict[int, int] = defaultdict(int)
         self._free: defaultdict[tuple[int, int], list[Buffer]] = defaultdict(list)
         self._kept = 0
+        self._room = Room()
 
     def upload(self, device: int) -> Buffer:
         """Return the next buffer for an upload, waiting until its last copy is over."""
@@ -99,8 +135,20 @@ class Staging:
         return free.pop()
 
     def make(self, size: int) -> Buffer:
-        """Return a new buffer of at least ``size`` bytes, of the current device."""
-        return Buffer(self._api, _rounded(size))
+        """Return a new buffer of at least ``size`` bytes, of the current device.
+
+        Raises:
+            CudaError: when there are too many.
+        """
+        whole = _rounded(size)
+        self._room.take(whole)
+        try:
+            made = Buffer(self._api, whole)
+        except BaseException:
+            self._room.give(whole)
+            raise
+        weakref.finalize(made, self._room.give, whole)
+        return made
 
     def give(self, device: int, buffer: Buffer) -> None:
         """Keep a buffer for later, or let it go."""

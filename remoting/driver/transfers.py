@@ -15,7 +15,7 @@ from gpupool.remoting.driver.api import (
     CudaError,
 )
 from gpupool.remoting.driver.client import Area, Client
-from gpupool.remoting.driver.staging import PIECE_SIZE, downloaded
+from gpupool.remoting.driver.staging import PIECE_SIZE, Buffer, downloaded
 from gpupool.remoting.driver.waiting import Download
 
 DOWNLOAD_SIZE_MAX = 64 << 20
@@ -118,12 +118,13 @@ class Transfers(Area):
     ) -> None:
         """Wait for ``event``, then copy in pieces: one is sent while the next is copied."""
         api, waiter = self.api, self.waiter
-        buffers = [waiter.take(device, PIECE_SIZE) for _ in range(2)]
+        buffers = list[Buffer]()
         stream = api.runtime.streamCreateWithFlags(1)  # non-blocking
         status = 0
         try:
             api.runtime.eventSynchronize(event)
             waiter.push()
+            buffers += [waiter.take(device, PIECE_SIZE) for _ in range(2)]
             for piece in downloaded(api, buffers, source, size, stream):
                 self.session.part(request, piece)
         except api.errors as error:

@@ -98,6 +98,8 @@ class BudgetClient:
 
     def reserve(self, device_index: int, nbytes: int) -> bool:
         """Reserve ``nbytes`` of the partition if the lease has them left."""
+        if nbytes > messages.SIZE_MAX:
+            return False  # more than any partition, and than a call can say
         return self._ask(messages.RESERVE, device_index, nbytes)[0]
 
     def release(self, device_index: int, nbytes: int) -> None:

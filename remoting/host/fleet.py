@@ -15,7 +15,7 @@ from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.remoting.host import former, kernels, messages, spawn
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.kernels import KernelCache
-from gpupool.remoting.host.sharing import Sharing
+from gpupool.remoting.host.sharing import Sharing, descriptor_room
 from gpupool.remoting.host.users import LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.host.workers import (
     LAST_WORDS_TIMEOUT_S,
@@ -91,7 +91,7 @@ class Fleet:
         self._nursery: trio.Nursery | None = None
         self._changed = trio.Event()
         self._budget = budget
-        self._sharing = Sharing()
+        self._sharing = Sharing(descriptor_room())
         self._uids = UidPool()
         self._users = LeaseUsers(self._uids)
         self._isolation = spawn.Isolation(False, "not chosen yet")

@@ -19,7 +19,7 @@ from gpupool.pool.ids import GpuId, LeaseId, ServerId, lease_name
 from gpupool.pool.state import Gpu, Lease, Partition
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.addresses import parse_address
-from gpupool.remoting.host import messages
+from gpupool.remoting.host import host_memory, messages
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.doorway import SOCKET_NAME, bind_doorway, serve_doorway
 from gpupool.remoting.host.fleet import Fleet, FleetSettings
@@ -49,6 +49,10 @@ class HostLimits:
     context_overhead: int = 512 * MIB
     #: Bytes by which NVML may find a lease above its partition before a worker is killed.
     watchdog_slack: int = 256 * MIB
+    #: Bytes of the server's memory that any lease may take, and for each of its workers. A larger
+    #: lease may take as large a part of it as it has of the GPUs' memory.
+    host_memory: int = 16 * 1024 * MIB
+    host_memory_each: int = 1024 * MIB
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +105,7 @@ class Host:
         self._address_of = address_of
         self._log = log
         self._unix_path = ""
+        self._machine = host_memory.machine_memory()
         self._openings: dict[LeaseId, list[_Opening]] = {}
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, messages.Report] = {}  # of workers that have ended
@@ -494,6 +499,7 @@ class Host:
         while True:
             await self.inventory.sample(self.own_use)
             self._reconcile()
+            self._watch_host_memory()
             await trio.sleep(self._limits.sample_interval_s)
 
     async def _measure_contexts(self, worker: Worker) -> None:
@@ -536,6 +542,26 @@ class Host:
                 worker.kill(
                     f"its lease used {used // MIB} MiB of GPU memory, "
                     f"its partition has {partition // MIB} MiB"
+                )
+
+    def _watch_host_memory(self) -> None:
+        """Kill the largest worker of a lease that takes too much of this server's memory."""
+        found: dict[LeaseId, list[tuple[int, Worker]]] = {}
+        for worker in self.fleet.workers.values():
+            if worker.lease is not None:
+                used = host_memory.resident(worker.process.pid)
+                found.setdefault(worker.lease, []).append((used, worker))
+        whole = sum(gpu.memory_total for gpu in self.gpus())
+        for lease, each in found.items():
+            used = sum(size for size, _ in each)
+            has = {gpu: self.budget.partition(lease, gpu.id) for gpu in self.gpus()}
+            floor = self._limits.host_memory + len(each) * self._limits.host_memory_each
+            may = host_memory.allowance(self._machine, sum(has.values()), whole, floor)
+            may += sum(size for gpu, size in has.items() if gpu.emulated)  # which is memory of ours
+            if used > may:
+                max(each, key=lambda one: one[0])[1].kill(
+                    f"its lease used {used // MIB} MiB of this server's memory, "
+                    f"and may have {may // MIB} MiB"
                 )
 
 

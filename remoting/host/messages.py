@@ -245,6 +245,7 @@ To ``FIND``: 2 when a descriptor comes with it; and the size of the handle, whic
 """
 
 BUDGET_PAYLOAD_SIZE_MAX = 1024
+SIZE_MAX = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)

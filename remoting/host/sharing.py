@@ -5,6 +5,7 @@ this server; in any other lease it is worth nothing.
 """
 
 import os
+import resource
 from dataclasses import dataclass
 
 from gpupool.pool.ids import LeaseId
@@ -14,6 +15,23 @@ TOKEN_SIZE = 32
 VALUE_SIZE_MAX = 256
 SHARED_MAX = 1024
 """Handles of one lease at a time; some have a descriptor, which this process keeps open."""
+
+DESCRIPTORS_WANTED = 65536
+LEASE_PART = 4
+"""No lease has more of the descriptors that all may have than one of so many parts."""
+
+
+def descriptor_room() -> int:
+    """Let this process have more descriptors, if it may; return how many leases may leave open.
+
+    The others are for connections: a client must not keep the server from accepting any.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return (DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else soft) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +46,9 @@ class Shared:
 class Sharing:
     """The shared handles of one host. Not thread-safe: one thread owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptors: int = LEASE_PART * SHARED_MAX) -> None:
+        """Start without any; ``descriptors`` is how many may be open for all leases together."""
+        self._descriptors = descriptors
         self._shared: dict[tuple[LeaseId, bytes], Shared] = {}
 
     def share(
@@ -48,11 +68,18 @@ class Sharing:
             _close(descriptor)
             raise BudgetError("a handle that cannot be shared")
         full = sum(1 for owner, _ in self._shared if owner == lease) >= SHARED_MAX
+        full = full or (descriptor >= 0 and not self._may_open(lease))
         if full or (lease, token) in self._shared:
             _close(descriptor)
             return False
         self._shared[lease, token] = Shared(worker, value, descriptor)
         return True
+
+    def _may_open(self, lease: LeaseId) -> bool:
+        """Say whether there may be one more descriptor of a lease."""
+        owners = [owner for (owner, _), one in self._shared.items() if one.descriptor >= 0]
+        own = owners.count(lease)
+        return len(owners) < self._descriptors and own < self._descriptors // LEASE_PART
 
     def find(self, lease: LeaseId, token: bytes) -> Shared | None:
         """Return what a worker of ``lease`` has shared under this token."""

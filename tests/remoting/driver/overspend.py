@@ -15,7 +15,7 @@ from loopback import CountingBudget
 from test_cuda_door import ScriptedStream, record
 
 from gpupool.remoting.devices.base import DeviceSpec
-from gpupool.remoting.driver import table
+from gpupool.remoting.driver import compiler, linker, mapped, staging, table
 from gpupool.remoting.driver.api import Api
 from gpupool.remoting.driver.executor import Executor
 from gpupool.remoting.driver.images import Images
@@ -24,7 +24,8 @@ from gpupool.remoting.driver.serve import ANSWER, REPLY, Session
 MIB = 1 << 20
 PARTITION = 64 * MIB
 LEGACY, ONE, OTHER = 1, 65, 66
-GRAPH, FORGED, EXECUTABLE = 70, 71, 72
+GRAPH, FORGED, EXECUTABLE, POOL = 70, 71, 72, 73
+THRESHOLD, PTX = 4, 1  # CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_JIT_INPUT_PTX
 NON_BLOCKING = 1
 LIBRARY = ctypes.CDLL("libcuda.so.1")
 STREAM_CREATE = next(op for op, call in table.CALLS.items() if call[0] == "cuStreamCreate")
@@ -70,17 +71,24 @@ class HostileClient:
     def charged(self) -> int:
         return self.budget.usage(0)
 
-    def send(self, op: int, *words: int, flags: int = 0, rest: bytes = b"") -> None:
+    def send(self, op: int, *words: int, flags: int = 0, bulk: bytes = b"") -> None:
         """Execute one record."""
-        size = 8 + 8 * len(words) + len(rest)
-        body = bytearray(record(op, *words, flags=flags, size=size) + rest)
-        self.executor.execute(body, memoryview(body), 0, len(body), 0)
+        body = bytearray(record(op, *words, flags=flags))
+        self.stream.data = bulk
+        self.executor.execute(body, memoryview(body), 0, len(body), len(bulk))
 
-    def ask(self, op: int, *words: int) -> tuple[int, bytes]:
-        """Execute one record and return its status and answer."""
+    def begin(self, op: int, *words: int, bulk: bytes = b"") -> int:
+        """Execute one record that is answered at some time; return the request."""
         self.requests += 1
-        request = self.requests
-        self.send(op, request, *words, flags=1)
+        self.send(op, self.requests, *words, flags=1, bulk=bulk)
+        return self.requests
+
+    def ask(self, op: int, *words: int, bulk: bytes = b"") -> tuple[int, bytes]:
+        """Execute one record and return its status and answer."""
+        return self.answer(self.begin(op, *words, bulk=bulk))
+
+    def answer(self, request: int) -> tuple[int, bytes]:
+        """Wait for the status and the answer of a request."""
         with self.stream.changed:
             assert self.stream.changed.wait_for(lambda: self._found(request), 20)
         return self.answers[request]
@@ -201,6 +209,65 @@ def memory_of_a_failed_context(client: HostileClient) -> None:
     client.send(table.FREE, address)
     client.idle()
     assert client.physical() <= client.charged
+
+
+@case
+def pool_that_grows_while_frees_wait(client: HostileClient) -> None:
+    """Have it keep nothing of what it was refused, whatever it was told to keep."""
+    client.send(STREAM_CREATE, ONE, NON_BLOCKING)
+    client.send(STREAM_CREATE, OTHER, NON_BLOCKING)
+    client.get(table.POOL_DEFAULT, POOL, 0)
+    client.get(table.POOL_SET, POOL, THRESHOLD, (1 << 64) - 1)
+    address = client.get(table.ALLOCATE_ASYNC, 40 * MIB, POOL, ONE)
+    LIBRARY.fakeCudaPause(1)
+    client.send(table.FREE_ASYNC, address, ONE)
+    request = client.begin(table.ALLOCATE_ASYNC, 40 * MIB, POOL, OTHER)
+    LIBRARY.fakeCudaPause(0)
+    assert client.answer(request)[0] == 0
+    assert client.physical() == client.charged == 40 * MIB
+
+
+@case
+def pinned_memory_in_small_pieces(client: HostileClient) -> None:
+    """Each takes a page at least, of the server's own memory."""
+    staging.PINNED_MAX = MIB
+    for number in range(MIB // 4096):
+        client.send(table.SLOT_MAKE, 100 + number, 1)
+    assert client.executor.client.failed == (0, 0)
+    client.send(table.SLOT_MAKE, 99, 1)
+    assert client.executor.client.failed == (2, table.SLOT_MAKE)
+    for number in range(MIB // 4096):
+        client.send(table.SLOT_FREE, 100 + number)
+    staging.KEPT_MAX = 0
+    mapped.MAPPED_SIZE_MAX = 8192
+    found = [client.ask(table.MAP_HOST, number, 1, 0)[0] for number in (80, 81, 82)]
+    assert found == [0, 0, 2]
+
+
+@case
+def answers_that_wait(client: HostileClient) -> None:
+    """Each has pinned memory, and a client may ask without ever waiting."""
+    staging.PINNED_MAX = 4 * MIB
+    client.send(STREAM_CREATE, ONE, NON_BLOCKING)
+    address = client.get(table.ALLOCATE, MIB)
+    LIBRARY.fakeCudaPause(1)
+    requests = [client.begin(table.COPY_OUT, address, MIB, ONE) for _ in range(4)]
+    assert client.ask(table.COPY_OUT, address, MIB, ONE)[0] == 2
+    LIBRARY.fakeCudaPause(0)
+    assert [client.answer(request)[0] for request in requests] == [0] * 4
+    assert client.ask(table.COPY_OUT, address, MIB, ONE)[0] == 0
+
+
+@case
+def input_of_links_that_never_end(client: HostileClient) -> None:
+    linker.ADDED_SIZE_MAX = 100
+    text = b".version 8.0\n.target sm_90\n".ljust(60)
+    for number in (1, 2):
+        client.get(table.LINK_CREATE, number, *(0 for _ in compiler.PASSED_ON))
+    found = [client.ask(table.LINK_ADD, number, PTX, len(text), bulk=text)[0] for number in (1, 2)]
+    assert found == [0, 2]
+    client.send(table.LINK_DESTROY, 1)
+    assert client.ask(table.LINK_ADD, 2, PTX, len(text), bulk=text)[0] == 0
 
 
 def main() -> None:

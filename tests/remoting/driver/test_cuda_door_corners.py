@@ -12,7 +12,7 @@ from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
 from test_cuda_door import HERE, KERNELS, ROOT, compiled, right, run
 
-from gpupool.remoting.driver import build
+from gpupool.remoting.driver import arrays, build
 
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 ROOMY = ("--memory", str(1 << 30))
@@ -108,10 +108,14 @@ def test_an_installation_builds_the_same_library(library: Path) -> None:
         "free_behind_what_does_not_end",
         "graph_destroyed_while_it_runs",
         "memory_of_a_failed_context",
+        "pool_that_grows_while_frees_wait",
+        "pinned_memory_in_small_pieces",
+        "answers_that_wait",
+        "input_of_links_that_never_end",
     ],
 )
 def test_a_client_that_wants_more_than_its_partition(case: str, tmp_path: Path) -> None:
-    """The books have all that the driver has, as long as it has it."""
+    """The books have all that the driver has, as long as it has it; and the server's is bounded."""
     with Control(tmp_path) as control:
         path = f"{HERE / 'ctypes_bindings'}:{ROOT / 'src'}"
         values = control.environment(build_driver()) | {"PYTHONPATH": path}
@@ -124,6 +128,16 @@ def test_a_client_that_wants_more_than_its_partition(case: str, tmp_path: Path) 
             check=False,
         )
     assert done.returncode == 0, done.stderr
+
+
+def test_faces_of_a_cube_count_at_each_level() -> None:
+    """And rows and lines as they lie in tiles, unless there is one line alone."""
+    cube = arrays.array_size(256, 256, 6, 4, levels=2, flags=arrays.CUBEMAP)
+    assert cube == 6 * 4 * (256 * 256 + 128 * 128)
+    volume = arrays.array_size(256, 256, 6, 4, levels=2, flags=0)
+    assert volume == 4 * (6 * 256 * 256 + 3 * 128 * 128)
+    assert arrays.array_size(1, 1000, 0, 1, levels=1, flags=0) == 64 * 1000
+    assert arrays.array_size(1000, 0, 0, 1, levels=1, flags=0) == 1000
 
 
 @pytest.mark.parametrize("seeds", [("0", "60"), ("20175", "1")])

@@ -1,6 +1,7 @@
 """Handles that workers of one lease share, through the host's real sockets."""
 
 import os
+import resource
 import socket
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import trio
 from gpupool.pool.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.channel import BudgetClient
-from gpupool.remoting.host.sharing import SHARED_MAX, Sharing
+from gpupool.remoting.host.sharing import SHARED_MAX, Sharing, descriptor_room
 from gpupool.remoting.host.workers import Worker, serve_budget
 
 ONE, OTHER = LeaseId(1), LeaseId(2)
@@ -95,6 +96,7 @@ def test_a_worker_that_opens_memory_holds_what_another_has_pledged() -> None:
         worker.devices = (GPU,)
     thread = serve(workers, Sharing(), budget)
     try:
+        assert not giver.reserve(0, 1 << 64)
         assert giver.reserve(0, 60)
         assert giver.share(TOKEN, b"handle")
         giver.pledge(TOKEN, 0, 50)
@@ -147,6 +149,32 @@ def test_shared_handles_are_bounded_and_closed() -> None:
     assert os.read(reading, 1) == b""  # nobody can write any more
     os.close(reading)
     assert sharing.find(ONE, (7).to_bytes(32, "big")) is not None
+
+
+def test_descriptors_of_one_lease_leave_room_for_those_of_others(tmp_path: Path) -> None:
+    sharing = Sharing(descriptors=8)
+
+    def share(lease: LeaseId, number: int) -> bool:
+        file = os.open(tmp_path, os.O_RDONLY)
+        return sharing.share(lease, lease, number.to_bytes(32, "big"), b"", file)
+
+    assert [share(ONE, at) for at in range(3)] == [True, True, False]
+    assert sharing.share(1, ONE, TOKEN, b"", -1)  # needs none
+    assert share(OTHER, 0)
+    sharing.end_worker(1)
+    assert share(ONE, 0)
+    sharing.end_worker(1)
+    sharing.end_worker(2)
+
+
+def test_the_limit_of_descriptors_is_raised_where_it_may_be() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        room = descriptor_room()
+        assert room == resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 > 128 or hard <= 256
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_worker_may_have_only_its_own_handles_forgotten() -> None:

@@ -1,5 +1,6 @@
 """How workers end: by their client, by a crash, by an order, with their host; and what is left."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,15 +8,17 @@ import socket
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
-from host_kit import GIB, EchoClient, MakeHost
+from host_kit import GIB, SERVER, EchoClient, MakeHost
 
-from gpupool.pool.errors import LeaseLostError, StorageError
+from gpupool.pool.errors import GpupoolError, LeaseLostError, StorageError
 from gpupool.remoting.host import former, messages, spawn
 from gpupool.remoting.host.host import HostLimits
+from gpupool.remoting.host.inventory import Inventory
 
 DIE_S = 10.0
 """Bounds every wait for a death; normally it takes milliseconds."""
@@ -123,6 +126,21 @@ async def test_worker_that_hangs_up_on_its_host_ends(make_host: MakeHost) -> Non
         await worker.ended.wait()
     # Unless it notices first that it cannot report any more.
     assert worker.exit_reason() in ("it closed its control socket", "exited with code 3")
+
+
+async def test_lease_that_takes_too_much_of_the_servers_memory_loses_a_worker(
+    make_host: MakeHost,
+) -> None:
+    few = HostLimits(sample_interval_s=0.01, host_memory=0, host_memory_each=0)
+    kit = await make_host(limits=replace(few, host_memory_each=GIB))
+    client, _ = await kit.connect(kit.lease())
+    assert await client.ask(b"e", b"x") == b"x"
+    assert not kit.log
+    inventory = Inventory.discover(SERVER, None, emulated_count=1, emulated_memory=1 << 50)
+    kit = await make_host(inventory, limits=few)
+    with contextlib.suppress(GpupoolError):  # it may lose it at once
+        await kit.open(kit.lease(memory=1 << 20))
+    await kit.logged("of this server's memory, and may have 1 MiB")
 
 
 async def test_killed_worker_returns_its_memory(make_host: MakeHost) -> None:

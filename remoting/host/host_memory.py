@@ -1,0 +1,44 @@
+"""What workers take of the server's own memory, and how much of it a lease may have.
+
+What a client asks for is bounded call by call, for each worker. The driver keeps more, such as
+images of modules, nodes of graphs and events, of which nobody says how much; so the sum is watched.
+"""
+
+import os
+import re
+from pathlib import Path
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+RESIDENT = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
+"""Not what is mapped of files: libraries are there once for all."""
+
+
+def machine_memory() -> int:
+    """Return the bytes that this machine, or this container, has."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = CGROUP_LIMIT.read_text().strip()
+    except OSError:
+        return whole
+    return min(whole, int(limit)) if limit.isdigit() else whole
+
+
+def resident(pid: int) -> int:
+    """Return the bytes of memory that a process has; 0 where that cannot be seen."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return 0
+    return 1024 * sum(map(int, RESIDENT.findall(text)))
+
+
+def allowance(machine: int, partition: int, gpus: int, floor: int) -> int:
+    """Return what a lease may take, at least ``floor``: as of the GPUs, so of the machine.
+
+    Args:
+        machine: bytes of the machine's memory.
+        partition: bytes that the lease has of the GPUs here.
+        gpus: bytes of all GPUs here.
+        floor: bytes that even the smallest partition may have.
+    """
+    return max(floor, machine * partition // max(gpus, 1))
