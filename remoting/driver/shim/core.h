@@ -208,25 +208,28 @@ uint64_t gp_new_ids(unsigned count);  // the first of as many
 #define GP_ENTER_DEVICE() GP_CHECK(gp_ready())
 
 // device.c
-struct gp_context *gp_current(void);
-int gp_current_device(void);  // an ordinal, -1 for none
-bool gp_borrow_context(int device);  // that none is current on this thread; -1: of no device
-void gp_end_borrowing(const bool *borrowed);
 int gp_check_device(int ordinal);
 int gp_server_device(int ordinal);  // its index in its server's session
-int gp_device_of(const void *context);
-int gp_context_of(const void *context, struct gp_context **found);
 // In the servers' order: what one of them has, or how many devices of it are left out.
 int gp_read_snapshot(int server, const unsigned char *bytes, size_t size);
 void gp_skip_devices(int count);
 void gp_choose_devices(void);
-int gp_push(struct gp_context *context);
-int cuCtxSynchronize(void);
 int cuGetErrorName(int code, const char **text);
 int cuGetErrorString(int code, const char **text);
-int cuStreamSynchronize(void *stream);
-int cuCtxGetCurrent(void **context);
+
+// context.c
+struct gp_context *gp_current(void);
+int gp_current_device(void);  // an ordinal, -1 for none
 int gp_place(void);  // where calls go to, as SET_DEVICE names it: a device or a green context; or -1
+bool gp_borrow_context(int device);  // that none is current on this thread; -1: of no device
+void gp_end_borrowing(const bool *borrowed);
+int gp_device_of(const void *context);
+int gp_context_of(const void *context, struct gp_context **found);
+void gp_begin_context(struct gp_context *context, int device);  // a new one, all else of it 0
+int gp_push(struct gp_context *context);
+int cuCtxGetCurrent(void **context);
+int cuCtxSynchronize(void);
+int cuStreamSynchronize(void *stream);
 
 // logs.c
 void gp_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -405,6 +408,8 @@ static inline bool gp_may_be_pinned(uint64_t address) {
     return address < __atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED) &&
            address >= __atomic_load_n(&gp_pinned_low, __ATOMIC_RELAXED);
 }
+
+// copies.c
 bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones
 int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream);
 

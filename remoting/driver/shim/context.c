@@ -1,0 +1,348 @@
+// Contexts: which one is current on each thread, contexts of the program's own, primary ones, limits.
+#include "core.h"
+
+#include <stdlib.h>
+
+static struct gp_context *contexts[GP_STACK_MAX * 4];  // made by cuCtxCreate, for their check
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static __thread struct gp_context *stack[GP_STACK_MAX];
+static __thread int depth;
+
+// --- contexts -------------------------------------------------------------------------------------
+
+struct gp_context *gp_current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
+
+int gp_current_device(void) {
+    if (gp_several && gp_routed >= 0) return gp_routed;
+    struct gp_context *context = gp_current();
+    return context == NULL ? -1 : context->handle.device;
+}
+
+int gp_place(void) {
+    int device = gp_current_device();
+    if (device < 0) return -1;
+    bool own = gp_several && gp_routed >= 0;
+    return own || gp_current()->place == 0 ? gp_server_device(device) : gp_current()->place;
+}
+
+int gp_context_of(const void *context, struct gp_context **found) {
+    struct gp_context *known = (struct gp_context *)(uintptr_t)context;
+    if (known == NULL) {
+        known = gp_current();
+        if (known == NULL) return GP_INVALID_CONTEXT;
+    } else if (gp_check(&known->handle, GP_CONTEXT) != GP_SUCCESS) {
+        return GP_INVALID_CONTEXT;
+    }
+    *found = known;
+    return GP_SUCCESS;
+}
+
+int gp_device_of(const void *context) {
+    struct gp_context *known;
+    return gp_context_of(context, &known) == GP_SUCCESS ? known->handle.device : -1;
+}
+
+int gp_push(struct gp_context *context) {
+    if (gp_in_host_function()) return GP_SUCCESS;
+    if (depth >= GP_STACK_MAX) return GP_OUT_OF_MEMORY;
+    stack[depth++] = context;
+    return GP_SUCCESS;
+}
+
+bool gp_borrow_context(int device) {
+    if (device < 0 || gp_in_host_function()) return false;
+    return gp_push(&gp.primaries[device]) == GP_SUCCESS;
+}
+
+void gp_end_borrowing(const bool *borrowed) {
+    if (*borrowed) depth--;
+}
+
+GP_EXPORT int cuCtxSetCurrent(void *context) {
+    GP_CHECK(gp_ready());
+    // There it has no effect, so that whatever needs a context says that it is not permitted.
+    if (gp_in_host_function()) return GP_SUCCESS;
+    if (context == NULL) {
+        if (depth > 0) depth--;
+        return GP_SUCCESS;
+    }
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(context, &known));
+    if (depth == 0) return gp_push(known);
+    stack[depth - 1] = known;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetCurrent(void **context) {
+    GP_CHECK(gp_ready());
+    if (context == NULL) return GP_INVALID_VALUE;
+    *context = gp_current();
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxPushCurrent_v2(void *context) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    if (context == NULL) return GP_INVALID_CONTEXT;
+    GP_CHECK(gp_context_of(context, &known));
+    return gp_push(known);
+}
+
+GP_EXPORT int cuCtxPushCurrent(void *context) { return cuCtxPushCurrent_v2(context); }
+
+GP_EXPORT int cuCtxPopCurrent_v2(void **context) {
+    GP_CHECK(gp_enter());
+    struct gp_context *top = stack[--depth];
+    if (context != NULL) *context = top;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxPopCurrent(void **context) { return cuCtxPopCurrent_v2(context); }
+
+GP_EXPORT int cuCtxGetDevice_v2(int *device, void *context) {
+    GP_CHECK(gp_ready());
+    if (device == NULL) return GP_INVALID_VALUE;
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(context, &known));
+    *device = known->handle.device;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetDevice(int *device) { return cuCtxGetDevice_v2(device, NULL); }
+
+GP_EXPORT int cuCtxGetFlags(unsigned *flags) {
+    GP_CHECK(gp_enter());
+    if (flags == NULL) return GP_INVALID_VALUE;
+    *flags = gp_current()->flags;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetId(void *context, unsigned long long *id) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    if (id == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_context_of(context, &known));
+    *id = known->serial;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetApiVersion(void *context, unsigned *version) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    if (version == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_context_of(context, &known));
+    *version = 3020;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxSynchronize_v2(void *context) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(context, &known));
+    GP_ROUTE(known->handle.device);
+    return gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(known->handle.device));
+}
+
+GP_EXPORT int cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }
+
+GP_EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    GP_CHECK(gp_enter());
+    const struct gp_device *device = &gp.devices[gp_current_device()];
+    if (least != NULL) *least = device->priorities[0];
+    if (greatest != NULL) *greatest = device->priorities[1];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxGetSharedMemConfig(int *config) {
+    GP_CHECK(gp_enter());
+    if (config == NULL) return GP_INVALID_VALUE;
+    *config = 1;  // four-byte banks: no device that is still supported has others
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxSetSharedMemConfig(int config) {
+    (void)config;
+    return gp_enter();
+}
+
+void gp_begin_context(struct gp_context *context, int device) {
+    static uint64_t last_serial;
+    context->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_CONTEXT, .device = device};
+    context->handle.id = gp_new_id();
+    context->serial = __atomic_add_fetch(&last_serial, 1, __ATOMIC_RELAXED);
+}
+
+// A context of its own shares the memory of the device's primary context in the worker; what is
+// kept apart is which context is current, and the runtime's storage in it.
+static int create_context(void **made, unsigned flags, int device) {
+    GP_CHECK(gp_ready());
+    if (made == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_check_device(device));
+    struct gp_context *context = calloc(1, sizeof *context);
+    if (context == NULL) return GP_OUT_OF_MEMORY;
+    gp_begin_context(context, device);
+    context->flags = flags;
+    pthread_mutex_lock(&context_lock);
+    size_t at = 0;
+    while (at < sizeof contexts / sizeof *contexts && contexts[at] != NULL) at++;
+    bool room = at < sizeof contexts / sizeof *contexts;
+    if (room) contexts[at] = context;
+    pthread_mutex_unlock(&context_lock);
+    if (!room || gp_push(context) != GP_SUCCESS) {
+        free(context);
+        return GP_OUT_OF_MEMORY;
+    }
+    *made = context;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxCreate_v2(void **made, unsigned flags, int device) {
+    return create_context(made, flags, device);
+}
+
+GP_EXPORT int cuCtxCreate_v3(void **made, void *affinity, int count, unsigned flags, int device) {
+    return affinity != NULL || count != 0 ? GP_NOT_SUPPORTED : create_context(made, flags, device);
+}
+
+GP_EXPORT int cuCtxCreate_v4(void **made, void *parameters, unsigned flags, int device) {
+    return parameters != NULL ? GP_NOT_SUPPORTED : create_context(made, flags, device);
+}
+
+int cuMemFree_v2(uint64_t address);
+int cuMemFreeHost(void *address);
+int cuMemHostUnregister(void *address);
+
+// What was allocated in a context ends with it, as many programs expect.
+static void free_owned(struct gp_context *context) {
+    struct gp_range range, gone;
+    if (gp_in_host_function() || gp_push(context) != GP_SUCCESS) return;
+    while (gp_find_owned(context, &range)) {
+        void *start = (void *)(uintptr_t)range.start;
+        int status = range.kind != GP_HOST_MEMORY ? cuMemFree_v2(range.start)
+                     : range.detail != NULL       ? cuMemFreeHost(start)
+                                                  : cuMemHostUnregister(start);
+        if (status != GP_SUCCESS) gp_remove_range(range.start, &gone);
+    }
+    depth--;
+}
+
+GP_EXPORT int cuCtxDestroy_v2(void *context) {
+    GP_CHECK(gp_ready());
+    struct gp_context *known;
+    if (context == NULL || gp_context_of(context, &known) != GP_SUCCESS) return GP_INVALID_CONTEXT;
+    if (known->primary || known->green != NULL) return GP_INVALID_CONTEXT;
+    gp_tables_reset(known);
+    free_owned(known);
+    pthread_mutex_lock(&context_lock);
+    for (size_t at = 0; at < sizeof contexts / sizeof *contexts; at++) {
+        if (contexts[at] == known) contexts[at] = NULL;
+    }
+    pthread_mutex_unlock(&context_lock);
+    // Its memory stays: another thread may still have it on its stack, and must find it dead.
+    known->handle.magic = 0;
+    if (gp_current() == known) depth--;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuCtxDestroy(void *context) { return cuCtxDestroy_v2(context); }
+
+// --- primary contexts -----------------------------------------------------------------------------
+
+GP_EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
+    GP_CHECK(gp_ready());
+    if (context == NULL) return GP_INVALID_VALUE;
+    GP_CHECK(gp_check_device(device));
+    __atomic_fetch_add(&gp.primaries[device].references, 1, __ATOMIC_RELAXED);
+    *context = &gp.primaries[device];
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    gp_tables_reset(&gp.primaries[device]);
+    __atomic_store_n(&gp.primaries[device].references, 0, __ATOMIC_RELAXED);
+    free_owned(&gp.primaries[device]);
+    GP_ROUTE(device);
+    uint64_t values[1] = {(uint64_t)gp_server_device(device)};
+    return gp_post(GP_RESET_DEVICE, values, 1);
+}
+
+GP_EXPORT int cuDevicePrimaryCtxReset(int device) { return cuDevicePrimaryCtxReset_v2(device); }
+
+GP_EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    int *references = &gp.primaries[device].references;
+    int left = __atomic_sub_fetch(references, 1, __ATOMIC_RELAXED);
+    if (left < 0) {
+        __atomic_fetch_add(references, 1, __ATOMIC_RELAXED);
+        return GP_INVALID_CONTEXT;
+    }
+    if (left == 0) gp_tables_reset(&gp.primaries[device]);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDevicePrimaryCtxRelease(int device) {
+    return cuDevicePrimaryCtxRelease_v2(device);
+}
+
+GP_EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    if (flags != NULL) *flags = gp.primaries[device].flags;
+    if (active != NULL) {
+        *active = __atomic_load_n(&gp.primaries[device].references, __ATOMIC_RELAXED) > 0;
+    }
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) {
+    GP_CHECK(gp_ready());
+    GP_CHECK(gp_check_device(device));
+    gp.primaries[device].flags = flags;
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuDevicePrimaryCtxSetFlags(int device, unsigned flags) {
+    return cuDevicePrimaryCtxSetFlags_v2(device, flags);
+}
+
+// --- limits, which cuBLASLt asks for before every product ------------------------------------------
+
+#define LIMITS 16
+static struct {
+    bool known;
+    uint64_t value;
+} limits[GP_DEVICES_MAX][LIMITS];
+static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
+
+GP_EXPORT int cuCtxGetLimit(size_t *value, unsigned limit) {
+    GP_ENTER();
+    if (value == NULL || limit >= LIMITS) return GP_INVALID_VALUE;
+    int device = gp_current_device();
+    pthread_mutex_lock(&limit_lock);
+    int status = GP_SUCCESS;
+    if (!limits[device][limit].known) {
+        uint64_t values[1] = {limit}, reply[1] = {0};
+        status = gp_call(GP_GET_LIMIT, values, 1, reply, sizeof reply);
+        limits[device][limit].known = status == GP_SUCCESS;
+        limits[device][limit].value = reply[0];
+    }
+    if (status == GP_SUCCESS) *value = limits[device][limit].value;
+    pthread_mutex_unlock(&limit_lock);
+    return status;
+}
+
+GP_EXPORT int cuCtxSetLimit(unsigned limit, size_t value) {
+    GP_ENTER();
+    if (limit >= LIMITS) return GP_INVALID_VALUE;
+    uint64_t values[2] = {limit, value};
+    pthread_mutex_lock(&limit_lock);
+    int status = gp_call(GP_SET_LIMIT, values, 2, NULL, 0);
+    // CUDA rounds what it is given, and one limit may change another.
+    memset(limits[gp_current_device()], 0, sizeof *limits);
+    pthread_mutex_unlock(&limit_lock);
+    return status;
+}

@@ -1,0 +1,416 @@
+// Copies of bytes: between the program and its GPUs, on a GPU, and between GPUs of several servers.
+#define _GNU_SOURCE
+#include "copies.h"
+#include "managed.h"
+
+#include <stdlib.h>
+
+#define SMALL_COPY_MAX (64 * 1024)
+#define DOWNLOAD_SIZE ((size_t)32 << 20)  // of a piece
+#define INLINE_MAX 4096  // bytes that travel within a record instead of behind the frame
+#define UPLOAD_SIZE ((size_t)32 << 20)
+// So long host functions are waited for before the memory that a copy behind them reads gets a mirror,
+// which is compared at each launch and each synchronisation from then on.
+#define MIRROR_PATIENCE_NS 5000000000ll
+#define SMALL_MIRROR_PATIENCE_NS 500000000ll
+#define SMALL_MIRROR_MAX (64 * 1024)
+
+static bool is_device(uint64_t address) {
+    struct gp_range range;
+    return gp_find_range(address, &range) && range.kind != GP_HOST_MEMORY;
+}
+
+// Whether this is memory of another server than the one that calls go to.
+static bool is_apart(uint64_t address) {
+    return __builtin_expect(gp_several, 0) && !gp_reaches(gp_device_at(address));
+}
+
+static bool is_pinned(const void *address) {
+    struct gp_range range;
+    return gp_find_range((uint64_t)(uintptr_t)address, &range) && range.kind == GP_HOST_MEMORY;
+}
+
+// --- to the server and back ------------------------------------------------------------------------
+
+int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size, void *stream);
+
+// Managed memory is reached on the server, whatever a copy takes it for. The program may touch it
+// as soon as a synchronous copy has returned.
+static bool is_managed(uint64_t address) {
+    struct gp_range range;
+    return __atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0 &&
+           gp_find_range(address, &range) && range.kind == GP_MANAGED_MEMORY;
+}
+
+static int copy_managed(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
+    if (async) return cuMemcpyDtoDAsync_v2(target, source, size, stream);
+    uint64_t id;
+    GP_CHECK(gp_stream_id(NULL, &id));
+    GP_CHECK(cuMemcpyDtoDAsync_v2(target, source, size, NULL));
+    return gp_synchronize(GP_SYNC_STREAM, id);
+}
+
+// What host functions before a copy write must be there when it reads the host's memory. Pageable
+// memory is read by an asynchronous copy when it is called, also by CUDA. Of pinned memory a mirror
+// is made if they take long; then the copy reads that in its turn, and nobody waits here.
+static bool settle(void *stream, uint64_t target, const void *source, size_t size,
+                   uint64_t *mirror) {
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0 || !is_pinned(source)) return true;
+    const struct gp_handle *handle = gp_stream_handle(stream);
+    struct gp_range range;
+    uint64_t address = (uint64_t)(uintptr_t)source;
+    bool small = gp_find_range(address, &range) && range.size <= SMALL_MIRROR_MAX;
+    int64_t patience = small ? SMALL_MIRROR_PATIENCE_NS : MIRROR_PATIENCE_NS;
+    if (gp_host_settle(handle, is_apart(target) ? 0 : patience)) return true;
+    if (gp_see(&address) == GP_SUCCESS && gp_mirror_of(source, size, mirror)) return false;
+    return gp_host_settle(handle, 0);
+}
+
+// A copy of which one side is mapped memory of the host, in the order of its stream; a synchronous one
+// is over when it returns, as the program may write there again.
+static int copy_mapped(uint64_t target, uint64_t source, size_t size) {
+    uint64_t id;
+    GP_CHECK(gp_stream_id(NULL, &id));
+    GP_CHECK(cuMemcpyDtoDAsync_v2(target, source, size, NULL));
+    return gp_synchronize(GP_SYNC_STREAM, id);
+}
+
+static int copy_in(uint64_t target, const void *source, size_t size, uint64_t stream) {
+    if (size == 0) return GP_SUCCESS;
+    if (source == NULL) return GP_INVALID_VALUE;
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
+    // The bytes may still be on their way here.
+    GP_CHECK(gp_drain(source, size));
+    uint64_t values[3] = {target, size, stream};
+    if (size <= INLINE_MAX) {
+        unsigned char *at = gp_open(GP_COPY_IN, 0, sizeof values + size);
+        memcpy(at, values, sizeof values);
+        memcpy(at + sizeof values, source, size);
+        gp_close();
+        return GP_SUCCESS;
+    }
+    // Beyond a host function no more goes at a time than the worker can put aside.
+    bool pending = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
+    for (size_t done = 0; done < size; done += values[1]) {
+        values[0] = target + done;
+        values[1] = pending && size - done > UPLOAD_SIZE ? UPLOAD_SIZE : size - done;
+        GP_CHECK(gp_post_bulk(GP_COPY_IN, values, 3, (const char *)source + done, values[1]));
+    }
+    return GP_SUCCESS;
+}
+
+static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream) {
+    if (size == 0) return GP_SUCCESS;
+    if (target == NULL) return GP_INVALID_VALUE;
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
+    uint64_t values[3] = {source, size, stream};
+    struct gp_request request = {.bulk = target, .bulk_size = size};
+    return gp_exchange(&request, GP_COPY_OUT, values, 3, NULL, 0, NULL, 0);
+}
+
+// --- copies between servers -----------------------------------------------------------------------
+//
+// Large ones go from worker to worker where these can connect; others pass through this process,
+// piece by piece. What a stream of one server does changes no memory of another, other than by such
+// copies, so the stream matters on its own server only; elsewhere the legacy stream stands for it,
+// and a copy is over before the stream goes on.
+
+#define PIECE_SIZE ((size_t)8 << 20)
+#define DIRECT_MIN ((size_t)16 << 10)
+
+static int write_across(uint64_t target, const void *source, size_t size, void *stream) {
+    int home = gp_here();
+    GP_ON_ADDRESS(target);
+    uint64_t id;
+    GP_CHECK(gp_here() == home ? gp_stream_id(stream, &id) : gp_stream_id(NULL, &id));
+    GP_CHECK(copy_in(target, source, size, id));
+    return gp_here() == home ? GP_SUCCESS : gp_synchronize(GP_SYNC_STREAM, id);
+}
+
+static int read_across(void *target, uint64_t source, size_t size, void *stream) {
+    int home = gp_here();
+    GP_ON_ADDRESS(source);
+    uint64_t id;
+    GP_CHECK(gp_here() == home ? gp_stream_id(stream, &id) : gp_stream_id(NULL, &id));
+    return copy_out(target, source, size, id);
+}
+
+int gp_copy_across(uint64_t target, uint64_t source, size_t size, void *stream) {
+    if (gp_capture_of(stream)) return GP_CAPTURE_UNSUPPORTED;
+    if (size >= DIRECT_MIN) {
+        int direct = gp_copy_direct(target, source, size, stream);
+        if (direct != GP_NOT_SUPPORTED) return direct;
+    }
+    size_t most = size < PIECE_SIZE ? size : PIECE_SIZE;
+    void *piece = malloc(most + 1);
+    if (piece == NULL) return GP_OUT_OF_MEMORY;
+    int status = GP_SUCCESS;
+    for (size_t at = 0; at < size && status == GP_SUCCESS; at += most) {
+        size_t part = size - at < most ? size - at : most;
+        status = read_across(piece, source + at, part, stream);
+        if (status == GP_SUCCESS) status = write_across(target + at, piece, part, stream);
+    }
+    free(piece);
+    return status;
+}
+
+bool gp_between_servers(uint64_t one, uint64_t other) {
+    int first = gp_device_at(one), second = gp_device_at(other);
+    return first >= 0 && second >= 0 && gp.devices[first].server != gp.devices[second].server;
+}
+
+// --- copies by direction --------------------------------------------------------------------------
+
+GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
+    GP_ENTER();
+    GP_ON_ADDRESS(target);
+    if (is_managed((uintptr_t)source)) {
+        return copy_managed(target, (uintptr_t)source, size, NULL, false);
+    }
+    uint64_t id, mirror;
+    GP_CHECK(gp_stream_id(NULL, &id));
+    if (gp_mirror_of(source, size, &mirror)) return copy_mapped(target, mirror, size);
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
+        gp_host_settle(gp_stream_handle(NULL), 0);
+    }
+    GP_CHECK(copy_in(target, source, size, id));
+    // CUDA returns before small ones are over (API synchronization behavior, CUDA driver API).
+    return size > SMALL_COPY_MAX ? gp_synchronize(GP_SYNC_STREAM, id) : GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size,
+                                   void *stream) {
+    GP_ENTER_ON(stream);
+    GP_ON(stream);
+    if (is_managed((uintptr_t)source)) {
+        return copy_managed(target, (uintptr_t)source, size, stream, true);
+    }
+    uint64_t id, mirror;
+    GP_CHECK(gp_stream_id(stream, &id));
+    if (gp_capture_of(stream)) {
+        if (is_apart(target)) return GP_CAPTURE_UNSUPPORTED;
+        return gp_capture_copy(target, (uint64_t)(uintptr_t)source, size, false, stream);
+    }
+    if (!is_apart(target) && gp_mirror_of(source, size, &mirror)) {
+        return cuMemcpyDtoDAsync_v2(target, mirror, size, stream);
+    }
+    if (!settle(stream, target, source, size, &mirror)) {
+        return cuMemcpyDtoDAsync_v2(target, mirror, size, stream);
+    }
+    if (is_apart(target)) return write_across(target, source, size, stream);
+    return copy_in(target, source, size, id);
+}
+
+GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
+    GP_ENTER();
+    GP_ON_ADDRESS(source);
+    if (is_managed((uintptr_t)target)) {
+        return copy_managed((uintptr_t)target, source, size, NULL, false);
+    }
+    uint64_t id, mirror;
+    GP_CHECK(gp_stream_id(NULL, &id));
+    if (gp_mirror_of(target, size, &mirror)) return copy_mapped(mirror, source, size);
+    GP_CHECK(gp_see(&source));
+    return copy_out(target, source, size, id);
+}
+
+GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, void *stream) {
+    GP_ENTER_ON(stream);
+    GP_ON(stream);
+    if (is_managed((uintptr_t)target)) {
+        return copy_managed((uintptr_t)target, source, size, stream, true);
+    }
+    struct gp_handle *handle = gp_stream_handle(stream);
+    if (handle == NULL) return GP_INVALID_HANDLE;
+    if (gp_capture_of(stream)) {
+        if (is_apart(source)) return GP_CAPTURE_UNSUPPORTED;
+        return gp_capture_copy((uint64_t)(uintptr_t)target, source, size, true, stream);
+    }
+    if (size == 0) return GP_SUCCESS;
+    if (is_apart(source)) return read_across(target, source, size, stream);
+    uint64_t mirror;
+    if (gp_mirror_of(target, size, &mirror)) {
+        return cuMemcpyDtoDAsync_v2(mirror, source, size, stream);
+    }
+    GP_CHECK(gp_see(&source));
+    if (is_pinned(target)) {
+        while (size > 0) {
+            size_t part = size < DOWNLOAD_SIZE ? size : DOWNLOAD_SIZE;
+            uint64_t id = gp_expect_download(target, part, handle->id);
+            if (id == 0) break;
+            uint64_t values[4] = {source, part, handle->id, id};
+            GP_CHECK(gp_post(GP_DOWNLOAD, values, 4));
+            target = (unsigned char *)target + part;
+            source += part;
+            size -= part;
+        }
+        // What the worker has no room for is waited for.
+        return copy_out(target, source, size, handle->id);
+    }
+    // To pageable memory CUDA copies before it returns; then the stream is known to be idle.
+    uint64_t before = gp_position();
+    GP_CHECK(copy_out(target, source, size, handle->id));
+    if (gp_position() == before + 1) {
+        __atomic_store_n(&handle->clean, before + 1, __ATOMIC_RELAXED);
+    }
+    return GP_SUCCESS;
+}
+
+static int copy_any(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
+    bool to = is_device(target), from = is_device(source);
+    void *host_target = (void *)(uintptr_t)target, *host_source = (void *)(uintptr_t)source;
+    if (to && from) {
+        if (is_managed(target) || is_managed(source)) {
+            return copy_managed(target, source, size, stream, async);
+        }
+        return cuMemcpyDtoDAsync_v2(target, source, size, stream);
+    }
+    if (to) {
+        return async ? cuMemcpyHtoDAsync_v2(target, host_source, size, stream)
+                     : cuMemcpyHtoD_v2(target, host_source, size);
+    }
+    if (from) {
+        return async ? cuMemcpyDtoHAsync_v2(host_target, source, size, stream)
+                     : cuMemcpyDtoH_v2(host_target, source, size);
+    }
+    GP_ON(stream);
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    GP_CHECK(gp_synchronize(GP_SYNC_STREAM, id));
+    memmove(host_target, host_source, size);
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuMemcpy(uint64_t target, uint64_t source, size_t size) {
+    GP_ENTER();
+    return copy_any(target, source, size, NULL, false);
+}
+
+GP_EXPORT int cuMemcpyAsync(uint64_t target, uint64_t source, size_t size, void *stream) {
+    GP_ENTER();
+    return copy_any(target, source, size, stream, true);
+}
+
+GP_EXPORT int cuMemcpyPeerAsync(uint64_t target, void *to, uint64_t source, void *from,
+                                size_t size, void *stream) {
+    GP_ENTER();
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(to, &known));
+    GP_CHECK(gp_context_of(from, &known));
+    return cuMemcpyDtoDAsync_v2(target, source, size, stream);
+}
+
+GP_EXPORT int cuMemcpyPeer(uint64_t target, void *to, uint64_t source, void *from, size_t size) {
+    GP_ENTER();
+    struct gp_context *known;
+    GP_CHECK(gp_context_of(to, &known));
+    GP_CHECK(gp_context_of(from, &known));
+    return cuMemcpyDtoDAsync_v2(target, source, size, NULL);
+}
+
+// --- rectangles: CUDA_MEMCPY2D and CUDA_MEMCPY3D --------------------------------------------------
+
+struct rectangle {
+    size_t x, y;
+    int kind;
+    const void *host;
+    uint64_t device;
+    void *array;
+    size_t pitch;
+};
+
+struct copy_2d {
+    struct rectangle source, target;
+    size_t width, height;
+};
+
+int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp_end *end) {
+    if (box->kind == GP_IN_ARRAY || box->level != 0) return GP_INVALID_VALUE;
+    uint64_t base = box->kind == 1 ? (uint64_t)(uintptr_t)box->host : box->device;
+    if (box->kind < 1 || box->kind > 4 || base == 0) return GP_INVALID_VALUE;
+    end->host = (box->kind == 1 || (box->kind == 4 && !is_device(base))) && !is_managed(base);
+    end->pitch = box->pitch ? box->pitch : width + box->x;
+    size_t rows = box->height ? box->height : height + box->y;
+    if (end->pitch < width + box->x) return GP_INVALID_VALUE;
+    end->slice = end->pitch * rows;
+    end->address = base + box->z * end->slice + box->y * end->pitch + box->x;
+    return GP_SUCCESS;
+}
+
+int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
+    GP_ENTER_ON(stream);
+    GP_ON(stream);
+    if (copy == NULL) return GP_INVALID_VALUE;
+    size_t width = copy->width, height = copy->height, depth = copy->depth;
+    if (width == 0 || height == 0 || depth == 0) return GP_SUCCESS;
+    if (copy->source.kind == GP_IN_ARRAY || copy->target.kind == GP_IN_ARRAY) {
+        return gp_copy_arrays(copy, stream, async);
+    }
+    struct gp_end from, to;
+    GP_CHECK(gp_find_end(&copy->source, width, height, &from));
+    GP_CHECK(gp_find_end(&copy->target, width, height, &to));
+    bool across = gp_several && !from.host && !to.host &&
+                  gp_between_servers(from.address, to.address);
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    if (gp_capture_of(stream) && (from.host || to.host)) return gp_capture_box(copy, stream);
+    if (!from.host && !to.host && !across) {
+        // Without a stream it is the legacy one of whichever server has the memory.
+        GP_ROUTE(gp_several && gp_handle_device(stream) < 0 ? gp_device_at(to.address) : -1);
+        GP_REACH_ADDRESS(to.address);
+        GP_CHECK(gp_stream_id(stream, &id));
+        uint64_t values[10] = {to.address, to.pitch, to.slice, from.address, from.pitch,
+                               from.slice, width, height, depth, id};
+        return gp_post(GP_COPY_3D, values, 10);
+    }
+    // Rows that lie apart are copied one by one; what lies together goes as one piece.
+    bool whole = from.pitch == width && to.pitch == width;
+    bool slices = whole && (depth == 1 || (from.slice == width * height &&
+                                           to.slice == width * height));
+    size_t piece = slices ? width * height * depth : whole ? width * height : width;
+    for (size_t z = 0; z < (slices ? 1 : depth); z++) {
+        for (size_t y = 0; y < (whole ? 1 : height); y++) {
+            uint64_t target = to.address + z * to.slice + y * to.pitch;
+            uint64_t source = from.address + z * from.slice + y * from.pitch;
+            GP_CHECK(copy_any(target, source, piece, stream, async));
+        }
+    }
+    return GP_SUCCESS;
+}
+
+static int copy_rectangle(const struct copy_2d *copy, void *stream, bool async) {
+    if (copy == NULL) return GP_INVALID_VALUE;
+    const struct rectangle *s = &copy->source, *t = &copy->target;
+    struct gp_copy_3d full = {
+        .source = {.x = s->x, .y = s->y, .kind = s->kind, .host = s->host, .device = s->device,
+                   .array = s->array, .pitch = s->pitch},
+        .target = {.x = t->x, .y = t->y, .kind = t->kind, .host = t->host, .device = t->device,
+                   .array = t->array, .pitch = t->pitch},
+        .width = copy->width, .height = copy->height, .depth = 1,
+    };
+    return gp_copy_box(&full, stream, async);
+}
+
+GP_EXPORT int cuMemcpy2D_v2(const void *copy) { return copy_rectangle(copy, NULL, false); }
+
+GP_EXPORT int cuMemcpy2DUnaligned_v2(const void *copy) {
+    return copy_rectangle(copy, NULL, false);
+}
+
+GP_EXPORT int cuMemcpy2DAsync_v2(const void *copy, void *stream) {
+    return copy_rectangle(copy, stream, true);
+}
+
+GP_EXPORT int cuMemcpy3D_v2(const void *copy) { return gp_copy_box(copy, NULL, false); }
+
+GP_EXPORT int cuMemcpy3DAsync_v2(const void *copy, void *stream) {
+    return gp_copy_box(copy, stream, true);
+}
+
+// Both devices are reached by address, and contexts lie where CUDA_MEMCPY3D has reserved words.
+
+GP_EXPORT int cuMemcpy3DPeer(const void *copy) { return gp_copy_box(copy, NULL, false); }
+
+GP_EXPORT int cuMemcpy3DPeerAsync(const void *copy, void *stream) {
+    return gp_copy_box(copy, stream, true);
+}
