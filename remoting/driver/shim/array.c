@@ -274,10 +274,18 @@ static size_t rows_of(const struct gp_copy_3d *copy) {
     return rows == 0 ? 1 : rows < copy->height ? rows : copy->height;
 }
 
-static int write_array(const struct gp_copy_3d *copy, const struct gp_end *from, uint64_t stream) {
+static int write_array(const struct gp_copy_3d *copy, const struct gp_end *from,
+                       const struct gp_handle *stream, bool async) {
     size_t width = copy->width, band = rows_of(copy);
     size_t span = from->slice * (copy->depth - 1) + from->pitch * (copy->height - 1) + width;
     const unsigned char *source = (const unsigned char *)(uintptr_t)from->address;
+    uint64_t mirror;
+    if (gp_mirror_of(source, span, &mirror)) {
+        GP_CHECK(gp_synchronize(GP_SYNC_STREAM, stream->id));  // then what kernels write is here
+    } else if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) &&
+               (!async || gp_is_pinned(source))) {
+        gp_host_settle(stream, 0);
+    }
     GP_CHECK(gp_drain(source, span));
     unsigned char *packed = from->pitch == width ? NULL : malloc(band * width);
     if (packed == NULL && from->pitch != width) return GP_OUT_OF_MEMORY;
@@ -293,7 +301,7 @@ static int write_array(const struct gp_copy_3d *copy, const struct gp_end *from,
             pack(values, &copy->target, NULL, 0, y, z);
             values[END_WORDS] = width;
             values[END_WORDS + 1] = rows;
-            values[END_WORDS + 2] = stream;
+            values[END_WORDS + 2] = stream->id;
             status = gp_post_bulk(GP_ARRAY_WRITE, values, END_WORDS + 3,
                                   packed != NULL ? packed : at, rows * width);
         }
@@ -371,7 +379,7 @@ int gp_copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async) {
     if ((from.host || to.host) && gp_capture_of(stream)) return gp_capture_box(copy, stream);
     if (to.host) return read_array(copy, &to, id);
     if (from.host) {
-        GP_CHECK(write_array(copy, &from, id));
+        GP_CHECK(write_array(copy, &from, gp_stream_handle(stream), async));
         bool small = copy->width * copy->height * copy->depth <= SMALL_COPY_MAX;
         return async || small ? GP_SUCCESS : gp_synchronize(GP_SYNC_STREAM, id);
     }

@@ -55,11 +55,11 @@ static bool on_device(uint64_t address) {
 
 static bool is_order(int order) { return order >= STREAM_ORDER && order <= ANY_ORDER; }
 
-// The host's memory is read when a copy is called, so what host functions before it write there must be there by then,
-// if it is to be read in the order of the stream.
-static void before(void *stream, int order, bool from_host) {
+// Pageable memory is read when a copy is called, so what host functions before it write there must be there by
+// then, if it is to be read in the order of the stream. Copies of pinned memory see to that themselves.
+static void before(void *stream, int order, const void *source) {
     bool pending = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
-    if (pending && from_host && order == STREAM_ORDER && !gp_capture_of(stream)) {
+    if (pending && order == STREAM_ORDER && !gp_is_pinned(source) && !gp_capture_of(stream)) {
         gp_host_settle(gp_stream_handle(stream), 0);
     }
 }
@@ -93,7 +93,7 @@ static int copy_all(const uint64_t *targets, const uint64_t *sources, const size
     for (size_t at = 0, kind = 0; at < count; at++) {
         if (kind + 1 < kinds && first[kind + 1] == at) kind++;
         bool from_host = !on_device(sources[at]);
-        before(stream, attributes[kind].order, from_host);
+        if (from_host) before(stream, attributes[kind].order, (const void *)(uintptr_t)sources[at]);
         int status = cuMemcpyAsync(targets[at], sources[at], sizes[at], stream);
         if (status != GP_SUCCESS) {
             if (failed != NULL) *failed = at;
@@ -172,7 +172,7 @@ static int copy_box(const struct operation *operation, void *stream, bool *read_
     GP_CHECK(box_of(&operation->target, operation, element, &copy.target));
     copy.width = operation->width * element;
     bool from_host = copy.source.kind == GP_ON_HOST;
-    before(stream, operation->order, from_host);
+    if (from_host) before(stream, operation->order, copy.source.host);
     *read_later |= operation->order == DURING_CALL && !from_host;
     return gp_copy_box(&copy, stream, true);
 }

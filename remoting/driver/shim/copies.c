@@ -25,7 +25,7 @@ static bool is_apart(uint64_t address) {
     return __builtin_expect(gp_several, 0) && !gp_reaches(gp_device_at(address));
 }
 
-static bool is_pinned(const void *address) {
+bool gp_is_pinned(const void *address) {
     struct gp_range range;
     return gp_find_range((uint64_t)(uintptr_t)address, &range) && range.kind == GP_HOST_MEMORY;
 }
@@ -55,7 +55,7 @@ static int copy_managed(uint64_t target, uint64_t source, size_t size, void *str
 // is made if they take long; then the copy reads that in its turn, and nobody waits here.
 static bool settle(void *stream, uint64_t target, const void *source, size_t size,
                    uint64_t *mirror) {
-    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0 || !is_pinned(source)) return true;
+    if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) == 0 || !gp_is_pinned(source)) return true;
     const struct gp_handle *handle = gp_stream_handle(stream);
     struct gp_range range;
     uint64_t address = (uint64_t)(uintptr_t)source;
@@ -233,7 +233,7 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, v
         return cuMemcpyDtoDAsync_v2(mirror, source, size, stream);
     }
     GP_CHECK(gp_see(&source));
-    if (is_pinned(target)) {
+    if (gp_is_pinned(target)) {
         while (size > 0) {
             size_t part = size < DOWNLOAD_SIZE ? size : DOWNLOAD_SIZE;
             uint64_t id = gp_expect_download(target, part, handle->id);

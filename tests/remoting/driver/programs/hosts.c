@@ -18,6 +18,9 @@ int cuStreamWaitEvent(void *, void *, unsigned), cuEventSynchronize(void *);
 int cuStreamBeginCapture_v2(void *, int), cuStreamEndCapture(void *, void **);
 int cuGraphInstantiateWithFlags(void **, void *, unsigned long long), cuGraphLaunch(void *, void *);
 int cuGraphExecDestroy(void *), cuGraphDestroy(void *);
+int cuArrayCreate_v2(void **, const void *), cuArrayDestroy(void *);
+int cuMemcpyHtoAAsync_v2(void *, size_t, const void *, size_t, void *);
+int cuMemcpyAtoH_v2(void *, void *, size_t, size_t);
 
 enum { N = 1024 };
 
@@ -34,6 +37,11 @@ static void copy_and_double(void *unused) {
     (void)unused;
     usleep(2000);  // what does not wait for this comes too early
     for (int at = 0; at < N; at++) in[at] = 2 * out[at];
+}
+
+static void write_slowly(void *where) {
+    usleep(120000);  // longer than callers wait for one before they go on
+    *(int *)where += 1000;
 }
 
 static void count(void *number) { ++*(int *)number; }
@@ -84,6 +92,32 @@ static void across_streams(void) {
     CHECK(cuStreamDestroy_v2(second));
 }
 
+// An array takes what a function before has written, and what a kernel has.
+static void to_array(void *stream) {
+    struct {
+        size_t width, height;
+        int format;
+        unsigned channels;
+    } ints = {N, 0, 0x0a, 1};
+    int *both, answer[2];
+    void *array;
+    CHECK(cuArrayCreate_v2(&array, &ints));
+    in[7] = 4;
+    CHECK(cuLaunchHostFunc(stream, write_slowly, in + 7));
+    CHECK(cuMemcpyHtoAAsync_v2(array, 0, in, N * sizeof(int), stream));
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(cuMemcpyAtoH_v2(&answer[0], array, 28, sizeof(int)));
+    CHECK(cuMemHostAlloc((void **)&both, 64, 2));
+    *both = 10;
+    add_one(stream, (uint64_t)(uintptr_t)both, 1);
+    CHECK(cuMemcpyHtoAAsync_v2(array, 0, both, sizeof(int), stream));
+    CHECK(cuStreamSynchronize(stream));
+    CHECK(cuMemcpyAtoH_v2(&answer[1], array, 0, sizeof(int)));
+    printf("to an array %d %d\n", answer[0], answer[1]);
+    CHECK(cuMemFreeHost(both));
+    CHECK(cuArrayDestroy(array));
+}
+
 // More than any queue holds, with calls in between that need the worker's attention.
 static void many(void *stream) {
     int calls = 0;
@@ -114,11 +148,6 @@ static void with_other_calls(void *stream, const char *image) {
     }
     CHECK(cuStreamSynchronize(stream));
     printf("with other calls %d\n", calls);
-}
-
-static void write_slowly(void *where) {
-    usleep(120000);
-    *(int *)where += 1000;
 }
 
 // The driver keeps some calls until the functions are over, and the worker with them.
@@ -243,6 +272,7 @@ int main(int words, char **word) {
     in_order(stream);
     in_order(NULL);
     across_streams();
+    to_array(stream);
     many(stream);
     with_other_calls(stream, word[1]);
     slow(stream, word[1]);
