@@ -4,10 +4,10 @@
 
 The test suite runs them with a driver without a GPU (``tests/remoting/driver``). Behind the door
 they must print the same here as there. Natively some cannot, because they ask for what a partition
-of 64 MiB does; what they say is shown for comparison, as are lines that are others natively: ``ahead``
-says which calls the driver keeps while a host function waits. A folder of runtimes has libcudart of any
-versions, shared and static, each of which gets a program. The exit status is the number of
-failures.
+of 64 MiB does; what they say is shown for comparison, as are lines that are others natively:
+``ahead`` says which calls the driver keeps while a host function waits. A folder of runtimes has
+libcudart of any versions, shared and static, each of which gets a program. The exit status is the
+number of failures.
 """
 
 import argparse
