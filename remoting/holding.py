@@ -258,7 +258,7 @@ def visible_servers(
     if visible is None or any(not gpu.startswith("GPU-") for gpu, _ in gpus):
         return tuple(servers)
     chosen: list[int] = []
-    words = [word.strip() for word in visible.split(",")]
+    words = [word.rstrip() for word in visible.split(",")]
     numbers = not _is_name(words[0])
     for word in words:
         at = _numbered(word, len(gpus)) if numbers else _named(word, [gpu for gpu, _ in gpus])
@@ -274,11 +274,11 @@ def visible_servers(
 
 
 def _is_name(word: str) -> bool:
-    return word[:4].upper() == "GPU-"
+    return word[:4].upper() == "GPU-" and len(word) > 4
 
 
 def _numbered(word: str, count: int) -> int | None:
-    digits = re.match(r"[+-]?[0-9]{1,9}", word)
+    digits = re.match(r"\s*[+-]?[0-9]{1,9}", word)
     return int(digits[0]) if digits and 0 <= int(digits[0]) < count else None
 
 

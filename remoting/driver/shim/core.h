@@ -213,7 +213,7 @@ int gp_server_device(int ordinal);  // its index in its server's session
 // In the servers' order: what one of them has, or how many devices of it are left out.
 int gp_read_snapshot(int server, const unsigned char *bytes, size_t size);
 void gp_skip_devices(int count);
-void gp_choose_devices(void);
+int gp_choose_devices(void);
 int cuGetErrorName(int code, const char **text);
 int cuGetErrorString(int code, const char **text);
 
@@ -237,7 +237,7 @@ void gp_log_status(int status, bool earlier);
 
 // visible.c: which devices the program sees
 bool gp_is_named(const struct gp_names *names, const char *word);  // begins with that word
-// CUDA_VISIBLE_DEVICES: how many of count devices it names, and which.
+// CUDA_VISIBLE_DEVICES: how many of count devices it names, and which; -1 if it names one twice.
 int gp_choose_visible(const struct gp_names *names, int count, int chosen[GP_DEVICES_MAX]);
 bool gp_fastest_first(void);  // as CUDA_DEVICE_ORDER asks
 void gp_order_devices(const int64_t *speeds, int count, int order[GP_DEVICES_MAX]);

@@ -143,7 +143,7 @@ static int64_t speed_of(const struct wire_device *device) {
     return (int64_t)has[16] * (small ? 64 : 128) * has[13];
 }
 
-void gp_choose_devices(void) {
+int gp_choose_devices(void) {
     static struct gp_names names[GP_DEVICES_MAX];
     int64_t speeds[GP_DEVICES_MAX] = {0};
     int chosen[GP_DEVICES_MAX], order[GP_DEVICES_MAX];
@@ -169,6 +169,7 @@ void gp_choose_devices(void) {
     gp_several = differ;
     free(candidates);
     candidates = NULL;
+    return found < 0 ? GP_INVALID_DEVICE : GP_SUCCESS;
 }
 
 // --- devices --------------------------------------------------------------------------------------

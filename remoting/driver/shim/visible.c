@@ -24,6 +24,7 @@ bool gp_is_named(const struct gp_names *names, const char *word) {
 // The one device that has such a name; -1 for none, and for several.
 static int find_name(const char *word, const struct gp_names *names, int count) {
     int found = -1;
+    if (strlen(word) == strlen("GPU-")) return -1;
     for (int at = 0; at < count; at++) {
         if (!gp_is_named(&names[at], word)) continue;
         if (found >= 0) return -1;
@@ -39,16 +40,17 @@ static int find_number(const char *word, int count) {
     return end == word || number < 0 || number >= count ? -1 : (int)number;
 }
 
+// Blanks behind a name do not matter, those before it do.
 static char *trimmed(char *word) {
-    while (isspace((unsigned char)*word)) word++;
     size_t size = strlen(word);
     while (size > 0 && isspace((unsigned char)word[size - 1])) word[--size] = '\0';
     return word;
 }
 
 // Numbers, or beginnings of UUIDs that fit one device each. The first entry that fits nothing ends
-// the list; one that comes twice makes it void. PyTorch's tests have the same rules, which were
-// compared with driver 525 (its pull request 92315). Holding.visible_servers follows them too.
+// the list; one that comes twice is an error. PyTorch's tests have nearly the same rules, which were
+// compared with driver 525 (its pull request 92315); these are 580's on an H200
+// (tests/gpu/variables_check.py). Holding.visible_servers follows them too.
 int gp_choose_visible(const struct gp_names *names, int count, int chosen[GP_DEVICES_MAX]) {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
     if (list == NULL) {
@@ -57,7 +59,7 @@ int gp_choose_visible(const struct gp_names *names, int count, int chosen[GP_DEV
     }
     int used = 0;
     char *copy = strdup(list), *rest = copy, *word;
-    enum kind kind = copy == NULL ? NUMBER : kind_of(trimmed(copy));
+    enum kind kind = copy == NULL ? NUMBER : kind_of(copy);
     while (used < GP_DEVICES_MAX && (word = strsep(&rest, ",")) != NULL) {
         word = trimmed(word);
         if (kind_of(word) != kind) break;
@@ -66,7 +68,7 @@ int gp_choose_visible(const struct gp_names *names, int count, int chosen[GP_DEV
         bool twice = false;
         for (int at = 0; at < used; at++) twice = twice || chosen[at] == found;
         if (twice) {
-            used = 0;
+            used = -1;
             break;
         }
         chosen[used++] = found;

@@ -781,7 +781,7 @@ int gp_wire_start(void) {
             GP_CHECK(start(&gp_links[at]));
         }
     }
-    gp_choose_devices();
+    GP_CHECK(gp_choose_devices());
     if (gp.device_count > 0) only = lines[gp.devices[0].server];
     return GP_SUCCESS;
 }

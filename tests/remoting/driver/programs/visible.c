@@ -25,7 +25,7 @@ int main(int count, char **words) {
         setenv("CUDA_VISIBLE_DEVICES", words[at], 1);
         int used = gp_choose_visible(names, total, found);
         for (int one = 0; one < used; one++) printf("%d", found[one]);
-        puts(".");
+        puts(used < 0 ? "twice." : ".");
     }
     return 0;
 }
