@@ -372,6 +372,7 @@ static void memory(void) {
         CHECK(cuGraphLaunch(exec, stream));
         CHECK(cuStreamSynchronize(stream));
         CHECK(cuMemsetD8_v2(wanted.address, 3, N));
+        CHECK(cuCtxSynchronize());  // this stream's work is not in that stream's order
         if (at == 0) CHECK(cuMemFreeAsync(wanted.address, stream));
     }
     CHECK(cuGraphExecDestroy(exec));
