@@ -1,6 +1,8 @@
 """Device memory: allocated and freed against the partition."""
 
+import queue
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gpupool.remoting.driver import slices, table
 from gpupool.remoting.driver.api import OUT_OF_MEMORY, CudaError
@@ -19,6 +21,16 @@ def charged(size: int) -> int:
     return (size + unit - 1) // unit * unit
 
 
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A place in a stream, and what is free there."""
+
+    event: int
+    device: int
+    op: int
+    freed: Callable[[], None]
+
+
 class Memory(Area):
     """Allocations of a client process."""
 
@@ -26,6 +38,8 @@ class Memory(Area):
         super().__init__(client)
         self.pools = pools
         self.tokens = tokens
+        self._reached: queue.SimpleQueue[Reached] = queue.SimpleQueue()
+        self._reaping = False
         self.of_graphs: set[int] = set()  # addresses that launches left, of graphs that are no more
         self.posted = {
             table.FREE: (1, self.free),
@@ -185,22 +199,27 @@ class Memory(Area):
 
     def when_reached(self, stream: int, op: int, freed: Callable[[], None]) -> None:
         """Call ``freed`` once a stream of CUDA has come to this place."""
-        device, freeing = self.client.device, self.waiter.freeing
+        device = self.client.device
         event = self.waiter.event(device)
         self.api.record(event, stream)
-        freeing.begin()
+        self.waiter.freeing.begin()
+        self._reached.put(Reached(event, device, op, freed))
+        if not self._reaping:
+            self._reaping = True
+            self.waiter.start(device, self._reap)
 
-        def run() -> None:
+    def _reap(self) -> None:
+        """Wait for one place after the other: a thread for each might be more than there are."""
+        while True:
+            one = self._reached.get()
             try:
-                self.api.runtime.eventSynchronize(event)
-                freed()
+                self.api.runtime.eventSynchronize(one.event)
+                one.freed()
             except self.api.errors as error:
-                self.client.fail(op, self.api.status_of(error))
+                self.client.fail(one.op, self.api.status_of(error))
             finally:
-                freeing.end()
-                self.waiter.give_event(device, event)
-
-        self.waiter.start(device, run)
+                self.waiter.freeing.end()
+                self.waiter.give_event(one.device, one.event)
 
     def _reset_device(self, device: int) -> None:
         self.client.index(device)

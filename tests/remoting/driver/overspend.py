@@ -174,9 +174,16 @@ def plain_free_in_a_capture(client: HostileClient) -> None:
 def free_behind_what_does_not_end(client: HostileClient) -> None:
     client.send(STREAM_CREATE, ONE, NON_BLOCKING)
     address = client.get(table.ALLOCATE, 48 * MIB)
+    small = [client.get(table.ALLOCATE, 512) for _ in range(300)]
     LIBRARY.fakeCudaPause(1)
     client.send(table.FREE_ASYNC, address, ONE)
+    for one in small:
+        client.send(table.FREE_ASYNC, one, ONE)
     assert client.physical() <= client.charged
+    # Whatever else waits still has a thread, of those that there are at most.
+    done = threading.Event()
+    client.executor.client.waiter.start(0, done.set)
+    assert done.wait(20)
     LIBRARY.fakeCudaPause(0)
     client.idle()
     assert client.physical() == client.charged == 0
