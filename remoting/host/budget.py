@@ -30,6 +30,7 @@ class _Share:
 
     reserved: int = 0
     charged: int = 0
+    pledged: int = 0  # of memory in common, what the driver counts as this worker's
 
 
 @dataclass(slots=True)
@@ -41,9 +42,9 @@ class _Common:
     size: int = 0
     holds: Counter[WorkerKey] = field(default_factory=Counter[WorkerKey])
 
-    def explains(self, worker: WorkerKey) -> bool:
-        """Say whether the driver counts it as this worker's: its owner's, and then who has it."""
-        return worker == self.owner if self.holds[self.owner] else self.holds[worker] > 0
+    def having(self) -> list[WorkerKey]:
+        """Return whose it is, as the driver counts: its owner's, and then of all who have it."""
+        return [self.owner] if self.holds[self.owner] else [*+self.holds]
 
 
 @dataclass(slots=True)
@@ -141,13 +142,14 @@ class Budget:
         """
         book, share = self._share(worker, gpu, size)
         common = book.common.get(token) or _Common(gpu, worker)
-        if size > share.reserved or (common.gpu, common.owner) != (gpu, worker):
-            raise BudgetError(f"worker {worker} cannot share {size} bytes")
         if token not in book.common:
             common.holds[worker] = 1
-            book.common[token] = common
+        strange = (common.gpu, common.owner) != (gpu, worker) or not common.holds[worker]
+        if size > share.reserved or strange:
+            raise BudgetError(f"worker {worker} cannot share {size} bytes")
+        book.common[token] = common
         share.reserved -= size
-        common.size += size
+        self._grow(book, common, size)
 
     def take_back(self, worker: WorkerKey, token: bytes, size: int) -> None:
         """Note that ``size`` bytes are gone which ``worker`` had pledged.
@@ -161,14 +163,14 @@ class Budget:
         if common is None or common.owner != worker or not 0 <= size <= common.size:
             raise BudgetError(f"worker {worker} has not pledged {size} bytes")
         if common.holds.total() == 1:
-            common.size -= size
+            self._grow(book, common, -size)
             book.used[common.gpu] -= size
 
     def hold(self, worker: WorkerKey, token: bytes) -> None:
         """Note that ``worker`` opens what is under this token; harmless if nothing is charged."""
-        common = self._common(worker, token)[1]
+        book, common = self._common(worker, token)
         if common is not None:
-            common.holds[worker] += 1
+            self._hold(book, token, worker, common.holds[worker] + 1)
 
     def let_go(self, worker: WorkerKey, token: bytes) -> None:
         """Note that ``worker`` has closed, or freed, what is under this token.
@@ -179,8 +181,7 @@ class Budget:
         book, common = self._common(worker, token)
         if common is None or common.holds[worker] < 1:
             raise BudgetError(f"worker {worker} lets go of what it does not hold")
-        common.holds[worker] -= 1
-        self._settle(book, token)
+        self._hold(book, token, worker, common.holds[worker] - 1)
 
     def end_worker(self, worker: WorkerKey) -> None:
         """Return everything that ``worker`` holds; harmless for one that never had a lease."""
@@ -189,8 +190,7 @@ class Budget:
             return
         book = self._leases[lease]
         for token in [token for token, each in book.common.items() if each.holds[worker]]:
-            book.common[token].holds[worker] = 0
-            self._settle(book, token)
+            self._hold(book, token, worker, 0)
         for key in [key for key in book.shares if key[0] == worker]:
             share = book.shares.pop(key)
             book.used[key[1]] -= share.reserved + share.charged
@@ -215,9 +215,12 @@ class Budget:
             return 0, 0
         book = self._leases[lease]
         share = book.shares.get((worker, gpu)) or _Share()
-        every = [each for each in book.common.values() if each.gpu == gpu]
-        pledged = sum(each.size for each in every if each.explains(worker))
-        return share.reserved + pledged, share.charged
+        return share.reserved + share.pledged, share.charged
+
+    def shared(self, lease: LeaseId) -> int:
+        """Return how much is charged to ``lease`` under tokens: how many of them."""
+        book = self._leases.get(lease)
+        return len(book.common) if book else 0
 
     def used_on(self, gpu: GpuId) -> int:
         """Return the bytes that all leases of this host hold on ``gpu``."""
@@ -234,13 +237,25 @@ class Budget:
         book = self._leases[lease]
         return book, book.common.get(token)
 
-    @staticmethod
-    def _settle(book: _LeaseBook, token: bytes) -> None:
-        """Return memory in common that nobody holds any more."""
+    def _grow(self, book: _LeaseBook, common: _Common, size: int) -> None:
+        """Make memory in common larger, or smaller; what is charged stays as it is."""
+        common.size += size
+        self._attribute(book, common, size)
+
+    def _hold(self, book: _LeaseBook, token: bytes, worker: WorkerKey, count: int) -> None:
+        """Have a worker hold memory in common so often; return memory that nobody holds."""
         common = book.common[token]
+        self._attribute(book, common, -common.size)
+        common.holds[worker] = count
+        self._attribute(book, common, common.size)
         if not common.holds.total():
             book.used[common.gpu] -= common.size
             del book.common[token]
+
+    @staticmethod
+    def _attribute(book: _LeaseBook, common: _Common, size: int) -> None:
+        for worker in common.having():
+            book.shares.setdefault((worker, common.gpu), _Share()).pledged += size
 
     def _share(self, worker: WorkerKey, gpu: GpuId, size: int) -> tuple[_LeaseBook, _Share]:
         lease = self._lease_of.get(worker)

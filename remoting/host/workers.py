@@ -25,6 +25,10 @@ RECEIVE_SIZE = 65536
 LOG_TEXT_MAX = 64 * 1024
 """Characters of one worker that reach the log; a program could make it talk for ever."""
 
+PLEDGES_MAX = 1 << 16
+"""Pieces of memory of one lease that are charged under tokens, with those that are not to be found
+any more while somebody has them."""
+
 LAST_WORDS_TIMEOUT_S = 1.0
 """A dead worker's sockets are read for so long; they end at once unless a child of it lives on."""
 
@@ -233,6 +237,10 @@ def answer_sharing(
         if call.device and not descriptors:
             raise BudgetError("a descriptor is missing")
         descriptor = descriptors.pop() if call.device else -1
+        if budget.shared(worker.lease) >= PLEDGES_MAX:
+            if descriptor >= 0:
+                os.close(descriptor)
+            return messages.BUDGET_ANSWER.pack(0, 0), []
         granted = sharing.share(worker.number, worker.lease, token, value, descriptor)
         return messages.BUDGET_ANSWER.pack(granted, 0), []
     if call.operation == messages.FORGET:

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
@@ -139,6 +141,16 @@ def test_a_pledge_is_of_what_a_worker_has_and_belongs_to_its_lease() -> None:
     assert budget.usage(LEASES[0], GPUS[0]) == 10
 
 
+@dataclass
+class Common:
+    """Memory in common, and who holds it how often."""
+
+    gpu: GpuId
+    owner: int
+    holds: list[int]
+    size: int = 0
+
+
 class BudgetMachine(RuleBasedStateMachine):
     """The books against a plain list of who holds what."""
 
@@ -150,14 +162,70 @@ class BudgetMachine(RuleBasedStateMachine):
         self.lease_of: dict[int, LeaseId] = {}
         self.reserved: dict[tuple[int, GpuId], int] = {}
         self.charged: dict[tuple[int, GpuId], int] = {}
+        self.common: dict[tuple[LeaseId, bytes], Common] = {}
 
     workers = st.integers(1, 5)
     gpus = st.sampled_from(GPUS)
     sizes = st.integers(0, 120)
 
+    tokens = st.sampled_from((b"x", b"y"))
+
     def expected(self, lease: LeaseId, gpu: GpuId) -> int:
         keys = [(w, gpu) for w, each in self.lease_of.items() if each == lease]
-        return sum(self.reserved.get(k, 0) + self.charged.get(k, 0) for k in keys)
+        own = sum(self.reserved.get(k, 0) + self.charged.get(k, 0) for k in keys)
+        return own + sum(
+            one.size for (of, _), one in self.common.items() if of == lease and one.gpu == gpu
+        )
+
+    def having(self, worker: int, gpu: GpuId) -> int:
+        """Return what of memory in common the driver counts as a worker's."""
+        lease = self.lease_of[worker]
+        each = [one for (of, _), one in self.common.items() if of == lease and one.gpu == gpu]
+        owned = sum(one.size for one in each if one.owner == worker and worker in one.holds)
+        return owned + sum(
+            one.size for one in each if one.owner not in one.holds and worker in one.holds
+        )
+
+    def drop(self, key: tuple[LeaseId, bytes], worker: int, *, every: bool) -> None:
+        one = self.common[key]
+        one.holds = [w for w in one.holds if w != worker] + [worker] * (
+            0 if every else one.holds.count(worker) - 1
+        )
+        if not one.holds:
+            del self.common[key]
+
+    @rule(worker=workers, gpu=gpus, token=tokens, size=sizes)
+    def pledge(self, worker: int, gpu: GpuId, token: bytes, size: int) -> None:
+        key = (self.lease_of.get(worker, LEASES[0]), token)
+        one = self.common.get(key)
+        fits = worker in self.lease_of and size <= self.reserved.get((worker, gpu), 0)
+        mine = one is None or (one.gpu == gpu and one.owner == worker and worker in one.holds)
+        if not (fits and mine):
+            with pytest.raises(BudgetError):
+                self.budget.pledge(worker, gpu, token, size)
+            return
+        self.budget.pledge(worker, gpu, token, size)
+        self.reserved[worker, gpu] = self.reserved.get((worker, gpu), 0) - size
+        self.common.setdefault(key, Common(gpu, worker, [worker])).size += size
+
+    @rule(worker=workers, token=tokens)
+    def hold(self, worker: int, token: bytes) -> None:
+        if worker in self.lease_of:
+            self.budget.hold(worker, token)
+            if (one := self.common.get((self.lease_of[worker], token))) is not None:
+                one.holds.append(worker)
+
+    @rule(worker=workers, token=tokens)
+    def let_go(self, worker: int, token: bytes) -> None:
+        key = (self.lease_of.get(worker, LEASES[0]), token)
+        if worker not in self.lease_of or key not in self.common:
+            return
+        if worker not in self.common[key].holds:
+            with pytest.raises(BudgetError):
+                self.budget.let_go(worker, token)
+            return
+        self.budget.let_go(worker, token)
+        self.drop(key, worker, every=False)
 
     @rule(worker=workers, lease=st.sampled_from(LEASES))
     def start(self, worker: int, lease: LeaseId) -> None:
@@ -197,6 +265,8 @@ class BudgetMachine(RuleBasedStateMachine):
     def die(self, worker: int) -> None:
         self.budget.end_worker(worker)
         self.lease_of.pop(worker, None)
+        for key in list(self.common):
+            self.drop(key, worker, every=True)
         for books in (self.reserved, self.charged):
             for key in [key for key in books if key[0] == worker]:
                 del books[key]
@@ -206,6 +276,9 @@ class BudgetMachine(RuleBasedStateMachine):
         for gpu in GPUS:
             for lease in LEASES:
                 assert self.budget.usage(lease, gpu) == self.expected(lease, gpu)
+            for worker in self.lease_of:
+                own = self.reserved.get((worker, gpu), 0) + self.having(worker, gpu)
+                assert self.budget.held(worker, gpu)[0] == own
             assert self.budget.used_on(gpu) == sum(self.expected(each, gpu) for each in LEASES)
 
 
