@@ -209,6 +209,25 @@ def graph_destroyed_while_it_runs(client: HostileClient) -> None:
 
 
 @case
+def graph_memory_that_outlives_its_graph(client: HostileClient) -> None:
+    """Have CUDA not keep it for other graphs once it is freed."""
+    client.send(STREAM_CREATE, ONE, NON_BLOCKING)
+    client.send(table.BEGIN_CAPTURE, ONE, 0, GRAPH)
+    address = client.get(table.CAPTURE_ALLOCATE, ONE, GRAPH, 48 * MIB, 80)
+    client.get(table.END_CAPTURE, ONE, GRAPH)
+    client.get(table.GRAPH_INSTANTIATE, EXECUTABLE, GRAPH, 0, 0)
+    client.send(table.GRAPH_LAUNCH, EXECUTABLE, ONE)
+    client.send(table.GRAPH_EXEC_DESTROY, EXECUTABLE)
+    client.idle()
+    assert client.charged == 48 * MIB
+    trims = LIBRARY.fakeCudaCalls(b"cuDeviceGraphMemTrim")
+    client.send(table.FREE_ASYNC, address, ONE)
+    client.idle()
+    assert client.charged == 0
+    assert LIBRARY.fakeCudaCalls(b"cuDeviceGraphMemTrim") == trims + 1
+
+
+@case
 def memory_of_a_failed_context(client: HostileClient) -> None:
     """After an error that stays, nothing is freed, whatever is called."""
     address = client.get(table.ALLOCATE, 48 * MIB)

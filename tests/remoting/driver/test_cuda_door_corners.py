@@ -107,6 +107,7 @@ def test_an_installation_builds_the_same_library(library: Path) -> None:
         "plain_free_in_a_capture",
         "free_behind_what_does_not_end",
         "graph_destroyed_while_it_runs",
+        "graph_memory_that_outlives_its_graph",
         "memory_of_a_failed_context",
         "pool_that_grows_while_frees_wait",
         "pinned_memory_in_small_pieces",
