@@ -39,6 +39,7 @@ class Contents:
     variables: int  # bytes of variables that were found
     seen: bool  # whether all of it could be read, which compressed images cannot
     prints: bool  # whether kernels in it may call printf
+    asserts: bool  # whether they may call assert
 
 
 def contents_of(image: bytes | bytearray) -> Contents:
@@ -46,12 +47,12 @@ def contents_of(image: bytes | bytearray) -> Contents:
 
     Of a fat binary the largest entry counts: the driver takes one.
     """
-    prints = b"vprintf" in image
+    prints, asserts = b"vprintf" in image, b"__assertfail" in image
     if image[:4] == b"\x7fELF":
-        return Contents(_of_elf(image, 0, len(image)), True, prints)
+        return Contents(_of_elf(image, 0, len(image)), True, prints, asserts)
     if image[:4] != FATBIN_MAGIC.to_bytes(4, "little"):
         size, seen = _of_ptx(image)
-        return Contents(size, seen, prints)
+        return Contents(size, seen, prints, asserts)
     most, seen = 0, True
     for kind, start, end, compressed in _entries(image):
         if compressed:
@@ -61,7 +62,7 @@ def contents_of(image: bytes | bytearray) -> Contents:
         elif kind == KIND_PTX:
             size, read = _of_ptx(image[start:end])
             most, seen = max(most, size), seen and read
-    return Contents(most, seen, prints or not seen)
+    return Contents(most, seen, prints or not seen, asserts or not seen)
 
 
 def _entries(image: bytes | bytearray) -> Iterator[tuple[int, int, int, bool]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gpupool.pool.errors import ProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
-from gpupool.remoting.driver.api import Api
+from gpupool.remoting.driver.api import ASSERT, Api
 from gpupool.remoting.driver.executor import Executor
 from gpupool.remoting.driver.images import Images
 from gpupool.remoting.driver.reader import ClosedError, Reader, Stream
@@ -26,6 +26,8 @@ class Session:
         self.stream = stream
         self.reader = Reader(stream)
         self.sending = threading.RLock()
+        self.before_assert: Callable[[], None] | None = None
+        """Called before the program hears that an assertion of a kernel has failed."""
 
     def reply(
         self,
@@ -37,6 +39,8 @@ class Session:
         bulk: Sequence[memoryview] = (),
     ) -> None:
         """Answer a request."""
+        if status == ASSERT and self.before_assert is not None:
+            self.before_assert()
         head = ANSWER.pack(REPLY, status, request, len(body), failed, sum(map(len, bulk)))
         self._send([head, body, *bulk])
 
@@ -57,9 +61,9 @@ class Session:
         head = ANSWER.pack(MIRROR, 0, number, 8 + len(mask), 0, len(bulk))
         self._send([head, offset.to_bytes(8, "little"), mask, bulk])
 
-    def printed(self, text: bytes) -> None:
-        """Write what kernels printed to the program's standard output."""
-        self._send([ANSWER.pack(PRINTED, 0, 0, len(text), 0, 0), text])
+    def printed(self, descriptor: int, text: bytes) -> None:
+        """Write what kernels printed to the program's standard output, or error."""
+        self._send([ANSWER.pack(PRINTED, 0, descriptor, len(text), 0, 0), text])
 
     def host(self, number: int, status: int, ticket: int) -> None:
         """Say that a host function's turn has come; ``ticket`` 0: its stream does not wait."""

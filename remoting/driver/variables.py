@@ -8,7 +8,7 @@ from gpupool.remoting.driver.api import CudaError
 from gpupool.remoting.driver.client import Client
 from gpupool.remoting.driver.contents import contents_of
 from gpupool.remoting.driver.memory import Memory, charged
-from gpupool.remoting.driver.printed import Printed
+from gpupool.remoting.driver.printed import ERRORS, OUTPUT, Printed
 
 NAMES_MAX = 4096
 """Variables of one compressed module that are counted one by one."""
@@ -31,7 +31,8 @@ class Variables:
         self._client = client
         self._memory = memory
         self._loaded: dict[int, Loaded] = {}
-        self._printed = Printed(client.session)
+        self._printed = Printed(client.session, OUTPUT)
+        self._asserted = Printed(client.session, ERRORS)
 
     @contextmanager
     def charged(self, number: int, image: bytes | bytearray) -> Generator[None]:
@@ -47,6 +48,9 @@ class Variables:
             if contents.prints and not self._printed.started:
                 self._printed.start()
                 self._client.waiter.after.append(self._printed.push)
+            if contents.asserts and not self._asserted.started:
+                self._asserted.start()
+                self._client.session.before_assert = self._asserted.push
             yield
         except BaseException:
             if cost:

@@ -73,6 +73,7 @@ PROGRAMS = [
     Program("counted", (SPECIAL,)),
     Program("arrays", (SPECIAL,)),
     Program("mapped", (SPECIAL,)),
+    Program("asserts", (str(KERNELS / "assert_kernels.ptx"),)),
     Program("values", gpus=2),
     Program("pools", gpus=2),
     Program("managed", (CUBIN, SPECIAL), gpus=2),

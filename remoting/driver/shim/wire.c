@@ -308,10 +308,11 @@ static bool read_answer(struct line *line) {
     }
     if (head.kind == PRINTED) {
         // As the driver does: by the C library's stream, in turn with what the program prints.
+        FILE *to = head.request == STDERR_FILENO ? stderr : stdout;
         for (char text[1024]; head.body > 0;) {
             size_t part = head.body < sizeof text ? head.body : sizeof text;
             if (!read_exactly(line, text, part)) return false;
-            fwrite(text, 1, part, stdout);
+            fwrite(text, 1, part, to);
             head.body -= (uint32_t)part;
         }
         return true;

@@ -88,6 +88,20 @@ def test_host_functions(library: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_failed_assertions_say_so_to_the_program(library: Path, tmp_path: Path) -> None:
+    """On its standard error, between what it says before it waits and the error that it gets."""
+    image = IMAGE.with_name("assert_kernels.ptx")
+    program = [str(compiled("asserts", tmp_path, library)), str(image)]
+    with Control(tmp_path) as control:
+        done = run(library, control, program)
+    assert done.stdout == "results right\n"
+    assert done.stderr.splitlines() == [
+        *("waiting 1", "status 0", "waiting 0"),
+        "assert.cu:7: void insist(int): block: [0,0,0], thread: [0,0,0] Assertion `n > 0` failed.",
+        "status 710",
+    ]
+
+
 def test_calls_while_a_host_function_waits_for_them(library: Path, tmp_path: Path) -> None:
     """Those that the driver does not keep return; for the others the function ends in vain."""
     program = [str(compiled("ahead", tmp_path, library)), str(IMAGE), "20000", "100"]

@@ -41,7 +41,7 @@ def test_variables_of_images() -> None:
     """Of ELF images, fat binaries and PTX; a compressed image says nothing."""
     elf = (KERNELS / "test_kernels.sm_90.cubin").read_bytes()
     found = contents_of(elf)
-    assert found == Contents(4 + 512 + 16, seen=True, prints=False)
+    assert found == Contents(4 + 512 + 16, seen=True, prints=False, asserts=False)
     assert contents_of((KERNELS / "test_kernels.ptx").read_bytes()) == found
     assert contents_of((KERNELS / "test_kernels.fatbin").read_bytes()) == found
     hidden = (
@@ -51,12 +51,12 @@ def test_variables_of_images() -> None:
         .const .align 4 .v2 .f32 b[010][2], c; .global .f16x2 d[0b11U];
         .global .texref t; .func f() { }"""
     )
-    assert contents_of(hidden) == Contents(4096 + 8 * 16 + 8 + 4 * 3, True, False)
-    assert contents_of(b".version 8.0\n.global .u32 a[4*4];") == Contents(4, False, False)
+    assert contents_of(hidden) == Contents(4096 + 8 * 16 + 8 + 4 * 3, True, False, False)
+    assert contents_of(b".version 8.0\n.global .u32 a[4*4];") == Contents(4, False, False, False)
     compressed = contents_of((KERNELS / "test_kernels.zstd.fatbin").read_bytes())
-    assert compressed == Contents(0, seen=False, prints=True)
+    assert compressed == Contents(0, seen=False, prints=True, asserts=True)
     special = contents_of((KERNELS / "memory_kernels.sm_90.cubin").read_bytes())
-    assert special == Contents(27 + 4096 + (3 << 20), seen=True, prints=True)
+    assert special == Contents(27 + 4096 + (3 << 20), seen=True, prints=True, asserts=False)
 
 
 @given(

@@ -183,7 +183,7 @@ static const struct known {
     {"write_surface", kernel_write_surface}, {"count", kernel_count},
     {"carry_out", kernel_carry_out}, {"read_reference", kernel_read_reference},
     {"fetch_reference", kernel_fetch_reference}, {"write_reference", kernel_write_reference},
-    {"launch_graph", kernel_launch_graph},
+    {"launch_graph", kernel_launch_graph}, {"insist", kernel_insist},
 };
 
 /* "fill" and "_Z4fillPffi" are the same kernel. */

@@ -36,6 +36,9 @@ void kernel_write_reference(struct call *call);
 void kernel_count(struct call *call);
 void kernel_carry_out(struct call *call);
 
+/* kernels/assert_kernels.ptx (special.c) */
+void kernel_insist(struct call *call);
+
 /* kernels/graph_kernels.ptx (graph.c) */
 void kernel_launch_graph(struct call *call);
 

@@ -33,6 +33,15 @@ void kernel_say(struct call *call) { /* (const char *name, int n) */
     pthread_mutex_unlock(&lock);
 }
 
+void kernel_insist(struct call *call) { /* (int n) */
+    PARAM(int, n, 0);
+    if (n > 0)
+        return;
+    fprintf(stderr, "assert.cu:7: void insist(int): block: [0,0,0], thread: [0,0,0] "
+                    "Assertion `n > 0` failed.\n");
+    call->error = CUDA_ERROR_ASSERT;
+}
+
 /* ---- textures and surfaces of floats: the nearest element, no borders ---- */
 
 #define NORMALIZED 2 /* CU_TRSF_NORMALIZED_COORDINATES */
