@@ -11,7 +11,8 @@ CLIENT := cli consensus pool remoting/*.py remoting/arrays
 # Clients of CUDA, at whose other end is the test suite's driver without a GPU.
 WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
   'nvidia-cuda-nvrtc==13.5.*' 'nvidia-nvjitlink==13.5.*' 'nvidia-cuda-runtime==13.5.*' \
-  nvidia-cuda-runtime-cu12 nvidia-cuda-runtime-cu11 nvidia-nccl-cu13==2.28.9
+  nvidia-cuda-runtime-cu12 nvidia-cuda-runtime-cu11 nvidia-nccl-cu13==2.28.9 \
+  'nvidia-cuda-profiler-api==13.5.*'
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test wheels test-wheels lint docs clean

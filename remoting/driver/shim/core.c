@@ -116,7 +116,7 @@ GP_EXPORT int cuDriverGetVersion(int *version) {
     if (version == NULL) return GP_INVALID_VALUE;
     // Asked for before cuInit by every runtime; opening the session here keeps the answer honest.
     int status = cuInit(0);
-    *version = status == GP_SUCCESS ? gp.version : GP_CUDA_HEADER_VERSION;
+    *version = status == GP_SUCCESS ? gp.version : GP_CUDA_INTERFACE;
     return GP_SUCCESS;
 }
 

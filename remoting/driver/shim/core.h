@@ -159,7 +159,7 @@ struct gp_request {
 };
 
 struct gp_state {
-    int version;  // of the driver; where servers differ, the oldest
+    int version;  // as programs see it: the oldest server's driver, or GP_CUDA_INTERFACE if that is less
     int device_count, server_count;
     struct gp_device devices[GP_DEVICES_MAX];
     struct gp_context primaries[GP_DEVICES_MAX];

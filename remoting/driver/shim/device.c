@@ -127,7 +127,8 @@ int gp_read_snapshot(int server, const unsigned char *bytes, size_t size) {
         made->index = at;
     }
     // What differs between servers is what the oldest driver has; errors are the same everywhere.
-    if (gp.version == 0 || (int)head.version < gp.version) gp.version = (int)head.version;
+    if (gp.version == 0) gp.version = GP_CUDA_INTERFACE;
+    if ((int)head.version < gp.version) gp.version = (int)head.version;
     size_t used = head.devices * sizeof(struct wire_device);
     const unsigned char *end = bytes + size;
     const unsigned char *rest = take_errors(bytes + used, end, head.errors);

@@ -5,119 +5,190 @@ GP_EXPORT int cuArray3DCreate(void) { return gp_missing(0); }
 GP_EXPORT int cuArray3DGetDescriptor(void) { return gp_missing(1); }
 GP_EXPORT int cuArrayCreate(void) { return gp_missing(2); }
 GP_EXPORT int cuArrayGetDescriptor(void) { return gp_missing(3); }
-GP_EXPORT int cuCheckpointProcessCheckpoint(void) { return gp_missing(4); }
-GP_EXPORT int cuCheckpointProcessGetRestoreThreadId(void) { return gp_missing(5); }
-GP_EXPORT int cuCheckpointProcessGetState(void) { return gp_missing(6); }
-GP_EXPORT int cuCheckpointProcessLock(void) { return gp_missing(7); }
-GP_EXPORT int cuCheckpointProcessRestore(void) { return gp_missing(8); }
-GP_EXPORT int cuCheckpointProcessUnlock(void) { return gp_missing(9); }
-GP_EXPORT int cuCtxCreate(void) { return gp_missing(10); }
-GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(11); }
-GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(12); }
-GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(13); }
-GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(14); }
-GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(15); }
-GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(16); }
-GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(17); }
-GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(18); }
-GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(19); }
-GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(20); }
-GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(21); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(22); }
-GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(23); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(24); }
-GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(25); }
-GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(26); }
-GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(27); }
-GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(28); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(29); }
-GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(30); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(31); }
-GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(32); }
-GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(33); }
-GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(34); }
-GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(35); }
-GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(36); }
-GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(37); }
-GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(38); }
-GP_EXPORT int cuMemAlloc(void) { return gp_missing(39); }
-GP_EXPORT int cuMemAllocHost(void) { return gp_missing(40); }
-GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(41); }
-GP_EXPORT int cuMemFree(void) { return gp_missing(42); }
-GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(43); }
-GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(44); }
-GP_EXPORT int cuMemGetInfo(void) { return gp_missing(45); }
-GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(46); }
-GP_EXPORT int cuMemHostRegister(void) { return gp_missing(47); }
-GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(48); }
-GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(49); }
-GP_EXPORT int cuMemcpy2D(void) { return gp_missing(50); }
-GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(51); }
-GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(52); }
-GP_EXPORT int cuMemcpy3D(void) { return gp_missing(53); }
-GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(54); }
-GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(55); }
-GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(56); }
-GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(57); }
-GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(58); }
-GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(59); }
-GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(60); }
-GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(61); }
-GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(62); }
-GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(63); }
-GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(64); }
-GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(65); }
-GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(66); }
-GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(67); }
-GP_EXPORT int cuMemsetD16(void) { return gp_missing(68); }
-GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(69); }
-GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(70); }
-GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(71); }
-GP_EXPORT int cuMemsetD32(void) { return gp_missing(72); }
-GP_EXPORT int cuMemsetD8(void) { return gp_missing(73); }
-GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(74); }
-GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(75); }
-GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(76); }
-GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(77); }
-GP_EXPORT int cuMulticastCreate(void) { return gp_missing(78); }
-GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(79); }
-GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(80); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(81); }
-GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(82); }
-GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(83); }
-GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(84); }
-GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(85); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(86); }
-GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(87); }
+GP_EXPORT int cuCheckpointOperationComplete(void) { return gp_missing(4); }
+GP_EXPORT int cuCheckpointProcessCheckpoint(void) { return gp_missing(5); }
+GP_EXPORT int cuCheckpointProcessGetRestoreThreadId(void) { return gp_missing(6); }
+GP_EXPORT int cuCheckpointProcessGetState(void) { return gp_missing(7); }
+GP_EXPORT int cuCheckpointProcessLock(void) { return gp_missing(8); }
+GP_EXPORT int cuCheckpointProcessRestore(void) { return gp_missing(9); }
+GP_EXPORT int cuCheckpointProcessUnlock(void) { return gp_missing(10); }
+GP_EXPORT int cuCoredumpDeregisterCompleteCallback(void) { return gp_missing(11); }
+GP_EXPORT int cuCoredumpDeregisterStartCallback(void) { return gp_missing(12); }
+GP_EXPORT int cuCoredumpRegisterCompleteCallback(void) { return gp_missing(13); }
+GP_EXPORT int cuCoredumpRegisterStartCallback(void) { return gp_missing(14); }
+GP_EXPORT int cuCtxCreate(void) { return gp_missing(15); }
+GP_EXPORT int cuDestroyExternalMemory(void) { return gp_missing(16); }
+GP_EXPORT int cuDestroyExternalSemaphore(void) { return gp_missing(17); }
+GP_EXPORT int cuDevSmResourceSplit(void) { return gp_missing(18); }
+GP_EXPORT int cuDeviceGetCliqueCount(void) { return gp_missing(19); }
+GP_EXPORT int cuDeviceGetCliqueInfo(void) { return gp_missing(20); }
+GP_EXPORT int cuDeviceGetFabricClusterUuid(void) { return gp_missing(21); }
+GP_EXPORT int cuDeviceGetNvSciSyncAttributes(void) { return gp_missing(22); }
+GP_EXPORT int cuDeviceTotalMem(void) { return gp_missing(23); }
+GP_EXPORT int cuExternalMemoryGetMappedBuffer(void) { return gp_missing(24); }
+GP_EXPORT int cuExternalMemoryGetMappedMipmappedArray(void) { return gp_missing(25); }
+GP_EXPORT int cuFabricCpyBatchAsync(void) { return gp_missing(26); }
+GP_EXPORT int cuFabricCpyBatchAsync_ptsz(void) { return gp_missing(27); }
+GP_EXPORT int cuFlushGPUDirectRDMAWrites(void) { return gp_missing(28); }
+GP_EXPORT int cuFuncGetParamCount(void) { return gp_missing(29); }
+GP_EXPORT int cuGraphAddExternalSemaphoresSignalNode(void) { return gp_missing(30); }
+GP_EXPORT int cuGraphAddExternalSemaphoresWaitNode(void) { return gp_missing(31); }
+GP_EXPORT int cuGraphAddNode_v3(void) { return gp_missing(32); }
+GP_EXPORT int cuGraphExecExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(33); }
+GP_EXPORT int cuGraphExecExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(34); }
+GP_EXPORT int cuGraphExecGetId(void) { return gp_missing(35); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeGetParams(void) { return gp_missing(36); }
+GP_EXPORT int cuGraphExternalSemaphoresSignalNodeSetParams(void) { return gp_missing(37); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeGetParams(void) { return gp_missing(38); }
+GP_EXPORT int cuGraphExternalSemaphoresWaitNodeSetParams(void) { return gp_missing(39); }
+GP_EXPORT int cuGraphGetId(void) { return gp_missing(40); }
+GP_EXPORT int cuGraphNodeGetContainingGraph(void) { return gp_missing(41); }
+GP_EXPORT int cuGraphNodeGetLocalId(void) { return gp_missing(42); }
+GP_EXPORT int cuGraphNodeGetParams(void) { return gp_missing(43); }
+GP_EXPORT int cuGraphNodeGetToolsId(void) { return gp_missing(44); }
+GP_EXPORT int cuGraphNodeSetParams_v2(void) { return gp_missing(45); }
+GP_EXPORT int cuGraphicsMapResources(void) { return gp_missing(46); }
+GP_EXPORT int cuGraphicsMapResources_ptsz(void) { return gp_missing(47); }
+GP_EXPORT int cuGraphicsResourceGetMappedMipmappedArray(void) { return gp_missing(48); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer(void) { return gp_missing(49); }
+GP_EXPORT int cuGraphicsResourceGetMappedPointer_v2(void) { return gp_missing(50); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags(void) { return gp_missing(51); }
+GP_EXPORT int cuGraphicsResourceSetMapFlags_v2(void) { return gp_missing(52); }
+GP_EXPORT int cuGraphicsSubResourceGetMappedArray(void) { return gp_missing(53); }
+GP_EXPORT int cuGraphicsUnmapResources(void) { return gp_missing(54); }
+GP_EXPORT int cuGraphicsUnmapResources_ptsz(void) { return gp_missing(55); }
+GP_EXPORT int cuGraphicsUnregisterResource(void) { return gp_missing(56); }
+GP_EXPORT int cuImportExternalMemory(void) { return gp_missing(57); }
+GP_EXPORT int cuImportExternalSemaphore(void) { return gp_missing(58); }
+GP_EXPORT int cuKernelGetParamCount(void) { return gp_missing(59); }
+GP_EXPORT int cuLaunchHostFunc_v2(void) { return gp_missing(60); }
+GP_EXPORT int cuLaunchHostFunc_v2_ptsz(void) { return gp_missing(61); }
+GP_EXPORT int cuLogicalEndpointAddDevice(void) { return gp_missing(62); }
+GP_EXPORT int cuLogicalEndpointBindAddr(void) { return gp_missing(63); }
+GP_EXPORT int cuLogicalEndpointBindMem(void) { return gp_missing(64); }
+GP_EXPORT int cuLogicalEndpointCreate(void) { return gp_missing(65); }
+GP_EXPORT int cuLogicalEndpointDestroy(void) { return gp_missing(66); }
+GP_EXPORT int cuLogicalEndpointExport(void) { return gp_missing(67); }
+GP_EXPORT int cuLogicalEndpointGetLimits(void) { return gp_missing(68); }
+GP_EXPORT int cuLogicalEndpointIdRelease(void) { return gp_missing(69); }
+GP_EXPORT int cuLogicalEndpointIdReserve(void) { return gp_missing(70); }
+GP_EXPORT int cuLogicalEndpointImport(void) { return gp_missing(71); }
+GP_EXPORT int cuLogicalEndpointQuery(void) { return gp_missing(72); }
+GP_EXPORT int cuLogicalEndpointUnbind(void) { return gp_missing(73); }
+GP_EXPORT int cuMemAlloc(void) { return gp_missing(74); }
+GP_EXPORT int cuMemAllocHost(void) { return gp_missing(75); }
+GP_EXPORT int cuMemAllocPitch(void) { return gp_missing(76); }
+GP_EXPORT int cuMemFree(void) { return gp_missing(77); }
+GP_EXPORT int cuMemGetAddressRange(void) { return gp_missing(78); }
+GP_EXPORT int cuMemGetHandleForAddressRange(void) { return gp_missing(79); }
+GP_EXPORT int cuMemGetInfo(void) { return gp_missing(80); }
+GP_EXPORT int cuMemGetLocationInfo(void) { return gp_missing(81); }
+GP_EXPORT int cuMemHostGetDevicePointer(void) { return gp_missing(82); }
+GP_EXPORT int cuMemHostRegister(void) { return gp_missing(83); }
+GP_EXPORT int cuMemMapArrayAsync(void) { return gp_missing(84); }
+GP_EXPORT int cuMemMapArrayAsync_ptsz(void) { return gp_missing(85); }
+GP_EXPORT int cuMemcpy2D(void) { return gp_missing(86); }
+GP_EXPORT int cuMemcpy2DAsync(void) { return gp_missing(87); }
+GP_EXPORT int cuMemcpy2DUnaligned(void) { return gp_missing(88); }
+GP_EXPORT int cuMemcpy3D(void) { return gp_missing(89); }
+GP_EXPORT int cuMemcpy3DAsync(void) { return gp_missing(90); }
+GP_EXPORT int cuMemcpy3DWithAttributesAsync(void) { return gp_missing(91); }
+GP_EXPORT int cuMemcpy3DWithAttributesAsync_ptsz(void) { return gp_missing(92); }
+GP_EXPORT int cuMemcpyAtoA(void) { return gp_missing(93); }
+GP_EXPORT int cuMemcpyAtoD(void) { return gp_missing(94); }
+GP_EXPORT int cuMemcpyAtoH(void) { return gp_missing(95); }
+GP_EXPORT int cuMemcpyAtoHAsync(void) { return gp_missing(96); }
+GP_EXPORT int cuMemcpyDtoA(void) { return gp_missing(97); }
+GP_EXPORT int cuMemcpyDtoD(void) { return gp_missing(98); }
+GP_EXPORT int cuMemcpyDtoDAsync(void) { return gp_missing(99); }
+GP_EXPORT int cuMemcpyDtoH(void) { return gp_missing(100); }
+GP_EXPORT int cuMemcpyDtoHAsync(void) { return gp_missing(101); }
+GP_EXPORT int cuMemcpyHtoA(void) { return gp_missing(102); }
+GP_EXPORT int cuMemcpyHtoAAsync(void) { return gp_missing(103); }
+GP_EXPORT int cuMemcpyHtoD(void) { return gp_missing(104); }
+GP_EXPORT int cuMemcpyHtoDAsync(void) { return gp_missing(105); }
+GP_EXPORT int cuMemcpyWithAttributesAsync(void) { return gp_missing(106); }
+GP_EXPORT int cuMemcpyWithAttributesAsync_ptsz(void) { return gp_missing(107); }
+GP_EXPORT int cuMemsetD16(void) { return gp_missing(108); }
+GP_EXPORT int cuMemsetD2D16(void) { return gp_missing(109); }
+GP_EXPORT int cuMemsetD2D32(void) { return gp_missing(110); }
+GP_EXPORT int cuMemsetD2D8(void) { return gp_missing(111); }
+GP_EXPORT int cuMemsetD32(void) { return gp_missing(112); }
+GP_EXPORT int cuMemsetD8(void) { return gp_missing(113); }
+GP_EXPORT int cuModuleGetGlobal(void) { return gp_missing(114); }
+GP_EXPORT int cuMulticastAddDevice(void) { return gp_missing(115); }
+GP_EXPORT int cuMulticastBindAddr(void) { return gp_missing(116); }
+GP_EXPORT int cuMulticastBindAddr_v2(void) { return gp_missing(117); }
+GP_EXPORT int cuMulticastBindMem(void) { return gp_missing(118); }
+GP_EXPORT int cuMulticastBindMem_v2(void) { return gp_missing(119); }
+GP_EXPORT int cuMulticastCreate(void) { return gp_missing(120); }
+GP_EXPORT int cuMulticastGetGranularity(void) { return gp_missing(121); }
+GP_EXPORT int cuMulticastUnbind(void) { return gp_missing(122); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync(void) { return gp_missing(123); }
+GP_EXPORT int cuSignalExternalSemaphoresAsync_ptsz(void) { return gp_missing(124); }
+GP_EXPORT int cuStreamBeginCaptureToCig(void) { return gp_missing(125); }
+GP_EXPORT int cuStreamBeginCaptureToCig_ptsz(void) { return gp_missing(126); }
+GP_EXPORT int cuStreamBeginRecaptureToGraph(void) { return gp_missing(127); }
+GP_EXPORT int cuStreamBeginRecaptureToGraph_ptsz(void) { return gp_missing(128); }
+GP_EXPORT int cuStreamEndCaptureToCig(void) { return gp_missing(129); }
+GP_EXPORT int cuStreamEndCaptureToCig_ptsz(void) { return gp_missing(130); }
+GP_EXPORT int cuStreamGetDevResource(void) { return gp_missing(131); }
+GP_EXPORT int cuStreamGetDevResource_ptsz(void) { return gp_missing(132); }
+GP_EXPORT int cuTensorMapSetAllocationClass(void) { return gp_missing(133); }
+GP_EXPORT int cuTexRefGetAddress(void) { return gp_missing(134); }
+GP_EXPORT int cuTexRefSetAddress(void) { return gp_missing(135); }
+GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(136); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(137); }
+GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(138); }
 
-const int gp_missing_count = 88;
+const int gp_missing_count = 139;
 const char *const gp_missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
     "cuArrayCreate",
     "cuArrayGetDescriptor",
+    "cuCheckpointOperationComplete",
     "cuCheckpointProcessCheckpoint",
     "cuCheckpointProcessGetRestoreThreadId",
     "cuCheckpointProcessGetState",
     "cuCheckpointProcessLock",
     "cuCheckpointProcessRestore",
     "cuCheckpointProcessUnlock",
+    "cuCoredumpDeregisterCompleteCallback",
+    "cuCoredumpDeregisterStartCallback",
+    "cuCoredumpRegisterCompleteCallback",
+    "cuCoredumpRegisterStartCallback",
     "cuCtxCreate",
     "cuDestroyExternalMemory",
     "cuDestroyExternalSemaphore",
+    "cuDevSmResourceSplit",
+    "cuDeviceGetCliqueCount",
+    "cuDeviceGetCliqueInfo",
+    "cuDeviceGetFabricClusterUuid",
     "cuDeviceGetNvSciSyncAttributes",
     "cuDeviceTotalMem",
     "cuExternalMemoryGetMappedBuffer",
     "cuExternalMemoryGetMappedMipmappedArray",
+    "cuFabricCpyBatchAsync",
+    "cuFabricCpyBatchAsync_ptsz",
     "cuFlushGPUDirectRDMAWrites",
+    "cuFuncGetParamCount",
     "cuGraphAddExternalSemaphoresSignalNode",
     "cuGraphAddExternalSemaphoresWaitNode",
+    "cuGraphAddNode_v3",
     "cuGraphExecExternalSemaphoresSignalNodeSetParams",
     "cuGraphExecExternalSemaphoresWaitNodeSetParams",
+    "cuGraphExecGetId",
     "cuGraphExternalSemaphoresSignalNodeGetParams",
     "cuGraphExternalSemaphoresSignalNodeSetParams",
     "cuGraphExternalSemaphoresWaitNodeGetParams",
     "cuGraphExternalSemaphoresWaitNodeSetParams",
+    "cuGraphGetId",
+    "cuGraphNodeGetContainingGraph",
+    "cuGraphNodeGetLocalId",
+    "cuGraphNodeGetParams",
+    "cuGraphNodeGetToolsId",
+    "cuGraphNodeSetParams_v2",
     "cuGraphicsMapResources",
     "cuGraphicsMapResources_ptsz",
     "cuGraphicsResourceGetMappedMipmappedArray",
@@ -131,6 +202,21 @@ const char *const gp_missing_names[] = {
     "cuGraphicsUnregisterResource",
     "cuImportExternalMemory",
     "cuImportExternalSemaphore",
+    "cuKernelGetParamCount",
+    "cuLaunchHostFunc_v2",
+    "cuLaunchHostFunc_v2_ptsz",
+    "cuLogicalEndpointAddDevice",
+    "cuLogicalEndpointBindAddr",
+    "cuLogicalEndpointBindMem",
+    "cuLogicalEndpointCreate",
+    "cuLogicalEndpointDestroy",
+    "cuLogicalEndpointExport",
+    "cuLogicalEndpointGetLimits",
+    "cuLogicalEndpointIdRelease",
+    "cuLogicalEndpointIdReserve",
+    "cuLogicalEndpointImport",
+    "cuLogicalEndpointQuery",
+    "cuLogicalEndpointUnbind",
     "cuMemAlloc",
     "cuMemAllocHost",
     "cuMemAllocPitch",
@@ -138,6 +224,7 @@ const char *const gp_missing_names[] = {
     "cuMemGetAddressRange",
     "cuMemGetHandleForAddressRange",
     "cuMemGetInfo",
+    "cuMemGetLocationInfo",
     "cuMemHostGetDevicePointer",
     "cuMemHostRegister",
     "cuMemMapArrayAsync",
@@ -147,6 +234,8 @@ const char *const gp_missing_names[] = {
     "cuMemcpy2DUnaligned",
     "cuMemcpy3D",
     "cuMemcpy3DAsync",
+    "cuMemcpy3DWithAttributesAsync",
+    "cuMemcpy3DWithAttributesAsync_ptsz",
     "cuMemcpyAtoA",
     "cuMemcpyAtoD",
     "cuMemcpyAtoH",
@@ -160,6 +249,8 @@ const char *const gp_missing_names[] = {
     "cuMemcpyHtoAAsync",
     "cuMemcpyHtoD",
     "cuMemcpyHtoDAsync",
+    "cuMemcpyWithAttributesAsync",
+    "cuMemcpyWithAttributesAsync_ptsz",
     "cuMemsetD16",
     "cuMemsetD2D16",
     "cuMemsetD2D32",
@@ -169,12 +260,23 @@ const char *const gp_missing_names[] = {
     "cuModuleGetGlobal",
     "cuMulticastAddDevice",
     "cuMulticastBindAddr",
+    "cuMulticastBindAddr_v2",
     "cuMulticastBindMem",
+    "cuMulticastBindMem_v2",
     "cuMulticastCreate",
     "cuMulticastGetGranularity",
     "cuMulticastUnbind",
     "cuSignalExternalSemaphoresAsync",
     "cuSignalExternalSemaphoresAsync_ptsz",
+    "cuStreamBeginCaptureToCig",
+    "cuStreamBeginCaptureToCig_ptsz",
+    "cuStreamBeginRecaptureToGraph",
+    "cuStreamBeginRecaptureToGraph_ptsz",
+    "cuStreamEndCaptureToCig",
+    "cuStreamEndCaptureToCig_ptsz",
+    "cuStreamGetDevResource",
+    "cuStreamGetDevResource_ptsz",
+    "cuTensorMapSetAllocationClass",
     "cuTexRefGetAddress",
     "cuTexRefSetAddress",
     "cuTexRefSetAddress2D",
@@ -182,7 +284,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[88];
+unsigned long gp_missing_calls[139];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -747,14 +849,19 @@ const struct gp_symbol gp_symbols[] = {
     {"cuArrayGetMemoryRequirements", 11060, 0, 1, (void (*)(void))cuArrayGetMemoryRequirements},
     {"cuArrayGetPlane", 11020, 0, 1, (void (*)(void))cuArrayGetPlane},
     {"cuArrayGetSparseProperties", 11010, 0, 1, (void (*)(void))cuArrayGetSparseProperties},
+    {"cuCheckpointOperationComplete", 13040, 0, 0, (void (*)(void))cuCheckpointOperationComplete},
     {"cuCheckpointProcessCheckpoint", 12080, 0, 0, (void (*)(void))cuCheckpointProcessCheckpoint},
     {"cuCheckpointProcessGetRestoreThreadId", 12080, 0, 0, (void (*)(void))cuCheckpointProcessGetRestoreThreadId},
     {"cuCheckpointProcessGetState", 12080, 0, 0, (void (*)(void))cuCheckpointProcessGetState},
     {"cuCheckpointProcessLock", 12080, 0, 0, (void (*)(void))cuCheckpointProcessLock},
     {"cuCheckpointProcessRestore", 12080, 0, 0, (void (*)(void))cuCheckpointProcessRestore},
     {"cuCheckpointProcessUnlock", 12080, 0, 0, (void (*)(void))cuCheckpointProcessUnlock},
+    {"cuCoredumpDeregisterCompleteCallback", 13020, 0, 0, (void (*)(void))cuCoredumpDeregisterCompleteCallback},
+    {"cuCoredumpDeregisterStartCallback", 13020, 0, 0, (void (*)(void))cuCoredumpDeregisterStartCallback},
     {"cuCoredumpGetAttribute", 12010, 0, 1, (void (*)(void))cuCoredumpGetAttribute},
     {"cuCoredumpGetAttributeGlobal", 12010, 0, 1, (void (*)(void))cuCoredumpGetAttributeGlobal},
+    {"cuCoredumpRegisterCompleteCallback", 13020, 0, 0, (void (*)(void))cuCoredumpRegisterCompleteCallback},
+    {"cuCoredumpRegisterStartCallback", 13020, 0, 0, (void (*)(void))cuCoredumpRegisterStartCallback},
     {"cuCoredumpSetAttribute", 12010, 0, 1, (void (*)(void))cuCoredumpSetAttribute},
     {"cuCoredumpSetAttributeGlobal", 12010, 0, 1, (void (*)(void))cuCoredumpSetAttributeGlobal},
     {"cuCtxAttach", 2000, 0, 1, (void (*)(void))cuCtxAttach},
@@ -797,16 +904,20 @@ const struct gp_symbol gp_symbols[] = {
     {"cuDestroyExternalMemory", 10000, 0, 0, (void (*)(void))cuDestroyExternalMemory},
     {"cuDestroyExternalSemaphore", 10000, 0, 0, (void (*)(void))cuDestroyExternalSemaphore},
     {"cuDevResourceGenerateDesc", 12040, 0, 1, (void (*)(void))cuDevResourceGenerateDesc},
+    {"cuDevSmResourceSplit", 13010, 0, 0, (void (*)(void))cuDevSmResourceSplit},
     {"cuDevSmResourceSplitByCount", 12040, 0, 1, (void (*)(void))cuDevSmResourceSplitByCount},
     {"cuDeviceCanAccessPeer", 4000, 0, 1, (void (*)(void))cuDeviceCanAccessPeer},
     {"cuDeviceComputeCapability", 2000, 0, 1, (void (*)(void))cuDeviceComputeCapability},
     {"cuDeviceGet", 2000, 0, 1, (void (*)(void))cuDeviceGet},
     {"cuDeviceGetAttribute", 2000, 0, 1, (void (*)(void))cuDeviceGetAttribute},
     {"cuDeviceGetByPCIBusId", 4010, 0, 1, (void (*)(void))cuDeviceGetByPCIBusId},
+    {"cuDeviceGetCliqueCount", 13040, 0, 0, (void (*)(void))cuDeviceGetCliqueCount},
+    {"cuDeviceGetCliqueInfo", 13040, 0, 0, (void (*)(void))cuDeviceGetCliqueInfo},
     {"cuDeviceGetCount", 2000, 0, 1, (void (*)(void))cuDeviceGetCount},
     {"cuDeviceGetDefaultMemPool", 11020, 0, 1, (void (*)(void))cuDeviceGetDefaultMemPool},
     {"cuDeviceGetDevResource", 12040, 0, 1, (void (*)(void))cuDeviceGetDevResource},
     {"cuDeviceGetExecAffinitySupport", 11040, 0, 1, (void (*)(void))cuDeviceGetExecAffinitySupport},
+    {"cuDeviceGetFabricClusterUuid", 13040, 0, 0, (void (*)(void))cuDeviceGetFabricClusterUuid},
     {"cuDeviceGetGraphMemAttribute", 11040, 0, 1, (void (*)(void))cuDeviceGetGraphMemAttribute},
     {"cuDeviceGetHostAtomicCapabilities", 13000, 0, 1, (void (*)(void))cuDeviceGetHostAtomicCapabilities},
     {"cuDeviceGetLuid", 10000, 0, 1, (void (*)(void))cuDeviceGetLuid},
@@ -849,10 +960,13 @@ const struct gp_symbol gp_symbols[] = {
     {"cuEventSynchronize", 2000, 0, 1, (void (*)(void))cuEventSynchronize},
     {"cuExternalMemoryGetMappedBuffer", 10000, 0, 0, (void (*)(void))cuExternalMemoryGetMappedBuffer},
     {"cuExternalMemoryGetMappedMipmappedArray", 10000, 0, 0, (void (*)(void))cuExternalMemoryGetMappedMipmappedArray},
+    {"cuFabricCpyBatchAsync", 13050, 0, 0, (void (*)(void))cuFabricCpyBatchAsync},
+    {"cuFabricCpyBatchAsync", 13050, 1, 0, (void (*)(void))cuFabricCpyBatchAsync_ptsz},
     {"cuFlushGPUDirectRDMAWrites", 11030, 0, 0, (void (*)(void))cuFlushGPUDirectRDMAWrites},
     {"cuFuncGetAttribute", 2020, 0, 1, (void (*)(void))cuFuncGetAttribute},
     {"cuFuncGetModule", 11000, 0, 1, (void (*)(void))cuFuncGetModule},
     {"cuFuncGetName", 12030, 0, 1, (void (*)(void))cuFuncGetName},
+    {"cuFuncGetParamCount", 13020, 0, 0, (void (*)(void))cuFuncGetParamCount},
     {"cuFuncGetParamInfo", 12040, 0, 1, (void (*)(void))cuFuncGetParamInfo},
     {"cuFuncIsLoaded", 12040, 0, 1, (void (*)(void))cuFuncIsLoaded},
     {"cuFuncLoad", 12040, 0, 1, (void (*)(void))cuFuncLoad},
@@ -884,6 +998,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuGraphAddMemsetNode", 10000, 0, 1, (void (*)(void))cuGraphAddMemsetNode},
     {"cuGraphAddNode", 12020, 0, 1, (void (*)(void))cuGraphAddNode},
     {"cuGraphAddNode", 12030, 0, 1, (void (*)(void))cuGraphAddNode_v2},
+    {"cuGraphAddNode", 13040, 0, 0, (void (*)(void))cuGraphAddNode_v3},
     {"cuGraphBatchMemOpNodeGetParams", 11070, 0, 1, (void (*)(void))cuGraphBatchMemOpNodeGetParams},
     {"cuGraphBatchMemOpNodeSetParams", 11070, 0, 1, (void (*)(void))cuGraphBatchMemOpNodeSetParams},
     {"cuGraphChildGraphNodeGetGraph", 10000, 0, 1, (void (*)(void))cuGraphChildGraphNodeGetGraph},
@@ -905,6 +1020,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuGraphExecExternalSemaphoresSignalNodeSetParams", 11020, 0, 0, (void (*)(void))cuGraphExecExternalSemaphoresSignalNodeSetParams},
     {"cuGraphExecExternalSemaphoresWaitNodeSetParams", 11020, 0, 0, (void (*)(void))cuGraphExecExternalSemaphoresWaitNodeSetParams},
     {"cuGraphExecGetFlags", 12000, 0, 1, (void (*)(void))cuGraphExecGetFlags},
+    {"cuGraphExecGetId", 13010, 0, 0, (void (*)(void))cuGraphExecGetId},
     {"cuGraphExecHostNodeSetParams", 10020, 0, 1, (void (*)(void))cuGraphExecHostNodeSetParams},
     {"cuGraphExecKernelNodeSetParams", 10010, 0, 1, (void (*)(void))cuGraphExecKernelNodeSetParams},
     {"cuGraphExecKernelNodeSetParams", 12000, 0, 1, (void (*)(void))cuGraphExecKernelNodeSetParams_v2},
@@ -919,6 +1035,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuGraphExternalSemaphoresWaitNodeSetParams", 11020, 0, 0, (void (*)(void))cuGraphExternalSemaphoresWaitNodeSetParams},
     {"cuGraphGetEdges", 10000, 0, 1, (void (*)(void))cuGraphGetEdges},
     {"cuGraphGetEdges", 12030, 0, 1, (void (*)(void))cuGraphGetEdges_v2},
+    {"cuGraphGetId", 13010, 0, 0, (void (*)(void))cuGraphGetId},
     {"cuGraphGetNodes", 10000, 0, 1, (void (*)(void))cuGraphGetNodes},
     {"cuGraphGetRootNodes", 10000, 0, 1, (void (*)(void))cuGraphGetRootNodes},
     {"cuGraphHostNodeGetParams", 10000, 0, 1, (void (*)(void))cuGraphHostNodeGetParams},
@@ -944,14 +1061,19 @@ const struct gp_symbol gp_symbols[] = {
     {"cuGraphMemsetNodeGetParams", 10000, 0, 1, (void (*)(void))cuGraphMemsetNodeGetParams},
     {"cuGraphMemsetNodeSetParams", 10000, 0, 1, (void (*)(void))cuGraphMemsetNodeSetParams},
     {"cuGraphNodeFindInClone", 10000, 0, 1, (void (*)(void))cuGraphNodeFindInClone},
+    {"cuGraphNodeGetContainingGraph", 13010, 0, 0, (void (*)(void))cuGraphNodeGetContainingGraph},
     {"cuGraphNodeGetDependencies", 10000, 0, 1, (void (*)(void))cuGraphNodeGetDependencies},
     {"cuGraphNodeGetDependencies", 12030, 0, 1, (void (*)(void))cuGraphNodeGetDependencies_v2},
     {"cuGraphNodeGetDependentNodes", 10000, 0, 1, (void (*)(void))cuGraphNodeGetDependentNodes},
     {"cuGraphNodeGetDependentNodes", 12030, 0, 1, (void (*)(void))cuGraphNodeGetDependentNodes_v2},
     {"cuGraphNodeGetEnabled", 11060, 0, 1, (void (*)(void))cuGraphNodeGetEnabled},
+    {"cuGraphNodeGetLocalId", 13010, 0, 0, (void (*)(void))cuGraphNodeGetLocalId},
+    {"cuGraphNodeGetParams", 13020, 0, 0, (void (*)(void))cuGraphNodeGetParams},
+    {"cuGraphNodeGetToolsId", 13010, 0, 0, (void (*)(void))cuGraphNodeGetToolsId},
     {"cuGraphNodeGetType", 10000, 0, 1, (void (*)(void))cuGraphNodeGetType},
     {"cuGraphNodeSetEnabled", 11060, 0, 1, (void (*)(void))cuGraphNodeSetEnabled},
     {"cuGraphNodeSetParams", 12020, 0, 1, (void (*)(void))cuGraphNodeSetParams},
+    {"cuGraphNodeSetParams", 13040, 0, 0, (void (*)(void))cuGraphNodeSetParams_v2},
     {"cuGraphReleaseUserObject", 11030, 0, 1, (void (*)(void))cuGraphReleaseUserObject},
     {"cuGraphRemoveDependencies", 10000, 0, 1, (void (*)(void))cuGraphRemoveDependencies},
     {"cuGraphRemoveDependencies", 12030, 0, 1, (void (*)(void))cuGraphRemoveDependencies_v2},
@@ -989,6 +1111,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuKernelGetFunction", 12000, 0, 1, (void (*)(void))cuKernelGetFunction},
     {"cuKernelGetLibrary", 12050, 0, 1, (void (*)(void))cuKernelGetLibrary},
     {"cuKernelGetName", 12030, 0, 1, (void (*)(void))cuKernelGetName},
+    {"cuKernelGetParamCount", 13020, 0, 0, (void (*)(void))cuKernelGetParamCount},
     {"cuKernelGetParamInfo", 12040, 0, 1, (void (*)(void))cuKernelGetParamInfo},
     {"cuKernelSetAttribute", 12000, 0, 1, (void (*)(void))cuKernelSetAttribute},
     {"cuKernelSetCacheConfig", 12000, 0, 1, (void (*)(void))cuKernelSetCacheConfig},
@@ -1000,6 +1123,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuLaunchGridAsync", 2000, 0, 1, (void (*)(void))cuLaunchGridAsync},
     {"cuLaunchHostFunc", 10000, 0, 1, (void (*)(void))cuLaunchHostFunc},
     {"cuLaunchHostFunc", 10000, 1, 1, (void (*)(void))cuLaunchHostFunc_ptsz},
+    {"cuLaunchHostFunc", 13010, 0, 0, (void (*)(void))cuLaunchHostFunc_v2},
+    {"cuLaunchHostFunc", 13010, 1, 0, (void (*)(void))cuLaunchHostFunc_v2_ptsz},
     {"cuLaunchKernel", 4000, 0, 1, (void (*)(void))cuLaunchKernel},
     {"cuLaunchKernel", 7000, 1, 1, (void (*)(void))cuLaunchKernel_ptsz},
     {"cuLaunchKernelEx", 11060, 0, 1, (void (*)(void))cuLaunchKernelEx},
@@ -1022,6 +1147,18 @@ const struct gp_symbol gp_symbols[] = {
     {"cuLinkCreate", 5050, 0, 1, (void (*)(void))cuLinkCreate},
     {"cuLinkCreate", 6050, 0, 1, (void (*)(void))cuLinkCreate_v2},
     {"cuLinkDestroy", 5050, 0, 1, (void (*)(void))cuLinkDestroy},
+    {"cuLogicalEndpointAddDevice", 13030, 0, 0, (void (*)(void))cuLogicalEndpointAddDevice},
+    {"cuLogicalEndpointBindAddr", 13030, 0, 0, (void (*)(void))cuLogicalEndpointBindAddr},
+    {"cuLogicalEndpointBindMem", 13030, 0, 0, (void (*)(void))cuLogicalEndpointBindMem},
+    {"cuLogicalEndpointCreate", 13030, 0, 0, (void (*)(void))cuLogicalEndpointCreate},
+    {"cuLogicalEndpointDestroy", 13030, 0, 0, (void (*)(void))cuLogicalEndpointDestroy},
+    {"cuLogicalEndpointExport", 13030, 0, 0, (void (*)(void))cuLogicalEndpointExport},
+    {"cuLogicalEndpointGetLimits", 13030, 0, 0, (void (*)(void))cuLogicalEndpointGetLimits},
+    {"cuLogicalEndpointIdRelease", 13030, 0, 0, (void (*)(void))cuLogicalEndpointIdRelease},
+    {"cuLogicalEndpointIdReserve", 13030, 0, 0, (void (*)(void))cuLogicalEndpointIdReserve},
+    {"cuLogicalEndpointImport", 13030, 0, 0, (void (*)(void))cuLogicalEndpointImport},
+    {"cuLogicalEndpointQuery", 13030, 0, 0, (void (*)(void))cuLogicalEndpointQuery},
+    {"cuLogicalEndpointUnbind", 13030, 0, 0, (void (*)(void))cuLogicalEndpointUnbind},
     {"cuLogsCurrent", 12090, 0, 1, (void (*)(void))cuLogsCurrent},
     {"cuLogsDumpToFile", 12090, 0, 1, (void (*)(void))cuLogsDumpToFile},
     {"cuLogsDumpToMemory", 12090, 0, 1, (void (*)(void))cuLogsDumpToMemory},
@@ -1064,6 +1201,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemGetHandleForAddressRange", 11070, 0, 0, (void (*)(void))cuMemGetHandleForAddressRange},
     {"cuMemGetInfo", 2000, 0, 0, (void (*)(void))cuMemGetInfo},
     {"cuMemGetInfo", 3020, 0, 1, (void (*)(void))cuMemGetInfo_v2},
+    {"cuMemGetLocationInfo", 13040, 0, 0, (void (*)(void))cuMemGetLocationInfo},
     {"cuMemGetMemPool", 13000, 0, 1, (void (*)(void))cuMemGetMemPool},
     {"cuMemHostAlloc", 2020, 0, 1, (void (*)(void))cuMemHostAlloc},
     {"cuMemHostGetDevicePointer", 2020, 0, 0, (void (*)(void))cuMemHostGetDevicePointer},
@@ -1125,6 +1263,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemcpy3DPeer", 7000, 1, 1, (void (*)(void))cuMemcpy3DPeer_ptds},
     {"cuMemcpy3DPeerAsync", 4000, 0, 1, (void (*)(void))cuMemcpy3DPeerAsync},
     {"cuMemcpy3DPeerAsync", 7000, 1, 1, (void (*)(void))cuMemcpy3DPeerAsync_ptsz},
+    {"cuMemcpy3DWithAttributesAsync", 13020, 0, 0, (void (*)(void))cuMemcpy3DWithAttributesAsync},
+    {"cuMemcpy3DWithAttributesAsync", 13020, 1, 0, (void (*)(void))cuMemcpy3DWithAttributesAsync_ptsz},
     {"cuMemcpyAsync", 4000, 0, 1, (void (*)(void))cuMemcpyAsync},
     {"cuMemcpyAsync", 7000, 1, 1, (void (*)(void))cuMemcpyAsync_ptsz},
     {"cuMemcpyAtoA", 2000, 0, 0, (void (*)(void))cuMemcpyAtoA},
@@ -1174,6 +1314,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuMemcpyPeer", 7000, 1, 1, (void (*)(void))cuMemcpyPeer_ptds},
     {"cuMemcpyPeerAsync", 4000, 0, 1, (void (*)(void))cuMemcpyPeerAsync},
     {"cuMemcpyPeerAsync", 7000, 1, 1, (void (*)(void))cuMemcpyPeerAsync_ptsz},
+    {"cuMemcpyWithAttributesAsync", 13020, 0, 0, (void (*)(void))cuMemcpyWithAttributesAsync},
+    {"cuMemcpyWithAttributesAsync", 13020, 1, 0, (void (*)(void))cuMemcpyWithAttributesAsync_ptsz},
     {"cuMemsetD16", 2000, 0, 0, (void (*)(void))cuMemsetD16},
     {"cuMemsetD16", 3020, 0, 1, (void (*)(void))cuMemsetD16_v2},
     {"cuMemsetD16", 7000, 1, 1, (void (*)(void))cuMemsetD16_v2_ptds},
@@ -1224,7 +1366,9 @@ const struct gp_symbol gp_symbols[] = {
     {"cuModuleUnload", 2000, 0, 1, (void (*)(void))cuModuleUnload},
     {"cuMulticastAddDevice", 12010, 0, 0, (void (*)(void))cuMulticastAddDevice},
     {"cuMulticastBindAddr", 12010, 0, 0, (void (*)(void))cuMulticastBindAddr},
+    {"cuMulticastBindAddr", 13010, 0, 0, (void (*)(void))cuMulticastBindAddr_v2},
     {"cuMulticastBindMem", 12010, 0, 0, (void (*)(void))cuMulticastBindMem},
+    {"cuMulticastBindMem", 13010, 0, 0, (void (*)(void))cuMulticastBindMem_v2},
     {"cuMulticastCreate", 12010, 0, 0, (void (*)(void))cuMulticastCreate},
     {"cuMulticastGetGranularity", 12010, 0, 0, (void (*)(void))cuMulticastGetGranularity},
     {"cuMulticastUnbind", 12010, 0, 0, (void (*)(void))cuMulticastUnbind},
@@ -1260,8 +1404,12 @@ const struct gp_symbol gp_symbols[] = {
     {"cuStreamBeginCapture", 10000, 1, 1, (void (*)(void))cuStreamBeginCapture_ptsz},
     {"cuStreamBeginCapture", 10010, 0, 1, (void (*)(void))cuStreamBeginCapture_v2},
     {"cuStreamBeginCapture", 10010, 1, 1, (void (*)(void))cuStreamBeginCapture_v2_ptsz},
+    {"cuStreamBeginCaptureToCig", 13010, 0, 0, (void (*)(void))cuStreamBeginCaptureToCig},
+    {"cuStreamBeginCaptureToCig", 13010, 1, 0, (void (*)(void))cuStreamBeginCaptureToCig_ptsz},
     {"cuStreamBeginCaptureToGraph", 12030, 0, 1, (void (*)(void))cuStreamBeginCaptureToGraph},
     {"cuStreamBeginCaptureToGraph", 12030, 1, 1, (void (*)(void))cuStreamBeginCaptureToGraph_ptsz},
+    {"cuStreamBeginRecaptureToGraph", 13030, 0, 0, (void (*)(void))cuStreamBeginRecaptureToGraph},
+    {"cuStreamBeginRecaptureToGraph", 13030, 1, 0, (void (*)(void))cuStreamBeginRecaptureToGraph_ptsz},
     {"cuStreamCopyAttributes", 11000, 0, 1, (void (*)(void))cuStreamCopyAttributes},
     {"cuStreamCopyAttributes", 11000, 1, 1, (void (*)(void))cuStreamCopyAttributes_ptsz},
     {"cuStreamCreate", 2000, 0, 1, (void (*)(void))cuStreamCreate},
@@ -1270,6 +1418,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuStreamDestroy", 4000, 0, 1, (void (*)(void))cuStreamDestroy_v2},
     {"cuStreamEndCapture", 10000, 0, 1, (void (*)(void))cuStreamEndCapture},
     {"cuStreamEndCapture", 10000, 1, 1, (void (*)(void))cuStreamEndCapture_ptsz},
+    {"cuStreamEndCaptureToCig", 13010, 0, 0, (void (*)(void))cuStreamEndCaptureToCig},
+    {"cuStreamEndCaptureToCig", 13010, 1, 0, (void (*)(void))cuStreamEndCaptureToCig_ptsz},
     {"cuStreamGetAttribute", 11000, 0, 1, (void (*)(void))cuStreamGetAttribute},
     {"cuStreamGetAttribute", 11000, 1, 1, (void (*)(void))cuStreamGetAttribute_ptsz},
     {"cuStreamGetCaptureInfo", 10010, 0, 1, (void (*)(void))cuStreamGetCaptureInfo},
@@ -1282,6 +1432,8 @@ const struct gp_symbol gp_symbols[] = {
     {"cuStreamGetCtx", 9020, 1, 1, (void (*)(void))cuStreamGetCtx_ptsz},
     {"cuStreamGetCtx", 12050, 0, 1, (void (*)(void))cuStreamGetCtx_v2},
     {"cuStreamGetCtx", 12050, 1, 1, (void (*)(void))cuStreamGetCtx_v2_ptsz},
+    {"cuStreamGetDevResource", 13010, 0, 0, (void (*)(void))cuStreamGetDevResource},
+    {"cuStreamGetDevResource", 13010, 1, 0, (void (*)(void))cuStreamGetDevResource_ptsz},
     {"cuStreamGetDevice", 12080, 0, 1, (void (*)(void))cuStreamGetDevice},
     {"cuStreamGetDevice", 12080, 1, 1, (void (*)(void))cuStreamGetDevice_ptsz},
     {"cuStreamGetFlags", 5050, 0, 1, (void (*)(void))cuStreamGetFlags},
@@ -1330,6 +1482,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuTensorMapEncodeIm2colWide", 12080, 0, 1, (void (*)(void))cuTensorMapEncodeIm2colWide},
     {"cuTensorMapEncodeTiled", 12000, 0, 1, (void (*)(void))cuTensorMapEncodeTiled},
     {"cuTensorMapReplaceAddress", 12000, 0, 1, (void (*)(void))cuTensorMapReplaceAddress},
+    {"cuTensorMapSetAllocationClass", 13050, 0, 0, (void (*)(void))cuTensorMapSetAllocationClass},
     {"cuTexObjectCreate", 5000, 0, 1, (void (*)(void))cuTexObjectCreate},
     {"cuTexObjectDestroy", 5000, 0, 1, (void (*)(void))cuTexObjectDestroy},
     {"cuTexObjectGetResourceDesc", 5000, 0, 1, (void (*)(void))cuTexObjectGetResourceDesc},
@@ -1373,4 +1526,4 @@ const struct gp_symbol gp_symbols[] = {
     {"cuWaitExternalSemaphoresAsync", 10000, 0, 0, (void (*)(void))cuWaitExternalSemaphoresAsync},
     {"cuWaitExternalSemaphoresAsync", 10000, 1, 0, (void (*)(void))cuWaitExternalSemaphoresAsync_ptsz},
 };
-const int gp_symbol_count = 637;
+const int gp_symbol_count = 688;

@@ -188,7 +188,8 @@
 #define GP_CALL_cuCtxResetPersistingL2Cache 282
 #define GP_CALL_cuFuncSetCacheConfig 283
 #define GP_CALL_cuGraphUpload 284
-#define GP_CUDA_HEADER_VERSION 13000
+#define GP_CUDA_HEADERS 13050
+#define GP_CUDA_INTERFACE 13000
 #define GP_PROTOCOL 3169926826u
 
 #endif

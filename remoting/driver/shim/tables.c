@@ -31,8 +31,12 @@ GP_EXPORT int cuGetProcAddress_v2(const char *name, void **found, int version, u
     }
     const struct gp_symbol *best = NULL;
     bool exists = false;
+    // What is newer than the server's driver is not there, as it is not in that driver. A program may
+    // ask for more than it is told: what it gets is the newest form that there is.
+    int newest = gp.version != 0 ? gp.version : GP_CUDA_INTERFACE;
     for (int at = low; at < gp_symbol_count && strcmp(gp_symbols[at].name, name) == 0; at++) {
         const struct gp_symbol *one = &gp_symbols[at];
+        if (one->version > newest) continue;
         exists = true;
         if (one->version > version || (one->per_thread && flags != 2)) continue;
         // Rows are sorted by version; a per-thread variant wins over any plain one.

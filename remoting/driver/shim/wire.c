@@ -764,7 +764,7 @@ static int start(struct gp_link *link) {
     only = lines[link->server] = line;
     line_count = link->server + 1;
     struct gp_request request = {.grows = true};
-    uint64_t values[2] = {GP_PROTOCOL, GP_CUDA_HEADER_VERSION};
+    uint64_t values[2] = {GP_PROTOCOL, GP_CUDA_INTERFACE};
     int status = exchange(line, -1, &request, GP_HELLO, values, 2, NULL, 0, NULL, 0);
     if (status == GP_SUCCESS) {
         status = gp_read_snapshot(link->server, request.body, request.length);

@@ -23,6 +23,8 @@ from fake_cuda.control import Control, process_environment
 from fake_pool import FakeGpuPool
 from test_cuda_door import HERE, KERNELS, right
 
+from gpupool.remoting.driver import build
+
 pytestmark = pytest.mark.slow
 RUNTIMES = ["libcudart.so.11.0", "libcudart.so.12", "libcudart.so.13", "libcudart_static.a"]
 DEVICES = 2
@@ -174,3 +176,14 @@ def test_nccl_goes_through_memory_of_the_server(
     done = pool.command("run", "-n", "2", "-m", "8G", "--door", "cuda", *settings, "--", *program)
     assert done.stdout == "results right\n", done.stderr + pool.logs()
     assert set(re.findall(r" via (\w+)/", done.stderr)) == {"SHM"}
+
+
+def test_generated_files_are_current(places: list[Path]) -> None:
+    """The headers are those of the newest CUDA whose functions are exported."""
+    include = next(each / "cu13" / "include" for each in places if (each / "cu13").is_dir())
+    command = [sys.executable, str(build.HERE / "generate.py"), "--check", "--include"]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[2] / "src")}
+    done = subprocess.run(
+        [*command, str(include)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
