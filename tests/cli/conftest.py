@@ -421,18 +421,46 @@ class LivePool:
                     server.process.wait()
 
 
-@pytest.fixture(scope="package")
-def live_pool() -> Iterator[LivePool]:
-    """Run a pool of three servers; every test leaves it whole, idle and undrained.
+class Running:
+    """The pool of this folder's tests, while there is one."""
 
-    It ends with this folder's tests: three idle servers take a tenth of a core.
-    """
-    # Not below pytest's own folder, which other users may not enter, and short enough for sockets.
-    folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
-    pool = LivePool(folder)
-    try:
-        pool.start()
-        yield pool
-    finally:
-        pool.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    pool: LivePool | None = None
+
+    def start(self) -> LivePool:
+        """Start it, unless it runs."""
+        if self.pool is None:
+            # Not below pytest's own folder, which other users may not enter, and short for sockets.
+            self.pool = LivePool(Path(tempfile.mkdtemp(prefix="gpupool-test-")))
+            try:
+                self.pool.start()
+            except BaseException:
+                self.stop()
+                raise
+        return self.pool
+
+    def stop(self) -> None:
+        """End it, if it runs."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            pool.stop()
+            shutil.rmtree(pool.folder, ignore_errors=True)
+
+
+RUNNING = Running()
+
+
+@pytest.fixture
+def live_pool() -> LivePool:
+    """Run a pool of three servers; every test leaves it whole, idle and undrained."""
+    return RUNNING.start()
+
+
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the pool with this folder's tests: three idle servers take a tenth of a core."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        RUNNING.stop()
+
+
+def pytest_sessionfinish() -> None:
+    """End it as well where the run was broken off."""
+    RUNNING.stop()
