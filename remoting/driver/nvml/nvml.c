@@ -444,6 +444,30 @@ EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(const struct device *device, unsi
     return SUCCESS;
 }
 
+// nvmlGpuFabricInfo_t; the later ones have the same fields behind their version, and health.
+struct fabric {
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned state;
+};
+
+// Memory cannot be shared with other machines through a fabric. PyTorch's symmetric memory wants to be
+// told so, and takes an error for one of its own.
+EXPORT int nvmlDeviceGetGpuFabricInfo(const struct device *device, struct fabric *fabric) {
+    ENTER_DEVICE(device, fabric);
+    *fabric = (struct fabric){.state = 0};  // NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
+    return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetGpuFabricInfoV(const struct device *device, unsigned *info) {
+    ENTER_DEVICE(device, info);
+    unsigned version = *info >> 24, size = *info & 0xffffff;
+    if ((version != 2 || size != 36) && (version != 3 || size != 40)) return VERSION_MISMATCH;
+    memset(info + 1, 0, size - sizeof *info);
+    return SUCCESS;
+}
+
 // nvmlFieldValue_t.
 struct field_value {
     unsigned field, scope;

@@ -36,7 +36,7 @@ def kernels():
     config = LaunchConfig(grid=4, block=256)
     launch(stream, config, kernel, x.data.ptr, np.float32(3), np.int32(1000))
     stream.sync()
-    return float(x.sum()), kernel.attributes.max_threads_per_block() > 0
+    return float(x.sum()), kernel.attributes.num_regs > 0
 
 
 @section

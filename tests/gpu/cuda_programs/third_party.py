@@ -130,4 +130,4 @@ def tools():
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)
     print(asked.stdout, shown.stdout, sep="\n", flush=True)
-    return asked.stdout.split(", ")[:2], listed.stdout.strip(), "CUDA Version" in shown.stdout
+    return asked.stdout.split(", ")[:2], listed.stdout.splitlines()[0], "CUDA Version" in shown.stdout

@@ -43,7 +43,7 @@ def started(*words: str, **settings: str) -> str:
                           env=os.environ | settings, check=False)  # fmt: skip
     found = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
     if not found:
-        print(done.stdout[-2000:], done.stderr[-4000:], flush=True)
+        print(done.stdout[-2000:], done.stderr[-9000:], flush=True)
         return f"exit {done.returncode}"
     return found[0]
 

@@ -176,6 +176,7 @@ def asked():
     done = subprocess.run([sys.executable, "-m", "torch.utils.collect_env"], capture_output=True,
                           text=True, check=False)  # fmt: skip
     named = [line for line in done.stdout.splitlines() if line.startswith(("GPU ", "Is CUDA"))]
+    named = named[:2]  # natively, nvidia-smi does not heed CUDA_VISIBLE_DEVICES
     return all(n >= 0 for n in numbers), len(snapshot["segments"]) > 0, kept.numel(), named
 
 

@@ -210,6 +210,11 @@ for refused in (n.nvmlDeviceGetUtilizationRates, n.nvmlDeviceGetSerial):
         refused(d)
     except n.NVMLError_NotSupported:
         print("refused")
+for kind in (n.c_nvmlGpuFabricInfo_v2_t, n.c_nvmlGpuFabricInfo_v3_t):
+    fabric = kind()
+    fabric.state = 3
+    n.nvmlDeviceGetGpuFabricInfoV(d, ctypes.byref(fabric))
+    assert (fabric.state, fabric.status) == (n.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED, 0)
 cuda = ctypes.CDLL("libcuda.so.1")
 context, address = ctypes.c_void_p(), ctypes.c_uint64()
 left, total = ctypes.c_size_t(), ctypes.c_size_t()
