@@ -171,7 +171,7 @@ class Arrays(Area):
             del self._arrays[one]
         symbol = "cuMipmappedArrayDestroy" if array.levels else "cuArrayDestroy"
         freeing = self.waiter.freeing
-        freeing.begin()
+        freeing.begin(keeps=True)
 
         def run() -> None:
             try:
@@ -180,7 +180,7 @@ class Arrays(Area):
                 self.client.fail(table.ARRAY_DESTROY, error.status)
             finally:
                 self.client.budget.release(array.device, array.cost)
-                freeing.end()
+                freeing.end(keeps=True)
 
         self.waiter.start(array.device, run)
 

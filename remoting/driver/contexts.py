@@ -7,8 +7,11 @@ from gpupool.remoting.driver.images import Images
 from gpupool.remoting.driver.memory import Memory, charged
 from gpupool.remoting.driver.snapshot import encode_snapshot
 
-PRINTF_SIZE, HEAP_SIZE = 1, 2
-"""By CUlimit: what kernels may print between synchronisations, and what they may allocate."""
+STACK_SIZE, PRINTF_SIZE, HEAP_SIZE = 0, 1, 2
+"""By CUlimit: a thread's stack, what kernels may print between synchronisations, and allocate."""
+
+MULTIPROCESSORS, THREADS = 16, 39
+"""By CUdevice_attribute: multiprocessors, and the threads that each of them can have."""
 
 SAME_VERSION = "install the same version of gpupool on this machine and on the servers"
 
@@ -48,15 +51,18 @@ class Contexts(Area):
 
     def _set_limit(self, limit: int, value: int) -> bytes:
         name, device = self.api.enumerated("CUlimit", limit), self.client.device
-        if limit not in (PRINTF_SIZE, HEAP_SIZE):
+        if limit not in (STACK_SIZE, PRINTF_SIZE, HEAP_SIZE):
             self.api.call("cuCtxSetLimit", name, value)
             return b""
+        unit = self._stacks(device) if limit == STACK_SIZE else 1
         # The driver's own sizes are a part of the context, which is charged already.
         initial = self._initial.setdefault(
             (device, limit), int(self.api.call("cuCtxGetLimit", name))
         )
         held = self._held.get((device, limit), 0)
-        cost = charged(max(0, value - initial))
+        cost = charged(max(0, value - initial) * unit)
+        if limit == STACK_SIZE:
+            cost = max(cost, held)  # nobody has seen the driver give stacks back
         if cost > held:
             self.memory.reserve(device, cost - held)
         try:
@@ -69,3 +75,8 @@ class Contexts(Area):
             self.client.budget.release(device, held - cost)
         self._held[device, limit] = cost
         return b""
+
+    def _stacks(self, device: int) -> int:
+        """Return how many stacks a device has: all its threads', at once (seen on an H200)."""
+        found = self.api.device_attributes(self.client.ordinals[device])
+        return found[MULTIPROCESSORS] * found[THREADS]

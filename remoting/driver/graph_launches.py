@@ -178,6 +178,7 @@ class GraphLaunches(Area):
     # --- launching --------------------------------------------------------------------------------
 
     def _launch(self, number: int, stream: int) -> None:
+        self.waiter.freeing.wait_for_calls()  # it may have host functions
         self.api.call("cuGraphLaunch", self._handle(number), self.streams[stream])
         made = self._executables[number]
         if made.left or made.foreign:

@@ -66,6 +66,7 @@ class HostFunctions(Area):
         try:
             handle = self.streams[stream]
             data = number << 1 | (waits & 1)
+            self.waiter.freeing.wait_for_calls()
             with self._lock:
                 self._expected.add(number)
             self._direct.call("cuStreamAddCallback", handle, self._callback_address, data, 0)

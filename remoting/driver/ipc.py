@@ -88,7 +88,7 @@ class Ipc(Area):
             del self._opened[address]
         self._count -= 1
         freeing = self.waiter.freeing
-        freeing.begin()
+        freeing.begin(keeps=True)
 
         def run() -> None:
             try:
@@ -97,7 +97,7 @@ class Ipc(Area):
             except CudaError as error:
                 self.client.fail(table.IPC_CLOSE, error.status)
             finally:
-                freeing.end()
+                freeing.end(keeps=True)
 
         self.waiter.start(self.client.device, run)
 

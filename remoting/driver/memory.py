@@ -150,7 +150,7 @@ class Memory(Area):
             return
         device, freed = self.take(address)
         freeing = self.waiter.freeing
-        freeing.begin()
+        freeing.begin(keeps=True)
 
         def run() -> None:
             try:
@@ -163,7 +163,7 @@ class Memory(Area):
             except self.api.errors as error:  # and CUDA still has the memory
                 self.client.fail(table.FREE, self.api.status_of(error))
             finally:
-                freeing.end()
+                freeing.end(keeps=True)
 
         self.waiter.start(device, run)
 

@@ -78,23 +78,36 @@ class Freeing:
 
     def __init__(self) -> None:
         self.pending = 0
+        self._keeping = 0
         self._changed = threading.Condition()
 
-    def begin(self) -> None:
-        """Note that something is being freed."""
+    def begin(self, *, keeps: bool = False) -> None:
+        """Note that something is being freed; ``keeps``: by a call that others wait for in CUDA."""
         with self._changed:
             self.pending += 1
+            self._keeping += keeps
 
-    def end(self) -> None:
+    def end(self, *, keeps: bool = False) -> None:
         """Note that it is free."""
         with self._changed:
             self.pending -= 1
+            self._keeping -= keeps
             self._changed.notify_all()
 
     def wait(self) -> None:
         """Wait until nothing is being freed."""
         with self._changed:
             while self.pending:
+                self._changed.wait()
+
+    def wait_for_calls(self) -> None:
+        """Wait until no call is freeing anything.
+
+        Before a host function is given to the driver: a call that came to it only then would wait
+        for the function, and keep what the function waits for, such as its managed memory.
+        """
+        with self._changed:
+            while self._keeping:
                 self._changed.wait()
 
 

@@ -85,7 +85,7 @@ static int heap() {
     printf("RESULT heap %llu %zu\n", found, limit);
     int *out, host[32];
     CHECK(cudaMalloc(&out, sizeof host));
-    CHECK(cudaDeviceSetLimit(cudaLimitStackSize, 64 << 10));
+    CHECK(cudaDeviceSetLimit(cudaLimitStackSize, 24 << 10));
     recurse<<<1, 32>>>(out, 200);
     CHECK(cudaGetLastError());
     CHECK(cudaMemcpy(host, out, sizeof host, cudaMemcpyDeviceToHost));

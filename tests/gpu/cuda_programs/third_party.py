@@ -130,4 +130,5 @@ def tools():
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)
     print(asked.stdout, shown.stdout, sep="\n", flush=True)
-    return asked.stdout.split(", ")[:2], listed.stdout.splitlines()[0], "CUDA Version" in shown.stdout
+    first = listed.stdout.splitlines()[0]
+    return asked.stdout.split(", ")[:2], first, "CUDA Version" in shown.stdout

@@ -95,6 +95,17 @@ def test_managed_memory(refused: str, library: Path, tmp_path: Path) -> None:
         right(run(library, control, [str(program), *images], devices=2))
 
 
+def test_memory_is_freed_before_host_functions_that_come_later(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late the driver comes to it: it would wait for the function, and keep its pages."""
+    monkeypatch.setenv("FAKE_CUDA_LATE_FREES", "1")
+    program = compiled("managed", tmp_path, library)
+    images = [str(KERNELS / f"{name}_kernels.sm_90.cubin") for name in ("test", "memory")]
+    with Control(tmp_path) as control:
+        right(run(library, control, [str(program), *images], devices=2))
+
+
 @pytest.mark.parametrize("servers", ["1", "2"])
 def test_kernels_follow_addresses_of_pinned_memory(
     servers: str, library: Path, tmp_path: Path

@@ -403,6 +403,8 @@ API CUresult cuMemFree_v2(CUdeviceptr dptr) {
     ENTER_CONTEXT(ctx);
     if (dptr == 0)
         return CUDA_SUCCESS;
+    if (getenv("FAKE_CUDA_LATE_FREES") != NULL) /* as if its thread had been kept from it */
+        usleep(50000);
     TRY(context_keep(ctx, context_wait));
     return memory_release(dptr, false);
 }

@@ -38,8 +38,16 @@ int main(int count, char **arguments) {
     CHECK(cuCtxSetLimit(1, 16 * MIB));
     NEED(left() < all && left() >= all - 16 * MIB);
     CHECK(cuCtxSetLimit(1, MIB));
-    CHECK(cuCtxSetLimit(0, 4096));  // stacks: a part of what the context takes
     NEED(left() == all);
+    // Stacks, of all threads that the device can have.
+    int processors, threads;
+    CHECK(cuCtxGetLimit(&size, 0));
+    CHECK(cuDeviceGetAttribute(&processors, 16, 0));
+    CHECK(cuDeviceGetAttribute(&threads, 39, 0));
+    NEED(cuCtxSetLimit(0, size + 4096) == 2 && left() == all);
+    CHECK(cuCtxSetLimit(0, size + 32));
+    NEED(left() <= all - (size_t)processors * (size_t)threads * 32);
+    all = left();
 
     // printf: in turn with the program's own, and there before a synchronisation is over.
     CHECK(cuModuleLoad(&module, arguments[1]));
