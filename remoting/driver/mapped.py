@@ -17,6 +17,9 @@ from gpupool.remoting.driver.tokens import TOKEN_WORDS, Tokens
 MAPPED_SIZE_MAX = 256 << 20
 """Bytes of the client's memory that kernels may see, all together."""
 
+SHARED_SIZE_MAX = 4 << 30
+"""Bytes in common with other workers: NCCL takes 9.6 MB for each way of each channel."""
+
 COMMON = b"h"
 PAGE = 4096
 ADDRESS_MAX = 1 << 47
@@ -105,13 +108,14 @@ class Mapped(Area):
         self._overtaker.need()
         return WORDS[1].pack(mirror.seen)
 
-    def _admit(self, number: int, size: int) -> None:
+    def _admit(self, number: int, size: int, *, shared: bool = False) -> None:
         """Raise CudaError when so much more may not be mapped."""
         mirrors = self.waiter.mirrors
-        held = sum(whole_pages(len(mirror.bytes)) for mirror in mirrors.values())
-        held += sum(common.size for common in self._shared.values())
-        taken = number in mirrors or number in self._shared
-        if taken or not 0 < whole_pages(size) <= MAPPED_SIZE_MAX - held:
+        if shared:
+            left = SHARED_SIZE_MAX - sum(common.size for common in self._shared.values())
+        else:
+            left = MAPPED_SIZE_MAX - sum(whole_pages(len(each.bytes)) for each in mirrors.values())
+        if number in mirrors or number in self._shared or not 0 < whole_pages(size) <= left:
             raise CudaError(OUT_OF_MEMORY, "cuMemHostGetDevicePointer")
 
     def _map_shared(self, number: int, size: int, wish: int, *key: int) -> bytes:
@@ -119,7 +123,7 @@ class Mapped(Area):
 
         The client has a file mapped there, of which it knows a key; what is in it stays here.
         """
-        self._admit(number, size)
+        self._admit(number, size, shared=True)
         whole = whole_pages(size)
         file, token = self._tokens.common(COMMON, key, whole)
         common = Common(0, 0, token)

@@ -11,7 +11,7 @@ int cuMemHostRegister_v2(void *, size_t, unsigned), cuMemHostUnregister(void *);
 int cuMemHostGetDevicePointer_v2(uint64_t *, void *, unsigned);
 int cuMemcpyDtoD_v2(uint64_t, uint64_t, size_t), cuMemsetD32_v2(uint64_t, unsigned, size_t);
 
-enum { SIZE = 3 << 20, INTS = SIZE / 4, FIRST = 1 << 18, SECOND = 2 << 18 };
+enum { MANY = 100, SIZE = 3 << 20, INTS = SIZE / 4, FIRST = 1 << 18, SECOND = 2 << 18 };
 
 struct place {
     int *here;
@@ -73,6 +73,10 @@ int main(int count, char **arguments) {
     if (child == 0) return other(arguments[1], file);
     start(0);
     struct place one = enter(file), two = enter(file);
+    // More than mirrors may take together: NCCL has such a file for each way of each channel.
+    struct place many[MANY];
+    for (int at = 0; at < MANY; at++) many[at] = enter(file);
+    for (int at = 0; at < MANY; at++) CHECK(cuMemHostUnregister(many[at].here));
     unlink(name);
     set(one, FIRST, 7);
     wait_at(arguments[1], two, SECOND);
