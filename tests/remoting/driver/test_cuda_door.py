@@ -68,6 +68,21 @@ def run(
     )
 
 
+def in_one_process(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words, where it finds the worker's code, and the fake driver."""
+    with Control(folder) as control:
+        path = f"{HERE / 'ctypes_bindings'}:{ROOT / 'src'}"
+        values = control.environment(build_driver()) | {"PYTHONPATH": path}
+        return subprocess.run(
+            [sys.executable, *words],
+            env=process_environment(values),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
 def right(done: subprocess.CompletedProcess[str]) -> None:
     """Check that a program found nothing wrong, and that nobody complained."""
     assert done.stdout == "results right\n", done.stderr
@@ -479,17 +494,7 @@ sys.path[:0] = [{str(HERE)!r}, {str(ROOT / "src")!r}]
 from test_cuda_door import serve_malformed
 serve_malformed()
 """
-    driver = build_driver()
-    with Control(tmp_path) as control:
-        values = control.environment(driver) | {"PYTHONPATH": str(HERE / "ctypes_bindings")}
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=process_environment(values),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    done = in_one_process(tmp_path, "-c", code)
     assert done.returncode == 0, done.stderr
     said = dict(line.split("\t") for line in done.stdout.splitlines())
     assert set(said) == set(MALFORMED)

@@ -1,6 +1,6 @@
 """The CUDA door with what programs seldom do: crowds of threads, ends in the middle of things."""
 
-import subprocess
+import re
 import sys
 from pathlib import Path
 
@@ -8,14 +8,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from fake_cuda.build import build as build_driver
-from fake_cuda.control import Control, process_environment
-from test_cuda_door import HERE, KERNELS, ROOT, compiled, right, run
+from fake_cuda.control import Control
+from test_cuda_door import HERE, KERNELS, ROOT, compiled, in_one_process, right, run
 
 from gpupool.remoting.driver import arrays, build
 
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
 ROOMY = ("--memory", str(1 << 30))
+OVERSPENDING = re.findall(r"^@case\ndef (\w+)", (HERE / "overspend.py").read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -98,36 +98,10 @@ def test_an_installation_builds_the_same_library(library: Path) -> None:
     assert (library / "libcuda.so").exists()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "capture_under_another_name",
-        "capture_that_never_began",
-        "plain_allocation_in_a_capture",
-        "plain_free_in_a_capture",
-        "free_behind_what_does_not_end",
-        "graph_destroyed_while_it_runs",
-        "graph_memory_that_outlives_its_graph",
-        "memory_of_a_failed_context",
-        "pool_that_grows_while_frees_wait",
-        "pinned_memory_in_small_pieces",
-        "answers_that_wait",
-        "input_of_links_that_never_end",
-    ],
-)
+@pytest.mark.parametrize("case", OVERSPENDING)
 def test_a_client_that_wants_more_than_its_partition(case: str, tmp_path: Path) -> None:
     """The books have all that the driver has, as long as it has it; and the server's is bounded."""
-    with Control(tmp_path) as control:
-        path = f"{HERE / 'ctypes_bindings'}:{ROOT / 'src'}"
-        values = control.environment(build_driver()) | {"PYTHONPATH": path}
-        done = subprocess.run(
-            [sys.executable, str(HERE / "overspend.py"), case],
-            env=process_environment(values),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    done = in_one_process(tmp_path, str(HERE / "overspend.py"), case)
     assert done.returncode == 0, done.stderr
 
 
@@ -144,16 +118,6 @@ def test_faces_of_a_cube_count_at_each_level() -> None:
 @pytest.mark.parametrize("seeds", [("0", "60"), ("20175", "1")])
 def test_records_that_no_library_sends(seeds: tuple[str, str], tmp_path: Path) -> None:
     """Whole and broken ones, with words of all kinds: calls fail, or the session ends, no more."""
-    with Control(tmp_path) as control:
-        path = f"{HERE / 'ctypes_bindings'}:{ROOT / 'src'}"
-        values = control.environment(build_driver()) | {"PYTHONPATH": path}
-        done = subprocess.run(
-            [sys.executable, str(HERE / "hostile.py"), *seeds],
-            env=process_environment(values),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    done = in_one_process(tmp_path, str(HERE / "hostile.py"), *seeds)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 500, done.stdout  # MiB of memory, and no other line

@@ -4,6 +4,8 @@ import os
 import resource
 import socket
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,10 +39,11 @@ class HostedWorker:
         self.killed = why
 
 
-def serve(
+@contextmanager
+def served(
     workers: list[HostedWorker], sharing: Sharing, budget: Budget | None = None
-) -> threading.Thread:
-    """Serve the workers in a thread until their ends are closed."""
+) -> Generator[threading.Thread]:
+    """Serve the workers meanwhile, in a thread that ends with their ends."""
     books = budget or Budget()
     for worker in workers:
         books.open_lease(worker.lease, {GPU: 100})
@@ -53,7 +56,14 @@ def serve(
 
     thread = threading.Thread(target=trio.run, args=(serve_all,))
     thread.start()
-    return thread
+    try:
+        yield thread
+    finally:
+        for worker in workers:
+            worker.theirs.close()
+        thread.join(10)
+        for worker in workers:
+            worker.budget.close()
 
 
 def test_workers_of_a_lease_find_what_others_shared(tmp_path: Path) -> None:
@@ -62,8 +72,7 @@ def test_workers_of_a_lease_find_what_others_shared(tmp_path: Path) -> None:
     sharing = Sharing()
     workers = [HostedWorker(1, ONE), HostedWorker(2, ONE), HostedWorker(3, OTHER)]
     giver, taker, stranger = (worker.client for worker in workers)
-    thread = serve(workers, sharing)
-    try:
+    with served(workers, sharing):
         with (tmp_path / "file").open("rb") as file:
             assert giver.share(TOKEN, b"handle", file.fileno())
         assert giver.share(TOKEN[::-1], b"")
@@ -78,12 +87,6 @@ def test_workers_of_a_lease_find_what_others_shared(tmp_path: Path) -> None:
         giver.forget(TOKEN[::-1])
         assert taker.find(TOKEN[::-1]) is None
         assert taker.find(bytes(32)) is None
-    finally:
-        for worker in workers:
-            worker.theirs.close()
-        thread.join(10)
-        for worker in workers:
-            worker.budget.close()
     assert not any(worker.killed for worker in workers)
     sharing.end_worker(1)
     assert sharing.find(ONE, TOKEN) is None
@@ -94,8 +97,7 @@ def test_a_worker_that_opens_memory_holds_what_another_has_pledged() -> None:
     giver, taker = (worker.client for worker in workers)
     for worker in workers:
         worker.devices = (GPU,)
-    thread = serve(workers, Sharing(), budget)
-    try:
+    with served(workers, Sharing(), budget):
         assert not giver.reserve(0, 1 << 64)
         assert giver.reserve(0, 60)
         assert giver.share(TOKEN, b"handle")
@@ -111,24 +113,18 @@ def test_a_worker_that_opens_memory_holds_what_another_has_pledged() -> None:
         assert taker.find(TOKEN, opens=True) is None
         taker.let_go(TOKEN)
         assert taker.usage(0) == 0
-    finally:
-        for worker in workers:
-            worker.theirs.close()
-        thread.join(10)
-        for worker in workers:
-            worker.budget.close()
     assert not any(worker.killed for worker in workers)
 
 
 def test_a_descriptor_that_nobody_asked_for_ends_a_worker(tmp_path: Path) -> None:
     worker = HostedWorker(1, ONE)
-    thread = serve([worker], Sharing())
-    with tmp_path.joinpath("file").open("wb") as file:
+    with (
+        served([worker], Sharing()) as thread,
+        tmp_path.joinpath("file").open("wb") as file,
+    ):
         call = b"\x03" + bytes(15)  # asks for the use of a device that it does not have
         socket.send_fds(worker.theirs, [call], [file.fileno()])
         thread.join(10)
-    worker.theirs.close()
-    worker.budget.close()
     assert "no device 0" in worker.killed
 
 
