@@ -71,39 +71,6 @@ def quantised():
     return model(random(4, 64).bfloat16()).float().abs().sum().item()
 
 
-@needs("xgboost")
-def trees():
-    import numpy as np
-    import xgboost
-
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(2000, 10)).astype(np.float32)
-    y = (x[:, 0] * x[:, 1] > 0).astype(int)
-    model = xgboost.XGBClassifier(device="cuda", n_estimators=20, max_depth=4)
-    model.fit(x, y)
-    return float((model.predict(x) == y).mean())
-
-
-@needs("warp")
-def warped():
-    import numpy as np
-    import warp as wp
-
-    wp.config.quiet = True
-
-    @wp.kernel
-    def step(x: wp.array(dtype=wp.vec3), dt: float):
-        i = wp.tid()
-        x[i] = x[i] + wp.vec3(0.0, -9.8, float(i)) * dt
-
-    x = wp.zeros(1000, dtype=wp.vec3, device="cuda:0")
-    with wp.ScopedCapture(device="cuda:0") as capture:
-        wp.launch(step, dim=1000, inputs=[x, 0.01], device="cuda:0")
-    for _ in range(10):
-        wp.capture_launch(capture.graph)
-    return float(np.abs(x.numpy()).sum())
-
-
 @needs("nvmath")
 def math():
     import cupy

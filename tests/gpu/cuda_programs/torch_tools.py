@@ -109,19 +109,20 @@ def together():
         stream = torch.cuda.Stream(priority=-(number % 2))
         with torch.cuda.stream(stream):
             x = random(64, 64 + number)
-            for _ in range(50):
-                x = x @ x.T @ x / 1e4
+            total = torch.zeros(64, 64, device="cuda")
+            for turn in range(50):
+                total += (x * turn) @ x.T
             event = stream.record_event()
-            x.record_stream(torch.cuda.default_stream())
+            total.record_stream(torch.cuda.default_stream())
         event.synchronize()
-        found[number] = x.double().abs().sum().item()
+        found[number] = total.abs().sum().item()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [value == value for value in found]
+    return found
 
 
 @section
