@@ -1,0 +1,122 @@
+"""Sample values made from types alone, so that no class can be forgotten or half filled.
+
+A sample follows from the type and a label, which says where on the wire the value stands. It does
+not depend on names of classes, nor on anything that differs between two processes.
+"""
+
+import dataclasses
+import enum
+import types
+import typing
+from hashlib import sha256
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def full(kind: type[T], label: str) -> T:
+    """Return a ``kind`` in which every field is set, to values that differ from each other."""
+    made: Any = _full(kind, label)
+    return typing.cast(T, made)
+
+
+def bare(kind: type[T]) -> T:
+    """Return a ``kind`` with the defaults of its fields, and the least that the others take."""
+    made: Any = _bare(kind)
+    return typing.cast(T, made)
+
+
+def enums_of(kind: Any, label: str) -> dict[str, type[enum.Enum]]:
+    """Return the enumerations in a ``kind``, by where they stand."""
+    kind = _strip(kind)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {label: kind}
+    found: dict[str, type[enum.Enum]] = {}
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            found |= enums_of(hints[field.name], f"{label}.{field.name}")
+        return found
+    for arg in typing.get_args(kind):
+        found |= enums_of(arg, label)
+    return found
+
+
+def _strip(kind: Any) -> Any:
+    while isinstance(kind, typing.NewType):
+        kind = kind.__supertype__
+    return kind
+
+
+def _inner(kind: Any) -> Any:
+    """Return what an optional type is besides None; None for another type."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return None
+    inner = [arg for arg in typing.get_args(kind) if arg is not type(None)]
+    assert len(inner) == 1, f"no sample of {kind}"
+    return inner[0]
+
+
+def _members(kind: type[enum.Enum]) -> list[enum.Enum]:
+    return sorted(kind, key=lambda member: str(member.value))
+
+
+def _full(kind: Any, label: str) -> Any:
+    kind = _strip(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        fields = dataclasses.fields(kind)
+        return kind(**{f.name: _full(hints[f.name], f"{label}.{f.name}") for f in fields})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _members(kind)[_number(label) % len(kind)]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        assert args[1:] == (Ellipsis,), f"no sample of {kind}"
+        return tuple(_full(args[0], f"{label}.{n}") for n in range(2))
+    if origin is dict:
+        # The larger key first: an order that sorting would change.
+        keys = sorted((_full(args[0], f"{label}.key{n}") for n in range(2)), reverse=True)
+        return {key: _full(args[1], f"{label}.{n}") for n, key in enumerate(keys)}
+    if (inner := _inner(kind)) is not None:
+        return _full(inner, label)
+    return _scalar(kind, label)
+
+
+def _scalar(kind: Any, label: str) -> Any:
+    match kind():
+        case bool():
+            return True
+        case int():
+            return _number(label)
+        case float():
+            return 0.5 + _number(label) % 1000
+        case str():
+            return label
+        case bytes():
+            return sha256(label.encode()).digest()[:16]
+        case _:
+            raise AssertionError(f"no sample of {kind}")
+
+
+def _number(label: str) -> int:
+    """Return a number that takes two, four or eight bytes, by chance of the label."""
+    digest = sha256(label.encode()).digest()
+    size = (2, 4, 7)[digest[0] % 3]
+    return int.from_bytes(digest[1 : 1 + size], "big") | 1
+
+
+def _bare(kind: Any) -> Any:
+    kind = _strip(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        required = [
+            f.name
+            for f in dataclasses.fields(kind)
+            if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        ]
+        return kind(**{name: _bare(hints[name]) for name in required})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _members(kind)[0]
+    if _inner(kind) is not None:
+        return None
+    return (typing.get_origin(kind) or kind)()

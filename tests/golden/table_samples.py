@@ -1,0 +1,342 @@
+"""What enters the log and what becomes of it, as bytes: commands, results, tables, backups.
+
+A script of commands makes a pool whose table uses every field that a table has. What each of them
+answers is recorded, and the whole table after some of them.
+"""
+
+import json
+from collections.abc import Callable
+
+from tests.golden.recorded import GOLDEN, is_rewriting, read
+from tests.golden.samples import bare, enums_of, full
+
+from gpupool.consensus import codec
+from gpupool.pool import backup, commands, policy_log
+from gpupool.pool.backup import make_backup, to_file
+from gpupool.pool.codec import encode
+from gpupool.pool.commands import Command, seal
+from gpupool.pool.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    Plain,
+    RequestId,
+    ServerId,
+    TokenId,
+)
+from gpupool.pool.policy import Zone
+from gpupool.pool.policy_text import parse_policy
+from gpupool.pool.results import Result
+from gpupool.pool.staging import parts_of
+from gpupool.pool.state import (
+    Filter,
+    Gpu,
+    Operator,
+    Partition,
+    Placement,
+    PoolState,
+    Request,
+    TokenKind,
+)
+from gpupool.pool.transition import PoolMachine
+
+FILE = "table.txt"
+GIB = 1 << 30
+START_MS = 1_790_000_000_000
+"""At 14:13:20 UTC; each command comes a tenth of a second after the one before."""
+
+FAR = Milliseconds(2**52)
+ONE = Incarnation(1)
+A, B, C = (ServerId(letter * 12) for letter in "abc")
+POLICY = """\
+[pool]
+max_memory = "900GiB"
+[defaults]
+max_gpus = 6.5
+max_lease_time = "10h"
+idle_timeout = "1h"
+[class.lab]
+users = ["ada", "b*"]
+gpus = ["NVIDIA *"]
+priority = 3
+data_encryption = "off"
+[user.ada]
+max_leases = 9
+[[window]]
+name = "night"
+days = ["mon", "fri"]
+from = "20:00"
+to = "08:00"
+zone = "Far/Away"
+leases = "end"
+grace = "5m"
+[window.defaults]
+max_gpus = "none"
+[[window]]
+name = "exam"
+from = "14:13:23"
+to = "14:30"
+leases = "end"
+grace = "1m"
+[window.pool]
+max_memory = "8GiB"
+[[reservation]]
+name = "course"
+class = "lab"
+count = 2
+gpus = ["NVIDIA *"]
+servers = ["rack=1"]
+from = 2030-01-07T09:00:00
+to = 2030-01-07T12:00:00
+"""
+
+
+def zone(name: str) -> Zone:
+    """Return a zone that no database can change."""
+    if name == "UTC":
+        return Zone(name, (), (0,))
+    return Zone(name, (START_MS, START_MS + 10**10), (3600, 7200, -3600))
+
+
+def command_samples() -> dict[str, tuple[int, int, Command]]:
+    """Return two samples of each command with its time and its time to live, by its name."""
+    found: dict[str, tuple[int, int, Command]] = {}
+    for name, kind in commands.KINDS.items():
+        found[f"command {name} full"] = START_MS, 1500, full(kind, name)
+        found[f"command {name} bare"] = 7, 0, bare(kind)
+    return found
+
+
+def command_bytes() -> dict[str, bytes]:
+    """Return each sample as its log entry's content, and the values of its enumerations."""
+    found = {
+        name: codec.encode(seal(command, at_ms=at_ms, ttl_ms=ttl_ms))
+        for name, (at_ms, ttl_ms, command) in command_samples().items()
+    }
+    for name, kind in commands.KINDS.items():
+        for place, members in enums_of(kind, name).items():
+            found[f"values {place}"] = _text(json.dumps(sorted(m.value for m in members)))
+    for place, members in enums_of(PoolState, "table").items():
+        found[f"values {place}"] = _text(json.dumps(sorted(m.value for m in members)))
+    return found
+
+
+# --- documents -----------------------------------------------------------------------------------
+
+
+def compressed(name: str, make: Callable[[], bytes]) -> bytes:
+    """Return what was recorded: different versions of zlib compress differently."""
+    known = read(FILE) if (GOLDEN / FILE).exists() else {}
+    return known[name] if name in known and not is_rewriting() else make()
+
+
+def policy_text() -> bytes:
+    return compressed("packed policy text", lambda: policy_log.pack_text(POLICY))
+
+
+def draft() -> policy_log.Draft:
+    return policy_log.Draft(policy_text(), parse_policy(POLICY, zone))
+
+
+def policy_draft() -> bytes:
+    return compressed("packed policy draft", lambda: policy_log.pack_draft(draft()))
+
+
+def document(data: bytes, base: int) -> list[Command]:
+    """Return what puts a packed policy in force."""
+    digest = policy_log.digest_of(data)
+    parts = parts_of(data)
+    found: list[Command] = [commands.StagePart(digest[:16], n, p) for n, p in enumerate(parts)]
+    return [*found, commands.ApplyPolicy(digest[:16], len(parts), digest, base, "root")]
+
+
+def restoring(packed: list[bytes], by: str) -> list[Command]:
+    """Return what takes a packed backup into the table."""
+    digest = policy_log.digest_of(b"".join(packed))
+    found: list[Command] = [commands.StagePart(digest[:16], n, p) for n, p in enumerate(packed)]
+    return [*found, commands.RestoreBackup(digest[:16], len(packed), digest, by)]
+
+
+# --- the script ----------------------------------------------------------------------------------
+
+
+def gpus_of(server: str) -> tuple[Gpu, ...]:
+    card = GpuId(f"GPU-{server}-card")
+    return (
+        Gpu(
+            GpuId(f"GPU-{server}-0"), 0, "NVIDIA H200", 140 * GIB, GIB // 2, GIB,
+            compute_capability="9.0", pci_bus_id="0000:01:00.0",
+        ),
+        Gpu(GpuId(f"GPU-{server}-1"), 1, "NVIDIA H200", 140 * GIB),
+        Gpu(GpuId(f"MIG-{server}-2"), 2, "NVIDIA H200 MIG 1g", 18 * GIB, parent=card),
+        Gpu(GpuId("EMU-0"), 3, "NVIDIA Emulated", 8 * GIB, emulated=True),
+    )  # fmt: skip
+
+
+def request(number: int, count: int = 1, **more: object) -> Request:
+    base: dict[str, object] = {"fraction": 0.5, "client": "ada@laptop", "program": "train.py"}
+    return Request(RequestId(bytes([number]) * 16), count, **(base | more))  # type: ignore[arg-type]
+
+
+def grant(asked: Request, user: str, *partitions: Partition) -> commands.Grant:
+    incarnations = {part.server: ONE for part in partitions}
+    digest = bytes([asked.id[0]]) * 32
+    return commands.Grant(asked, user, TokenId(user * 4), digest, partitions, incarnations)
+
+
+def part(server: ServerId, index: int, gib: int) -> Partition:
+    return Partition(server, GpuId(f"GPU-{server[0]}-{index}"), gib * GIB)
+
+
+def founding(name: str = "lab", encryption: str = "tls") -> list[Command]:
+    """Return what makes a pool of three servers, one of them a witness, with three users."""
+    found: list[Command] = [
+        commands.CreatePool("c0ffee", name, encryption),
+        commands.JoinServer(A, "gpu-a", "10.0.0.1:7470", False, None),
+    ]
+    for server, label, witness in ((B, "gpu-b", False), (C, "wit", True)):
+        token = TokenId(f"join-{label}")
+        found.append(commands.CreateToken(token, TokenKind.SERVER, label, bytes(32), FAR, "root"))
+        found.append(commands.JoinServer(server, label, f"{label}:7470", witness, token))
+    kinds = {"ada": TokenKind.USER, "bob": TokenKind.USER, "root": TokenKind.OPERATOR}
+    for number, (user, kind) in enumerate(kinds.items()):
+        digest = bytes([number]) * 32
+        token = TokenId(user * 4)
+        found.append(commands.CreateToken(token, kind, user, digest, FAR, "root"))
+    for server in (A, B):
+        found.append(
+            commands.ServerUp(
+                server, ONE, f"{server[0]}:7470", "0.1.0", "580.1", "13.0",
+                gpus_of(server[0]), {"rack": "1", "room": "b2"}, 25_000, True,
+            )
+        )  # fmt: skip
+    found.append(commands.ServerUp(C, ONE, "c:7470", "0.1.0", "", "", ()))
+    return found
+
+
+def work() -> list[Command]:
+    """Return what people and servers do then; the leases are 16, 17, 18 and 20."""
+    near = (Filter("gpu.memory", Operator.AT_LEAST, (str(40 * GIB),)),)
+    patient = request(
+        7, 4, placement=Placement.NEAR, filters=near, servers=("gpu-a", "gpu-b"), across=True,
+        idle_timeout_s=90.5,
+    )  # fmt: skip
+    wide = request(3, 2, across=True, idle_timeout_s=60.0, servers=("gpu-a", B))
+    return [
+        commands.Tick(),
+        *document(policy_draft(), 0),
+        grant(request(1, filters=near), "ada", part(A, 0, 70)),
+        grant(request(2, memory=8 * GIB, fraction=0.0), "bob", part(A, 1, 8)),
+        grant(wide, "ada", part(A, 1, 70), part(B, 0, 70)),
+        grant(request(1), "ada", part(A, 0, 70)),
+        grant(request(4), "ada", part(B, 1, 70)),
+        grant(request(5), "bob", part(B, 1, 100)),
+        grant(request(6, 2), "ada", part(B, 1, 1)),
+        commands.Wait(patient, "bob", TokenId("bob" * 4), "4 of 8 idle"),
+        commands.Wait(request(8, memory=GIB, fraction=0.0), "ada", TokenId("ada" * 4), "busy"),
+        commands.CancelRequest(request(8).id, "gone on", "ada", RequestId(bytes([9]) * 16)),
+        commands.CancelRequest(request(10).id, "never mind", "ada"),
+        commands.CancelRequest(request(7).id, "not mine", "ada"),
+        commands.NoteIdle(LeaseId(18), A, ONE, True),
+        commands.EndLease(LeaseId(16), "released", "ada"),
+        commands.FreeLease(LeaseId(16), A, ONE),
+        commands.GiveNotice(LeaseId(20)),
+        commands.EndLease(LeaseId(17), "by order", "root", True),
+        commands.EndLease(LeaseId(18), "not mine", "bob"),
+        commands.ReportGpus(
+            A, ONE, {GpuId("GPU-a-1"): commands.GpuReading(3 * GIB, "Xid 79")}
+        ),
+        commands.DrainServer(B, "new fan", "root", bytes(16)),
+        commands.DrainServer(B, "new fan", "root", bytes(16)),
+        commands.LabelServer(A, {"rack": "2"}, ("room",), "root", b"\x01" * 16),
+        commands.ServerContact(B, ONE, False),
+        commands.GiveNotice(LeaseId(18)),
+        commands.RevokeToken(TokenId("bob" * 4), "root"),
+        commands.StagePart(b"\x02" * 16, 0, b"half of something"),
+    ]  # fmt: skip
+
+
+def later() -> list[Command]:
+    """Return how it goes on after the table was recorded."""
+    return [
+        commands.EndLease(LeaseId(18), "released", "ada"),
+        commands.FreeLease(LeaseId(18), A, ONE),
+        commands.ServerContact(B, ONE, True),
+        commands.DrainServer(B, None, "root", b"\x03" * 16),
+        commands.ServerUp(A, Incarnation(2), "a:7471", "0.1.1", "580.2", "13.0", gpus_of("a")),
+        commands.RemoveServer(B, "root"),
+        commands.RemoveServer(B, "root"),
+    ]
+
+
+class Script:
+    """A table, and what its commands answered."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.machine = PoolMachine(PoolState())
+        self.found: dict[str, bytes] = {}
+
+    @property
+    def state(self) -> PoolState:
+        return self.machine.state
+
+    def run(self, steps: list[Command]) -> None:
+        for command in steps:
+            index = self.state.index + 1
+            plain = seal(command, at_ms=START_MS + 100 * index, ttl_ms=60_000)
+            result = self.machine.apply(index, plain)
+            kind = commands.NAMES[type(command)]
+            self.found[f"{self.name} {index} {kind}"] = codec.encode(result)
+
+    def keep(self, label: str) -> None:
+        self.found[f"table {label}"] = codec.encode(self.machine.snapshot())
+        self.found[f"table {label} as text"] = _text(outline(self.machine.snapshot()))
+
+
+def outline(plain: Plain) -> str:
+    """Return a table for people who read a difference; bytes in hex."""
+    return json.dumps(plain, default=bytes.hex, indent=1)
+
+
+def scripts() -> list[Script]:
+    """Return the pool, and another one into which its backup was restored."""
+    pool = Script("pool")
+    pool.keep("empty")
+    pool.run(founding())
+    pool.run(work())
+    pool.keep("in use")
+    file = to_file(make_backup(pool.state))
+    pool.found["backup"] = file
+    pool.run(later())
+    pool.keep("later")
+    heir = Script("heir")
+    heir.run(founding("new", "off")[:2])
+    packed = compressed("packed backup", lambda: b"".join(backup.pack(file)))
+    heir.found["packed backup"] = packed
+    heir.run(restoring(parts_of(packed), "root"))
+    heir.run(restoring(parts_of(packed), "root"))
+    heir.keep("restored")
+    return [pool, heir]
+
+
+def everything() -> dict[str, bytes]:
+    """Return all that is recorded of commands and tables."""
+    found = command_bytes()
+    found["packed policy text"] = policy_text()
+    found["packed policy draft"] = policy_draft()
+    found["table of samples"] = codec.encode(encode(full(PoolState, "table")))
+    for name, result in results().items():
+        found[name] = codec.encode(encode(result))
+    for script in scripts():
+        found |= script.found
+    return found
+
+
+def results() -> dict[str, Result]:
+    return {"result full": full(Result, "result"), "result bare": bare(Result)}
+
+
+def _text(text: str) -> bytes:
+    return text.encode() + b"\n"
