@@ -29,7 +29,7 @@ def bare(kind: type[T]) -> T:
 def enums_of(kind: Any, label: str) -> dict[str, type[enum.Enum]]:
     """Return the enumerations in a ``kind``, by where they stand."""
     kind = _strip(kind)
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+    if _is_enum(kind):
         return {label: kind}
     found: dict[str, type[enum.Enum]] = {}
     if dataclasses.is_dataclass(kind):
@@ -48,6 +48,10 @@ def _strip(kind: Any) -> Any:
     return kind
 
 
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(typing.cast("type[object]", kind), enum.Enum)
+
+
 def _inner(kind: Any) -> Any:
     """Return what an optional type is besides None; None for another type."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
@@ -63,11 +67,12 @@ def _members(kind: type[enum.Enum]) -> list[enum.Enum]:
 
 def _full(kind: Any, label: str) -> Any:
     kind = _strip(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         fields = dataclasses.fields(kind)
-        return kind(**{f.name: _full(hints[f.name], f"{label}.{f.name}") for f in fields})
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        make: Any = kind
+        return make(**{f.name: _full(hints[f.name], f"{label}.{f.name}") for f in fields})
+    if _is_enum(kind):
         return _members(kind)[_number(label) % len(kind)]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
@@ -107,15 +112,16 @@ def _number(label: str) -> int:
 
 def _bare(kind: Any) -> Any:
     kind = _strip(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if dataclasses.is_dataclass(kind):
+        make: Any = kind
         hints = typing.get_type_hints(kind)
         required = [
             f.name
             for f in dataclasses.fields(kind)
             if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         ]
-        return kind(**{name: _bare(hints[name]) for name in required})
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return make(**{name: _bare(hints[name]) for name in required})
+    if _is_enum(kind):
         return _members(kind)[0]
     if _inner(kind) is not None:
         return None

@@ -204,13 +204,12 @@ def founding(name: str = "lab", encryption: str = "tls") -> list[Command]:
         digest = bytes([number]) * 32
         token = TokenId(user * 4)
         found.append(commands.CreateToken(token, kind, user, digest, FAR, "root"))
+    labels = {"rack": "1", "room": "b2"}
+    versions = ("0.1.0", "580.1", "13.0")
     for server in (A, B):
-        found.append(
-            commands.ServerUp(
-                server, ONE, f"{server[0]}:7470", "0.1.0", "580.1", "13.0",
-                gpus_of(server[0]), {"rack": "1", "room": "b2"}, 25_000, True,
-            )
-        )  # fmt: skip
+        gpus = gpus_of(server[0])
+        up = commands.ServerUp(server, ONE, f"{server[0]}:1", *versions, gpus, labels, 25_000, True)
+        found.append(up)
     found.append(commands.ServerUp(C, ONE, "c:7470", "0.1.0", "", "", ()))
     return found
 
@@ -292,12 +291,6 @@ class Script:
 
     def keep(self, label: str) -> None:
         self.found[f"table {label}"] = codec.encode(self.machine.snapshot())
-        self.found[f"table {label} as text"] = _text(outline(self.machine.snapshot()))
-
-
-def outline(plain: Plain) -> str:
-    """Return a table for people who read a difference; bytes in hex."""
-    return json.dumps(plain, default=bytes.hex, indent=1)
 
 
 def scripts() -> list[Script]:

@@ -1,0 +1,116 @@
+"""What servers say to each other, and what consensus writes to disk, as bytes."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.golden.samples import full
+
+from gpupool.consensus import journal as journals
+from gpupool.consensus import messages
+from gpupool.consensus.disk import FileDisk
+from gpupool.consensus.journal import Journal, encode_entries
+from gpupool.consensus.membership import encode_voters
+from gpupool.consensus.raft import BARRIER_TYPE, COMMAND_TYPE
+from gpupool.consensus.snapshot import Snapshot, SnapshotStore, encode_snapshot
+from gpupool.consensus.storage import DIRECTORY, MEMBERSHIP_TYPE
+from gpupool.pool.ids import ServerId
+from gpupool.remoting import links
+from gpupool.remoting.wire import frame_bytes
+
+# The registry of kinds is private to its module, whose functions are all that others need.
+KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = getattr(messages, "_KINDS")  # noqa: B009
+RECORDS = sorted(int(kind) for kind in getattr(journals, "_Record"))  # noqa: B009
+VOTERS = tuple(ServerId(letter * 12) for letter in "bac")
+ENTRIES = [
+    (journals.PLACEHOLDER, 2, 1),
+    (MEMBERSHIP_TYPE + encode_voters(VOTERS), 3, 1),
+    (COMMAND_TYPE + b"\xa0", 4, 2),
+    (BARRIER_TYPE, 5, 2),
+    (COMMAND_TYPE + b"\xa1\x61k\x01", 6, 2),
+]
+SNAPSHOT = Snapshot(5, 2, VOTERS, {"table": [1, 2.5, b"\x00", None, {"k": "v"}]})
+EPOCH = (7 << 32) + 1
+
+
+def message_samples() -> dict[str, messages.Message]:
+    """Return a sample of each message, two where a field may be None, by its number."""
+    found: dict[str, messages.Message] = {}
+    for kind, (number, fields) in sorted(KINDS.items(), key=lambda item: item[1][0]):
+        made: dict[str, Any] = {"type": kind}
+        for name, types in fields.items():
+            made[name] = full(types[0], f"{number}.{name}")
+        found[f"raft {number} full"] = made
+        if any(type(None) in types for types in fields.values()):
+            empty = {name: None for name, types in fields.items() if type(None) in types}
+            found[f"raft {number} bare"] = made | empty
+    return found
+
+
+def raft() -> dict[str, bytes]:
+    """Return each message, the names of its fields in their order, and frames of two."""
+    found: dict[str, bytes] = {}
+    for name, message in message_samples().items():
+        found[name] = messages.encode_message(message)
+        if name.endswith("full"):
+            found[f"{name[:-5]} fields"] = " ".join(message).encode() + b"\n"
+    writer = messages.FrameWriter(EPOCH)
+    found["raft frame 1"] = writer.frame(found["raft 1 full"])
+    found["raft frame 2"] = writer.frame(found["raft 2 full"])
+    found["voters"] = encode_voters(VOTERS)
+    found["entries"] = encode_entries(ENTRIES)
+    return found
+
+
+def peers() -> dict[str, bytes]:
+    """Return the frames of the links, by the number of their kind."""
+    bodies = {
+        links.Kind.RAFT: b"opaque",
+        links.Kind.GREETING: links.GREETING.pack(links.VERSION, 1_790_000_000_123),
+        links.Kind.KEY_ASK: b"",
+        links.Kind.KEY_GIVE: b"-----BEGIN",
+        links.Kind.REMOVED: b"",
+    }
+    size_max = links.FRAME_SIZE_MAX
+    return {
+        f"link {int(kind)}": frame_bytes(kind, bodies[kind], size_max=size_max)
+        for kind in links.Kind
+    }
+
+
+def disk() -> dict[str, bytes]:
+    """Return a journal after each of its writes, and a snapshot's file."""
+    found: dict[str, bytes] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        files = FileDisk(Path(folder, DIRECTORY))
+        written = Journal.create(files)
+        found["journal new"] = files.read(journals.JOURNAL)
+        written.begin()
+        written.set_vote(1, VOTERS[0])
+        for entry in ENTRIES[:2]:
+            written.append(*entry)
+        written.sync()
+        found["journal with a vote"] = files.read(journals.JOURNAL)
+        written.set_vote(2, None)
+        for entry in (*ENTRIES[2:], (COMMAND_TYPE + b"\xa2", 7, 2)):
+            written.append(*entry)
+        written.truncate(7)
+        written.close()
+        found["journal closed"] = files.read(journals.JOURNAL)
+        again = Journal.open(files)
+        again.begin()
+        found["journal opened again"] = files.read(journals.JOURNAL)
+        SnapshotStore(files).save(SNAPSHOT)
+        name = next(each for each in files.names() if each.startswith("snapshot"))
+        found[f"file {DIRECTORY}/{name}"] = files.read(name)
+        again.rewrite(SNAPSHOT.index, SNAPSHOT.term, keep=True)
+        again.close()
+        found["journal behind a snapshot"] = files.read(journals.JOURNAL)
+        found["files"] = " ".join(files.names()).encode() + b"\n"
+        files.close()
+    assert found[f"file {DIRECTORY}/{name}"] == encode_snapshot(SNAPSHOT)
+    return found
+
+
+def everything() -> dict[str, bytes]:
+    return raft() | peers() | disk()

@@ -1,0 +1,201 @@
+"""What hosts, workers, programs and their agent say to each other, and small files, as bytes."""
+
+import json
+import socket
+import struct
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.golden.samples import bare, full
+
+from gpupool.cli import agent, auditlog, held
+from gpupool.cli.statedir import IDENTITY, Member, ServerIdentity, open_state_dir
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.ids import ServerId
+from gpupool.pool.state import Act
+from gpupool.remoting import settings
+from gpupool.remoting.arrays import wire as array_wire
+from gpupool.remoting.driver import serve as driver_serve
+from gpupool.remoting.driver import table as driver_table
+from gpupool.remoting.holding import session_answer
+from gpupool.remoting.host import handshake, messages, peers
+from gpupool.remoting.host.channel import BudgetClient
+from gpupool.remoting.messages import SessionOpened
+
+SESSION, TICKET = bytes(range(16)), bytes(range(32))
+CLIENT_NONCE, SERVER_NONCE = b"c" * 16, b"s" * 16
+# Which end sends a message is in no registry but these two.
+HOST: tuple[type[Any], ...] = getattr(messages, "_HOST_KINDS")  # noqa: B009
+WORKER: tuple[type[Any], ...] = getattr(messages, "_WORKER_KINDS")  # noqa: B009
+ACTS = (full(Act, "act"), bare(Act))
+
+
+# --- host and worker -----------------------------------------------------------------------------
+
+
+def host_samples() -> dict[str, messages.Message]:
+    """Return two samples of each message between a host and its workers."""
+    found: dict[str, messages.Message] = {}
+    for sender, kinds in (("host", HOST), ("worker", WORKER)):
+        for number, kind in enumerate(kinds):
+            found[f"{sender} {number} full"] = full(kind, f"{sender}.{number}")
+            found[f"{sender} {number} bare"] = bare(kind)
+    return found
+
+
+BUDGET: dict[str, tuple[bytes, Callable[[BudgetClient], object]]] = {
+    "reserve": (b"\x01", lambda client: client.reserve(2, 1 << 40)),
+    "release": (b"", lambda client: client.release(2, 1 << 40)),
+    "usage": (b"\x00", lambda client: client.usage(1)),
+    "share": (b"\x01", lambda client: client.share(b"token-16-bytes..", b"handle")),
+    "find": (b"\x00", lambda client: client.find(b"token-16-bytes..", opens=True)),
+    "forget": (b"\x00", lambda client: client.forget(b"token-16-bytes..")),
+    "pledge": (b"\x00", lambda client: client.pledge(b"token-16-bytes..", 1, 4096)),
+    "take back": (b"", lambda client: client.take_back(b"token-16-bytes..", 4096)),
+    "let go": (b"", lambda client: client.let_go(b"token-16-bytes..")),
+}
+"""Calls on the budget, with the first byte of their answer if they have one."""
+
+
+def budget() -> dict[str, bytes]:
+    """Return what each call on the budget sends."""
+    found: dict[str, bytes] = {}
+    for name, (granted, call) in BUDGET.items():
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            if granted:
+                theirs.sendall(messages.BUDGET_ANSWER.pack(granted[0], 0))
+            call(BudgetClient(ours))
+            found[f"budget {name}"] = theirs.recv(4096)
+    found["budget answer"] = messages.BUDGET_ANSWER.pack(2, 77)
+    return found
+
+
+def hosts() -> dict[str, bytes]:
+    return {name: messages.encode(message) for name, message in host_samples().items()} | budget()
+
+
+# --- data connections ----------------------------------------------------------------------------
+
+
+def handshakes() -> dict[str, bytes]:
+    """Return each step of a handshake in the clear, and what follows between two workers."""
+    return {
+        "handshake 1": handshake.client_hello(SESSION, CLIENT_NONCE),
+        "handshake 2": handshake.server_proof(TICKET, CLIENT_NONCE, SERVER_NONCE),
+        "handshake 3": handshake.client_proof(TICKET, CLIENT_NONCE, SERVER_NONCE),
+        "handshake 4": handshake.ACCEPTED,
+        "link of workers, introduction": peers.INTRODUCTION.pack(3),
+        "link of workers, transfer": peers.HEADER.pack(5, 1 << 33, 7),
+    }
+
+
+def constants(module: Any) -> bytes:
+    """Return the numbers and formats of a module that describes a wire, sorted by name."""
+    lines: list[str] = []
+    values: dict[str, object] = vars(module)
+    for name, value in sorted(values.items()):
+        if not name.isupper() or name.startswith("_"):
+            continue
+        if isinstance(value, struct.Struct):
+            lines.append(f"{name} {value.format}")
+        elif isinstance(value, int | str):
+            lines.append(f"{name} {value}")
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def array_frames() -> dict[str, bytes]:
+    """Return the array door's constants, and a frame of each kind to the client."""
+    found = {"array wire": constants(array_wire)}
+    kinds = [f"{kind.name} {int(kind)}" for kind in sorted(array_wire.Kind)]
+    found["array kinds"] = ("\n".join(kinds) + "\n").encode()
+    body = array_wire.encode_body({"value": [None, True, -1, 2.5, "text", b"bytes", [1], {"a": 1}]})
+    for kind in sorted(array_wire.Kind):
+        frame = array_wire.encode_frame(kind, body, request=9, bulk=1 << 33)
+        found[f"array frame {int(kind)}"] = frame
+    return found
+
+
+def driver_records() -> dict[str, bytes]:
+    """Return the numbers of the CUDA door's records and of its answers."""
+    return {
+        "cuda records": constants(driver_table),
+        "cuda answers": constants(driver_serve),
+    }
+
+
+# --- the agent, and files ------------------------------------------------------------------------
+
+AGENT_REQUESTS: dict[str, tuple[bytes, agent.AgentRequest]] = {
+    "session": (
+        b'{"op":"session","door":"arrays","pid":7,"ppid":6,"program":"train.py"}',
+        agent.SessionRequest("arrays", "train.py", 7),
+    ),
+    "session of the CUDA door": (
+        b'{"op":"session","door":"cuda","pid":7,"program":"a","visible":"0,1",'
+        b'"settings":{"CUDA_MODULE_LOADING":"LAZY","PATH":"/bin"}}',
+        agent.SessionRequest("cuda", "a", 7, "0,1", {"CUDA_MODULE_LOADING": "LAZY"}),
+    ),
+    "broken": (b'{"op":"broken","what":"it hangs","pid":7}', agent.SessionBroken("it hangs", 7)),
+    "nvml": (b'{"op":"nvml"}', agent.DevicesWanted()),
+    "watch": (b'{"op":"watch"}', agent.Watch()),
+    "release": (b'{"op":"release"}', agent.ReleaseLease()),
+}
+HOLDER = replace(full(held.HeldRecord, "held"), format=held.FORMAT)
+IDENTITY_SAMPLE = ServerIdentity(
+    server=ServerId("0123456789ab"),
+    cluster_id="c0ffee",
+    pool="lab",
+    name="gpu-a",
+    witness=False,
+    founder=True,
+    members=(Member(ServerId("b" * 12), "10.0.0.2:7470"), Member(ServerId("a" * 12), "gpu-a:1")),
+    complete=True,
+    listen="0.0.0.0:7470",
+)
+
+
+def agents() -> dict[str, bytes]:
+    """Return the lines between a program's process and ``gpupool run``."""
+    found = {f"agent asked: {name}": line + b"\n" for name, (line, _) in AGENT_REQUESTS.items()}
+    opened = full(SessionOpened, "opened")
+    answer = session_answer(ServerId("0123456789ab"), "gpu-a", _at(opened, "10.0.0.4:7470"))
+    failure = GpupoolError("what", why="why", hint="hint")
+    found["agent: session"] = agent.success_line("7f3a", [answer], ["a notice"])
+    found["agent: failure"] = agent.failure_line(failure)
+    found["agent: lost"] = agent.lost_line("the lease is gone")
+    found["agent: notice"] = agent.notice_line("it ends soon")
+    found["settings passed on"] = (" ".join(settings.HEEDED) + "\n").encode()
+    return found
+
+
+def _at(opened: SessionOpened, address: str) -> SessionOpened:
+    return replace(opened, address=address)
+
+
+def files() -> dict[str, bytes]:
+    """Return a line of a server's audit file, and its identity file."""
+    found = {"audit": "".join(auditlog.lines_of(list(ACTS))).encode()}
+    with tempfile.TemporaryDirectory() as folder:
+        state = open_state_dir(Path(folder))
+        state.begin(IDENTITY_SAMPLE)
+        names = sorted(path.name for path in Path(folder).iterdir())
+        state.finish(IDENTITY_SAMPLE)
+        state.next_incarnation()
+        for path in sorted(Path(folder).iterdir()):
+            found[f"file {path.name}"] = path.read_bytes()
+        state.close()
+        kept = held.RecordFile(Path(folder), HOLDER)
+        kept.close()
+        found["file of a holder"] = kept.path.read_bytes()
+        found["file of a holder, name"] = kept.path.name.encode() + b"\n"
+    found["files of a new server"] = (json.dumps(names) + "\n").encode()
+    assert f"file {IDENTITY}" in found
+    return found
+
+
+def everything() -> dict[str, bytes]:
+    return hosts() | handshakes() | array_frames() | driver_records() | agents() | files()
