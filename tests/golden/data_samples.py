@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tests.golden.samples import bare, full
@@ -93,7 +94,7 @@ def handshakes() -> dict[str, bytes]:
     }
 
 
-def constants(module: Any) -> bytes:
+def constants(module: ModuleType) -> bytes:
     """Return the numbers and formats of a module that describes a wire, sorted by name."""
     lines: list[str] = []
     values: dict[str, object] = vars(module)

@@ -20,7 +20,6 @@ from gpupool.pool.ids import (
     Incarnation,
     LeaseId,
     Milliseconds,
-    Plain,
     RequestId,
     ServerId,
     TokenId,
