@@ -40,7 +40,6 @@ def word_counts() -> dict[int, tuple[int, bool]]:
         counts |= {op: (count, False) for op, (count, _) in area.posted.items()}
         counts |= {op: (count, True) for op, (count, _) in area.asked.items()}
         counts |= dict.fromkeys(area.raw, (8, False))
-    del counts[table.COPY_3D]  # which the stand-in for cuda.bindings does not have
     return counts
 
 

@@ -57,8 +57,11 @@ def uuid_of(place: int, ordinal: int) -> str:
 def run_worker(arguments: argparse.Namespace) -> None:
     """Serve one session on an inherited listener."""
     sys.path.insert(0, str(ROOT / "src"))
-    from gpupool.remoting.devices.base import DeviceSpec
+    from stand_ins import LinksInVain, SharingBudget, TappedStream
+
+    from gpupool.remoting.devices.base import Budget, DeviceSpec
     from gpupool.remoting.driver import launcher, slices
+    from gpupool.remoting.driver.reader import Stream
     from gpupool.remoting.driver.serve import serve
     from gpupool.remoting.host import handshake
     from gpupool.remoting.host.streams import PlainStream
@@ -111,24 +114,32 @@ def run_worker(arguments: argparse.Namespace) -> None:
         if arguments.verbose:
             sys.stderr.write(f"worker: {text}\n")
 
+    stream: Stream = PlainStream(sock)
+    budget: Budget = CountingBudget(memory)
+    if arguments.share:
+        budget = SharingBudget(budget, Path(arguments.share))
+    links = LinksInVain() if arguments.links else None
+    if arguments.tap:
+        stream = TappedStream(stream, Path(arguments.tap) / f"{arguments.place}-{os.getpid()}")
     profile = os.environ.get("LOOPBACK_PROFILE")
     if profile:
         import cProfile
 
         cProfile.runctx(
-            "serve(stream, specs, budget, log)",
+            "serve(stream, specs, budget, log, links)",
             {
                 "serve": serve,
-                "stream": PlainStream(sock),
+                "stream": stream,
                 "specs": specs,
-                "budget": CountingBudget(memory),
+                "budget": budget,
                 "log": log,
+                "links": links,
             },
             {},
             profile,
         )
     else:
-        serve(PlainStream(sock), specs, CountingBudget(memory), log)
+        serve(stream, specs, budget, log, links)
     os._exit(0)
 
 
@@ -200,6 +211,9 @@ class LoopbackAgent:
             *("--memory", str(self.arguments.memory), "--devices", str(self.arguments.devices)),
             *("--place", str(place), "--servers", str(self.arguments.servers)),
             *(["--verbose"] if self.arguments.verbose else []),
+            *(["--share", self.arguments.share] if self.arguments.share else []),
+            *(["--links"] if self.arguments.links else []),
+            *(["--tap", self.arguments.tap] if self.arguments.tap else []),
             *(["--no-launcher"] if self.arguments.no_launcher else []),
         ]
         worker = subprocess.Popen(
@@ -265,6 +279,9 @@ def main() -> int:
     parser.add_argument("--place", type=int, default=0)
     parser.add_argument("--tcp", action="store_true")
     parser.add_argument("--no-launcher", action="store_true", help="launch by Python alone")
+    parser.add_argument("--tap", default="", help="a folder for the bytes that workers receive")
+    parser.add_argument("--share", default="", help="a folder for what processes share")
+    parser.add_argument("--links", action="store_true", help="between servers, which break")
     parser.add_argument("--peer", default="", help="benchmarks/cuda_programs/peer.c, compiled")
     parser.add_argument("--delay-us", type=int, default=0, help="round trip that it adds")
     parser.add_argument("--verbose", action="store_true")

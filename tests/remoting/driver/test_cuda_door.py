@@ -49,11 +49,19 @@ def everything(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Path:
 
 
 def run(
-    library: Path, control: Control, program: list[str], *options: str, devices: int = 1
+    library: Path,
+    control: Control,
+    program: list[str],
+    *options: str,
+    devices: int = 1,
+    more: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program behind the door; the worker has the fake driver."""
+    """Run a program behind the door; the worker has the fake driver.
+
+    ``more`` goes to the environment of both.
+    """
     driver = build_driver()
-    values = control.environment(driver, devices=devices)
+    values = control.environment(driver, devices=devices) | (more or {})
     del values["LD_LIBRARY_PATH"]
     command = [sys.executable, str(HERE / "loopback.py"), "--library", str(library)]
     command += ["--driver", str(driver.parent), "--bindings", str(HERE / "ctypes_bindings")]

@@ -43,6 +43,8 @@ FIRST: dict[str, tuple[Any, ...]] = {
     "cuFuncGetName": (ctypes.c_char_p,),
     "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags": (I,),
     "cuOccupancyAvailableDynamicSMemPerBlock": (U,),
+    "cuOccupancyMaxActiveClusters": (I,),
+    "cuOccupancyMaxPotentialClusterSize": (I,),
 }
 LAST: dict[str, tuple[Any, ...]] = {
     "cuGetErrorName": (ctypes.c_char_p,),
@@ -110,6 +112,25 @@ class CUlaunchConfig(ctypes.Structure):
         self.attributes = ctypes.addressof(self._joined)
 
 
+class CUDA_MEMCPY3D(ctypes.Structure):
+    """CUDA_MEMCPY3D."""
+
+    _fields_ = [
+        *(
+            (f"{side}{name}", kind)
+            for side in ("src", "dst")
+            for name, kind in (
+                *((name, ctypes.c_size_t) for name in ("XInBytes", "Y", "Z", "LOD")),
+                ("MemoryType", ctypes.c_int),
+                *((name, ctypes.c_uint64) for name in ("Host", "Device", "Array", "Reserved")),
+                *((name, ctypes.c_size_t) for name in ("Pitch", "Height")),
+            )
+        ),
+        *((name, ctypes.c_size_t) for name in ("WidthInBytes", "Height", "Depth")),
+    ]
+
+
+CUmemorytype = SimpleNamespace(CU_MEMORYTYPE_DEVICE=2)
 CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
 CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
 CUdevice_attribute = range(1, 192)

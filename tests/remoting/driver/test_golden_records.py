@@ -1,0 +1,54 @@
+"""The bytes of every record stay what they were: what the library sends, and the worker reads.
+
+The samples were written by ``golden.py --write``.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from golden import NAMES, RUNS, Sent, all_samples, all_sent, decoded
+
+SAMPLES = all_samples()
+
+WITHOUT_SAMPLE = {
+    "COPY_2D": "neither end has it: boxes of the driver's two kinds travel as COPY_3D",
+}
+"""Records of which there are no bytes to compare, and why."""
+
+
+@pytest.fixture(scope="module")
+def sent(library: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Sent]]:
+    return all_sent(library, tmp_path_factory.mktemp("golden"))
+
+
+def test_there_are_samples_of_every_record() -> None:
+    """But of those that are named above, with the reason; whoever adds a record adds a sample."""
+    sampled = {NAMES[sample.op] for samples in SAMPLES.values() for sample in samples}
+    assert set(NAMES.values()) - sampled == set(WITHOUT_SAMPLE)
+    assert set(SAMPLES) <= {of.name for of in RUNS}
+
+
+def test_samples_say_something() -> None:
+    """Not all words of a record are masked, but for the one that a request has to itself."""
+    for name, samples in SAMPLES.items():
+        for sample in samples:
+            told = sample.words[sample.flags & 1 :]
+            assert not told or any(word is not None for word in told), (name, NAMES[sample.op])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_library_sends_these_bytes(name: str, sent: dict[str, list[Sent]]) -> None:
+    for sample in SAMPLES[name]:
+        found = [one for one in sent[name] if one.op == sample.op]
+        near = [(one.flags, one.bulk, one.body.hex(" ", 8)) for one in found[:20]]
+        assert any(map(sample.fits, found)), "\n".join([*sample.lines(), *map(str, near)])
+
+
+def test_the_worker_reads_these_bytes(tmp_path: Path) -> None:
+    """Each record reaches the function that it reached, with the same words."""
+    samples = [sample for found in SAMPLES.values() for sample in found]
+    assert decoded(tmp_path, samples) == [sample.does for sample in samples]
