@@ -34,6 +34,7 @@ TEXT_LENGTH_MAX = 300
 
 OpenSession = Callable[[str, str, str | None, dict[str, str]], Awaitable[list[dict[str, object]]]]
 Describe = Callable[[], Awaitable[dict[str, object]]]
+Check = Callable[[], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,11 @@ class SessionBroken:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckLease:
+    """A process of the program has lost a worker, and asks whether the lease is lost with it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
     """A ``gpupool run --lease`` wants to know what it has, and to hear what becomes of it."""
 
@@ -70,7 +76,13 @@ class ReleaseLease:
     """A ``gpupool release`` wants the lease given back."""
 
 
-AgentRequest = SessionRequest | SessionBroken | DevicesWanted | Watch | ReleaseLease
+_SIMPLE: dict[str, type[DevicesWanted | CheckLease | Watch | ReleaseLease]] = {
+    "nvml": DevicesWanted,
+    "check": CheckLease,
+    "watch": Watch,
+    "release": ReleaseLease,
+}
+AgentRequest = SessionRequest | SessionBroken | DevicesWanted | CheckLease | Watch | ReleaseLease
 
 
 # --- lines, without any socket --------------------------------------------------------------------
@@ -89,13 +101,11 @@ def parse_request(line: bytes) -> AgentRequest:
     if not isinstance(body, dict):
         raise ValueError("the request is not a JSON object")
     fields = cast("dict[str, object]", body)
-    if fields.get("op") == "nvml":
-        return DevicesWanted()
     pid, what = fields.get("pid", 0), fields.get("what")
     if fields.get("op") == "broken" and isinstance(what, str) and type(pid) is int:
         return SessionBroken(what[:TEXT_LENGTH_MAX], pid)
-    if fields.get("op") in ("watch", "release"):
-        return Watch() if fields["op"] == "watch" else ReleaseLease()
+    if (simple := _SIMPLE.get(str(fields.get("op")))) is not None:
+        return simple()
     if fields.get("op") != "session":
         raise ValueError(f"unknown request {str(fields.get('op'))[:40]!r}")
     door, program = fields.get("door"), fields.get("program", "")
@@ -191,6 +201,7 @@ class Agent:
         open_timeout_s: float = OPEN_TIMEOUT_S,
         held: Held | None = None,
         describe: Describe | None = None,
+        check: Check | None = None,
     ) -> None:
         """Make an agent that does not listen yet.
 
@@ -202,6 +213,8 @@ class Agent:
             open_timeout_s: how long that may take; infinite where it waits for free GPUs.
             held: set when the lease outlives programs, and ``gpupool run --lease`` asks.
             describe: returns the devices of the lease, for NVML and ``gpupool smi``.
+            check: asks the servers of the lease for a word, and returns why the lease is lost;
+                empty while it is held.
         """
         self._folder = folder
         self.path = folder / f"agent-{secrets.token_hex(4)}.sock"
@@ -211,6 +224,7 @@ class Agent:
         self._lease = lease
         self._open_session = open_session
         self._describe = describe
+        self._check = check
         self._pids: set[int] = set()  # of processes that opened a session
         self._lost = ""
         self._clients: set[trio.SocketStream] = set()
@@ -321,6 +335,10 @@ class Agent:
             return await self._answer_holder(request, stream)
         if isinstance(request, DevicesWanted):
             return await self._answer_devices()
+        if isinstance(request, CheckLease):
+            check = self._check
+            lost = self._lost or (await check() if check is not None else "")
+            return _line({"ok": True, "lost": lost})
         if self._lost:
             failure = GpupoolError(self._lost)
             failure.code = "lease-lost"

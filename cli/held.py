@@ -304,6 +304,17 @@ class HeldLease:
         await self._over.wait()
         return self.lost
 
+    async def check(self) -> str:
+        """Return what the holder knows of its end; empty while the lease is held."""
+        try:
+            return str((await self.ask({"op": "check"})).get("lost", ""))
+        except LeaseLostError:
+            with trio.move_on_after(ANSWER_TIMEOUT_S):
+                await self._over.wait()  # the holder is gone, which `listen` notices too
+            return self.lost
+        except GpupoolError:
+            return ""  # a holder of an older version does not know the question
+
     async def ask(self, request: dict[str, object]) -> dict[str, object]:
         """Return what the holder answers on a connection of its own.
 

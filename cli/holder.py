@@ -257,6 +257,7 @@ class _Place:
             open_session=self._hold.open_session,
             held=held,
             describe=partial(describe_lease, self._hold),
+            check=self._check,
         )
         agent.path = folder / f"{record.lease}-{secrets.token_hex(3)}.sock"
         self._agents.append(agent)
@@ -303,6 +304,10 @@ class _Place:
         self.why_released = "released"
         self._over.set()
         await self.released.wait()
+
+    async def _check(self) -> str:
+        why = await self._hold.check()
+        return f"lease {self._hold.name} is void: {why}" if why else ""
 
     def _notice(self, text: str) -> None:
         LOG.info("lease %s: %s", self._hold.name, text)

@@ -52,6 +52,15 @@ class ProgramLease(Protocol):
         """Wait until the lease ends without having been released, and return why."""
         ...
 
+    async def check(self) -> str:
+        """Ask its servers for a word; return what ``wait_lost`` would, empty while it is held."""
+        ...
+
+
+def void_text(hold: LeaseHold, why: str) -> str:
+    """Return what a program is told of the loss of its lease."""
+    return f"{why}; lease {hold.name} is void"
+
 
 class LazyLease:
     """A lease that is taken when the program first asks for a session.
@@ -138,7 +147,7 @@ class LazyLease:
             await self._taken(pool, hold)
             self._hold = hold
             self._settle()
-            self._why_lost = f"{await hold.wait_lost()}; lease {hold.name} is void"
+            self._why_lost = void_text(hold, await hold.wait_lost())
             lost, self._lost = self._lost, trio.Event()
             lost.set()
         finally:
@@ -171,6 +180,14 @@ class LazyLease:
         """Wait until a lease ends that was not released, and return why."""
         await self._lost.wait()
         return self._why_lost
+
+    async def check(self) -> str:
+        """Return why the latest lease is over; empty while it is held, and before there is one."""
+        hold = self._hold
+        if hold is None:
+            return self._why_lost
+        why = await hold.check()
+        return void_text(hold, why) if why else ""
 
 
 # --- held leases ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from gpupool.cli.child import Ending, Supervisor, caught_signals, find_program
 from gpupool.cli.connect import connected
 from gpupool.cli.devices import describe_lease
 from gpupool.cli.held import HeldLease
-from gpupool.cli.leasing import RELEASE_S, LazyLease, ProgramLease, held_record
+from gpupool.cli.leasing import RELEASE_S, LazyLease, ProgramLease, held_record, void_text
 from gpupool.cli.output import say
 from gpupool.cli.program import DoorChoice, choose_door, program_environment, with_tools
 from gpupool.cli.requesting import Wanted, unknown_text
@@ -35,8 +35,9 @@ LOG = logging.getLogger("gpupool.run")
 ANNOUNCE_S = 0.5
 """The names of the GPUs are nice to have; the program does not wait longer for them."""
 
-LOST_GRACE_S = 0.2
-"""A program that fails because its lease is lost may be seen to end before the news of the loss."""
+CHECK_S = 2.0
+"""A program that fails because its lease is lost may be seen to end before the news of the loss, so
+the servers are asked. Longer than this the user does not wait for those that are silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class _Run:
         try:
             await self._door_chosen.wait()
             await self._announce(pool, hold)
-            return await self._with_lease(hold, lambda why: f"{why}; lease {hold.name} is void")
+            return await self._with_lease(hold, partial(void_text, hold))
         finally:
             with trio.move_on_after(RELEASE_S, shield=True):
                 await hold.release()
@@ -215,6 +216,10 @@ class _Run:
     async def _with_agent(
         self, lease: ProgramLease, lost_text: Callable[[str], str], folder: Path
     ) -> Ending:
+        async def check() -> str:
+            why = await lease.check()
+            return lost_text(why) if why else ""
+
         lazy = self._options.lazy
         agent = Agent(
             folder,
@@ -222,6 +227,7 @@ class _Run:
             open_session=lease.open_session,
             open_timeout_s=float("inf") if lazy else OPEN_TIMEOUT_S,
             describe=partial(describe_lease, lease),
+            check=check,
         )
         agent.log = self._note
         environment = program_environment(
@@ -239,7 +245,9 @@ class _Run:
             nursery.start_soon(self._watch_lease, lease, lost_text, agent)
             ending = await self._supervisor.run(self._program, self._options.arguments, environment)
             if ending.failed and agent.opened and not self._lost:
-                await trio.sleep(LOST_GRACE_S)
+                with trio.move_on_after(CHECK_S):
+                    why = await check()
+                    self._lost = self._lost or why
             nursery.cancel_scope.cancel()
         lost = self._lost or agent.broken
         if lost and ending.failed:

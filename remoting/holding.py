@@ -39,6 +39,9 @@ WITHDRAWAL_TIMEOUT_S = 3 * FAREWELL_TIMEOUT_S
 SESSION_TIMEOUT_S = 60.0
 """A cold worker imports CuPy and makes a CUDA context; that takes seconds on a busy server."""
 
+CHECK_TIMEOUT_S = 5.0
+"""By then ``watch`` has given up a server that is silent."""
+
 SessionAnswer = dict[str, object]
 
 
@@ -172,6 +175,26 @@ class LeaseHold:
                 nursery.start_soon(connection.watch)
             await self._over.wait()
             nursery.cancel_scope.cancel()
+        return self.lost
+
+    async def check(self) -> str:
+        """Ask every server of the lease for a word; return why it is lost, empty if it is held.
+
+        Servers say that a lease has ended before they end its workers, and the connection of one
+        that has died ends as those of its workers do. So what a program has noticed by a worker is
+        known here when all servers have answered or gone.
+        """
+
+        async def ask(connection: ServerConnection) -> None:
+            try:
+                await connection.call(m.Ping(), timeout_s=CHECK_TIMEOUT_S)
+            except GpupoolError:
+                await self._over.wait()  # it is about to be said that the connection is gone
+
+        with trio.move_on_after(CHECK_TIMEOUT_S):
+            async with trio.open_nursery() as nursery:
+                for connection in self._mine.values():
+                    nursery.start_soon(ask, connection)
         return self.lost
 
     async def release(self, reason: str = "released") -> None:

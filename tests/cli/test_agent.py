@@ -114,6 +114,31 @@ async def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
         assert await stream.receive_some() == b""
 
 
+async def test_a_process_that_lost_a_worker_hears_whether_the_lease_is_lost(tmp_path: Path) -> None:
+    known = ""
+
+    async def never(
+        door: str, program: str, visible: str | None, settings: dict[str, str]
+    ) -> list[dict[str, object]]:
+        raise AssertionError
+
+    async def check() -> str:
+        await trio.lowlevel.checkpoint()
+        return known
+
+    async def ask() -> dict[str, Any]:
+        body: dict[str, Any] = json.loads(await agent.answer(line({"op": "check"})))
+        return body
+
+    agent = Agent(tmp_path, lease="7f3a", open_session=never, check=check)
+    assert await ask() == {"ok": True, "lost": ""}
+    known = "server a left; lease 7f3a is void"
+    assert await ask() == {"ok": True, "lost": known}
+    known = ""
+    await agent.lost("told before")
+    assert await ask() == {"ok": True, "lost": "told before"}
+
+
 @given(st.one_of(st.binary(max_size=200), st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda each: st.lists(each) | st.dictionaries(st.text(), each),

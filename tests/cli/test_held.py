@@ -182,7 +182,12 @@ async def holder() -> AsyncGenerator[tuple[Agent, HeldRecord, trio.Event]]:
         await trio.lowlevel.checkpoint()
         released.set()
 
-    agent = Agent(holder_dir(), lease="7f3a", open_session=open_session, held=Held(dict, release))
+    async def check() -> str:
+        await trio.lowlevel.checkpoint()
+        return "lease 7f3a is void: released" if released.is_set() else ""
+
+    held = Held(dict, release)
+    agent = Agent(holder_dir(), lease="7f3a", open_session=open_session, held=held, check=check)
     async with trio.open_nursery() as nursery:
         await nursery.start(agent.serve)
         yield agent, replace(RECORD, socket=str(agent.path)), released
@@ -213,8 +218,10 @@ async def test_who_uses_the_lease_hears_of_it(nursery: trio.Nursery) -> None:
             lease.on_notice = told.append
             nursery.start_soon(lease.listen)
             await agent.notify("it ends in 1m")
+            assert await lease.check() == ""
             assert await release_held(record) == 1
             assert released.is_set()
+            assert await lease.check() == "lease 7f3a is void: released"  # before it is told
             await agent.lost("lease 7f3a is void: released")
             with trio.fail_after(5):
                 assert await lease.wait_lost() == "lease 7f3a is void: released"
@@ -233,6 +240,7 @@ async def test_a_holder_that_dies_ends_the_lease() -> None:
         with trio.fail_after(5):
             await lease.listen()
         assert "has ended" in await lease.wait_lost()
+        assert await lease.check() == await lease.wait_lost()
         with pytest.raises(LeaseLostError, match="does not answer"):
             await lease.open_session("arrays", "a.py")
 

@@ -205,6 +205,8 @@ class Agent:
         self.clients: list[socket.socket] = []
         self.requests: list[dict[str, Any]] = []
         self.refusal: dict[str, Any] | None = None
+        self.lost = ""  # what a program is told that asks whether the lease is lost
+        self.checks = 0
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -225,7 +227,12 @@ class Agent:
 
     def _answer(self, client: socket.socket) -> None:
         for line in self._lines(client):
-            self.requests.append(json.loads(line))
+            request = json.loads(line)
+            if request["op"] == "check":
+                self.checks += 1
+                client.sendall(json.dumps({"ok": True, "lost": self.lost}).encode() + b"\n")
+                continue
+            self.requests.append(request)
             sessions = [server.offer() for server in self.servers]
             answer: dict[str, Any] = {
                 "ok": True,

@@ -325,6 +325,53 @@ def test_the_loss_of_the_lease_ends_the_sessions_with_all_servers() -> None:
     assert lines == [f"cudaErrorDevicesUnavailable: {text}"] * 2
 
 
+@pytest.mark.parametrize("first", ["a worker", "a link"])
+def test_every_device_of_a_lost_lease_says_the_same_whatever_was_noticed_first(first: str) -> None:
+    """Here `gpupool run` says nothing by itself: its news may come later than all else."""
+    source = """
+    a = cp.ones(10)
+    with cp.cuda.Device(1):
+        b = cp.asarray(a)
+        b.get()
+    cp.asarray(b).get()
+    print('ready', flush=True)
+    input()
+    def say(device, call):
+        try:
+            with cp.cuda.Device(device):
+                call()
+            print('nothing')
+        except cp.cuda.runtime.CUDARuntimeError as error:
+            print(error)
+    # Both workers have a part in it, and either may be the first to notice.
+    say(1, lambda: cp.asarray(a).get())
+    for device in (0, 1, 0, 1):
+        say(device, lambda: cp.zeros(10).sum().get())
+    """
+    with door_kit.pool(1, 1, linked=True) as agent:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COUNT_BYTES + textwrap.dedent(source)],
+            env={**os.environ, "PYTHONPATH": str(door_kit.DROPIN), "GPUPOOL_AGENT": agent.path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            agent.lost = "lost server server1"
+            client, *links = agent.servers[1].connections
+            for connection in [client] if first == "a worker" else links:
+                connection.shutdown(2)
+            process.stdin.write("\n")
+            process.stdin.close()
+            lines = process.stdout.read().splitlines()
+    text = "lost server server1; the arrays of this session are gone"
+    assert lines == [f"cudaErrorDevicesUnavailable: {text}"] * 5
+    assert agent.checks == 1
+
+
 def test_operations_follow_cupys_rule_for_gpus_without_peer_access() -> None:
     source = """
     a = cp.ones(4)

@@ -3,7 +3,7 @@
 import logging
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -164,6 +164,7 @@ class FakeHost:
     opened: list[tuple[LeaseId, str, str]] = field(default_factory=list[tuple[LeaseId, str, str]])
     settings: list[dict[str, str]] = field(default_factory=list[dict[str, str]])  # of each
     kill_s: float = 0.05
+    before_kill: Callable[[], Awaitable[None]] | None = None
     open_s: float = 0.02
     failure: GpupoolError | None = None
     chance: Chance = field(default_factory=Chance)
@@ -214,6 +215,8 @@ class FakeHost:
         raise AssertionError
 
     async def kill_lease(self, lease: LeaseId, reason: str) -> None:
+        if self.before_kill is not None:
+            await self.before_kill()
         await trio.sleep(self.kill_s)
         self.workers.pop(lease, None)
         self.killed.append((lease, reason))

@@ -4,6 +4,7 @@
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -14,15 +15,19 @@ import socket
 import ssl
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from cupy._door.errors import DoorError, NotConnectedError
 
 HANDSHAKE_S = 10.0
+CHECK_S = 15.0
+"""`gpupool run` answers a check within 5 s, even if a server is silent and a holder is asked."""
 AGENT_LINE_MAX = 1 << 18  # a lease of 256 GPUs on as many servers
 PATIENCE_US = 20_000
 """How long the kernel may wait for room or for bytes before this side looks around."""
+ENDED = "`gpupool run` has ended"
 _MAGIC = b"gpupool\x01"
 # Linux refuses more buffers than this in one sendmsg (IOV_MAX).
 _IOV_MAX = 512
@@ -40,6 +45,8 @@ class Agent:
         self.socket.settimeout(HANDSHAKE_S)
         self.buffer = b""
         self.sessions: list[Any] = []  # that are lost when the lease is
+        self.lost = ""  # what the program is told of the loss of its lease; empty while it is held
+        self._reading = threading.Lock()  # every session's threads listen here
         try:
             self.socket.connect(path)
         except OSError as error:
@@ -78,7 +85,7 @@ class Agent:
             except BlockingIOError:
                 return None
             if not piece:
-                return None if block else {"op": "lost", "what": "`gpupool run` has ended"}
+                return None if block else {"op": "lost", "what": ENDED}
             self.buffer += piece
             if len(self.buffer) > AGENT_LINE_MAX:
                 raise DoorError("the agent sent a line that is too long")
@@ -88,12 +95,54 @@ class Agent:
             raise DoorError("the agent sent something that is not an object")
         return value
 
-    def pushed(self) -> dict[str, Any] | None:
-        """Return one line that the agent pushed, or None; never blocks."""
-        try:
-            return self._line(block=False)
-        except OSError as error:
-            return {"op": "lost", "what": f"the connection to `gpupool run` broke ({error})"}
+    def hear(self) -> str:
+        """Take in what the agent has pushed; return ``lost``. Never blocks."""
+        if self._reading.acquire(blocking=False):
+            try:
+                while not self.lost and (line := self._line(block=False)) is not None:
+                    self._take(line)
+            except (OSError, ValueError, DoorError) as error:
+                self._broken(error)
+            finally:
+                self._reading.release()
+        return self.lost
+
+    def check(self) -> str:
+        """Ask the agent whether the lease is lost with a worker that is; return ``lost``.
+
+        A worker that has gone says nothing of the reason, and the agent's news of it may be under
+        way. Without this, what a device says would be a matter of which of them is faster.
+        """
+        with self._reading:
+            if self.lost:
+                return self.lost
+            try:
+                self.socket.settimeout(CHECK_S)
+                self.socket.sendall(b'{"op": "check"}\n')
+                answer: dict[str, Any] = {}
+                while not self.lost and "ok" not in answer:
+                    answer = self._line(block=True) or {"op": "lost", "what": ENDED}
+                    self._take(answer)
+            except TimeoutError:
+                pass  # it is stopped, and says later what there is to say
+            except (OSError, ValueError, DoorError) as error:
+                self._broken(error)
+            finally:
+                with contextlib.suppress(OSError):
+                    self.socket.setblocking(False)
+        return self.lost
+
+    def _take(self, line: dict[str, Any]) -> None:
+        """Take note of the loss of the lease, whether it was asked for or pushed."""
+        if line.get("op") == "notice":
+            sys.stderr.write(f"gpupool: {line.get('text', '')}\n")
+        elif line.get("op") == "lost":
+            self.lost = str(line.get("what", "the lease is lost"))
+        elif line.get("lost"):
+            self.lost = str(line["lost"])
+
+    def _broken(self, error: Exception) -> None:
+        self.lost = self.lost or f"the connection to `gpupool run` broke ({error})"
 
     def close(self) -> None:
         """Close this end."""
@@ -313,22 +362,22 @@ class Link:
 
 def watch(read: list[socket.socket], write: list[socket.socket]) -> Callable[[float], set[int]]:
     """Return a function that returns the descriptors that are ready, none after so many seconds."""
-    # Another thread may have lost the session meanwhile.
-    read = [item for item in read if item.fileno() >= 0]
-    write = [item for item in write if item.fileno() >= 0]
+    # Another thread may have lost the session meanwhile, or may lose it between these lines.
+    reading = [number for item in read if (number := item.fileno()) >= 0]
+    writing = [number for item in write if (number := item.fileno()) >= 0]
     if not hasattr(select, "poll"):
 
         def choose(timeout_s: float) -> set[int]:
-            ready = select.select(read, write, [], timeout_s)
-            return {item.fileno() for group in ready[:2] for item in group}
+            ready = select.select(reading, writing, [], timeout_s)
+            return {*ready[0], *ready[1]}
 
         return choose
     poller = select.poll()
-    for item in read:
-        poller.register(item, select.POLLIN | select.POLLHUP)
-    for item in write:
-        if item in read:
-            poller.modify(item, select.POLLIN | select.POLLHUP | select.POLLOUT)
+    for number in reading:
+        poller.register(number, select.POLLIN | select.POLLHUP)
+    for number in writing:
+        if number in reading:
+            poller.modify(number, select.POLLIN | select.POLLHUP | select.POLLOUT)
         else:
-            poller.register(item, select.POLLOUT)
+            poller.register(number, select.POLLOUT)
     return lambda timeout_s: {found for found, _ in poller.poll(timeout_s * 1000)}

@@ -47,6 +47,9 @@ _NO_RESULTS = frozenset(
     ("door.sync", "door.get", "door.touch", "door.fill", "door.fetch", "cuda.device.synchronize")
 )
 """Questions whose answer is never an array or another object, so that they take no handles."""
+DEVICES_UNAVAILABLE = 46
+"""The status of a session that is lost, and of copies from and to one: CUDA's own."""
+WORKER_ENDED = "the GPU server closed the connection: its worker ended"
 _COMMON = {cbor.encode(value): value for value in ({"value": ["w"]}, {"value": None})}
 """Bodies of nearly all answers; nobody changes what they stand for."""
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -459,9 +462,9 @@ class Session:
         except ConnectionError as error:
             with contextlib.suppress(Exception):
                 self._listen()  # the worker may have said why before it went
-            raise self.lose(self._why_closed()) from error
+            raise self._cut_off(WORKER_ENDED) from error
         except OSError as error:
-            raise self.lose(f"the connection to the GPU server broke ({error})") from error
+            raise self._cut_off(f"the connection to the GPU server broke ({error})") from error
         finally:
             self._sending = False
             if (self._stop or self.link.writes_in_doubt) and self.failure is None:
@@ -593,7 +596,7 @@ class Session:
         self._raise_deferred()
         error = reply.body.get("error")
         if error is not None:
-            raise exception_named(error[0], error[1], error[2])
+            raise self._or_lost(exception_named(error[0], error[1], error[2]))
         return self._value(reply.body.get("value"), reply.first, reply)
 
     def finish(self, reply: Reply) -> None:
@@ -701,27 +704,33 @@ class Session:
 
     def _hear_agent(self) -> None:
         assert self.agent is not None
-        pushed = self.agent.pushed()
-        if pushed is None:
-            return
-        if pushed.get("op") == "lost":
-            # A lease is whole: the sessions with its other servers end with it.
-            what = str(pushed.get("what", "the lease is lost"))
-            for session in self.agent.sessions:
-                session.lose(what)
-            raise self.lose(what)
-        if pushed.get("op") == "notice":
-            sys.stderr.write(f"gpupool: {pushed.get('text', '')}\n")
+        if self.agent.hear():
+            raise self._lose_lease()
 
-    def _why_closed(self) -> str:
-        """Return why the worker went: `gpupool run` may have said that the lease is over."""
-        pushed: dict[str, Any] | None = {}
-        with contextlib.suppress(DoorError):
-            while self.agent is not None and pushed is not None:
-                pushed = self.agent.pushed()
-                if pushed is not None and pushed.get("op") == "lost":
-                    return str(pushed.get("what", "the lease is lost"))
-        return "the GPU server closed the connection: its worker ended"
+    def _lose_lease(self) -> BaseException:
+        """End the sessions with all servers, because a lease is whole; return what use raises."""
+        assert self.agent is not None
+        what = self.agent.lost
+        for session in self.agent.sessions:
+            session.lose(what)
+        return self.lose(what)
+
+    def _cut_off(self, what: str) -> BaseException:
+        """End the session, whose connection is gone, and all others if the lease is lost."""
+        if self.failure is None and self.agent is not None and self.agent.check():
+            return self._lose_lease()
+        return self.lose(what)
+
+    def _or_lost(self, error: BaseException) -> BaseException:
+        """Return the loss of the lease in place of an error that comes of it.
+
+        Of a server that is lost, the workers of the others may hear first.
+        """
+        if getattr(error, "status", None) == DEVICES_UNAVAILABLE:
+            if self.failure is None and self.agent is not None and self.agent.check():
+                return self._lose_lease()
+            return self.failure or error
+        return error
 
     def lose(self, what: str) -> BaseException:
         """End the session for a reason; return what its use raises from now on."""
@@ -729,7 +738,7 @@ class Session:
             make = state.hooks.get("ConnectionLost")
             lost = f"{what}; the arrays of this session are gone"
             failure: BaseException = (
-                make(46, lost) if make is not None else ConnectionLostError(lost)
+                make(DEVICES_UNAVAILABLE, lost) if make is not None else ConnectionLostError(lost)
             )
             self.failure = failure
             self.link.close()
@@ -757,7 +766,7 @@ class Session:
         self._end += count
         del counts[0]
         if count == 0:
-            raise self.lose(self._why_closed())
+            raise self._cut_off(WORKER_ENDED)
         self._parse()
         return True
 
@@ -775,7 +784,7 @@ class Session:
         self._bulk_left -= count
         del counts[0]
         if count == 0:
-            raise self.lose("the GPU server closed the connection in the middle of a transfer")
+            raise self._cut_off("the GPU server closed the connection in the middle of a transfer")
         if not self._bulk_left:
             self._bulk = None
             reply.done = True
@@ -865,6 +874,9 @@ class Session:
             return
         sequence, error = self._deferred[0]
         self._deferred.clear()
+        found = self._or_lost(error)
+        if found is not error:
+            raise found
         place = self._site(sequence)
         if place:
             error.add_note(
