@@ -14,7 +14,7 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(
     path.relative_to(Path(__file__).resolve().parent).as_posix()
-    for path in (Path(__file__).resolve().parent / "remoting/driver/shim").glob("*.c")
+    for path in (Path(__file__).resolve().parent / "remoting/driver/shim").rglob("*.c")
 )
 
 
@@ -60,11 +60,13 @@ class TagAnyPython(bdist_wheel):
 
 FOLDER = "gpupool.remoting.driver.library"
 FLAGS = ["-std=c11", "-O2", "-fvisibility=hidden"]
+HEADERS = ["remoting/driver/shim/include"]
 # Flags as in remoting/driver/build.py, which cannot be imported before gpupool is installed;
 # warnings are not errors here, because compilers of the future have warnings of their own.
 SHIM = Extension(
     f"{FOLDER}.libcuda",
     sources=SOURCES,
+    include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     extra_link_args=[
         *("-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-Wl,-z,nodelete"),
@@ -75,6 +77,7 @@ SHIM = Extension(
 LAUNCHER = Extension(
     f"{FOLDER}.gpupool_launch",
     sources=["remoting/driver/native/launch.c"],
+    include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     optional=True,
 )
@@ -83,8 +86,9 @@ NVML = Extension(
     sources=[
         "remoting/driver/nvml/nvml.c",
         "remoting/driver/nvml/generated_refusals.c",
-        "remoting/driver/shim/json.c",
+        "remoting/driver/shim/base/json.c",
     ],
+    include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     extra_link_args=["-pthread", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,--no-undefined", "-ldl"],
     optional=True,

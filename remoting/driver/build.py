@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCES = tuple(sorted((HERE / "shim").glob("*.c")))
+SOURCES = tuple(sorted((HERE / "shim").rglob("*.c")))
+HEADERS = HERE / "shim" / "include"
 COMPILE = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
 # Threads run in it and forks call it, so what was loaded stays, whatever a program closes.
 LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-Wl,-z,nodelete")
@@ -41,7 +42,7 @@ def build(folder: Path, compiler: str = "") -> Path:
         raise FileNotFoundError("no C compiler was found")
     folder.mkdir(parents=True, exist_ok=True)
     _compile(compiler, folder / LAUNCHER, (HERE / "native" / "launch.c",), ("-shared",))
-    sources = (*sorted((HERE / "nvml").glob("*.c")), HERE / "shim" / "json.c")
+    sources = (*sorted((HERE / "nvml").glob("*.c")), HERE / "shim" / "base" / "json.c")
     link = ("-shared", "-pthread", f"-Wl,-soname,{NVML}", "-Wl,--no-undefined")
     _compile(compiler, folder / NVML, sources, link)
     target = folder / LIBRARY
@@ -60,7 +61,7 @@ def ensure() -> Path:
     """
     made = [library_dir() / name for name in (LIBRARY, LAUNCHER, NVML)]
     folders = (HERE / name for name in ("shim", "native", "nvml"))
-    sources = [Path(__file__), *(source for folder in folders for source in folder.iterdir())]
+    sources = [Path(__file__), *(source for folder in folders for source in folder.rglob("*.[ch]"))]
     newest = max(source.stat().st_mtime_ns for source in sources)
     if not all(path.exists() and path.stat().st_mtime_ns > newest for path in made):
         build(library_dir())
@@ -70,7 +71,7 @@ def ensure() -> Path:
 def _compile(compiler: str, target: Path, sources: tuple[Path, ...], link: tuple[str, ...]) -> None:
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     names = map(str, sources)
-    command = [compiler, *COMPILE, *link, "-o", str(fresh), *names, *LIBRARIES]
+    command = [compiler, *COMPILE, f"-I{HEADERS}", *link, "-o", str(fresh), *names, *LIBRARIES]
     subprocess.run(command, check=True)
     fresh.replace(target)  # a program that has the old one loaded keeps it
 

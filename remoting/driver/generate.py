@@ -1,7 +1,8 @@
 """Generate the shim's exports and the worker's table from the CUDA headers and annotations.py.
 
 Run ``python remoting/driver/generate.py [--check] [--include DIR]``: without ``--check`` it writes
-``shim/generated_*`` and ``table.py``; with it, it fails when they differ from what it would write.
+``shim/*/generated_*`` and ``table.py``; with it, it fails when they differ from what it would
+write.
 Needs a C preprocessor and the headers of the CUDA toolkit; neither is needed to build or to run.
 """
 
@@ -422,9 +423,9 @@ def render(
     ]
     return {
         DOCUMENT: with_coverage((HERE / DOCUMENT).read_text(), rows, {*missing, *REFUSED}, version),
-        "shim/generated_calls.c": "\n".join(calls),
-        "shim/generated_exports.c": "\n".join(exports),
-        "shim/generated_records.h": "\n".join(records),
+        "shim/generated/generated_calls.c": "\n".join(calls),
+        "shim/generated/generated_exports.c": "\n".join(exports),
+        "shim/include/generated_records.h": "\n".join(records),
         "table.py": "\n".join(table),
     }
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../shim/generated_records.h"
+#include "generated_records.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define ABI 1

@@ -4,7 +4,7 @@
 // own CUDA library, where it is loaded; everything else of gpupool run, at most five times a second.
 // Functions that are not here return NVML_ERROR_NOT_SUPPORTED (generated_refusals.c).
 #define _GNU_SOURCE
-#include "../shim/json.h"
+#include "json.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

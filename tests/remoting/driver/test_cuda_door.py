@@ -400,7 +400,7 @@ for name in ("cuMemAlloc", "cuLaunchHostFunc", "cuMemcpyBatchAsync", "cuGraphGet
 
 
 def test_both_ends_number_the_records_alike() -> None:
-    header = (build.HERE / "shim" / "generated_records.h").read_text()
+    header = (build.HERE / "shim" / "include" / "generated_records.h").read_text()
     numbers = dict(re.findall(r"#define GP_(\w+) (\d+)", header))
     for name in RECORDS:
         assert int(numbers[name]) == getattr(table, name)

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_cuda.control import Control
 from test_cuda_door import KERNELS, ROOT, compiled, right, run
 
+from gpupool.remoting.driver import build
 from gpupool.remoting.driver.contents import Contents, contents_of
 from gpupool.remoting.driver.mirrors import MIRROR_TOGETHER, NO_PAGES, Mirror, Write
 
@@ -220,8 +221,9 @@ def test_what_both_sides_of_a_mirror_write_stays(data: st.DataObject) -> None:
 def merge(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """Build what the library merges with, which it does not export."""
     made = tmp_path_factory.mktemp("merge") / "merge.so"
-    source = ROOT / "remoting" / "driver" / "shim" / "merge.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", str(made), str(source)], check=True)
+    source = ROOT / "remoting" / "driver" / "shim" / "hostmem" / "merge.c"
+    command = ["gcc", "-shared", "-fPIC", "-O2", f"-I{build.HEADERS}", "-o", str(made)]
+    subprocess.run([*command, str(source)], check=True)
     return ctypes.CDLL(str(made))
 
 

@@ -11,7 +11,6 @@ from gpupool.remoting.driver import build
 from gpupool.remoting.holding import visible_servers
 
 HERE = Path(__file__).resolve().parent
-SHIM = build.HERE / "shim"
 
 UUIDS = (
     *("GPU-9942190a-aa31-4ff1-4aa9-c388d80f85f1", "GPU-9e8d35e3-a134-0fdd-0e01-23811fdbd293"),
@@ -57,8 +56,9 @@ LISTS = {
 @pytest.fixture(scope="module")
 def visible(tmp_path_factory: pytest.TempPathFactory) -> str:
     program = tmp_path_factory.mktemp("visible") / "visible"
-    command = ["gcc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{SHIM}"]
-    command += ["-o", str(program), str(HERE / "programs" / "visible.c"), str(SHIM / "visible.c")]
+    command = ["gcc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{build.HEADERS}"]
+    sources = (HERE / "programs" / "visible.c", build.HERE / "shim" / "base" / "visible.c")
+    command += ["-o", str(program), *map(str, sources)]
     subprocess.run(command, check=True)
     return str(program)
 
