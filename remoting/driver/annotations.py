@@ -270,14 +270,12 @@ HAND: tuple[str, ...] = (
     *("cuStreamSynchronize", "cuStreamQuery", "cuStreamWaitEvent", "cuStreamGetPriority"),
     *("cuStreamGetFlags", "cuStreamGetId", "cuStreamGetCtx", "cuStreamGetDevice"),
     "cuStreamGetCtx_v2",
-    *("cuStreamDestroy", "cuEventDestroy", "cuStreamGetGreenCtx", "cuStreamIsCapturing"),
+    *("cuStreamGetGreenCtx", "cuStreamIsCapturing"),
     *("cuStreamBeginCapture", "cuStreamBeginCapture_v2", "cuStreamEndCapture"),
     *("cuStreamGetCaptureInfo", "cuStreamGetCaptureInfo_v2", "cuStreamGetCaptureInfo_v3"),
     *("cuThreadExchangeStreamCaptureMode", "cuStreamGetAttribute", "cuStreamSetAttribute"),
     *("cuEventRecord", "cuEventRecordWithFlags", "cuEventSynchronize", "cuEventQuery"),
-    *("cuEventElapsedTime",),
-    *("cuLaunchHostFunc", "cuStreamAddCallback", "cuStreamWaitValue32", "cuStreamWaitValue64"),
-    *("cuStreamWriteValue32", "cuStreamWriteValue64", "cuStreamBatchMemOp"),
+    *("cuLaunchHostFunc", "cuStreamAddCallback", "cuStreamBatchMemOp"),
     *("cuStreamBatchMemOp_v2", "cuStreamCopyAttributes", "cuCtxRecordEvent", "cuCtxWaitEvent"),
     *("cuCtxEnablePeerAccess", "cuCtxDisablePeerAccess", "cuCtxSetFlags"),
     *("cuDeviceGetProperties", "cuLogsCurrent", "cuLogsDumpToFile", "cuLogsDumpToMemory"),
@@ -363,6 +361,17 @@ HAND: tuple[str, ...] = (
     *("cuGreenCtxDestroy", "cuGreenCtxGetDevResource", "cuGreenCtxRecordEvent"),
     *("cuGreenCtxWaitEvent", "cuGreenCtxStreamCreate", "cuGreenCtxGetId", "cuCtxFromGreenCtx"),
 )
+
+ALIASES = {
+    "cuEventDestroy": "cuEventDestroy_v2",
+    "cuEventElapsedTime": "cuEventElapsedTime_v2",
+    "cuStreamDestroy": "cuStreamDestroy_v2",
+    "cuStreamWaitValue32": "cuStreamWaitValue32_v2",
+    "cuStreamWaitValue64": "cuStreamWaitValue64_v2",
+    "cuStreamWriteValue32": "cuStreamWriteValue32_v2",
+    "cuStreamWriteValue64": "cuStreamWriteValue64_v2",
+}
+"""Other names of functions of ``CALLS``; those of functions of ``HAND`` are aliases in shim/*.c."""
 
 REFUSED: tuple[str, ...] = ("cuDeviceGetLuid", "cuProfilerInitialize")
 """Of ``HAND``: written, but only to refuse; the document counts them as not there."""

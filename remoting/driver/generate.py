@@ -14,7 +14,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.remoting.driver.annotations import CALLS, HAND, LAYOUTS, RECORDS, REFUSED
+from gpupool.remoting.driver.annotations import ALIASES, CALLS, HAND, LAYOUTS, RECORDS, REFUSED
 
 HERE = Path(__file__).resolve().parent
 WHEELS = HERE.parents[1] / ".venv" / "wheels" / "lib"
@@ -359,7 +359,8 @@ def render(
     calls = [notice("//"), '#include "core.h"', ""]
     for name, words in CALLS.items():
         calls += [stub(functions[name], numbers[name], words.split()), ""]
-    done = {*CALLS, *HAND}
+    calls += [*(f"GP_ALIAS({name}, {of});" for name, of in ALIASES.items()), ""]
+    done = {*CALLS, *HAND, *ALIASES}
     unknown = sorted(done - set(functions))
     if unknown:
         raise ValueError(f"not in the headers: {', '.join(unknown)}")
@@ -496,7 +497,7 @@ def main() -> int:
         else:
             path.write_text(text)
     if not options.check:
-        missing = len(functions) - len(CALLS) - len(HAND)
+        missing = len(functions) - len(CALLS) - len(HAND) - len(ALIASES)
         print(f"{len(functions)} functions, {len(rows)} look-ups, about {missing} not by hand")  # noqa: T201
     return stale
 

@@ -96,7 +96,7 @@ int gp_enter(void) {
     return gp_in_host_function() ? GP_NOT_PERMITTED : GP_INVALID_CONTEXT;
 }
 
-GP_EXPORT int cuInit(unsigned flags) {
+static int start(unsigned flags) {
     if (flags != 0) return GP_INVALID_VALUE;
     pthread_mutex_lock(&start_lock);
     if (started == 0 && start_status == GP_NOT_INITIALIZED) {
@@ -112,10 +112,12 @@ GP_EXPORT int cuInit(unsigned flags) {
     return status;
 }
 
+GP_EXPORT int cuInit(unsigned flags) { return start(flags); }
+
 GP_EXPORT int cuDriverGetVersion(int *version) {
     if (version == NULL) return GP_INVALID_VALUE;
     // Asked for before cuInit by every runtime; opening the session here keeps the answer honest.
-    int status = cuInit(0);
+    int status = start(0);
     *version = status == GP_SUCCESS ? gp.version : GP_CUDA_INTERFACE;
     return GP_SUCCESS;
 }

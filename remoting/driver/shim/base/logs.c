@@ -66,9 +66,7 @@ void gp_log(const char *format, ...) {
 }
 
 void gp_log_status(int status, bool earlier) {
-    const char *name = NULL, *text = NULL;
-    cuGetErrorName(status, &name);
-    cuGetErrorString(status, &text);
+    const char *name = gp_error_name(status), *text = gp_error_text(status);
     gp_log("%s: %s (%d)%s", name == NULL ? "unknown error" : name, text == NULL ? "" : text, status,
            earlier ? ", by an earlier asynchronous call" : "");
 }

@@ -10,14 +10,9 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-int cuModuleLoadData(void **module, const void *image);
-int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module);
-int cuModuleGetFunctionCount(unsigned *count, void *module);
-
 // --- cuGetProcAddress -----------------------------------------------------------------------------
 
-GP_EXPORT int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags,
-                                  int *status) {
+static int look_up(const char *name, void **found, int version, uint64_t flags, int *status) {
     if (name == NULL || found == NULL) return GP_INVALID_VALUE;
     *found = NULL;
     int low = 0, high = gp_symbol_count;
@@ -51,8 +46,13 @@ GP_EXPORT int cuGetProcAddress_v2(const char *name, void **found, int version, u
     return result == 0 ? GP_SUCCESS : GP_NOT_FOUND;
 }
 
+GP_EXPORT int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags,
+                                  int *status) {
+    return look_up(name, found, version, flags, status);
+}
+
 GP_EXPORT int cuGetProcAddress(const char *name, void **found, int version, uint64_t flags) {
-    return cuGetProcAddress_v2(name, found, version, flags, NULL);
+    return look_up(name, found, version, flags, NULL);
 }
 
 GP_EXPORT int cuModuleGetLoadingMode(int *mode) {
@@ -146,16 +146,16 @@ static int runtime_context(void **context, int device) {
     return GP_SUCCESS;
 }
 
-static int runtime_load(void **module, const void *image) { return cuModuleLoadData(module, image); }
+static int runtime_load(void **module, const void *image) { return gp_load_module(module, image); }
 
 static int runtime_load_more(void **module, const void *image, void *a, void *b, size_t c) {
     (void)a, (void)b, (void)c;
-    return cuModuleLoadData(module, image);
+    return gp_load_module(module, image);
 }
 
 static int runtime_load_header(const void *image, void **module, void *a, void *b, size_t c) {
     (void)a, (void)b, (void)c;
-    return cuModuleLoadData(module, image);
+    return gp_load_module(module, image);
 }
 
 static void runtime_ignore(size_t value) { (void)value; }
@@ -174,7 +174,12 @@ static void hooks_second(void **buffer, size_t *size) {
     *size = 14;
 }
 
-static int tls_context(void **context) { return cuCtxGetCurrent(context); }
+static int tls_context(void **context) {
+    GP_CHECK(gp_ready());
+    if (context == NULL) return GP_INVALID_VALUE;
+    *context = gp_current();
+    return GP_SUCCESS;
+}
 
 static int check_context(void *context, uint32_t *result, void **unused) {
     (void)context, (void)unused;
@@ -208,10 +213,10 @@ static int id_of_object(void *context, const struct gp_handle *object, uint64_t 
 static int visit_functions(void *context, void *module, void (*visit)(void *, void *), void *user) {
     (void)context;
     unsigned count = 0;
-    if (cuModuleGetFunctionCount(&count, module) != GP_SUCCESS) return 0;
+    if (gp_count_functions(&count, module) != GP_SUCCESS) return 0;
     void **functions = calloc(count + 1, sizeof *functions);
     int status = functions == NULL ? GP_OUT_OF_MEMORY
-                                   : cuModuleEnumerateFunctions(functions, count, module);
+                                   : gp_list_functions(functions, count, module);
     for (unsigned at = 0; status == GP_SUCCESS && at < count; at++) visit(user, functions[at]);
     free(functions);
     return status == GP_SUCCESS;

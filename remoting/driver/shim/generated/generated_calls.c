@@ -321,6 +321,14 @@ GP_EXPORT int cuGraphUpload(void *a0, void *a1) {
     return status;
 }
 
+GP_ALIAS(cuEventDestroy, cuEventDestroy_v2);
+GP_ALIAS(cuEventElapsedTime, cuEventElapsedTime_v2);
+GP_ALIAS(cuStreamDestroy, cuStreamDestroy_v2);
+GP_ALIAS(cuStreamWaitValue32, cuStreamWaitValue32_v2);
+GP_ALIAS(cuStreamWaitValue64, cuStreamWaitValue64_v2);
+GP_ALIAS(cuStreamWriteValue32, cuStreamWriteValue32_v2);
+GP_ALIAS(cuStreamWriteValue64, cuStreamWriteValue64_v2);
+
 int cuEventRecordWithFlags(void *, void *, unsigned int);
 GP_EXPORT int cuEventRecordWithFlags_ptsz(void *a0, void *a1, unsigned int a2) {
     return cuEventRecordWithFlags(a0, gp_thread_stream(a1), a2);

@@ -82,7 +82,7 @@ static int begin(struct gp_handle *stream, struct gp_handle *given) {
     return GP_OUT_OF_MEMORY;
 }
 
-GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) {
+static int begin_mode(void *stream, int mode) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
@@ -92,7 +92,9 @@ GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) {
     return gp_post(GP_BEGIN_CAPTURE, values, 3);
 }
 
-GP_EXPORT int cuStreamBeginCapture(void *stream) { return cuStreamBeginCapture_v2(stream, 0); }
+GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) { return begin_mode(stream, mode); }
+
+GP_EXPORT int cuStreamBeginCapture(void *stream) { return begin_mode(stream, 0); }
 
 // The nodes that captured work is to depend on, with what is said of these edges.
 static int send_nodes(int op, const uint64_t *head, size_t words, void **nodes,
@@ -229,9 +231,8 @@ GP_EXPORT int cuStreamGetCaptureInfo_v3(void *stream, int *status, uint64_t *id,
     return capture_info(stream, status, id, graph, nodes, data, count);
 }
 
-GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void *stream, void **nodes,
-                                                   const struct gp_edge_data *data, size_t count,
-                                                   unsigned flags) {
+static int update_dependencies(void *stream, void **nodes, const struct gp_edge_data *data,
+                               size_t count, unsigned flags) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
@@ -244,9 +245,15 @@ GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void *stream, void **nodes,
     return send_nodes(GP_CAPTURE_DEPENDENCIES, head, 3, nodes, data, count);
 }
 
+GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void *stream, void **nodes,
+                                                   const struct gp_edge_data *data, size_t count,
+                                                   unsigned flags) {
+    return update_dependencies(stream, nodes, data, count, flags);
+}
+
 GP_EXPORT int cuStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t count,
                                                 unsigned flags) {
-    return cuStreamUpdateCaptureDependencies_v2(stream, nodes, NULL, count, flags);
+    return update_dependencies(stream, nodes, NULL, count, flags);
 }
 
 GP_EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {

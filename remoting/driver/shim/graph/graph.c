@@ -241,8 +241,8 @@ static int check_edges(void *graph, void **from, void **to, size_t count) {
     return gp_know(graph);
 }
 
-GP_EXPORT int cuGraphAddDependencies_v2(void *graph, void **from, void **to,
-                                        const struct gp_edge_data *data, size_t count) {
+static int add_dependencies(void *graph, void **from, void **to, const struct gp_edge_data *data,
+                            size_t count) {
     GP_CHECK(check_edges(graph, from, to, count));
     for (size_t at = 0; at < count; at++) {
         if (from[at] == to[at] || find_edge(from[at], to[at])) return GP_INVALID_VALUE;
@@ -253,8 +253,13 @@ GP_EXPORT int cuGraphAddDependencies_v2(void *graph, void **from, void **to,
     return gp_send_edges(GP_GRAPH_EDGES, graph, 0, from, to, data, count);
 }
 
+GP_EXPORT int cuGraphAddDependencies_v2(void *graph, void **from, void **to,
+                                        const struct gp_edge_data *data, size_t count) {
+    return add_dependencies(graph, from, to, data, count);
+}
+
 GP_EXPORT int cuGraphAddDependencies(void *graph, void **from, void **to, size_t count) {
-    return cuGraphAddDependencies_v2(graph, from, to, NULL, count);
+    return add_dependencies(graph, from, to, NULL, count);
 }
 
 static void remove_edge(struct gp_node *node, struct gp_edge *edge) {
@@ -263,8 +268,8 @@ static void remove_edge(struct gp_node *node, struct gp_edge *edge) {
     node->edge_count--;
 }
 
-GP_EXPORT int cuGraphRemoveDependencies_v2(void *graph, void **from, void **to,
-                                           const struct gp_edge_data *data, size_t count) {
+static int remove_dependencies(void *graph, void **from, void **to, const struct gp_edge_data *data,
+                               size_t count) {
     GP_CHECK(check_edges(graph, from, to, count));
     if (GP_GRAPH_OF(graph)->memory) return GP_NOT_SUPPORTED;
     for (size_t at = 0; at < count; at++) {
@@ -277,8 +282,13 @@ GP_EXPORT int cuGraphRemoveDependencies_v2(void *graph, void **from, void **to,
     return gp_send_edges(GP_GRAPH_EDGES, graph, 1, from, to, data, count);
 }
 
+GP_EXPORT int cuGraphRemoveDependencies_v2(void *graph, void **from, void **to,
+                                           const struct gp_edge_data *data, size_t count) {
+    return remove_dependencies(graph, from, to, data, count);
+}
+
 GP_EXPORT int cuGraphRemoveDependencies(void *graph, void **from, void **to, size_t count) {
-    return cuGraphRemoveDependencies_v2(graph, from, to, NULL, count);
+    return remove_dependencies(graph, from, to, NULL, count);
 }
 
 GP_EXPORT int cuGraphDestroyNode(void *given) {
@@ -363,8 +373,8 @@ GP_EXPORT int cuGraphGetRootNodes(void *graph, void **nodes, size_t *count) {
     return answer_all(&answer, count);
 }
 
-GP_EXPORT int cuGraphGetEdges_v2(void *graph, void **from, void **to, struct gp_edge_data *data,
-                                 size_t *count) {
+static int get_edges(void *graph, void **from, void **to, struct gp_edge_data *data,
+                     size_t *count) {
     GP_CHECK(ask(graph, GP_GRAPH, count));
     if ((from == NULL) != (to == NULL)) return GP_INVALID_VALUE;
     const struct gp_graph *of = GP_GRAPH_OF(graph);
@@ -380,12 +390,16 @@ GP_EXPORT int cuGraphGetEdges_v2(void *graph, void **from, void **to, struct gp_
     return answer_all(&answer, count);
 }
 
-GP_EXPORT int cuGraphGetEdges(void *graph, void **from, void **to, size_t *count) {
-    return cuGraphGetEdges_v2(graph, from, to, NULL, count);
+GP_EXPORT int cuGraphGetEdges_v2(void *graph, void **from, void **to, struct gp_edge_data *data,
+                                 size_t *count) {
+    return get_edges(graph, from, to, data, count);
 }
 
-GP_EXPORT int cuGraphNodeGetDependencies_v2(void *handle, void **nodes, struct gp_edge_data *data,
-                                            size_t *count) {
+GP_EXPORT int cuGraphGetEdges(void *graph, void **from, void **to, size_t *count) {
+    return get_edges(graph, from, to, NULL, count);
+}
+
+static int get_dependencies(void *handle, void **nodes, struct gp_edge_data *data, size_t *count) {
     GP_CHECK(ask(handle, GP_NODE, count));
     const struct gp_node *node = GP_NODE_OF(handle);
     struct answer answer = {.nodes = nodes, .data = data, .room = *count};
@@ -395,12 +409,16 @@ GP_EXPORT int cuGraphNodeGetDependencies_v2(void *handle, void **nodes, struct g
     return answer_all(&answer, count);
 }
 
-GP_EXPORT int cuGraphNodeGetDependencies(void *node, void **nodes, size_t *count) {
-    return cuGraphNodeGetDependencies_v2(node, nodes, NULL, count);
+GP_EXPORT int cuGraphNodeGetDependencies_v2(void *handle, void **nodes, struct gp_edge_data *data,
+                                            size_t *count) {
+    return get_dependencies(handle, nodes, data, count);
 }
 
-GP_EXPORT int cuGraphNodeGetDependentNodes_v2(void *handle, void **nodes,
-                                              struct gp_edge_data *data, size_t *count) {
+GP_EXPORT int cuGraphNodeGetDependencies(void *node, void **nodes, size_t *count) {
+    return get_dependencies(node, nodes, NULL, count);
+}
+
+static int get_dependents(void *handle, void **nodes, struct gp_edge_data *data, size_t *count) {
     GP_CHECK(ask(handle, GP_NODE, count));
     const struct gp_graph *graph = GP_GRAPH_OF(GP_NODE_OF(handle)->graph);
     struct answer answer = {.nodes = nodes, .data = data, .room = *count};
@@ -411,8 +429,13 @@ GP_EXPORT int cuGraphNodeGetDependentNodes_v2(void *handle, void **nodes,
     return answer_all(&answer, count);
 }
 
+GP_EXPORT int cuGraphNodeGetDependentNodes_v2(void *handle, void **nodes, struct gp_edge_data *data,
+                                              size_t *count) {
+    return get_dependents(handle, nodes, data, count);
+}
+
 GP_EXPORT int cuGraphNodeGetDependentNodes(void *node, void **nodes, size_t *count) {
-    return cuGraphNodeGetDependentNodes_v2(node, nodes, NULL, count);
+    return get_dependents(node, nodes, NULL, count);
 }
 
 GP_EXPORT int cuGraphNodeGetType(void *node, int *type) {

@@ -138,9 +138,7 @@ GP_EXPORT int cuGraphInstantiate(void **made, void *graph, void **node, char *lo
     return instantiate(made, graph, 0, NULL, node, NULL);
 }
 
-GP_EXPORT int cuGraphInstantiate_v2(void **made, void *graph, void **node, char *log, size_t size) {
-    return cuGraphInstantiate(made, graph, node, log, size);
-}
+GP_ALIAS(cuGraphInstantiate_v2, cuGraphInstantiate);
 
 GP_EXPORT int cuGraphInstantiateWithParams(void **made, void *graph, void *parameters) {
     struct {
@@ -228,7 +226,7 @@ GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
     const struct gp_call_list *calls = &GP_EXEC_OF(exec)->calls;
     GP_CHECK(launch(exec, stream));
     if (calls->count > 0) GP_CHECK(gp_host_launched(stream));
-    return gp_launches_block() ? cuStreamSynchronize(stream) : GP_SUCCESS;
+    return gp_launches_block() ? gp_synchronize_stream(stream) : GP_SUCCESS;
 }
 
 // --- changes --------------------------------------------------------------------------------------
@@ -240,7 +238,7 @@ static int find(void *exec, void *node, int type) {
     return type >= 0 && GP_NODE_OF(node)->params.type != type ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
-GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child) {
+int gp_set_child(void *exec, void *node, void *child) {
     GP_ON(exec);
     GP_CHECK(find(exec, node, GP_NODE_GRAPH));
     GP_CHECK(gp_check(child, GP_GRAPH));
@@ -260,6 +258,10 @@ GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *c
     gp_forget_calls(&GP_EXEC_OF(exec)->calls, node, 0);
     int kept = gp_gather_calls(&GP_EXEC_OF(exec)->calls, child, node);
     return status == GP_SUCCESS ? kept : status;
+}
+
+GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child) {
+    return gp_set_child(exec, node, child);
 }
 
 GP_EXPORT int cuGraphNodeSetEnabled(void *given, void *node, unsigned enabled) {
@@ -321,7 +323,7 @@ struct update {
     void *node, *from;
 };
 
-GP_EXPORT int cuGraphExecUpdate_v2(void *exec, void *graph, struct update *out) {
+static int update(void *exec, void *graph, struct update *out) {
     GP_ENTER_ON(exec);
     GP_ON(exec);
     GP_REACH(graph);
@@ -341,10 +343,14 @@ GP_EXPORT int cuGraphExecUpdate_v2(void *exec, void *graph, struct update *out) 
     return replace_staged(GP_EXEC_OF(exec), graph);
 }
 
+GP_EXPORT int cuGraphExecUpdate_v2(void *exec, void *graph, struct update *out) {
+    return update(exec, graph, out);
+}
+
 GP_EXPORT int cuGraphExecUpdate(void *exec, void *graph, void **node, int *result) {
     struct update out;
     if (node == NULL || result == NULL) return GP_INVALID_VALUE;
-    int status = cuGraphExecUpdate_v2(exec, graph, &out);
+    int status = update(exec, graph, &out);
     *node = out.node;
     *result = out.result;
     return status;

@@ -173,16 +173,21 @@ static int add(void **made, void *graph, void **on, const struct gp_edge_data *d
     return status == GP_SUCCESS ? gp_note_params(node, given, &packed) : status;
 }
 
-GP_EXPORT int cuGraphAddNode_v2(void **made, void *graph, void **on,
-                                const struct gp_edge_data *data, size_t count,
-                                struct gp_node_params *given) {
+static int add_node(void **made, void *graph, void **on, const struct gp_edge_data *data,
+                    size_t count, struct gp_node_params *given) {
     if (given == NULL) return GP_INVALID_VALUE;
     return add(made, graph, on, data, count, given);
 }
 
+GP_EXPORT int cuGraphAddNode_v2(void **made, void *graph, void **on,
+                                const struct gp_edge_data *data, size_t count,
+                                struct gp_node_params *given) {
+    return add_node(made, graph, on, data, count, given);
+}
+
 GP_EXPORT int cuGraphAddNode(void **made, void *graph, void **on, size_t count,
                              struct gp_node_params *given) {
-    return cuGraphAddNode_v2(made, graph, on, NULL, count, given);
+    return add_node(made, graph, on, NULL, count, given);
 }
 
 // --- functions for one type each -------------------------------------------------------------------

@@ -38,13 +38,15 @@ GP_EXPORT int cuUserObjectCreate(void **made, void *data, void (*destroy)(void *
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuUserObjectRetain(void *object, unsigned count) {
+static int retain(void *object, unsigned count) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(object, GP_USER_OBJECT));
     if (count == 0) return GP_INVALID_VALUE;
     __atomic_add_fetch(&((struct object *)object)->references, count, __ATOMIC_ACQ_REL);
     return GP_SUCCESS;
 }
+
+GP_EXPORT int cuUserObjectRetain(void *object, unsigned count) { return retain(object, count); }
 
 GP_EXPORT int cuUserObjectRelease(void *object, unsigned count) {
     GP_CHECK(gp_ready());
@@ -78,7 +80,7 @@ GP_EXPORT int cuGraphRetainUserObject(void *graph, void *object, unsigned count,
     if (count == 0 || flags > 1) return GP_INVALID_VALUE;
     GP_CHECK(keep(&GP_GRAPH_OF(graph)->objects, object, count));
     // CU_GRAPH_USER_OBJECT_MOVE: the caller's references become the graph's.
-    return flags & 1 ? GP_SUCCESS : cuUserObjectRetain(object, count);
+    return flags & 1 ? GP_SUCCESS : retain(object, count);
 }
 
 GP_EXPORT int cuGraphReleaseUserObject(void *graph, void *object, unsigned count) {

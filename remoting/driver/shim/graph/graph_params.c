@@ -87,12 +87,10 @@ GP_EXPORT int cuGraphNodeSetParams(void *node, struct gp_node_params *given) {
     return given == NULL ? GP_INVALID_VALUE : set(node, given);
 }
 
-int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child);
-
 GP_EXPORT int cuGraphExecNodeSetParams(void *exec, void *node, struct gp_node_params *given) {
     if (given == NULL) return GP_INVALID_VALUE;
     if (given->type == GP_NODE_GRAPH) {
-        return cuGraphExecChildGraphNodeSetParams(exec, node, given->graph.graph);
+        return gp_set_child(exec, node, given->graph.graph);
     }
     return set_in_exec(exec, node, given);
 }

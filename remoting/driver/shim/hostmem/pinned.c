@@ -225,7 +225,7 @@ static void *allocate_eagerly(size_t size) {
     return NULL;
 }
 
-GP_EXPORT int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+static int allocate(void **address, size_t size, unsigned flags) {
     GP_ENTER();
     if (address == NULL || size == 0 || size > SIZE_MAX / 2) return GP_INVALID_VALUE;
     int device = gp_current_device();
@@ -248,11 +248,15 @@ GP_EXPORT int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuMemAllocHost_v2(void **address, size_t size) {
-    return cuMemHostAlloc(address, size, 0);
+GP_EXPORT int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
+    return allocate(address, size, flags);
 }
 
-GP_EXPORT int cuMemFreeHost(void *address) {
+GP_EXPORT int cuMemAllocHost_v2(void **address, size_t size) {
+    return allocate(address, size, 0);
+}
+
+int gp_free_host(void *address) {
     GP_CHECK(gp_ready());
     if (address == NULL) return GP_SUCCESS;
     struct gp_range range;
@@ -266,6 +270,8 @@ GP_EXPORT int cuMemFreeHost(void *address) {
     munmap(address, range.size);
     return GP_SUCCESS;
 }
+
+GP_EXPORT int cuMemFreeHost(void *address) { return gp_free_host(address); }
 
 // Whether this is memory in which NCCL's kernels of several processes, or of several GPUs, wait for
 // each other: files that it maps in all of them. No mirror is as fast as that, but on their server
@@ -345,7 +351,7 @@ GP_EXPORT int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuMemHostUnregister(void *address) {
+int gp_unregister_host(void *address) {
     GP_CHECK(gp_ready());
     struct gp_range range;
     if (gp_remove_range((uint64_t)(uintptr_t)address, &range) != GP_SUCCESS) {
@@ -358,6 +364,8 @@ GP_EXPORT int cuMemHostUnregister(void *address) {
     unmap_range(&range);
     return gp_drain(address, range.size);
 }
+
+GP_EXPORT int cuMemHostUnregister(void *address) { return gp_unregister_host(address); }
 
 // --- addresses as kernels see them ----------------------------------------------------------------
 

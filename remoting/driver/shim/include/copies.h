@@ -31,6 +31,7 @@ struct gp_end {
 // copies.c
 bool gp_is_pinned(const void *address);
 int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp_end *end);
+int gp_copy_any(uint64_t target, uint64_t source, size_t size, void *stream, bool async);
 int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async);
 // array.c: where at least one end is an array; the stream and the extents are checked
 int gp_copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async);

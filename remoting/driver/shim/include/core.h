@@ -11,6 +11,9 @@
 #include "generated_records.h"
 
 #define GP_EXPORT __attribute__((visibility("default")))
+// Another name of an exported function of the same file. Nothing in the library calls an exported function,
+// which a program may have put its own in place of: the work is in functions of gp_* or static ones.
+#define GP_ALIAS(name, of) GP_EXPORT extern __typeof__(of) name __attribute__((alias(#of)))
 #define GP_DEVICES_MAX 64  // of all servers of the lease
 #define GP_SERVERS_MAX GP_DEVICES_MAX
 #define GP_SERVER_DEVICES_MAX 16  // that one server gives to one session
@@ -214,8 +217,9 @@ int gp_server_device(int ordinal);  // its index in its server's session
 int gp_read_snapshot(int server, const unsigned char *bytes, size_t size);
 void gp_skip_devices(int count);
 int gp_choose_devices(void);
-int cuGetErrorName(int code, const char **text);
-int cuGetErrorString(int code, const char **text);
+int gp_device_attribute(int *value, int attribute, int device);
+const char *gp_error_name(int code);  // as cuda.h has it; NULL for no error of CUDA's
+const char *gp_error_text(int code);
 
 // context.c
 struct gp_context *gp_current(void);
@@ -227,9 +231,7 @@ int gp_device_of(const void *context);
 int gp_context_of(const void *context, struct gp_context **found);
 void gp_begin_context(struct gp_context *context, int device);  // a new one, all else of it 0
 int gp_push(struct gp_context *context);
-int cuCtxGetCurrent(void **context);
-int cuCtxSynchronize(void);
-int cuStreamSynchronize(void *stream);
+int gp_destroy_context(void *context);
 
 // logs.c
 void gp_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -322,6 +324,9 @@ struct gp_handle *gp_stream_handle(void *stream);
 void *gp_thread_stream(void *stream);
 void gp_per_thread(int on);
 int gp_synchronize(int op, uint64_t id);
+int gp_synchronize_stream(void *stream);
+int gp_context_of_stream(void *stream, void **context);
+int gp_await_event(void *event);
 void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its end is never kept
 
 // capture.c
@@ -345,6 +350,19 @@ const char *gp_function_name(void *function);
 bool gp_function_is_kernel(void *function);  // of a library
 int gp_function_here(void *function);        // checked, and known to the server of this call
 int gp_module_here(const void *module);      // a CUmodule, and no library
+
+// launch.c: as cuLaunchKernel
+int gp_launch_kernel(void *function, const unsigned grid[3], const unsigned block[3], unsigned shared,
+                     void *stream, void **parameters, void **extra);
+
+// module.c, function.c: as cuModuleLoadData and so on
+int gp_load_module(void **module, const void *image);
+int gp_count_functions(unsigned *count, void *module);
+int gp_list_functions(void **functions, unsigned count, void *module);
+
+// green.c
+int gp_green_record(void *green, void *event);
+int gp_green_wait(void *green, void *event);
 
 // reference.c
 void gp_references_end(const void *module);  // that is unloaded
@@ -395,6 +413,7 @@ enum {
     GP_SHARED_MEMORY,   // another process's
 };
 #define GP_OF_POOL 2  // in the flags of a range: the same addresses come again and again
+int gp_free(uint64_t address);  // what cuMemAlloc or cuMemAllocManaged gave
 bool gp_find_range(uint64_t address, struct gp_range *found);
 // Memory that ends with the context in which it was allocated, which is the current one for gp_own.
 void gp_own(uint64_t start);
@@ -421,6 +440,8 @@ void *gp_pool_of(const struct gp_range *range);
 // Kernels see the host's pinned memory under the program's own address natively, and here where
 // that is free on the server; gp_see puts the right one in its place.
 int gp_see(uint64_t *address);
+int gp_free_host(void *address);
+int gp_unregister_host(void *address);
 extern int gp_mapped_count;
 // Where the server of this call keeps these bytes of the host, if it has a mirror of all of them. Kernels
 // before a copy write there, and kernels behind it read there, so copies have to go there as well.

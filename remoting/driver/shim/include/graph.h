@@ -260,6 +260,9 @@ static inline void gp_widen_copy(struct gp_node_params *full, const struct gp_co
     full->memcpy.context = context;
 }
 
+// graph_exec.c
+int gp_set_child(void *exec, void *node, void *child);
+
 // graph_host.c
 int gp_stage(struct gp_handle *graph, const struct gp_box *box, const struct gp_copy_3d *copy,
              bool out, struct gp_staged *staged);

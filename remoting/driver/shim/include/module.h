@@ -57,10 +57,10 @@ static inline uint64_t gp_bit_here(void) { return 1ull << gp_here(); }
 // module.c
 int gp_check_module(const void *module, bool library);
 int gp_library_here(struct module *module);  // have the server of this call know it; locked
-int cuLibraryGetModule(void **module, void *library);
+int gp_module_of_library(void **module, void *library);
 
 // function.c
-int cuFuncGetAttribute(int *value, int attribute, void *function);
+int gp_function_attribute(int *value, int attribute, void *function);
 
 // occupancy.c: what is known changes with a function's attributes
 void gp_forget_occupancy(struct function *function);  // its lock is held

@@ -70,7 +70,7 @@ static int check(const void *handle, const struct descriptor *wanted) {
     return wanted->flags & (SPARSE | DEFERRED) ? GP_NOT_SUPPORTED : GP_SUCCESS;
 }
 
-GP_EXPORT int cuArray3DCreate_v2(void **handle, const struct descriptor *wanted) {
+static int create(void **handle, const struct descriptor *wanted) {
     GP_ENTER();
     GP_CHECK(check(handle, wanted));
     struct array *array = calloc(1, sizeof *array);
@@ -78,14 +78,18 @@ GP_EXPORT int cuArray3DCreate_v2(void **handle, const struct descriptor *wanted)
     return make(handle, GP_ARRAY, wanted, 0, array);
 }
 
+GP_EXPORT int cuArray3DCreate_v2(void **handle, const struct descriptor *wanted) {
+    return create(handle, wanted);
+}
+
 GP_EXPORT int cuArrayCreate_v2(void **handle, const struct descriptor_2d *wanted) {
     if (wanted == NULL) return GP_INVALID_VALUE;
     struct descriptor full = {wanted->width,  wanted->height,   0,
                               wanted->format, wanted->channels, 0};
-    return cuArray3DCreate_v2(handle, &full);
+    return create(handle, &full);
 }
 
-GP_EXPORT int cuArray3DGetDescriptor_v2(struct descriptor *descriptor, void *handle) {
+static int describe(struct descriptor *descriptor, void *handle) {
     GP_ENTER();
     GP_CHECK(gp_check(handle, GP_ARRAY));
     if (descriptor == NULL) return GP_INVALID_VALUE;
@@ -93,10 +97,14 @@ GP_EXPORT int cuArray3DGetDescriptor_v2(struct descriptor *descriptor, void *han
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuArray3DGetDescriptor_v2(struct descriptor *descriptor, void *handle) {
+    return describe(descriptor, handle);
+}
+
 GP_EXPORT int cuArrayGetDescriptor_v2(struct descriptor_2d *descriptor, void *handle) {
     struct descriptor full;
     if (descriptor == NULL) return GP_INVALID_VALUE;
-    GP_CHECK(cuArray3DGetDescriptor_v2(&full, handle));
+    GP_CHECK(describe(&full, handle));
     *descriptor = (struct descriptor_2d){full.width, full.height, full.format, full.channels};
     return GP_SUCCESS;
 }

@@ -72,8 +72,6 @@ static int after(void *stream, bool read_later) {
     return gp_synchronize(GP_SYNC_STREAM, id);
 }
 
-int cuMemcpyAsync(uint64_t target, uint64_t source, size_t size, void *stream);
-
 static int copy_all(const uint64_t *targets, const uint64_t *sources, const size_t *sizes,
                     size_t count, const struct attributes *attributes, const size_t *first,
                     size_t kinds, size_t *failed, void *stream) {
@@ -94,7 +92,7 @@ static int copy_all(const uint64_t *targets, const uint64_t *sources, const size
         if (kind + 1 < kinds && first[kind + 1] == at) kind++;
         bool from_host = !on_device(sources[at]);
         if (from_host) before(stream, attributes[kind].order, (const void *)(uintptr_t)sources[at]);
-        int status = cuMemcpyAsync(targets[at], sources[at], sizes[at], stream);
+        int status = gp_copy_any(targets[at], sources[at], sizes[at], stream, true);
         if (status != GP_SUCCESS) {
             if (failed != NULL) *failed = at;
             return status;

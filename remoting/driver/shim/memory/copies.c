@@ -32,7 +32,22 @@ bool gp_is_pinned(const void *address) {
 
 // --- to the server and back ------------------------------------------------------------------------
 
-int cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, size_t size, void *stream);
+// As cuMemcpyDtoDAsync, which the generator writes.
+static int copy_on_device(uint64_t target, uint64_t source, size_t size, void *stream) {
+    GP_ENTER_ON(stream);
+    GP_ON_EITHER(stream, target);
+    if (gp_several && gp_between_servers(target, source)) {
+        return gp_copy_across(target, source, size, stream);
+    }
+    GP_REACH_ADDRESS(target);
+    GP_REACH_ADDRESS(source);
+    GP_CHECK(gp_see(&target));
+    GP_CHECK(gp_see(&source));
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
+    uint64_t values[4] = {target, source, size, id};
+    return gp_post(GP_CALL_cuMemcpyDtoDAsync_v2, values, 4);
+}
 
 // Managed memory is reached on the server, whatever a copy takes it for. The program may touch it
 // as soon as a synchronous copy has returned.
@@ -43,10 +58,10 @@ static bool is_managed(uint64_t address) {
 }
 
 static int copy_managed(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
-    if (async) return cuMemcpyDtoDAsync_v2(target, source, size, stream);
+    if (async) return copy_on_device(target, source, size, stream);
     uint64_t id;
     GP_CHECK(gp_stream_id(NULL, &id));
-    GP_CHECK(cuMemcpyDtoDAsync_v2(target, source, size, NULL));
+    GP_CHECK(copy_on_device(target, source, size, NULL));
     return gp_synchronize(GP_SYNC_STREAM, id);
 }
 
@@ -71,7 +86,7 @@ static bool settle(void *stream, uint64_t target, const void *source, size_t siz
 static int copy_mapped(uint64_t target, uint64_t source, size_t size) {
     uint64_t id;
     GP_CHECK(gp_stream_id(NULL, &id));
-    GP_CHECK(cuMemcpyDtoDAsync_v2(target, source, size, NULL));
+    GP_CHECK(copy_on_device(target, source, size, NULL));
     return gp_synchronize(GP_SYNC_STREAM, id);
 }
 
@@ -161,7 +176,7 @@ bool gp_between_servers(uint64_t one, uint64_t other) {
 
 // --- copies by direction --------------------------------------------------------------------------
 
-GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
+static int write_now(uint64_t target, const void *source, size_t size) {
     GP_ENTER();
     GP_ON_ADDRESS(target);
     if (is_managed((uintptr_t)source)) {
@@ -178,8 +193,11 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
     return size > SMALL_COPY_MAX ? gp_synchronize(GP_SYNC_STREAM, id) : GP_SUCCESS;
 }
 
-GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size,
-                                   void *stream) {
+GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
+    return write_now(target, source, size);
+}
+
+static int write_async(uint64_t target, const void *source, size_t size, void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
     if (is_managed((uintptr_t)source)) {
@@ -192,16 +210,20 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t s
         return gp_capture_copy(target, (uint64_t)(uintptr_t)source, size, false, stream);
     }
     if (!is_apart(target) && gp_mirror_of(source, size, &mirror)) {
-        return cuMemcpyDtoDAsync_v2(target, mirror, size, stream);
+        return copy_on_device(target, mirror, size, stream);
     }
     if (!settle(stream, target, source, size, &mirror)) {
-        return cuMemcpyDtoDAsync_v2(target, mirror, size, stream);
+        return copy_on_device(target, mirror, size, stream);
     }
     if (is_apart(target)) return write_across(target, source, size, stream);
     return copy_in(target, source, size, id);
 }
 
-GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
+GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size, void *stream) {
+    return write_async(target, source, size, stream);
+}
+
+static int read_now(void *target, uint64_t source, size_t size) {
     GP_ENTER();
     GP_ON_ADDRESS(source);
     if (is_managed((uintptr_t)target)) {
@@ -214,7 +236,11 @@ GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
     return copy_out(target, source, size, id);
 }
 
-GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, void *stream) {
+GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
+    return read_now(target, source, size);
+}
+
+static int read_async(void *target, uint64_t source, size_t size, void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
     if (is_managed((uintptr_t)target)) {
@@ -230,7 +256,7 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, v
     if (is_apart(source)) return read_across(target, source, size, stream);
     uint64_t mirror;
     if (gp_mirror_of(target, size, &mirror)) {
-        return cuMemcpyDtoDAsync_v2(mirror, source, size, stream);
+        return copy_on_device(mirror, source, size, stream);
     }
     GP_CHECK(gp_see(&source));
     if (gp_is_pinned(target)) {
@@ -256,22 +282,26 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, v
     return GP_SUCCESS;
 }
 
-static int copy_any(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
+GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, void *stream) {
+    return read_async(target, source, size, stream);
+}
+
+int gp_copy_any(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
     bool to = is_device(target), from = is_device(source);
     void *host_target = (void *)(uintptr_t)target, *host_source = (void *)(uintptr_t)source;
     if (to && from) {
         if (is_managed(target) || is_managed(source)) {
             return copy_managed(target, source, size, stream, async);
         }
-        return cuMemcpyDtoDAsync_v2(target, source, size, stream);
+        return copy_on_device(target, source, size, stream);
     }
     if (to) {
-        return async ? cuMemcpyHtoDAsync_v2(target, host_source, size, stream)
-                     : cuMemcpyHtoD_v2(target, host_source, size);
+        return async ? write_async(target, host_source, size, stream)
+                     : write_now(target, host_source, size);
     }
     if (from) {
-        return async ? cuMemcpyDtoHAsync_v2(host_target, source, size, stream)
-                     : cuMemcpyDtoH_v2(host_target, source, size);
+        return async ? read_async(host_target, source, size, stream)
+                     : read_now(host_target, source, size);
     }
     GP_ON(stream);
     uint64_t id;
@@ -283,12 +313,12 @@ static int copy_any(uint64_t target, uint64_t source, size_t size, void *stream,
 
 GP_EXPORT int cuMemcpy(uint64_t target, uint64_t source, size_t size) {
     GP_ENTER();
-    return copy_any(target, source, size, NULL, false);
+    return gp_copy_any(target, source, size, NULL, false);
 }
 
 GP_EXPORT int cuMemcpyAsync(uint64_t target, uint64_t source, size_t size, void *stream) {
     GP_ENTER();
-    return copy_any(target, source, size, stream, true);
+    return gp_copy_any(target, source, size, stream, true);
 }
 
 GP_EXPORT int cuMemcpyPeerAsync(uint64_t target, void *to, uint64_t source, void *from,
@@ -297,7 +327,7 @@ GP_EXPORT int cuMemcpyPeerAsync(uint64_t target, void *to, uint64_t source, void
     struct gp_context *known;
     GP_CHECK(gp_context_of(to, &known));
     GP_CHECK(gp_context_of(from, &known));
-    return cuMemcpyDtoDAsync_v2(target, source, size, stream);
+    return copy_on_device(target, source, size, stream);
 }
 
 GP_EXPORT int cuMemcpyPeer(uint64_t target, void *to, uint64_t source, void *from, size_t size) {
@@ -305,7 +335,7 @@ GP_EXPORT int cuMemcpyPeer(uint64_t target, void *to, uint64_t source, void *fro
     struct gp_context *known;
     GP_CHECK(gp_context_of(to, &known));
     GP_CHECK(gp_context_of(from, &known));
-    return cuMemcpyDtoDAsync_v2(target, source, size, NULL);
+    return copy_on_device(target, source, size, NULL);
 }
 
 // --- rectangles: CUDA_MEMCPY2D and CUDA_MEMCPY3D --------------------------------------------------
@@ -372,7 +402,7 @@ int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
         for (size_t y = 0; y < (whole ? 1 : height); y++) {
             uint64_t target = to.address + z * to.slice + y * to.pitch;
             uint64_t source = from.address + z * from.slice + y * from.pitch;
-            GP_CHECK(copy_any(target, source, piece, stream, async));
+            GP_CHECK(gp_copy_any(target, source, piece, stream, async));
         }
     }
     return GP_SUCCESS;

@@ -55,9 +55,7 @@ GP_EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct gp_ticket handle, 
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuIpcOpenMemHandle(uint64_t *address, struct gp_ticket handle, unsigned flags) {
-    return cuIpcOpenMemHandle_v2(address, handle, flags);
-}
+GP_ALIAS(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2);
 
 GP_EXPORT int cuIpcCloseMemHandle(uint64_t address) {
     GP_ENTER();

@@ -306,9 +306,9 @@ static int check_batch(const uint64_t *addresses, const size_t *sizes, size_t co
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *sizes, size_t count,
-                                      const struct location *locations, const size_t *first,
-                                      size_t kinds, unsigned long long flags, void *stream) {
+static int prefetch_batch(const uint64_t *addresses, const size_t *sizes, size_t count,
+                          const struct location *locations, const size_t *first, size_t kinds,
+                          unsigned long long flags, void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
     GP_CHECK(check_batch(addresses, sizes, count, flags, stream));
@@ -328,6 +328,12 @@ GP_EXPORT int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *s
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuMemPrefetchBatchAsync(const uint64_t *addresses, const size_t *sizes, size_t count,
+                                      const struct location *locations, const size_t *first,
+                                      size_t kinds, unsigned long long flags, void *stream) {
+    return prefetch_batch(addresses, sizes, count, locations, first, kinds, flags, stream);
+}
+
 GP_EXPORT int cuMemDiscardBatchAsync(const uint64_t *addresses, const size_t *sizes, size_t count,
                                      unsigned long long flags, void *stream) {
     GP_ENTER_ON(stream);
@@ -339,5 +345,5 @@ GP_EXPORT int cuMemDiscardAndPrefetchBatchAsync(const uint64_t *addresses, const
                                                 size_t count, const struct location *locations,
                                                 const size_t *first, size_t kinds,
                                                 unsigned long long flags, void *stream) {
-    return cuMemPrefetchBatchAsync(addresses, sizes, count, locations, first, kinds, flags, stream);
+    return prefetch_batch(addresses, sizes, count, locations, first, kinds, flags, stream);
 }

@@ -171,7 +171,7 @@ static int remove_device_range(uint64_t address) {
 
 // --- allocation -----------------------------------------------------------------------------------
 
-GP_EXPORT int cuMemAlloc_v2(uint64_t *address, size_t size) {
+static int allocate(uint64_t *address, size_t size) {
     GP_ENTER();
     if (address == NULL || size == 0) return GP_INVALID_VALUE;
     uint64_t values[1] = {size}, reply[1] = {0};
@@ -186,6 +186,8 @@ GP_EXPORT int cuMemAlloc_v2(uint64_t *address, size_t size) {
     return status;
 }
 
+GP_EXPORT int cuMemAlloc_v2(uint64_t *address, size_t size) { return allocate(address, size); }
+
 GP_EXPORT int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width, size_t height,
                                  unsigned element) {
     GP_ENTER();
@@ -194,10 +196,10 @@ GP_EXPORT int cuMemAllocPitch_v2(uint64_t *address, size_t *pitch, size_t width,
     if (width > SIZE_MAX - 511) return GP_OUT_OF_MEMORY;
     *pitch = (width + 511) & ~(size_t)511;  // a multiple of every device's texture alignment
     if (height > SIZE_MAX / *pitch) return GP_OUT_OF_MEMORY;
-    return cuMemAlloc_v2(address, *pitch * height);
+    return allocate(address, *pitch * height);
 }
 
-GP_EXPORT int cuMemFree_v2(uint64_t address) {
+int gp_free(uint64_t address) {
     GP_ENTER_AT(address);
     if (address == 0) return GP_SUCCESS;
     GP_ON_ADDRESS(address);
@@ -207,6 +209,8 @@ GP_EXPORT int cuMemFree_v2(uint64_t address) {
     return gp_post(GP_FREE, values, 1);
 }
 
+GP_EXPORT int cuMemFree_v2(uint64_t address) { return gp_free(address); }
+
 GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
     GP_ENTER_ON(stream);
     if (address == 0) return GP_SUCCESS;
@@ -215,7 +219,7 @@ GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
         // What the stream does does not touch another server's memory; only events could have made
         // it wait for that, and these were waited for.
         GP_ON_ADDRESS(address);
-        return cuMemFree_v2(address);
+        return gp_free(address);
     }
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));

@@ -58,7 +58,7 @@ static int default_pool(int device, struct gp_handle **pool) {
     return status;
 }
 
-GP_EXPORT int cuDeviceGetDefaultMemPool(void **pool, int device) {
+static int tell_default(void **pool, int device) {
     struct gp_handle *found;
     if (pool == NULL) return GP_INVALID_VALUE;
     GP_CHECK(default_pool(device, &found));
@@ -66,15 +66,21 @@ GP_EXPORT int cuDeviceGetDefaultMemPool(void **pool, int device) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDeviceGetMemPool(void **pool, int device) {
-    GP_CHECK(cuDeviceGetDefaultMemPool(pool, device));
+GP_EXPORT int cuDeviceGetDefaultMemPool(void **pool, int device) {
+    return tell_default(pool, device);
+}
+
+static int tell_current(void **pool, int device) {
+    GP_CHECK(tell_default(pool, device));
     pthread_mutex_lock(&pool_lock);
     if (current_pools[device] != NULL) *pool = current_pools[device];
     pthread_mutex_unlock(&pool_lock);
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDeviceSetMemPool(int device, void *pool) {
+GP_EXPORT int cuDeviceGetMemPool(void **pool, int device) { return tell_current(pool, device); }
+
+static int set_current(int device, void *pool) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
     GP_ROUTE(device);
@@ -88,6 +94,8 @@ GP_EXPORT int cuDeviceSetMemPool(int device, void *pool) {
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuDeviceSetMemPool(int device, void *pool) { return set_current(device, pool); }
+
 // Pools by location, since CUDA 13: only those of devices, for memory as cuMemAlloc gives it.
 
 static int check_location(const struct location *location, int type) {
@@ -97,17 +105,17 @@ static int check_location(const struct location *location, int type) {
 
 GP_EXPORT int cuMemGetDefaultMemPool(void **pool, const struct location *location, int type) {
     GP_CHECK(check_location(location, type));
-    return cuDeviceGetDefaultMemPool(pool, location->id);
+    return tell_default(pool, location->id);
 }
 
 GP_EXPORT int cuMemGetMemPool(void **pool, const struct location *location, int type) {
     GP_CHECK(check_location(location, type));
-    return cuDeviceGetMemPool(pool, location->id);
+    return tell_current(pool, location->id);
 }
 
 GP_EXPORT int cuMemSetMemPool(const struct location *location, int type, void *pool) {
     GP_CHECK(check_location(location, type));
-    return cuDeviceSetMemPool(location->id, pool);
+    return set_current(location->id, pool);
 }
 
 GP_EXPORT int cuMemPoolCreate(void **pool, const struct pool_properties *properties) {
@@ -305,7 +313,7 @@ static int allocate_async(uint64_t *address, size_t size, struct gp_handle *pool
     *address = reply[0];
     if (size == 0) return GP_SUCCESS;
     void *from = pool;
-    if (from == NULL) GP_CHECK(cuDeviceGetMemPool(&from, device));
+    if (from == NULL) GP_CHECK(tell_current(&from, device));
     return add_pooled(reply[0], size, device, from);
 }
 

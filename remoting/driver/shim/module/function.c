@@ -179,18 +179,26 @@ static int list_functions(struct module *module, void **functions, unsigned room
     return status;
 }
 
-GP_EXPORT int cuModuleGetFunctionCount(unsigned *count, void *module) {
+int gp_count_functions(unsigned *count, void *module) {
     GP_ENTER_ON(module);
     GP_CHECK(gp_check_module(module, false));
     if (count == NULL) return GP_INVALID_VALUE;
     return list_functions(module, NULL, 0, count);
 }
 
-GP_EXPORT int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
+GP_EXPORT int cuModuleGetFunctionCount(unsigned *count, void *module) {
+    return gp_count_functions(count, module);
+}
+
+int gp_list_functions(void **functions, unsigned count, void *module) {
     GP_ENTER_ON(module);
     GP_CHECK(gp_check_module(module, false));
     if (functions == NULL) return GP_INVALID_VALUE;
     return list_functions(module, functions, count, NULL);
+}
+
+GP_EXPORT int cuModuleEnumerateFunctions(void **functions, unsigned count, void *module) {
+    return gp_list_functions(functions, count, module);
 }
 
 GP_EXPORT int cuLibraryGetKernelCount(unsigned *count, void *library) {
@@ -229,7 +237,7 @@ GP_EXPORT int cuFuncGetModule(void **module, void *function) {
     GP_CHECK(gp_check(function, GP_FUNCTION));
     if (module == NULL) return GP_INVALID_VALUE;
     struct module *of = (struct module *)((struct function *)function)->module;
-    if (of->library) return cuLibraryGetModule(module, of);
+    if (of->library) return gp_module_of_library(module, of);
     *module = of;
     return GP_SUCCESS;
 }
@@ -242,9 +250,7 @@ GP_EXPORT int cuFuncGetName(const char **name, void *function) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuKernelGetName(const char **name, void *kernel) {
-    return cuFuncGetName(name, kernel);
-}
+GP_ALIAS(cuKernelGetName, cuFuncGetName);
 
 GP_EXPORT int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, size_t *size) {
     GP_CHECK(gp_ready());
@@ -256,9 +262,7 @@ GP_EXPORT int cuFuncGetParamInfo(void *function, size_t index, size_t *offset, s
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuKernelGetParamInfo(void *kernel, size_t index, size_t *offset, size_t *size) {
-    return cuFuncGetParamInfo(kernel, index, offset, size);
-}
+GP_ALIAS(cuKernelGetParamInfo, cuFuncGetParamInfo);
 
 GP_EXPORT int cuFuncLoad(void *function) {
     GP_ENTER_ON(function);
@@ -297,7 +301,7 @@ static int fetch_attributes(struct function *function, int device, struct attrib
     return status;
 }
 
-GP_EXPORT int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+static int get_attribute(int *value, int attribute, void *kernel, int device) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(kernel, GP_FUNCTION));
     if (value == NULL || attribute < 0 || attribute >= FUNCTION_ATTRIBUTES) return GP_INVALID_VALUE;
@@ -308,12 +312,20 @@ GP_EXPORT int cuKernelGetAttribute(int *value, int attribute, void *kernel, int 
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    GP_ENTER_ON(function);
-    return cuKernelGetAttribute(value, attribute, function, gp_current_device());
+GP_EXPORT int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
+    return get_attribute(value, attribute, kernel, device);
 }
 
-GP_EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
+int gp_function_attribute(int *value, int attribute, void *function) {
+    GP_ENTER_ON(function);
+    return get_attribute(value, attribute, function, gp_current_device());
+}
+
+GP_EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) {
+    return gp_function_attribute(value, attribute, function);
+}
+
+static int set_attribute(int attribute, int value, void *kernel, int device) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(kernel, GP_FUNCTION));
     if (attribute < MAX_DYNAMIC_SHARED || attribute >= FUNCTION_ATTRIBUTES) return GP_INVALID_VALUE;
@@ -339,9 +351,13 @@ GP_EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int d
     return gp_post(GP_SET_FUNCTION_ATTRIBUTE, values, 4);
 }
 
+GP_EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
+    return set_attribute(attribute, value, kernel, device);
+}
+
 GP_EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
     GP_ENTER_ON(function);
-    return cuKernelSetAttribute(attribute, value, function, gp_current_device());
+    return set_attribute(attribute, value, function, gp_current_device());
 }
 
 GP_EXPORT int cuFuncSetSharedMemConfig(void *function, int config) {
@@ -350,10 +366,11 @@ GP_EXPORT int cuFuncSetSharedMemConfig(void *function, int config) {
     return gp_check(function, GP_FUNCTION);
 }
 
-int cuFuncSetCacheConfig(void *function, int config);
-
 GP_EXPORT int cuKernelSetCacheConfig(void *kernel, int config, int device) {
     GP_CHECK(gp_check_device(device));
     GP_ROUTE(device);
-    return cuFuncSetCacheConfig(kernel, config);
+    GP_ENTER();
+    GP_CHECK(gp_function_here(kernel));
+    uint64_t values[2] = {((struct gp_handle *)kernel)->id, (uint64_t)config};
+    return gp_post(GP_CALL_cuFuncSetCacheConfig, values, 2);
 }

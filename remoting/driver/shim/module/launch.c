@@ -116,6 +116,13 @@ static int launch(struct launch *head, struct function *function, void *stream, 
     return GP_SUCCESS;
 }
 
+int gp_launch_kernel(void *function, const unsigned grid[3], const unsigned block[3], unsigned shared,
+                     void *stream, void **parameters, void **extra) {
+    struct launch head = {.grid = {grid[0], grid[1], grid[2]},
+                          .block = {block[0], block[1], block[2]}, .shared = shared};
+    return launch(&head, function, stream, parameters, extra, NULL, 0, 0);
+}
+
 GP_EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                              unsigned by, unsigned bz, unsigned shared, void *stream,
                              void **parameters, void **extra) {

@@ -57,9 +57,8 @@ static int say(struct gp_handle *state, int status) {
     return status;
 }
 
-GP_EXPORT int cuLinkAddData_v2(void *state, int type, const void *data, size_t size,
-                               const char *name, unsigned count, const int *options,
-                               void **option_values) {
+static int add_data(void *state, int type, const void *data, size_t size, const char *name,
+                    unsigned count, const int *options, void **option_values) {
     (void)count, (void)options, (void)option_values;
     GP_ENTER();
     if (!is_link(state)) return GP_INVALID_HANDLE;
@@ -71,6 +70,12 @@ GP_EXPORT int cuLinkAddData_v2(void *state, int type, const void *data, size_t s
     struct gp_request request = {0};
     return say(state, gp_exchange(&request, GP_LINK_ADD, values, 3, name, strnlen(name, 1000), data,
                                   size));
+}
+
+GP_EXPORT int cuLinkAddData_v2(void *state, int type, const void *data, size_t size,
+                               const char *name, unsigned count, const int *options,
+                               void **option_values) {
+    return add_data(state, type, data, size, name, count, options, option_values);
 }
 
 GP_EXPORT int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned count,
@@ -86,7 +91,7 @@ GP_EXPORT int cuLinkAddFile_v2(void *state, int type, const char *path, unsigned
     fclose(file);
     int status = GP_FILE_NOT_FOUND;
     if (whole) {
-        status = cuLinkAddData_v2(state, type, bytes, (size_t)size, path, count, options,
+        status = add_data(state, type, bytes, (size_t)size, path, count, options,
                                   option_values);
     }
     free(bytes);
@@ -130,16 +135,6 @@ GP_EXPORT int cuLinkDestroy(void *state) {
 
 // Their first interfaces differ in the width of a size on 32-bit machines alone.
 
-GP_EXPORT int cuLinkCreate(unsigned count, const int *options, void **values, void **state) {
-    return cuLinkCreate_v2(count, options, values, state);
-}
-
-GP_EXPORT int cuLinkAddData(void *state, int type, const void *data, size_t size, const char *name,
-                            unsigned count, const int *options, void **option_values) {
-    return cuLinkAddData_v2(state, type, data, size, name, count, options, option_values);
-}
-
-GP_EXPORT int cuLinkAddFile(void *state, int type, const char *path, unsigned count,
-                            const int *options, void **option_values) {
-    return cuLinkAddFile_v2(state, type, path, count, options, option_values);
-}
+GP_ALIAS(cuLinkCreate, cuLinkCreate_v2);
+GP_ALIAS(cuLinkAddData, cuLinkAddData_v2);
+GP_ALIAS(cuLinkAddFile, cuLinkAddFile_v2);

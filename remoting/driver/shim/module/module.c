@@ -133,9 +133,13 @@ static int load_file(int op, const char *path, const struct gp_jit *jit, void **
     return status;
 }
 
-GP_EXPORT int cuModuleLoadData(void **module, const void *image) {
+int gp_load_module(void **module, const void *image) {
     GP_ENTER();
     return load(GP_LOAD_MODULE, image, NULL, module);
+}
+
+GP_EXPORT int cuModuleLoadData(void **module, const void *image) {
+    return gp_load_module(module, image);
 }
 
 GP_EXPORT int cuModuleLoadDataEx(void **module, const void *image, unsigned count,
@@ -146,9 +150,7 @@ GP_EXPORT int cuModuleLoadDataEx(void **module, const void *image, unsigned coun
     return load(GP_LOAD_MODULE, image, &jit, module);
 }
 
-GP_EXPORT int cuModuleLoadFatBinary(void **module, const void *image) {
-    return cuModuleLoadData(module, image);
-}
+GP_ALIAS(cuModuleLoadFatBinary, cuModuleLoadData);
 
 GP_EXPORT int cuModuleLoad(void **module, const char *path) {
     GP_ENTER();
@@ -225,7 +227,7 @@ GP_EXPORT int cuLibraryUnload(void *library) {
     return unload(library, GP_UNLOAD_LIBRARY);
 }
 
-GP_EXPORT int cuLibraryGetModule(void **module, void *library) {
+int gp_module_of_library(void **module, void *library) {
     GP_ENTER();
     if (module == NULL) return GP_INVALID_VALUE;
     GP_CHECK(gp_check_module(library, true));
@@ -248,6 +250,10 @@ GP_EXPORT int cuLibraryGetModule(void **module, void *library) {
     *module = known->modules[device];
     pthread_mutex_unlock(&known->lock);
     return status;
+}
+
+GP_EXPORT int cuLibraryGetModule(void **module, void *library) {
+    return gp_module_of_library(module, library);
 }
 
 // --- variables ------------------------------------------------------------------------------------

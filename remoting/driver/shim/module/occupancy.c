@@ -115,9 +115,8 @@ static int ask_occupancy(struct function *function, int op, const uint64_t key[4
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function,
-                                                                   int block_size, size_t shared,
-                                                                   unsigned flags) {
+static int active_blocks(int *blocks, void *function, int block_size, size_t shared,
+                         unsigned flags) {
     if (blocks == NULL) return GP_INVALID_VALUE;
     uint64_t key[4] = {(uint64_t)block_size, shared, flags, 0}, value = 0;
     GP_CHECK(ask_occupancy(function, GP_OCCUPANCY, key, &value));
@@ -125,9 +124,15 @@ GP_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function,
+                                                                   int block_size, size_t shared,
+                                                                   unsigned flags) {
+    return active_blocks(blocks, function, block_size, shared, flags);
+}
+
 GP_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function,
                                                           int block_size, size_t shared) {
-    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size,
+    return active_blocks(blocks, function, block_size,
                                                                 shared, 0);
 }
 
@@ -179,20 +184,19 @@ GP_EXPORT int cuOccupancyMaxPotentialClusterSize(int *count, void *function, con
 }
 
 // The rule of cuda_occupancy.h: the block size with the most resident threads; larger ones win.
-GP_EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *function,
-                                                        size_t (*shared_of)(int), size_t shared,
-                                                        int limit, unsigned flags) {
+static int potential_block(int *grid, int *block, void *function, size_t (*shared_of)(int),
+                           size_t shared, int limit, unsigned flags) {
     GP_ENTER();
     GP_CHECK(gp_check(function, GP_FUNCTION));
     if (grid == NULL || block == NULL) return GP_INVALID_VALUE;
     int device = gp_current_device(), most = 0;
-    GP_CHECK(cuFuncGetAttribute(&most, 0, function));
+    GP_CHECK(gp_function_attribute(&most, 0, function));
     if (limit > 0 && limit < most) most = limit;
     int best = 0, best_blocks = 0;
     for (int size = most; size > 0; size = (size - 1) & ~31) {
         int blocks = 0;
         size_t needed = shared_of == NULL ? shared : shared_of(size);
-        GP_CHECK(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(&blocks, function, size,
+        GP_CHECK(active_blocks(&blocks, function, size,
                                                                       needed, flags));
         if (blocks * size > best * best_blocks) {
             best = size;
@@ -205,9 +209,15 @@ GP_EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, v
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *function,
+                                                        size_t (*shared_of)(int), size_t shared,
+                                                        int limit, unsigned flags) {
+    return potential_block(grid, block, function, shared_of, shared, limit, flags);
+}
+
 GP_EXPORT int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *function,
                                                size_t (*shared_of)(int), size_t shared,
                                                int limit) {
-    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared,
+    return potential_block(grid, block, function, shared_of, shared,
                                                      limit, 0);
 }

@@ -28,15 +28,12 @@ struct told {
     unsigned char shown[48];
 };
 
-
 struct green {
     struct gp_handle handle;
     struct gp_context context;
     struct gp_handle legacy;
     struct told resource;
 };
-
-int cuStreamGetCtx(void *stream, void **context);
 
 static pthread_mutex_t green_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct told of_device[GP_DEVICES_MAX];
@@ -73,25 +70,33 @@ static int ask(struct told *kept, int device, uint64_t number, struct resource *
     return status;
 }
 
-GP_EXPORT int cuDeviceGetDevResource(int device, struct resource *resource, int type) {
+static int resource_of_device(int device, struct resource *resource, int type) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
     return ask(&of_device[device], device, 0, resource, type);
 }
 
-GP_EXPORT int cuGreenCtxGetDevResource(void *green, struct resource *resource, int type) {
+GP_EXPORT int cuDeviceGetDevResource(int device, struct resource *resource, int type) {
+    return resource_of_device(device, resource, type);
+}
+
+static int resource_of_green(void *green, struct resource *resource, int type) {
     GP_CHECK(gp_ready());
     if (gp_check(green, GP_GREEN) != GP_SUCCESS) return GP_INVALID_CONTEXT;
     struct green *known = green;
     return ask(&known->resource, known->handle.device, (uint64_t)known->context.place, resource, type);
 }
 
+GP_EXPORT int cuGreenCtxGetDevResource(void *green, struct resource *resource, int type) {
+    return resource_of_green(green, resource, type);
+}
+
 GP_EXPORT int cuCtxGetDevResource(void *context, struct resource *resource, int type) {
     GP_CHECK(gp_ready());
     struct gp_context *known;
     GP_CHECK(gp_context_of(context, &known));
-    if (known->green != NULL) return cuGreenCtxGetDevResource(known->green, resource, type);
-    return cuDeviceGetDevResource(known->handle.device, resource, type);
+    if (known->green != NULL) return resource_of_green(known->green, resource, type);
+    return resource_of_device(known->handle.device, resource, type);
 }
 
 GP_EXPORT int cuDevSmResourceSplitByCount(struct resource *groups, unsigned *count,
@@ -252,15 +257,21 @@ static int with_event(void *green, void *event, bool waits) {
     return status;
 }
 
-GP_EXPORT int cuGreenCtxRecordEvent(void *green, void *event) {
+int gp_green_record(void *green, void *event) {
     return with_event(green, event, false);
 }
 
-GP_EXPORT int cuGreenCtxWaitEvent(void *green, void *event) {
+GP_EXPORT int cuGreenCtxRecordEvent(void *green, void *event) {
+    return gp_green_record(green, event);
+}
+
+int gp_green_wait(void *green, void *event) {
     return with_event(green, event, true);
 }
 
-GP_EXPORT int cuStreamGetGreenCtx(void *stream, void **green) {
+GP_EXPORT int cuGreenCtxWaitEvent(void *green, void *event) { return gp_green_wait(green, event); }
+
+static int green_of(void *stream, void **green) {
     GP_ENTER();
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -270,11 +281,13 @@ GP_EXPORT int cuStreamGetGreenCtx(void *stream, void **green) {
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuStreamGetGreenCtx(void *stream, void **green) { return green_of(stream, green); }
+
 GP_EXPORT int cuStreamGetCtx_v2(void *stream, void **context, void **green) {
     void *found = NULL;
-    GP_CHECK(cuStreamGetGreenCtx(stream, &found));
+    GP_CHECK(green_of(stream, &found));
     if (green != NULL) *green = found;
-    if (found == NULL) return cuStreamGetCtx(stream, context);
+    if (found == NULL) return gp_context_of_stream(stream, context);
     if (context == NULL) return GP_INVALID_VALUE;
     *context = &gp.primaries[((struct green *)found)->handle.device];
     return GP_SUCCESS;

@@ -16,10 +16,6 @@ struct settings {
 
 static pthread_mutex_t settings_lock = PTHREAD_MUTEX_INITIALIZER;
 
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
-                   unsigned bz, unsigned shared, void *stream, void **parameters, void **extra);
-int cuCtxDestroy_v2(void *context);
-
 // With settings_lock held, as functions keep them for as long as they are.
 static int find(void *function, struct settings **found) {
     GP_CHECK(gp_check(function, GP_FUNCTION));
@@ -64,7 +60,7 @@ GP_EXPORT int cuParamSetSize(void *function, unsigned bytes) {
     return status;
 }
 
-GP_EXPORT int cuParamSetv(void *function, int offset, const void *value, unsigned bytes) {
+static int set_parameter(void *function, int offset, const void *value, unsigned bytes) {
     GP_ENTER();
     if (value == NULL || offset < 0 || bytes > PARAMETERS_MAX) return GP_INVALID_VALUE;
     if ((unsigned)offset > PARAMETERS_MAX - bytes) return GP_INVALID_VALUE;
@@ -76,15 +72,19 @@ GP_EXPORT int cuParamSetv(void *function, int offset, const void *value, unsigne
     return status;
 }
 
+GP_EXPORT int cuParamSetv(void *function, int offset, const void *value, unsigned bytes) {
+    return set_parameter(function, offset, value, bytes);
+}
+
 GP_EXPORT int cuParamSeti(void *function, int offset, unsigned value) {
-    return cuParamSetv(function, offset, &value, sizeof value);
+    return set_parameter(function, offset, &value, sizeof value);
 }
 
 GP_EXPORT int cuParamSetf(void *function, int offset, float value) {
-    return cuParamSetv(function, offset, &value, sizeof value);
+    return set_parameter(function, offset, &value, sizeof value);
 }
 
-GP_EXPORT int cuLaunchGridAsync(void *function, int width, int height, void *stream) {
+static int launch_grid(void *function, int width, int height, void *stream) {
     GP_ENTER();
     if (width <= 0 || height <= 0) return GP_INVALID_VALUE;
     struct settings *kept, copy;
@@ -95,15 +95,19 @@ GP_EXPORT int cuLaunchGridAsync(void *function, int width, int height, void *str
     GP_CHECK(status);
     size_t size = copy.size;
     void *extra[5] = {(void *)1, copy.bytes, (void *)2, &size, NULL};
-    return cuLaunchKernel(function, (unsigned)width, (unsigned)height, 1, copy.block[0],
-                          copy.block[1], copy.block[2], copy.shared, stream, NULL, extra);
+    unsigned grid[3] = {(unsigned)width, (unsigned)height, 1};
+    return gp_launch_kernel(function, grid, copy.block, copy.shared, stream, NULL, extra);
+}
+
+GP_EXPORT int cuLaunchGridAsync(void *function, int width, int height, void *stream) {
+    return launch_grid(function, width, height, stream);
 }
 
 GP_EXPORT int cuLaunchGrid(void *function, int width, int height) {
-    return cuLaunchGridAsync(function, width, height, NULL);
+    return launch_grid(function, width, height, NULL);
 }
 
-GP_EXPORT int cuLaunch(void *function) { return cuLaunchGridAsync(function, 1, 1, NULL); }
+GP_EXPORT int cuLaunch(void *function) { return launch_grid(function, 1, 1, NULL); }
 
 // --- several devices together ---------------------------------------------------------------------
 
@@ -184,5 +188,5 @@ GP_EXPORT int cuCtxDetach(void *context) {
     if (context == NULL || context != known) return GP_INVALID_CONTEXT;
     if (__atomic_fetch_sub(&known->attached, 1, __ATOMIC_RELAXED) > 0) return GP_SUCCESS;
     __atomic_fetch_add(&known->attached, 1, __ATOMIC_RELAXED);
-    return cuCtxDestroy_v2(context);
+    return gp_destroy_context(context);
 }

@@ -231,10 +231,7 @@ GP_EXPORT int cuTexRefSetAddress2D_v3(void *reference, const struct descriptor *
     return bind(reference, binding, &none);  // its alignment and extents may be refused
 }
 
-GP_EXPORT int cuTexRefSetAddress2D_v2(void *reference, const struct descriptor *descriptor,
-                                      uint64_t address, size_t pitch) {
-    return cuTexRefSetAddress2D_v3(reference, descriptor, address, pitch);
-}
+GP_ALIAS(cuTexRefSetAddress2D_v2, cuTexRefSetAddress2D_v3);
 
 static int bound_object(void **object, void *reference, enum gp_kind kind, int to) {
     GP_CHECK(check(reference, kind));

@@ -6,32 +6,6 @@
 #define OPERATIONS_MAX 256
 #define EVENT_OF_CONTEXT_WAITS 1
 
-int cuEventSynchronize(void *event);
-int cuGreenCtxRecordEvent(void *green, void *event);
-int cuGreenCtxWaitEvent(void *green, void *event);
-int cuStreamWaitValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
-int cuStreamWaitValue64_v2(void *stream, uint64_t address, uint64_t value, unsigned flags);
-int cuStreamWriteValue32_v2(void *stream, uint64_t address, uint32_t value, unsigned flags);
-int cuStreamWriteValue64_v2(void *stream, uint64_t address, uint64_t value, unsigned flags);
-
-GP_EXPORT int cuStreamWaitValue32(void *stream, uint64_t address, uint32_t value, unsigned flags) {
-    return cuStreamWaitValue32_v2(stream, address, value, flags);
-}
-
-GP_EXPORT int cuStreamWaitValue64(void *stream, uint64_t address, uint64_t value, unsigned flags) {
-    return cuStreamWaitValue64_v2(stream, address, value, flags);
-}
-
-GP_EXPORT int cuStreamWriteValue32(void *stream, uint64_t address, uint32_t value,
-                                   unsigned flags) {
-    return cuStreamWriteValue32_v2(stream, address, value, flags);
-}
-
-GP_EXPORT int cuStreamWriteValue64(void *stream, uint64_t address, uint64_t value,
-                                   unsigned flags) {
-    return cuStreamWriteValue64_v2(stream, address, value, flags);
-}
-
 // CUstreamBatchMemOpParams.
 struct operation {
     uint32_t kind, padding;
@@ -67,10 +41,7 @@ GP_EXPORT int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct o
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuStreamBatchMemOp(void *stream, unsigned count, const struct operation *given,
-                                 unsigned flags) {
-    return cuStreamBatchMemOp_v2(stream, count, given, flags);
-}
+GP_ALIAS(cuStreamBatchMemOp, cuStreamBatchMemOp_v2);
 
 // --- contexts -------------------------------------------------------------------------------------
 
@@ -81,12 +52,12 @@ static int context_event(void *context, void *event, uint64_t how) {
     GP_CHECK(gp_check(event, GP_EVENT));
     if (known->green != NULL) {
         bool waits = how == EVENT_OF_CONTEXT_WAITS;
-        return waits ? cuGreenCtxWaitEvent(known->green, event)
-                     : cuGreenCtxRecordEvent(known->green, event);
+        return waits ? gp_green_wait(known->green, event)
+                     : gp_green_record(known->green, event);
     }
     GP_ROUTE(known->handle.device);
     if (gp_several && !gp_reaches(((struct gp_handle *)event)->device)) {
-        return how == EVENT_OF_CONTEXT_WAITS ? cuEventSynchronize(event) : GP_INVALID_HANDLE;
+        return how == EVENT_OF_CONTEXT_WAITS ? gp_await_event(event) : GP_INVALID_HANDLE;
     }
     if (how != EVENT_OF_CONTEXT_WAITS) gp_recorded_elsewhere(event);
     uint64_t device = (uint64_t)gp_server_device(known->handle.device);
@@ -126,14 +97,12 @@ GP_EXPORT int cuCtxSetFlags(unsigned flags) {
     return GP_SUCCESS;
 }
 
-int cuDeviceGetAttribute(int *value, int attribute, int device);
-
 GP_EXPORT int cuDeviceGetProperties(int *properties, int device) {
     // CUdevprop's members, in their order, by CUdevice_attribute.
     static const int attributes[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14};
     if (properties == NULL) return GP_INVALID_VALUE;
     for (size_t at = 0; at < sizeof attributes / sizeof *attributes; at++) {
-        GP_CHECK(cuDeviceGetAttribute(&properties[at], attributes[at], device));
+        GP_CHECK(gp_device_attribute(&properties[at], attributes[at], device));
     }
     return GP_SUCCESS;
 }

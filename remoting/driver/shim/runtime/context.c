@@ -89,7 +89,7 @@ GP_EXPORT int cuCtxPushCurrent_v2(void *context) {
     return gp_push(known);
 }
 
-GP_EXPORT int cuCtxPushCurrent(void *context) { return cuCtxPushCurrent_v2(context); }
+GP_ALIAS(cuCtxPushCurrent, cuCtxPushCurrent_v2);
 
 GP_EXPORT int cuCtxPopCurrent_v2(void **context) {
     GP_CHECK(gp_enter());
@@ -98,9 +98,9 @@ GP_EXPORT int cuCtxPopCurrent_v2(void **context) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuCtxPopCurrent(void **context) { return cuCtxPopCurrent_v2(context); }
+GP_ALIAS(cuCtxPopCurrent, cuCtxPopCurrent_v2);
 
-GP_EXPORT int cuCtxGetDevice_v2(int *device, void *context) {
+static int tell_device(int *device, void *context) {
     GP_CHECK(gp_ready());
     if (device == NULL) return GP_INVALID_VALUE;
     struct gp_context *known;
@@ -109,7 +109,9 @@ GP_EXPORT int cuCtxGetDevice_v2(int *device, void *context) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuCtxGetDevice(int *device) { return cuCtxGetDevice_v2(device, NULL); }
+GP_EXPORT int cuCtxGetDevice_v2(int *device, void *context) { return tell_device(device, context); }
+
+GP_EXPORT int cuCtxGetDevice(int *device) { return tell_device(device, NULL); }
 
 GP_EXPORT int cuCtxGetFlags(unsigned *flags) {
     GP_CHECK(gp_enter());
@@ -136,7 +138,7 @@ GP_EXPORT int cuCtxGetApiVersion(void *context, unsigned *version) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuCtxSynchronize_v2(void *context) {
+static int synchronize(void *context) {
     GP_CHECK(gp_ready());
     struct gp_context *known;
     GP_CHECK(gp_context_of(context, &known));
@@ -144,7 +146,9 @@ GP_EXPORT int cuCtxSynchronize_v2(void *context) {
     return gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(known->handle.device));
 }
 
-GP_EXPORT int cuCtxSynchronize(void) { return cuCtxSynchronize_v2(NULL); }
+GP_EXPORT int cuCtxSynchronize_v2(void *context) { return synchronize(context); }
+
+GP_EXPORT int cuCtxSynchronize(void) { return synchronize(NULL); }
 
 GP_EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     GP_CHECK(gp_enter());
@@ -209,25 +213,21 @@ GP_EXPORT int cuCtxCreate_v4(void **made, void *parameters, unsigned flags, int 
     return parameters != NULL ? GP_NOT_SUPPORTED : create_context(made, flags, device);
 }
 
-int cuMemFree_v2(uint64_t address);
-int cuMemFreeHost(void *address);
-int cuMemHostUnregister(void *address);
-
 // What was allocated in a context ends with it, as many programs expect.
 static void free_owned(struct gp_context *context) {
     struct gp_range range, gone;
     if (gp_in_host_function() || gp_push(context) != GP_SUCCESS) return;
     while (gp_find_owned(context, &range)) {
         void *start = (void *)(uintptr_t)range.start;
-        int status = range.kind != GP_HOST_MEMORY ? cuMemFree_v2(range.start)
-                     : range.detail != NULL       ? cuMemFreeHost(start)
-                                                  : cuMemHostUnregister(start);
+        int status = range.kind != GP_HOST_MEMORY ? gp_free(range.start)
+                     : range.detail != NULL       ? gp_free_host(start)
+                                                  : gp_unregister_host(start);
         if (status != GP_SUCCESS) gp_remove_range(range.start, &gone);
     }
     depth--;
 }
 
-GP_EXPORT int cuCtxDestroy_v2(void *context) {
+int gp_destroy_context(void *context) {
     GP_CHECK(gp_ready());
     struct gp_context *known;
     if (context == NULL || gp_context_of(context, &known) != GP_SUCCESS) return GP_INVALID_CONTEXT;
@@ -245,7 +245,9 @@ GP_EXPORT int cuCtxDestroy_v2(void *context) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuCtxDestroy(void *context) { return cuCtxDestroy_v2(context); }
+GP_EXPORT int cuCtxDestroy_v2(void *context) { return gp_destroy_context(context); }
+
+GP_ALIAS(cuCtxDestroy, cuCtxDestroy_v2);
 
 // --- primary contexts -----------------------------------------------------------------------------
 
@@ -269,7 +271,7 @@ GP_EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
     return gp_post(GP_RESET_DEVICE, values, 1);
 }
 
-GP_EXPORT int cuDevicePrimaryCtxReset(int device) { return cuDevicePrimaryCtxReset_v2(device); }
+GP_ALIAS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2);
 
 GP_EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
     GP_CHECK(gp_ready());
@@ -284,9 +286,7 @@ GP_EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDevicePrimaryCtxRelease(int device) {
-    return cuDevicePrimaryCtxRelease_v2(device);
-}
+GP_ALIAS(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2);
 
 GP_EXPORT int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
     GP_CHECK(gp_ready());
@@ -305,9 +305,7 @@ GP_EXPORT int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDevicePrimaryCtxSetFlags(int device, unsigned flags) {
-    return cuDevicePrimaryCtxSetFlags_v2(device, flags);
-}
+GP_ALIAS(cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2);
 
 // --- limits, which cuBLASLt asks for before every product ------------------------------------------
 

@@ -212,7 +212,7 @@ GP_EXPORT int cuDeviceGetUuid_v2(void *uuid, int device) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDeviceGetUuid(void *uuid, int device) { return cuDeviceGetUuid_v2(uuid, device); }
+GP_ALIAS(cuDeviceGetUuid, cuDeviceGetUuid_v2);
 
 GP_EXPORT int cuDeviceGetLuid(char *luid, unsigned *mask, int device) {
     (void)luid, (void)mask;
@@ -229,7 +229,7 @@ GP_EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
+int gp_device_attribute(int *value, int attribute, int device) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
     if (value == NULL || attribute < 1 || attribute >= GP_ATTRIBUTES_MAX) return GP_INVALID_VALUE;
@@ -238,9 +238,13 @@ GP_EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    return gp_device_attribute(value, attribute, device);
+}
+
 GP_EXPORT int cuDeviceComputeCapability(int *major, int *minor, int device) {
-    GP_CHECK(cuDeviceGetAttribute(major, 75, device));
-    return cuDeviceGetAttribute(minor, 76, device);
+    GP_CHECK(gp_device_attribute(major, 75, device));
+    return gp_device_attribute(minor, 76, device);
 }
 
 GP_EXPORT int cuDeviceGetPCIBusId(char *text, int size, int device) {
@@ -336,18 +340,26 @@ static const struct error_text *find_error(int code) {
     return NULL;
 }
 
+const char *gp_error_name(int code) {
+    const struct error_text *found = find_error(code);
+    return found == NULL ? NULL : found->name;
+}
+
+const char *gp_error_text(int code) {
+    const struct error_text *found = find_error(code);
+    return found == NULL ? NULL : found->text;
+}
+
 GP_EXPORT int cuGetErrorName(int code, const char **text) {
     if (text == NULL) return GP_INVALID_VALUE;
-    const struct error_text *found = find_error(code);
-    *text = found == NULL ? NULL : found->name;
-    return found == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
+    *text = gp_error_name(code);
+    return find_error(code) == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
 GP_EXPORT int cuGetErrorString(int code, const char **text) {
     if (text == NULL) return GP_INVALID_VALUE;
-    const struct error_text *found = find_error(code);
-    *text = found == NULL ? NULL : found->text;
-    return found == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
+    *text = gp_error_text(code);
+    return find_error(code) == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
 GP_EXPORT int cuProfilerStart(void) { return gp_ready(); }

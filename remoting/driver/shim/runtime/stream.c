@@ -3,9 +3,6 @@
 
 #include <stdlib.h>
 
-int cuStreamCreate(void **stream, unsigned flags);
-int cuEventSynchronize(void *event);
-
 static __thread struct gp_handle *thread_streams[GP_DEVICES_MAX];
 static __thread int per_thread;
 static struct gp_handle legacy_streams[GP_DEVICES_MAX];
@@ -40,8 +37,10 @@ static void make_thread_key(void) {
 static struct gp_handle *thread_stream(int device) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     if (thread_streams[device] == NULL) {
-        void *made = NULL;
-        if (cuStreamCreate(&made, 0) != GP_SUCCESS) return NULL;
+        struct gp_handle *made = gp_enter() == GP_SUCCESS ? gp_make(GP_STREAM) : NULL;
+        if (made == NULL) return NULL;
+        uint64_t values[2] = {made->id, 0};
+        if (gp_post(GP_CALL_cuStreamCreate, values, 2) != GP_SUCCESS) return NULL;
         thread_streams[device] = made;
         pthread_once(&once, make_thread_key);
         if (has_thread_key) pthread_setspecific(thread_key, thread_streams);
@@ -82,7 +81,7 @@ int gp_synchronize(int op, uint64_t id) {
     return status;
 }
 
-GP_EXPORT int cuStreamSynchronize(void *stream) {
+int gp_synchronize_stream(void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
@@ -102,6 +101,8 @@ GP_EXPORT int cuStreamSynchronize(void *stream) {
     return GP_SUCCESS;
 }
 
+GP_EXPORT int cuStreamSynchronize(void *stream) { return gp_synchronize_stream(stream); }
+
 GP_EXPORT int cuStreamQuery(void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
@@ -120,7 +121,7 @@ GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     if (gp_several && !gp_reaches(from->device)) {
         // The servers know nothing of each other's events, so this thread waits for both.
         bool captured = gp_capture_of_handle(to) || gp_capture_of_handle(from);
-        return captured ? GP_CAPTURE_UNSUPPORTED : cuEventSynchronize(event);
+        return captured ? GP_CAPTURE_UNSUPPORTED : gp_await_event(event);
     }
     // A stream that waits for an event of a capture joins the capture.
     uint64_t capture = gp_capture_of_handle(from);
@@ -153,7 +154,7 @@ static int ask_event(struct gp_handle *event, int op) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+static int record(void *event, void *stream, unsigned flags) {
     GP_ENTER_ON(stream);
     GP_CHECK(gp_check(event, GP_EVENT));
     GP_ON(stream);
@@ -173,16 +174,22 @@ GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) 
     return shared ? gp_call(GP_SETTLE, NULL, 0, NULL, 0) : GP_SUCCESS;
 }
 
-GP_EXPORT int cuEventRecord(void *event, void *stream) {
-    return cuEventRecordWithFlags(event, stream, 0);
+GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
+    return record(event, stream, flags);
 }
 
-GP_EXPORT int cuEventSynchronize(void *event) {
+GP_EXPORT int cuEventRecord(void *event, void *stream) {
+    return record(event, stream, 0);
+}
+
+int gp_await_event(void *event) {
     GP_ENTER_ON(event);
     GP_CHECK(gp_check(event, GP_EVENT));
     GP_ON(event);
     return ask_event(event, GP_SYNC_EVENT);
 }
+
+GP_EXPORT int cuEventSynchronize(void *event) { return gp_await_event(event); }
 
 GP_EXPORT int cuEventQuery(void *event) {
     GP_ENTER_ON(event);
@@ -190,19 +197,6 @@ GP_EXPORT int cuEventQuery(void *event) {
     GP_ON(event);
     return ask_event(event, GP_QUERY_EVENT);
 }
-
-int cuEventElapsedTime_v2(float *milliseconds, void *start, void *end);
-
-GP_EXPORT int cuEventElapsedTime(float *milliseconds, void *start, void *end) {
-    return cuEventElapsedTime_v2(milliseconds, start, end);
-}
-
-int cuStreamDestroy_v2(void *stream);
-int cuEventDestroy_v2(void *event);
-
-GP_EXPORT int cuStreamDestroy(void *stream) { return cuStreamDestroy_v2(stream); }
-
-GP_EXPORT int cuEventDestroy(void *event) { return cuEventDestroy_v2(event); }
 
 // --- what a stream is -----------------------------------------------------------------------------
 
@@ -233,7 +227,7 @@ GP_EXPORT int cuStreamGetId(void *stream, unsigned long long *id) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
+int gp_context_of_stream(void *stream, void **context) {
     GP_ENTER_ON(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
@@ -241,7 +235,12 @@ GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
     *context = gp_check(handle->context, GP_CONTEXT) == GP_SUCCESS ? (void *)(uintptr_t)handle->context
                                                                    : &gp.primaries[handle->device];
     if (handle == stream) return GP_SUCCESS;
-    return cuCtxGetCurrent(context);  // streams with a meaning of their own are those of any context
+    *context = gp_current();  // streams with a meaning of their own are those of any context
+    return GP_SUCCESS;
+}
+
+GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
+    return gp_context_of_stream(stream, context);
 }
 
 GP_EXPORT int cuStreamGetDevice(void *stream, int *device) {
