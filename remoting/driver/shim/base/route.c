@@ -4,16 +4,13 @@
 // kept here for all of them, so one call is sent to one server and no other has to know of it.
 #include "core.h"
 
-bool gp_several;
-__thread int gp_routed = -1;
-
 int gp_here(void) {
     int device = gp_current_device();
     if (device >= 0) return gp.devices[device].server;
     // Without a context most calls are refused; the others are the same on every server, so it is
     // the first one that is left.
     for (int at = 0; at < gp.device_count; at++) {
-        if (!gp_server_is_lost(gp.devices[at].server)) return gp.devices[at].server;
+        if (!gp_is_lost_at(gp.devices[at].server)) return gp.devices[at].server;
     }
     return gp.device_count > 0 ? gp.devices[0].server : 0;
 }
@@ -47,3 +44,5 @@ int gp_first_device(int server) {
     }
     return -1;
 }
+
+bool gp_is_lost(void) { return gp_is_lost_at(gp_here()); }

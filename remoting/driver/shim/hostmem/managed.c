@@ -43,7 +43,6 @@ struct gp_region {
     bool fresh;  // zeros on the server, and open here: what the program writes is found in the file
 };
 
-int gp_managed_count;
 static pthread_mutex_t managed_lock = PTHREAD_MUTEX_INITIALIZER;  // all of the following
 static struct gp_region *regions, *open_regions;
 static int file = -1;

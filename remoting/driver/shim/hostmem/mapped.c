@@ -20,7 +20,6 @@
 #define PIECE ((size_t)256 << 10)
 #define LINE 64
 
-int gp_mapped_count;
 struct gp_mapped *gp_mapped_list;
 pthread_mutex_t gp_mapped_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_mutex_t gp_push_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -168,7 +168,25 @@ struct gp_state {
     struct gp_context primaries[GP_DEVICES_MAX];
 };
 
+// What lower layers call in higher ones, which say so as the library is loaded. A layer calls no other above it.
+struct gp_hooks {
+    // Of runtime/host.c. A function's turn has come; and wait until a record may be sent, while functions are
+    // pending, with so many bytes of its own and so many behind its frame.
+    void (*host_arrived)(int server, uint64_t id, int status, uint64_t ticket);
+    void (*host_gate)(int op, uint64_t size, uint64_t bulk);
+};
+#define GP_AT_LOAD __attribute__((constructor)) static void
+
+// state.c
 extern struct gp_state gp;
+extern struct gp_hooks gp_hooks;
+extern bool gp_several;      // the devices are of several servers
+extern int gp_started;       // 1: cuInit has succeeded; -1: this is a fork of a process where it had
+extern int gp_servers_left;  // those that are not lost
+extern bool gp_reached[GP_SERVERS_MAX];  // by server: it is used, and not lost
+extern int gp_hosts_pending;  // host functions
+extern int gp_mapped_count;   // pieces of memory that are looked through before a launch
+extern int gp_managed_count;  // regions there are; zero lets every copy and launch skip the search
 extern const struct gp_symbol gp_symbols[];
 extern const int gp_symbol_count;
 extern const int gp_missing_count;
@@ -182,18 +200,27 @@ extern unsigned long gp_missing_calls[];
             return gp_check_status;          \
     } while (0)
 
-// core.c
+// ready.c
 int gp_ready(void);   // initialised, not forked, not lost
 int gp_enter(void);   // and there is a current context
-int gp_missing(int index);
+// say.c
+int gp_verbosity(void);
 bool gp_verbose(void);
 bool gp_launches_block(void);  // CUDA_LAUNCH_BLOCKING
 void gp_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+// handle.c
+void gp_hold_handles(bool hold);  // while the process forks
 struct gp_handle *gp_make(enum gp_kind kind);
 void gp_end(struct gp_handle *handle);
 // The same handle where the server's lies, so that both have one value; NULL if something else is there.
 struct gp_handle *gp_move(struct gp_handle *handle, uint64_t address);
-int gp_check(const void *handle, enum gp_kind kind);
+void gp_begin_context(struct gp_context *context, int device);  // a new one, all else of it 0
+static inline int gp_check(const void *handle, enum gp_kind kind) {
+    const struct gp_handle *known = (const struct gp_handle *)handle;
+    // Small values are constants or nonsense, and no address of ours is odd.
+    if ((uintptr_t)known < 4096 || ((uintptr_t)known & 7) != 0) return GP_INVALID_HANDLE;
+    return known->magic == GP_MAGIC && known->kind == kind ? GP_SUCCESS : GP_INVALID_HANDLE;
+}
 // Starts a thread of ours, which runs with argument; 0, or the error of pthread_create. The program's signals are for its own
 // threads, so all are masked but signal_taken, if that is not 0.
 int gp_start_thread(void *(*run)(void *), void *argument, int signal_taken);
@@ -210,18 +237,28 @@ uint64_t gp_new_ids(unsigned count);  // the first of as many
 #define GP_ENTER_AT(address) GP_ENTER_OF(gp_device_at(address))
 #define GP_ENTER_DEVICE() GP_CHECK(gp_ready())
 
+static inline int gp_check_device(int ordinal) {
+    return ordinal >= 0 && ordinal < gp.device_count ? GP_SUCCESS : GP_INVALID_DEVICE;
+}
+// Its index in its server's session.
+static inline int gp_server_device(int ordinal) { return gp.devices[ordinal].index; }
+
+// errors.c
+const char *gp_error_name(int code);  // as cuda.h has it; NULL for no error of CUDA's
+const char *gp_error_text(int code);
+// From the snapshot; where they end there, NULL when they do not end well.
+const unsigned char *gp_take_errors(const unsigned char *at, const unsigned char *end,
+                                    uint32_t count);
+
 // device.c
-int gp_check_device(int ordinal);
-int gp_server_device(int ordinal);  // its index in its server's session
 // In the servers' order: what one of them has, or how many devices of it are left out.
 int gp_read_snapshot(int server, const unsigned char *bytes, size_t size);
 void gp_skip_devices(int count);
 int gp_choose_devices(void);
 int gp_device_attribute(int *value, int attribute, int device);
-const char *gp_error_name(int code);  // as cuda.h has it; NULL for no error of CUDA's
-const char *gp_error_text(int code);
 
-// context.c
+// current.c
+extern __thread int gp_routed;  // a device where the scope sends calls, -1 for nowhere else
 struct gp_context *gp_current(void);
 int gp_current_device(void);  // an ordinal, -1 for none
 int gp_place(void);  // where calls go to, as SET_DEVICE names it: a device or a green context; or -1
@@ -229,8 +266,12 @@ bool gp_borrow_context(int device);  // that none is current on this thread; -1:
 void gp_end_borrowing(const bool *borrowed);
 int gp_device_of(const void *context);
 int gp_context_of(const void *context, struct gp_context **found);
-void gp_begin_context(struct gp_context *context, int device);  // a new one, all else of it 0
 int gp_push(struct gp_context *context);
+struct gp_context *gp_pop(void);  // NULL: there is none
+bool gp_in_host_function(void);
+void gp_enter_host_functions(void);  // for good: this thread runs nothing else
+
+// context.c
 int gp_destroy_context(void *context);
 
 // logs.c
@@ -244,11 +285,41 @@ int gp_choose_visible(const struct gp_names *names, int count, int chosen[GP_DEV
 bool gp_fastest_first(void);  // as CUDA_DEVICE_ORDER asks
 void gp_order_devices(const int64_t *speeds, int count, int order[GP_DEVICES_MAX]);
 
+// ranges.c
+struct gp_range {
+    uint64_t start, size;
+    int kind;  // one of the following
+    int device;
+    unsigned flags;
+    uint64_t serial;
+    void *detail;
+};
+enum {
+    GP_DEVICE_MEMORY = 1,
+    GP_HOST_MEMORY,
+    GP_MANAGED_MEMORY,
+    GP_GLOBAL_MEMORY,
+    GP_VIRTUAL_MEMORY,  // mapped by cuMemMap
+    GP_SHARED_MEMORY,   // another process's
+};
+#define GP_OF_POOL 2  // in the flags of a range: the same addresses come again and again
+bool gp_find_range(uint64_t address, struct gp_range *found);
+// Memory that ends with the context in which it was allocated, which is the current one for gp_own.
+void gp_own(uint64_t start);
+const void *gp_owner_of(uint64_t start);  // NULL for what belongs to none
+bool gp_find_owned(const void *context, struct gp_range *found);
+bool gp_range_within(uint64_t start, uint64_t size);  // whether any address of these is of a range
+int gp_add_range(struct gp_range range);
+int gp_remove_range(uint64_t start, struct gp_range *removed);
+extern uint64_t gp_pinned_low, gp_pinned_high;
+static inline bool gp_may_be_pinned(uint64_t address) {
+    return address < __atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED) &&
+           address >= __atomic_load_n(&gp_pinned_low, __ATOMIC_RELAXED);
+}
+
 // route.c: which server a call is for. A thread's calls go to the server of its current context,
 // unless a scope sends them elsewhere: to that of a handle, or of an address. With one server all of
 // this is nothing.
-extern bool gp_several;           // the devices are of several servers
-extern __thread int gp_routed;    // a device where the scope sends calls, -1 for nowhere else
 int gp_route_to(int device);      // what was there before
 int gp_here(void);                // the server that calls go to now
 int gp_server_of(int device);     // gp_here() for -1
@@ -256,6 +327,10 @@ bool gp_reaches(int device);      // calls go to its server now; true for -1
 int gp_device_at(uint64_t address);         // that has this memory; -1 for the host's and unknown
 int gp_handle_device(const void *handle);   // -1 for what is no handle, or of no device
 int gp_first_device(int server);
+static inline bool gp_is_lost_at(int server) {
+    return !__atomic_load_n(&gp_reached[server], __ATOMIC_RELAXED);
+}
+bool gp_is_lost(void);            // the server that calls go to now
 static inline int gp_route(int device) {
     return __builtin_expect(gp_several, 0) ? gp_route_to(device) : -1;
 }
@@ -292,11 +367,8 @@ int gp_wire_start(void);
 extern unsigned long gp_waits[GP_WAITS];  // round trips, by record
 void gp_wire_forked(void);
 // Of the server that calls go to now:
-bool gp_is_lost(void);
 void gp_flush(void);
 uint64_t gp_position(void);  // of the line: calls appended so far
-bool gp_all_lost(void);
-bool gp_server_is_lost(int server);
 void gp_leave(void);  // the program ends
 int gp_post(int op, const uint64_t *values, int count);
 int gp_call(int op, const uint64_t *values, int count, void *reply, size_t capacity);
@@ -368,12 +440,6 @@ int gp_green_wait(void *green, void *event);
 void gp_references_end(const void *module);  // that is unloaded
 
 // host.c
-extern int gp_hosts_pending;
-bool gp_in_host_function(void);
-// A function's turn has come.
-void gp_host_arrived(int server, uint64_t id, int status, uint64_t ticket);
-// Wait until such a record may be sent, with so many bytes of its own and so many behind its frame.
-void gp_host_gate(int op, uint64_t size, uint64_t bulk);
 // While functions are pending: what an event stands for, what a stream waits for, and a wait for
 // the functions whose results a stream's next operation may read from the host's memory. It may
 // be given up after a while, with false, as they may wait for what this thread does next.
@@ -396,37 +462,7 @@ void gp_host_nodes_end(int server);  // those that no launch can call any more
 int gp_capture_call(struct gp_handle *graph, uint64_t id);  // takes over the reference
 
 // memory.c
-struct gp_range {
-    uint64_t start, size;
-    int kind;  // one of the following
-    int device;
-    unsigned flags;
-    uint64_t serial;
-    void *detail;
-};
-enum {
-    GP_DEVICE_MEMORY = 1,
-    GP_HOST_MEMORY,
-    GP_MANAGED_MEMORY,
-    GP_GLOBAL_MEMORY,
-    GP_VIRTUAL_MEMORY,  // mapped by cuMemMap
-    GP_SHARED_MEMORY,   // another process's
-};
-#define GP_OF_POOL 2  // in the flags of a range: the same addresses come again and again
 int gp_free(uint64_t address);  // what cuMemAlloc or cuMemAllocManaged gave
-bool gp_find_range(uint64_t address, struct gp_range *found);
-// Memory that ends with the context in which it was allocated, which is the current one for gp_own.
-void gp_own(uint64_t start);
-const void *gp_owner_of(uint64_t start);  // NULL for what belongs to none
-bool gp_find_owned(const void *context, struct gp_range *found);
-bool gp_range_within(uint64_t start, uint64_t size);  // whether any address of these is of a range
-int gp_add_range(struct gp_range range);
-int gp_remove_range(uint64_t start, struct gp_range *removed);
-extern uint64_t gp_pinned_low, gp_pinned_high;
-static inline bool gp_may_be_pinned(uint64_t address) {
-    return address < __atomic_load_n(&gp_pinned_high, __ATOMIC_RELAXED) &&
-           address >= __atomic_load_n(&gp_pinned_low, __ATOMIC_RELAXED);
-}
 
 // copies.c
 bool gp_between_servers(uint64_t one, uint64_t other);  // both are devices' memory, of different ones
@@ -442,7 +478,6 @@ void *gp_pool_of(const struct gp_range *range);
 int gp_see(uint64_t *address);
 int gp_free_host(void *address);
 int gp_unregister_host(void *address);
-extern int gp_mapped_count;
 // Where the server of this call keeps these bytes of the host, if it has a mirror of all of them. Kernels
 // before a copy write there, and kernels behind it read there, so copies have to go there as well.
 bool gp_mirror_of(const void *host, size_t size, uint64_t *seen);
@@ -459,6 +494,9 @@ size_t gp_find_new(const unsigned char *fresh, const unsigned char *known, unsig
                    size_t size);  // how many bytes are
 void gp_merge(unsigned char *target, const unsigned char *fresh, const unsigned char *mask,
               size_t size);
+
+// process.c
+int gp_missing(int index);
 
 // tables.c
 void gp_tables_reset(struct gp_context *context);

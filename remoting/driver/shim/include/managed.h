@@ -6,7 +6,6 @@
 
 struct gp_region;
 
-extern int gp_managed_count;  // regions there are; zero lets every copy and launch skip the search
 void gp_managed_release(void);  // give all of it to the GPU, with what the program has written
 
 // Memory of the server at the same addresses here; its size is a multiple of GP_REGION_UNIT.

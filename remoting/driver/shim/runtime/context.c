@@ -6,72 +6,20 @@
 static struct gp_context *contexts[GP_STACK_MAX * 4];  // made by cuCtxCreate, for their check
 static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static __thread struct gp_context *stack[GP_STACK_MAX];
-static __thread int depth;
-
 // --- contexts -------------------------------------------------------------------------------------
-
-struct gp_context *gp_current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
-
-int gp_current_device(void) {
-    if (gp_several && gp_routed >= 0) return gp_routed;
-    struct gp_context *context = gp_current();
-    return context == NULL ? -1 : context->handle.device;
-}
-
-int gp_place(void) {
-    int device = gp_current_device();
-    if (device < 0) return -1;
-    bool own = gp_several && gp_routed >= 0;
-    return own || gp_current()->place == 0 ? gp_server_device(device) : gp_current()->place;
-}
-
-int gp_context_of(const void *context, struct gp_context **found) {
-    struct gp_context *known = (struct gp_context *)(uintptr_t)context;
-    if (known == NULL) {
-        known = gp_current();
-        if (known == NULL) return GP_INVALID_CONTEXT;
-    } else if (gp_check(&known->handle, GP_CONTEXT) != GP_SUCCESS) {
-        return GP_INVALID_CONTEXT;
-    }
-    *found = known;
-    return GP_SUCCESS;
-}
-
-int gp_device_of(const void *context) {
-    struct gp_context *known;
-    return gp_context_of(context, &known) == GP_SUCCESS ? known->handle.device : -1;
-}
-
-int gp_push(struct gp_context *context) {
-    if (gp_in_host_function()) return GP_SUCCESS;
-    if (depth >= GP_STACK_MAX) return GP_OUT_OF_MEMORY;
-    stack[depth++] = context;
-    return GP_SUCCESS;
-}
-
-bool gp_borrow_context(int device) {
-    if (device < 0 || gp_in_host_function()) return false;
-    return gp_push(&gp.primaries[device]) == GP_SUCCESS;
-}
-
-void gp_end_borrowing(const bool *borrowed) {
-    if (*borrowed) depth--;
-}
 
 GP_EXPORT int cuCtxSetCurrent(void *context) {
     GP_CHECK(gp_ready());
     // There it has no effect, so that whatever needs a context says that it is not permitted.
     if (gp_in_host_function()) return GP_SUCCESS;
     if (context == NULL) {
-        if (depth > 0) depth--;
+        gp_pop();
         return GP_SUCCESS;
     }
     struct gp_context *known;
     GP_CHECK(gp_context_of(context, &known));
-    if (depth == 0) return gp_push(known);
-    stack[depth - 1] = known;
-    return GP_SUCCESS;
+    gp_pop();
+    return gp_push(known);
 }
 
 GP_EXPORT int cuCtxGetCurrent(void **context) {
@@ -93,7 +41,7 @@ GP_ALIAS(cuCtxPushCurrent, cuCtxPushCurrent_v2);
 
 GP_EXPORT int cuCtxPopCurrent_v2(void **context) {
     GP_CHECK(gp_enter());
-    struct gp_context *top = stack[--depth];
+    struct gp_context *top = gp_pop();
     if (context != NULL) *context = top;
     return GP_SUCCESS;
 }
@@ -170,13 +118,6 @@ GP_EXPORT int cuCtxSetSharedMemConfig(int config) {
     return gp_enter();
 }
 
-void gp_begin_context(struct gp_context *context, int device) {
-    static uint64_t last_serial;
-    context->handle = (struct gp_handle){.magic = GP_MAGIC, .kind = GP_CONTEXT, .device = device};
-    context->handle.id = gp_new_id();
-    context->serial = __atomic_add_fetch(&last_serial, 1, __ATOMIC_RELAXED);
-}
-
 // A context of its own shares the memory of the device's primary context in the worker; what is
 // kept apart is which context is current, and the runtime's storage in it.
 static int create_context(void **made, unsigned flags, int device) {
@@ -224,7 +165,7 @@ static void free_owned(struct gp_context *context) {
                                                   : gp_unregister_host(start);
         if (status != GP_SUCCESS) gp_remove_range(range.start, &gone);
     }
-    depth--;
+    gp_pop();
 }
 
 int gp_destroy_context(void *context) {
@@ -241,7 +182,7 @@ int gp_destroy_context(void *context) {
     pthread_mutex_unlock(&context_lock);
     // Its memory stays: another thread may still have it on its stack, and must find it dead.
     known->handle.magic = 0;
-    if (gp_current() == known) depth--;
+    if (gp_current() == known) gp_pop();
     return GP_SUCCESS;
 }
 

@@ -25,14 +25,6 @@ struct wire_snapshot {
     uint32_t protocol, version, devices, errors;
 };
 
-struct error_text {
-    int code;
-    char *name, *text;
-};
-
-static struct error_text *errors;
-static uint32_t error_count;
-
 // --- the snapshot ---------------------------------------------------------------------------------
 
 // One device of the lease; empty where its server is of no use to this process.
@@ -73,29 +65,6 @@ static void take_device(struct gp_device *device, const struct candidate *candid
     device->index = candidate->index;
 }
 
-// Return where the texts end, NULL when they do not end well.
-static const unsigned char *take_errors(const unsigned char *at, const unsigned char *end,
-                                        uint32_t count) {
-    if (count > 4096) return NULL;
-    error_count = 0;
-    errors = calloc(count ? count : 1, sizeof *errors);
-    for (uint32_t index = 0; errors != NULL && index < count; index++) {
-        int32_t code;
-        uint16_t sizes[2];
-        if (end - at < 8) return NULL;
-        memcpy(&code, at, 4);
-        memcpy(sizes, at + 4, 4);
-        at += 8;
-        if (end - at < sizes[0] + sizes[1]) return NULL;
-        errors[index].code = code;
-        errors[index].name = strndup((const char *)at, sizes[0]);
-        errors[index].text = strndup((const char *)at + sizes[0], sizes[1]);
-        at += sizes[0] + sizes[1];
-        error_count = index + 1;
-    }
-    return errors == NULL ? NULL : at;
-}
-
 void gp_skip_devices(int count) {
     if (count == 0) return;
     struct candidate *grown = realloc(candidates, (size_t)(candidate_count + count) * sizeof *grown);
@@ -131,7 +100,7 @@ int gp_read_snapshot(int server, const unsigned char *bytes, size_t size) {
     if ((int)head.version < gp.version) gp.version = (int)head.version;
     size_t used = head.devices * sizeof(struct wire_device);
     const unsigned char *end = bytes + size;
-    const unsigned char *rest = take_errors(bytes + used, end, head.errors);
+    const unsigned char *rest = gp_take_errors(bytes + used, end, head.errors);
     return rest != NULL && gp_read_known(server, rest, (size_t)(end - rest)) ? GP_SUCCESS
                                                                              : GP_UNKNOWN;
 }
@@ -174,12 +143,6 @@ int gp_choose_devices(void) {
 }
 
 // --- devices --------------------------------------------------------------------------------------
-
-int gp_check_device(int ordinal) {
-    return ordinal >= 0 && ordinal < gp.device_count ? GP_SUCCESS : GP_INVALID_DEVICE;
-}
-
-int gp_server_device(int ordinal) { return gp.devices[ordinal].index; }
 
 GP_EXPORT int cuDeviceGet(int *device, int ordinal) {
     GP_CHECK(gp_ready());
@@ -317,49 +280,6 @@ GP_EXPORT int cuDeviceGetExecAffinitySupport(int *supported, int type, int devic
     if (supported == NULL) return GP_INVALID_VALUE;
     *supported = 0;
     return GP_SUCCESS;
-}
-
-// --- errors ---------------------------------------------------------------------------------------
-
-static const struct error_text fallback[] = {
-    {GP_SUCCESS, "CUDA_SUCCESS", "no error"},
-    {GP_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
-    {GP_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
-    {GP_DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE",
-     "CUDA-capable device(s) is/are busy or unavailable"},
-    {GP_UNKNOWN, "CUDA_ERROR_UNKNOWN", "unknown error"},
-};
-
-static const struct error_text *find_error(int code) {
-    for (uint32_t at = 0; at < error_count; at++) {
-        if (errors[at].code == code) return &errors[at];
-    }
-    for (size_t at = 0; at < sizeof fallback / sizeof *fallback; at++) {
-        if (fallback[at].code == code) return &fallback[at];
-    }
-    return NULL;
-}
-
-const char *gp_error_name(int code) {
-    const struct error_text *found = find_error(code);
-    return found == NULL ? NULL : found->name;
-}
-
-const char *gp_error_text(int code) {
-    const struct error_text *found = find_error(code);
-    return found == NULL ? NULL : found->text;
-}
-
-GP_EXPORT int cuGetErrorName(int code, const char **text) {
-    if (text == NULL) return GP_INVALID_VALUE;
-    *text = gp_error_name(code);
-    return find_error(code) == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
-}
-
-GP_EXPORT int cuGetErrorString(int code, const char **text) {
-    if (text == NULL) return GP_INVALID_VALUE;
-    *text = gp_error_text(code);
-    return find_error(code) == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
 GP_EXPORT int cuProfilerStart(void) { return gp_ready(); }

@@ -58,13 +58,9 @@ struct queue {
     bool started;
 };
 
-int gp_hosts_pending;
-static __thread bool serving;  // this thread runs the functions of a server
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct queue queues[GP_SERVERS_MAX];
-
-bool gp_in_host_function(void) { return serving; }
 
 static int64_t now_ns(void) {
     struct timespec now;
@@ -80,7 +76,7 @@ static struct queue *queue_of(const struct gp_handle *handle) {
 
 // --- running --------------------------------------------------------------------------------------
 
-void gp_host_arrived(int server, uint64_t id, int status, uint64_t ticket) {
+static void note_arrival(int server, uint64_t id, int status, uint64_t ticket) {
     struct arrival *made = malloc(sizeof *made);
     if (made == NULL) return;  // its stream stands still, as it would without memory anywhere
     *made = (struct arrival){id, ticket, status, NULL};
@@ -179,7 +175,7 @@ static struct arrival *next_arrival(struct queue *queue) {
 
 static void *serve(void *argument) {
     struct queue *queue = argument;
-    serving = true;
+    gp_enter_host_functions();
     GP_ROUTE(gp_first_device(queue->server));
     for (;;) {
         struct arrival *arrival = next_arrival(queue);
@@ -272,13 +268,13 @@ static int64_t hoped_until(const struct queue *queue, int64_t seen) {
     return queue->runs_since ? queue->runs_since + RUN_PATIENCE_NS : seen + TURN_PATIENCE_NS;
 }
 
-void gp_host_gate(int op, uint64_t size, uint64_t bulk) {
+static void wait_at_gate(int op, uint64_t size, uint64_t bulk) {
     // Those are sent with a lock held that the serving thread may need as well.
     bool locked = op == GP_MAP_WRITE || op == GP_MANAGED_WRITE || op == GP_MANAGED_READ;
     uint64_t weight = weight_of(op, bulk), head = 0;
     struct queue *queue = queue_here();
     int64_t seen = 0;
-    bool waits = !serving && !locked && op != GP_SETTLE, flushed = false;
+    bool waits = !gp_in_host_function() && !locked && op != GP_SETTLE, flushed = false;
     pthread_mutex_lock(&lock);
     while (waits && !may_go(queue, weight, size + bulk)) {
         if (!flushed) {
@@ -336,7 +332,7 @@ bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns) {
     bool over, flushed = false;
     pthread_mutex_lock(&lock);
     for (;;) {
-        over = serving || queue->pending == NULL || queue->pending->id > last || gp_is_lost();
+        over = gp_in_host_function() || queue->pending == NULL || queue->pending->id > last || gp_is_lost();
         if (over || now_ns() >= until) break;
         if (flushed) {
             wait_changed(until);
@@ -433,4 +429,9 @@ GP_EXPORT int cuStreamAddCallback(void *stream, void (*callback)(void *, int, vo
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (gp_capture_of_handle(handle)) return GP_CAPTURE_UNSUPPORTED;
     return add((struct call){.callback = callback, .data = data, .stream = stream}, handle);
+}
+
+GP_AT_LOAD register_hooks(void) {
+    gp_hooks.host_arrived = note_arrival;
+    gp_hooks.host_gate = wait_at_gate;
 }

@@ -88,7 +88,6 @@ struct line {
     unsigned char read_buffer[READ_SIZE];
     size_t read_start, read_end;
     unsigned char *mirror;  // what kernels wrote, as it comes in
-    int lost;
     int64_t leaving;  // until when to send, 0 for ever: the program ends
     struct gp_request announced;  // done: a host function's turn has come
 };
@@ -104,18 +103,12 @@ static struct line *here(void) {
     return __builtin_expect(gp_several, 0) ? lines[gp_here()] : only;
 }
 
-static bool is_lost(const struct line *line) {
-    return __atomic_load_n(&line->lost, __ATOMIC_RELAXED) != 0;
-}
+static bool is_lost(const struct line *line) { return gp_is_lost_at(line->link->server); }
 
-bool gp_is_lost(void) { return is_lost(here()); }
-
-bool gp_server_is_lost(int server) { return lines[server] == NULL || is_lost(lines[server]); }
-
-bool gp_all_lost(void) {
-    for (int at = 0; at < line_count; at++) {
-        if (lines[at] != NULL && !is_lost(lines[at])) return false;
-    }
+// Whether it was not before.
+static bool note_lost(const struct line *line) {
+    if (!__atomic_exchange_n(&gp_reached[line->link->server], false, __ATOMIC_RELAXED)) return false;
+    __atomic_fetch_sub(&gp_servers_left, 1, __ATOMIC_RELAXED);
     return true;
 }
 
@@ -126,9 +119,7 @@ static int64_t now_ns(void) {
 }
 
 static void lose_one(struct line *line) {
-    if (!__atomic_exchange_n(&line->lost, 1, __ATOMIC_RELAXED)) {
-        shutdown(line->link->socket, SHUT_RDWR);
-    }
+    if (note_lost(line)) shutdown(line->link->socket, SHUT_RDWR);
 }
 
 // All servers at once: what ends the lease ends all of its sessions.
@@ -158,7 +149,7 @@ void gp_wire_forked(void) {
     // Only this thread is left, and the locks may be held by threads that are not.
     for (int at = 0; at < line_count; at++) {
         if (lines[at] == NULL) continue;
-        __atomic_store_n(&lines[at]->lost, 1, __ATOMIC_RELAXED);
+        note_lost(lines[at]);
         close(lines[at]->link->socket);
         lines[at]->link->socket = -1;
     }
@@ -323,7 +314,7 @@ static bool read_answer(struct line *line) {
     if (head.kind == HOST) {
         uint64_t ticket;
         if (head.body != sizeof ticket || !read_exactly(line, &ticket, sizeof ticket)) return false;
-        gp_host_arrived(line->link->server, head.request, head.status, ticket);
+        gp_hooks.host_arrived(line->link->server, head.request, head.status, ticket);
         pthread_mutex_lock(&line->read_lock);
         line->announced.done = true;
         pthread_mutex_unlock(&line->read_lock);
@@ -570,7 +561,7 @@ static unsigned char *append(struct line *line, int op, int flags, size_t size, 
 // Host functions that are pending must not get behind what waits for them; see host.c.
 static void gate(int op, uint64_t size, uint64_t bulk) {
     if (__builtin_expect(__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0, 0)) {
-        gp_host_gate(op, size, bulk);
+        gp_hooks.host_gate(op, size, bulk);
     }
 }
 
@@ -763,6 +754,8 @@ static int start(struct gp_link *link) {
     line->open_buffer->used = line->spare_buffer->used = sizeof(struct frame);
     only = lines[link->server] = line;
     line_count = link->server + 1;
+    __atomic_store_n(&gp_reached[link->server], true, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&gp_servers_left, 1, __ATOMIC_RELAXED);
     struct gp_request request = {.grows = true};
     uint64_t values[2] = {GP_PROTOCOL, GP_CUDA_INTERFACE};
     int status = exchange(line, -1, &request, GP_HELLO, values, 2, NULL, 0, NULL, 0);

@@ -1,0 +1,12 @@
+// What all layers look at: the devices, and whether what is rare is there.
+#include "core.h"
+
+struct gp_state gp;
+bool gp_several;
+int gp_started;
+int gp_servers_left;
+bool gp_reached[GP_SERVERS_MAX];
+int gp_hosts_pending;
+int gp_mapped_count;
+int gp_managed_count;
+struct gp_hooks gp_hooks;
