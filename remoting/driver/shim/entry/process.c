@@ -2,13 +2,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 
-#include <errno.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
 static int start_status = GP_NOT_INITIALIZED;
@@ -44,7 +38,7 @@ static int start(unsigned flags) {
     pthread_mutex_lock(&start_lock);
     if (gp_started == 0 && start_status == GP_NOT_INITIALIZED) {
         start_status = gp_connect();
-        if (start_status == GP_SUCCESS) start_status = gp_wire_start();
+        if (start_status == GP_SUCCESS) start_status = gp_start_servers();
         if (start_status == GP_SUCCESS && gp.device_count == 0) start_status = GP_NO_DEVICE;
         if (start_status == GP_SUCCESS) {
             __atomic_store_n(&gp_started, 1, __ATOMIC_RELEASE);

@@ -11,7 +11,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -23,7 +22,6 @@
 #define WRITE_AHEAD_MAX 16
 #define FETCH_SIZE ((size_t)4 << 20)
 #define ATTEMPTS 8
-#define LAYERS 4
 
 enum { STALE, CLEAN, DIRTY };
 
@@ -50,8 +48,6 @@ static struct stat file_made;
 static int files;
 static off_t file_end;
 static pid_t owner;
-static struct sigaction previous[LAYERS];
-static int layers;  // of handlers, each for one that came before it
 
 uint64_t gp_region_start(const struct gp_region *region) { return region->start; }
 
@@ -180,7 +176,8 @@ static bool is_write(const void *context) {
 #endif
 }
 
-static bool repair(uint64_t address, bool write) {
+static bool repair(uint64_t address, const void *context) {
+    bool write = is_write(context);
     if (getpid() != owner) return false;  // a fork, where CUDA's memory is not
     pthread_mutex_lock(&managed_lock);
     struct gp_region *at = regions;
@@ -194,62 +191,10 @@ static bool repair(uint64_t address, bool write) {
     return status == GP_SUCCESS;
 }
 
-static void handle(int layer, int number, siginfo_t *info, void *context) {
-    int before = errno;
-    uint64_t address = (uint64_t)(uintptr_t)info->si_addr;
-    bool repaired = info->si_code > 0 &&
-                    (gp_mapped_fault(address) || repair(address, is_write(context)));
-    errno = before;
-    if (repaired) return;
-    const struct sigaction *next = &previous[layer];
-    if (next->sa_flags & SA_SIGINFO) {
-        next->sa_sigaction(number, info, context);
-    } else if (next->sa_handler != SIG_DFL && next->sa_handler != SIG_IGN) {
-        next->sa_handler(number);
-    } else {
-        signal(number, SIG_DFL);  // and it faults again, for good
-    }
-}
-
-#define ENTRY(layer)                                                                \
-    static void on_fault_##layer(int number, siginfo_t *info, void *context) {      \
-        handle(layer, number, info, context);                                       \
-    }
-ENTRY(0)
-ENTRY(1)
-ENTRY(2)
-ENTRY(3)
-static void (*const entries[LAYERS])(int, siginfo_t *, void *) = {on_fault_0, on_fault_1,
-                                                                  on_fault_2, on_fault_3};
-
-// Programs install handlers of their own, sometimes late, which may call the one before; ours has
-// to come first. So each time that another one is found, an entry is put before it that passes on
-// to just that one; managed_lock is held.
-static void install(void) {
-    struct sigaction now;
-    if (sigaction(SIGSEGV, NULL, &now) != 0) return;
-    for (int layer = 0; layer < layers; layer++) {
-        if ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == entries[layer]) return;
-    }
-    if (layers == LAYERS) return;
-    previous[layers] = now;
-    // On the stack for signals only where somebody relies on that: it may be small.
-    struct sigaction ours = {.sa_flags = SA_SIGINFO | (now.sa_flags & SA_ONSTACK)};
-    ours.sa_sigaction = entries[layers++];
-    sigemptyset(&ours.sa_mask);
-    sigaction(SIGSEGV, &ours, NULL);
-}
-
-void gp_catch_faults(void) {
-    pthread_mutex_lock(&managed_lock);
-    install();
-    pthread_mutex_unlock(&managed_lock);
-}
-
 void gp_managed_release(void) {
     pthread_mutex_lock(&managed_lock);
     if (open_regions != NULL) {
-        install();
+        gp_catch_faults();
         __atomic_fetch_sub(&gp_mapped_count, 1, __ATOMIC_RELAXED);
     }
     while (open_regions != NULL) {
@@ -325,7 +270,7 @@ static int add_region(struct gp_region *region) {
     bool mapped = region->states != NULL && map_file(region);
     if (mapped) {
         owner = getpid();
-        install();
+        gp_catch_faults();
         region->next = regions;
         regions = region;
         __atomic_fetch_add(&gp_managed_count, 1, __ATOMIC_RELAXED);
@@ -435,3 +380,5 @@ void gp_region_return(uint64_t address) {
     free(at->states);
     free(at);
 }
+
+GP_AT_LOAD register_hooks(void) { gp_hooks.managed_fault = repair; }

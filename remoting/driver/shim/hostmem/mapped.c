@@ -50,7 +50,7 @@ static bool open_blocks(struct gp_mapped *at, size_t first, size_t end, int how)
 }
 
 // Such memory is always readable: whatever faults there is a write.
-bool gp_mapped_fault(uint64_t address) {
+static bool repair(uint64_t address) {
     if (__atomic_load_n(&tracked_count, __ATOMIC_RELAXED) == 0 || getpid() != owner) return false;
     bool opened = false;
     pthread_mutex_lock(&gp_mapped_lock);
@@ -69,8 +69,8 @@ bool gp_mapped_fault(uint64_t address) {
 }
 
 // Where the bytes of an answer go that are meant for the program's memory: the kernel writes to no
-// protected page. gp_mapped_filled follows once they are there.
-unsigned char *gp_mapped_alias(void *target) {
+// protected page. note_filled follows once they are there.
+static unsigned char *alias_of(void *target) {
     if (__atomic_load_n(&tracked_count, __ATOMIC_RELAXED) == 0) return target;
     pthread_mutex_lock(&gp_mapped_lock);
     struct gp_mapped *at = find_tracked((uintptr_t)target);
@@ -79,7 +79,7 @@ unsigned char *gp_mapped_alias(void *target) {
     return alias;
 }
 
-void gp_mapped_filled(const void *target, size_t size) {
+static void note_filled(const void *target, size_t size) {
     if (size == 0 || __atomic_load_n(&tracked_count, __ATOMIC_RELAXED) == 0) return;
     pthread_mutex_lock(&gp_mapped_lock);
     struct gp_mapped *at = find_tracked((uintptr_t)target);
@@ -240,8 +240,8 @@ void gp_push_mapped(void) {
 }
 
 // Memory that another thread has freed meanwhile is not found any more.
-void gp_mapped_arrived(uint64_t id, uint64_t offset, const unsigned char *bytes,
-                       const unsigned char *mask, size_t size) {
+static void take_over(uint64_t id, uint64_t offset, const unsigned char *bytes,
+                      const unsigned char *mask, size_t size) {
     pthread_mutex_lock(&gp_mapped_lock);
     for (struct gp_mapped *at = gp_mapped_list; at != NULL; at = at->next) {
         if (at->id != id || at->shared || size > at->size || offset > at->size - size) continue;
@@ -307,4 +307,12 @@ void gp_mapped_discard(struct gp_mapped *of) {
     free(of->wanted);
     free(of->shadow);
     free(of);
+}
+
+GP_AT_LOAD register_hooks(void) {
+    gp_hooks.push_mapped = gp_push_mapped;
+    gp_hooks.mapped_arrived = take_over;
+    gp_hooks.mapped_alias = alias_of;
+    gp_hooks.mapped_filled = note_filled;
+    gp_hooks.mapped_fault = repair;
 }

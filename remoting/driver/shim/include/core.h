@@ -174,6 +174,17 @@ struct gp_hooks {
     // pending, with so many bytes of its own and so many behind its frame.
     void (*host_arrived)(int server, uint64_t id, int status, uint64_t ticket);
     void (*host_gate)(int op, uint64_t size, uint64_t bulk);
+    // Of hostmem/mapped.c. What the program wrote to memory that kernels see, while gp_mapped_count; and what
+    // kernels wrote: of all bytes without a mask.
+    void (*push_mapped)(void);
+    void (*mapped_arrived)(uint64_t id, uint64_t offset, const unsigned char *bytes,
+                           const unsigned char *mask, size_t size);
+    // Where bytes of an answer go that are meant for the program's memory, and that they are there.
+    unsigned char *(*mapped_alias)(void *target);
+    void (*mapped_filled)(const void *target, size_t size);
+    // Of hostmem: whether a fault was one of memory that the library had closed, and that is open now.
+    bool (*mapped_fault)(uint64_t address);
+    bool (*managed_fault)(uint64_t address, const void *context);
 };
 #define GP_AT_LOAD __attribute__((constructor)) static void
 
@@ -250,11 +261,10 @@ const char *gp_error_text(int code);
 const unsigned char *gp_take_errors(const unsigned char *at, const unsigned char *end,
                                     uint32_t count);
 
+// snapshot.c
+int gp_start_servers(void);  // after gp_connect: learn what devices they have
+
 // device.c
-// In the servers' order: what one of them has, or how many devices of it are left out.
-int gp_read_snapshot(int server, const unsigned char *bytes, size_t size);
-void gp_skip_devices(int count);
-int gp_choose_devices(void);
 int gp_device_attribute(int *value, int attribute, int device);
 
 // current.c
@@ -361,8 +371,12 @@ int gp_load_known(uint64_t module, bool library, const void *bytes, size_t size)
 // link.c: the agent and the data connections; 0 or an error
 int gp_connect(void);
 
-// wire.c
-int gp_wire_start(void);
+// The wire: line.h says how it works. The start of a line: it says hello, of which the reply is to be freed; it runs;
+// and it is that of the one server that is left, if so.
+struct gp_link;
+int gp_wire_open(struct gp_link *link, struct gp_request *hello);
+int gp_wire_run(int server);
+void gp_wire_prefer(int server);
 #define GP_WAITS 1024
 extern unsigned long gp_waits[GP_WAITS];  // round trips, by record
 void gp_wire_forked(void);
@@ -384,6 +398,10 @@ int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, si
 // The number of a download that arrives by itself; 0 when too much is on its way already.
 uint64_t gp_expect_download(void *target, size_t size, uint64_t stream);
 void gp_await_host(void);  // until a host function's turn comes, or the GPU is lost
+bool gp_awaits_download(int server, const void *start, size_t size);  // to any of these addresses
+
+// sync.c
+int gp_synchronize(int op, uint64_t id);
 int gp_drain(const void *start, size_t size);  // until nothing is on its way there any more
 
 // peers.c: from one server's memory to another's; GP_NOT_SUPPORTED where their workers cannot
@@ -395,7 +413,6 @@ int gp_stream_id(void *stream, uint64_t *id);
 struct gp_handle *gp_stream_handle(void *stream);
 void *gp_thread_stream(void *stream);
 void gp_per_thread(int on);
-int gp_synchronize(int op, uint64_t id);
 int gp_synchronize_stream(void *stream);
 int gp_context_of_stream(void *stream, void **context);
 int gp_await_event(void *event);
@@ -483,11 +500,6 @@ int gp_unregister_host(void *address);
 bool gp_mirror_of(const void *host, size_t size, uint64_t *seen);
 void gp_open_wanted(void);  // a synchronisation is over, and the program may write
 void gp_push_mapped(void);  // what the program wrote to memory that kernels see
-// What kernels wrote; of all bytes without a mask.
-void gp_mapped_arrived(uint64_t id, uint64_t offset, const unsigned char *bytes,
-                       const unsigned char *mask, size_t size);
-unsigned char *gp_mapped_alias(void *target);  // for bytes of an answer; then gp_mapped_filled
-void gp_mapped_filled(const void *target, size_t size);
 
 // merge.c; a mask has a bit for each byte, the first one lowest
 size_t gp_find_new(const unsigned char *fresh, const unsigned char *known, unsigned char *mask,

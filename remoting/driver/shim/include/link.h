@@ -20,10 +20,11 @@ struct gp_link {
     pthread_mutex_t lock;  // of the connection
 };
 
-// The beginning of a connection; all zero at first.
+// The beginning of a connection; all else of it zero at first.
 struct gp_handshake {
     int64_t until;     // seconds of the monotonic clock
     const char *lost;  // why the lease is, if it is
+    bool (*goes_on)(struct gp_handshake *handshake);  // asked while it waits
 };
 
 // tls.c
@@ -36,7 +37,6 @@ ssize_t gp_receive(struct gp_link *link, void *target, size_t size);
 ssize_t gp_send(struct gp_link *link, struct iovec *parts, int count);
 
 // link.c
-bool gp_handshake_goes_on(struct gp_handshake *handshake);  // asked while it waits
 extern struct gp_link gp_links[];
 extern int gp_agent_socket;
 // The devices of the lease, as gpupool run names them.

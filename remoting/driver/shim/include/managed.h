@@ -17,12 +17,10 @@ uint64_t gp_region_start(const struct gp_region *region);
 int gp_region_borrow(uint64_t start, size_t size, int device);
 void gp_region_return(uint64_t address);
 
-void gp_catch_faults(void);  // have faults of memory come here, and to gp_mapped_fault, first
+// faults.c
+void gp_catch_faults(void);  // have faults of memory come there first
 
 // managed_calls.c
 int gp_managed_free(uint64_t address);  // GP_INVALID_VALUE: it is not managed
-
-// pinned.c
-bool gp_mapped_fault(uint64_t address);  // whether it was one of tracked memory, now open
 
 #endif

@@ -72,15 +72,6 @@ int gp_stream_id(void *stream, uint64_t *id) {
     return GP_SUCCESS;
 }
 
-int gp_synchronize(int op, uint64_t id) {
-    // A kernel may wait for what the program has written to memory that both see.
-    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
-    uint64_t values[1] = {id};
-    int status = gp_call(op, values, 1, NULL, 0);
-    if (status == GP_SUCCESS) gp_open_wanted();
-    return status;
-}
-
 int gp_synchronize_stream(void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);

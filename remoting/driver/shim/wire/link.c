@@ -69,7 +69,7 @@ static int connect_unix(const char *path) {
 }
 
 // A worker may need long to answer, but not once gpupool run has lost its server.
-bool gp_handshake_goes_on(struct gp_handshake *handshake) {
+static bool goes_on(struct gp_handshake *handshake) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (handshake->until == 0) handshake->until = now.tv_sec + HANDSHAKE_SECONDS;
@@ -84,7 +84,7 @@ static bool connect_to(int fd, const struct addrinfo *at, struct gp_handshake *h
         if (errno != EINPROGRESS) return false;
         struct pollfd entry = {.fd = fd, .events = POLLOUT};
         while (poll(&entry, 1, HANDSHAKE_LOOK_MS) <= 0) {
-            if (!gp_handshake_goes_on(handshake)) return false;
+            if (!goes_on(handshake)) return false;
         }
         socklen_t size = sizeof error;
         getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -122,7 +122,7 @@ static bool receive_exactly(int fd, uint8_t *target, size_t size, struct gp_hand
     while (size > 0) {
         ssize_t got = recv(fd, target, size, 0);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0 && errno == EAGAIN && gp_handshake_goes_on(handshake)) continue;
+        if (got < 0 && errno == EAGAIN && goes_on(handshake)) continue;
         if (got <= 0) return false;
         target += got;
         size -= (size_t)got;
@@ -266,7 +266,7 @@ static bool ask_agent(void) {
 }
 
 static int connect_link(struct gp_link *link, const char *session) {
-    struct gp_handshake handshake = {0};
+    struct gp_handshake handshake = {.goes_on = goes_on};
     uint8_t id[16], ticket[32];
     char path[200], host[300] = "", encryption[8] = "";
     if (!copy_hex(gp_json_field(session, "session"), id, sizeof id) ||

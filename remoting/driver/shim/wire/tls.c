@@ -182,11 +182,11 @@ bool gp_tls_start(struct gp_link *link, const char *server_name, const uint8_t f
     int result;
     openssl.clear_errors();
     do result = openssl.connect(connection);
-    while (waits(connection, result) && gp_handshake_goes_on(handshake));
+    while (waits(connection, result) && handshake->goes_on(handshake));
     if (result != 1 || !pinned(connection, fingerprint)) return false;
     if (openssl.write(connection, ticket, 32) != 32) return false;
     do result = openssl.read(connection, &accepted, 1);
-    while (waits(connection, result) && gp_handshake_goes_on(handshake));
+    while (waits(connection, result) && handshake->goes_on(handshake));
     if (result != 1 || accepted != 1) return false;
     link->connection = connection;
     return fcntl(link->socket, F_SETFL, fcntl(link->socket, F_GETFL) | O_NONBLOCK) == 0;
