@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import hashlib
+import re
 import typing
 from collections.abc import Iterable
 from typing import Any, cast
@@ -26,10 +27,12 @@ HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
 WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
 
 SHAPES = {
-    "calls": (3, "b4dd5ad48c4b"),
-    "table": (2, "073c64eb5c3f"),
+    "calls": (3, "af95056cd33d"),
+    "table": (2, "3792d4a73b94"),
 }
 """The versions, and what they were recorded for."""
+MODULE = re.compile(r"gpupool(\.[a-z_]+)+\.")
+"""Where a class is defined is no part of what is said."""
 
 
 def with_more(plain: Any) -> Any:
@@ -128,7 +131,8 @@ def shape_of(kinds: Iterable[type]) -> str:
             hints = typing.get_type_hints(kind)
             fields = [(f.name, hints[f.name]) for f in dataclasses.fields(kind)]
             todo += [hint for _, hint in fields]
-            lines.add(f"{kind.__name__}: {[f'{name} {hint}' for name, hint in fields]}")
+            names = [f"{name} {MODULE.sub('', str(hint))}" for name, hint in fields]
+            lines.add(f"{kind.__name__}: {names}")
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:12]
 
 
