@@ -1,5 +1,6 @@
 """What hosts, workers, programs and their agent say to each other, and small files, as bytes."""
 
+import importlib.util
 import json
 import socket
 import struct
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from tests.golden.samples import bare, full
+from tests.remoting.arrays import door_kit
 
 from gpupool.cli import agent, auditlog, held
 from gpupool.cli.statedir import IDENTITY, Member, ServerIdentity, open_state_dir
@@ -19,6 +21,8 @@ from gpupool.pool.ids import ServerId
 from gpupool.pool.state import Act
 from gpupool.remoting import settings
 from gpupool.remoting.arrays import wire as array_wire
+from gpupool.remoting.arrays.executor import Executor
+from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.driver import serve as driver_serve
 from gpupool.remoting.driver import table as driver_table
 from gpupool.remoting.holding import session_answer
@@ -47,6 +51,7 @@ def host_samples() -> dict[str, messages.Message]:
     return found
 
 
+VALUES = {"value": [None, True, -1, 2.5, "text", b"bytes", [1], {"a": 1}]}
 BUDGET: dict[str, tuple[bytes, Callable[[BudgetClient], object]]] = {
     "reserve": (b"\x01", lambda client: client.reserve(2, 1 << 40)),
     "release": (b"", lambda client: client.release(2, 1 << 40)),
@@ -113,11 +118,71 @@ def array_frames() -> dict[str, bytes]:
     found = {"array wire": constants(array_wire)}
     kinds = [f"{kind.name} {int(kind)}" for kind in sorted(array_wire.Kind)]
     found["array kinds"] = ("\n".join(kinds) + "\n").encode()
-    body = array_wire.encode_body({"value": [None, True, -1, 2.5, "text", b"bytes", [1], {"a": 1}]})
+    body = array_wire.encode_body(VALUES)
     for kind in sorted(array_wire.Kind):
         frame = array_wire.encode_frame(kind, body, request=9, bulk=1 << 33)
         found[f"array frame {int(kind)}"] = frame
     return found
+
+
+TEMPLATE = [
+    array_wire.FIRST_TEMPLATE,
+    0,
+    2,
+    ["h", "i", "f", "c", "e", ["t", "h", 1], ["l", None, True], ["s", "i", None, 2]],
+    [["axis", ["m", ["k", ["q", "text"]]]], ["dtype", ["d", "<f4"]], ["value", ["n", "<i2"]]],
+]
+"""A call with every kind of argument: id, operation, results, arguments, keywords."""
+
+
+class _Nobody:
+    """Stands for the client of an executor that executes nothing."""
+
+    def push(self, kind: array_wire.Kind, body: Any) -> None:
+        raise AssertionError
+
+    def collect(self) -> bytes | None:
+        raise AssertionError
+
+    def names(self, handle: int) -> bool:
+        raise AssertionError
+
+    def free_later(self, handles: bytes) -> None:
+        raise AssertionError
+
+
+def array_operations() -> list[str]:
+    """Return the operations that a worker offers, at their numbers."""
+    specs = door_kit.emulated(1, 1 << 20)
+    backend = EmulatedBackend(specs, door_kit.MemoryBudget([1 << 20]))
+    try:
+        return Executor(backend, _Nobody(), lambda _line: None).names
+    finally:
+        backend.close()
+
+
+def dropin_codec() -> Any:
+    """Return the drop-in's own codec, which needs nothing else of it."""
+    path = door_kit.DROPIN / "cupy" / "_door" / "cbor.py"
+    spec = importlib.util.spec_from_file_location("golden_dropin_codec", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def array_calls() -> dict[str, bytes]:
+    """Return the numbers of operations, and what the drop-in encodes."""
+    numbered = [f"{number} {name}\n" for number, name in enumerate(array_operations())]
+    codec = dropin_codec()
+    template = codec.encode(TEMPLATE)
+    return {
+        "array operations": "".join(numbered).encode(),
+        "array values": codec.encode(VALUES),
+        "array template": array_wire.SIZED_RECORD.pack(array_wire.TEMPLATE, len(template))
+        + template,
+    }
 
 
 def driver_records() -> dict[str, bytes]:
@@ -199,4 +264,12 @@ def files() -> dict[str, bytes]:
 
 
 def everything() -> dict[str, bytes]:
-    return hosts() | handshakes() | array_frames() | driver_records() | agents() | files()
+    return (
+        hosts()
+        | handshakes()
+        | array_frames()
+        | array_calls()
+        | driver_records()
+        | agents()
+        | files()
+    )

@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 from tests.golden import data_samples as samples
 from tests.golden.recorded import check, read
 
 from gpupool.cli import agent, auditlog, held
 from gpupool.cli.statedir import IDENTITY, open_state_dir
 from gpupool.remoting.arrays import wire as array_wire
+from gpupool.remoting.arrays.templates import compile_template
 from gpupool.remoting.host import handshake, messages
 
 FILE = "data.txt"
@@ -57,7 +59,24 @@ def test_recorded_array_frames_are_read_as_what_was_sent() -> None:
         length, number, _, _, request, _, bulk = array_wire.HEADER.unpack_from(frame)
         assert (number, request, bulk) == (kind, 9, 1 << 33)
         body = array_wire.decode_body(frame[-length:])
-        assert body == {"value": [None, True, -1, 2.5, "text", b"bytes", [1], {"a": 1}]}
+        assert body == samples.VALUES
+    assert array_wire.decode_body(recorded["array values"]) == samples.VALUES
+    assert samples.dropin_codec().decode(recorded["array values"]) == samples.VALUES
+
+
+def test_recorded_call_is_read_as_what_was_meant() -> None:
+    record = read(FILE)["array template"]
+    code, length = array_wire.SIZED_RECORD.unpack_from(record)
+    assert code == array_wire.TEMPLATE
+    body = array_wire.decode_body(record[-length:])
+    number, template = compile_template(body, ["none"], [print])
+    assert (number, template.name, template.outputs) == (array_wire.FIRST_TEMPLATE, "none", 2)
+    assert template.layout.format == "<I2IQQqdddQq2s"
+    values = (7, -1, 2.5, 1.0, 2.0, 8, 3, b"\x05\x00")
+    arguments, keywords = template.build(values, lambda handle: f"array {handle}")
+    assert arguments[:5] == ["array 7", -1, 2.5, 1 + 2j, ...]
+    assert arguments[5:] == [("array 8", 1), [None, True], slice(3, None, 2)]
+    assert keywords == {"axis": {"k": "text"}, "dtype": np.dtype("f4"), "value": np.int16(5)}
 
 
 def test_recorded_lines_of_the_agent_are_read_as_what_was_asked() -> None:
