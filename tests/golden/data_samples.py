@@ -207,6 +207,7 @@ AGENT_REQUESTS: dict[str, tuple[bytes, agent.AgentRequest]] = {
     ),
     "broken": (b'{"op":"broken","what":"it hangs","pid":7}', agent.SessionBroken("it hangs", 7)),
     "nvml": (b'{"op":"nvml"}', agent.DevicesWanted()),
+    "check": (b'{"op":"check"}', agent.CheckLease()),
     "watch": (b'{"op":"watch"}', agent.Watch()),
     "release": (b'{"op":"release"}', agent.ReleaseLease()),
 }
