@@ -296,10 +296,11 @@ def test_memory_is_back_within_a_second_of_kill_9(live_pool: Any) -> None:
 
 
 def test_kill_ends_a_lease_and_the_program_hears_of_it(live_pool: Any) -> None:
-    code = "import cupy, time\nwhile True: cupy.ones(8).sum().get(); time.sleep(0.02)"
+    code = "import cupy, time\ncupy.ones(8).sum().get(); print('holding', flush=True)\n"
+    code += "while True: cupy.ones(8).sum().get(); time.sleep(0.02)"
     process = live_pool.spawn("run", "-p", "0.25", *python(code))
+    wait_for_line(process, "holding")
     lease = live_pool.wait_until(some_lease)["leases"][0]["name"]
-    time.sleep(0.5)
     assert live_pool.run("kill", lease, "--reason", "lunch").returncode == 0
     _, errors = process.communicate(timeout=10)
     assert process.returncode == 125, errors
@@ -309,9 +310,11 @@ def test_kill_ends_a_lease_and_the_program_hears_of_it(live_pool: Any) -> None:
 
 
 def test_a_program_that_survives_the_loss_of_its_lease_ends_as_it_likes(live_pool: Any) -> None:
-    code = "import cupy, time\ntry:\n while True: cupy.ones(8).sum().get(); time.sleep(0.02)\n"
+    code = "import cupy, time\ncupy.ones(8).sum().get(); print('holding', flush=True)\n"
+    code += "try:\n while True: cupy.ones(8).sum().get(); time.sleep(0.02)\n"
     code += "except cupy.cuda.runtime.CUDARuntimeError: print('went on')"
     process = live_pool.spawn("run", "-p", "0.25", *python(code))
+    wait_for_line(process, "holding")  # a lease that ends before it has a session is another case
     lease = live_pool.wait_until(some_lease)["leases"][0]["name"]
     assert live_pool.run("kill", lease, "--reason", "lunch").returncode == 0
     out, errors = process.communicate(timeout=10)
