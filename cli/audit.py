@@ -11,7 +11,7 @@ from gpupool.cli.options import json_option, pool_options
 from gpupool.cli.output import print_json, say
 from gpupool.cli.values import Parsed, parse_duration
 from gpupool.pool.errors import UsageError
-from gpupool.pool.state import Act
+from gpupool.pool.model.state import Act
 from gpupool.pool.view import visible
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import trio
 
 from gpupool.cli.output import to_plain
 from gpupool.pool.errors import StorageError
-from gpupool.pool.ids import Milliseconds
-from gpupool.pool.state import Act
+from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.state import Act
 
 NAME = "audit.jsonl"
 FILE_SIZE_MAX = 8 << 20

@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from gpupool.cli.tables import Rate, Seen
-from gpupool.pool.ids import LeaseId, ServerId
+from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
 from gpupool.remoting.client import PoolUpdate
 

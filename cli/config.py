@@ -13,8 +13,8 @@ from gpupool.cli.output import print_json, to_plain
 from gpupool.cli.places import config_files
 from gpupool.cli.settings import ConfigFile, Found, check_sections, options_of, read_files
 from gpupool.cli.values import duration_text
-from gpupool.pool.filters import filter_text
-from gpupool.pool.state import Filter
+from gpupool.pool.model.state import Filter
+from gpupool.pool.scheduling.filters import filter_text
 
 NOT_SETTINGS = {"help", "version", "json", "verbose", "token", "operator-token", "lease", "all"}
 """Options that say what to do once; a token is a secret and is never shown."""

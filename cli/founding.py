@@ -12,14 +12,14 @@ import click
 from gpupool.cli.places import user_name
 from gpupool.cli.statedir import CA_CERTIFICATE, ServerIdentity, StateDir
 from gpupool.consensus.bridge import RaftLedger
-from gpupool.pool.codec import decode
-from gpupool.pool.commands import Command, CreatePool, CreateToken, JoinServer, seal
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import Milliseconds, TokenId
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, seal
+from gpupool.pool.model.ids import Milliseconds, TokenId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import TokenKind
 from gpupool.pool.ports import Committed
-from gpupool.pool.results import Result
-from gpupool.pool.state import TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.addresses import Address, parse_address
 from gpupool.remoting.credentials import (
     Credentials,

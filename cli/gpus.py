@@ -6,8 +6,8 @@ from gpupool.cli.listing import look_once, print_table, view_options
 from gpupool.cli.output import print_json, say
 from gpupool.cli.tables import GPU_COLUMNS, Look, gpu_rows
 from gpupool.cli.values import FILTER
-from gpupool.pool.filters import filter_text, first_mismatch
-from gpupool.pool.state import Filter
+from gpupool.pool.model.state import Filter
+from gpupool.pool.scheduling.filters import filter_text, first_mismatch
 
 
 @click.command()

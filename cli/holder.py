@@ -27,10 +27,10 @@ from gpupool.cli.logs import log_to_file
 from gpupool.cli.requesting import unknown_text
 from gpupool.cli.running import lease_text
 from gpupool.cli.values import duration_text
-from gpupool.pool.codec import CodecError, decode
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.idleness import notice_s
-from gpupool.pool.state import Request
+from gpupool.pool.model.codec import CodecError, decode
+from gpupool.pool.model.state import Request
+from gpupool.pool.policy.idleness import notice_s
 from gpupool.remoting.client import LeaseHold, Pool
 from gpupool.remoting.wire import load
 

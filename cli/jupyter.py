@@ -142,7 +142,7 @@ def kernel_dir(name: str) -> Path:
 
 def request_arguments(wanted: Wanted, idle_timeout_s: float) -> list[str]:
     """Return the options of ``gpupool run`` that ask for the same."""
-    from gpupool.pool.filters import filter_text
+    from gpupool.pool.scheduling.filters import filter_text
 
     arguments = ["--count", str(wanted.count)]
     if wanted.memory:

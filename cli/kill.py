@@ -6,7 +6,7 @@ from gpupool.cli.connect import connected, run_async
 from gpupool.cli.options import pool_options
 from gpupool.cli.output import say
 from gpupool.cli.values import Parsed, parse_lease
-from gpupool.pool.ids import LeaseId, lease_name
+from gpupool.pool.model.ids import LeaseId, lease_name
 
 
 @click.command()

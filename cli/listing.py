@@ -9,7 +9,7 @@ from gpupool.cli.connect import connected, run_async
 from gpupool.cli.options import json_option, pool_options
 from gpupool.cli.output import stdout_console
 from gpupool.cli.tables import NOT_KNOWN, Column, Look, Seen, cells_of, chosen_columns
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 if TYPE_CHECKING:
     from gpupool.remoting.client import Pool

@@ -18,7 +18,7 @@ from gpupool.cli.requesting import Wanted, request_options
 from gpupool.pool.errors import ConflictError, ExitCode, GpupoolError, UsageError
 
 if TYPE_CHECKING:
-    from gpupool.pool.state import Request
+    from gpupool.pool.model.state import Request
     from gpupool.remoting.messages import PolicyIs, PolicyVerdict
 
 NEW = """\
@@ -194,7 +194,7 @@ async def _put(credentials: str | None, packed: bytes, base: int | None) -> int:
 
 
 def _unpack(policy: "PolicyIs") -> str:
-    from gpupool.pool.policy_log import unpack_text
+    from gpupool.pool.transitions.policy_versions import unpack_text
 
     return unpack_text(policy.packed)
 
@@ -219,8 +219,8 @@ def _checked(text: str, name: str) -> bytes:
     """
     import time
 
-    from gpupool.pool.policy_log import UnpackError, pack_text
-    from gpupool.pool.policy_text import PolicyTextError, parse_policy
+    from gpupool.pool.policy.policy_document import PolicyTextError, parse_policy
+    from gpupool.pool.transitions.policy_versions import UnpackError, pack_text
     from gpupool.remoting.zones import zone_of
 
     now_ms = time.time_ns() // 1_000_000

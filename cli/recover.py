@@ -16,7 +16,7 @@ from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 if TYPE_CHECKING:
     from gpupool.cli.statedir import StateDir
     from gpupool.consensus.recovery import Survivor
-    from gpupool.pool.state import PoolState, Server
+    from gpupool.pool.model.state import PoolState, Server
 
 ANSWER_S = 2.0
 """How long the other voters have to answer before they count as lost."""
@@ -83,9 +83,9 @@ class _Case:
 def _recover(state: "StateDir", *, force: bool) -> int:
     from gpupool.consensus.recovery import recover, replay
     from gpupool.consensus.storage import open_storage
-    from gpupool.pool.commands import RemoveServer, seal
-    from gpupool.pool.state import PoolState
-    from gpupool.pool.transition import PoolMachine
+    from gpupool.pool.model.commands import RemoveServer, seal
+    from gpupool.pool.model.state import PoolState
+    from gpupool.pool.transitions.state_machine import PoolMachine
 
     if state.is_new or state.identity is None:
         raise UsageError(f"no server lives in {state.path}", hint="--state-dir says where it lives")

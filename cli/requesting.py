@@ -13,8 +13,8 @@ from gpupool.cli.completion import SERVER_NAME
 from gpupool.cli.connect import client_name
 from gpupool.cli.values import COUNT, DURATION, FILTER, FRACTION, PARTITION
 from gpupool.pool.errors import UsageError
-from gpupool.pool.ids import RequestId
-from gpupool.pool.state import Filter, Placement, Request
+from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.state import Filter, Placement, Request
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -136,8 +136,8 @@ def _wanted(
     placement: str,
     idle_timeout: float | None,
 ) -> Wanted:
-    from gpupool.pool.filters import check_filters
-    from gpupool.pool.idleness import IDLE_TIMEOUT_MIN_S
+    from gpupool.pool.policy.idleness import IDLE_TIMEOUT_MIN_S
+    from gpupool.pool.scheduling.filters import check_filters
 
     if idle_timeout is not None and idle_timeout < IDLE_TIMEOUT_MIN_S:
         raise UsageError(f"an idle timeout is at least {IDLE_TIMEOUT_MIN_S:g} s")

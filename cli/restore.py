@@ -23,7 +23,7 @@ def command(credentials: str | None, file: str) -> None:
     CA (gpupool join --ca). Labels of servers that have not joined yet wait for them. All of it is
     restored, or nothing. Operators only.
     """
-    from gpupool.pool.backup import BackupError, from_file
+    from gpupool.pool.transitions.backup import BackupError, from_file
 
     try:
         with Path(file).open("rb") as opened:

@@ -8,7 +8,7 @@ from gpupool.cli.options import pool_options
 from gpupool.cli.output import invocation
 from gpupool.cli.requesting import Wanted, forbid_requests, request_options
 from gpupool.cli.values import PAIR, Parsed, parse_lease
-from gpupool.pool.ids import LeaseId, lease_name
+from gpupool.pool.model.ids import LeaseId, lease_name
 
 
 @click.command(

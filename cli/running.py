@@ -24,9 +24,9 @@ from gpupool.cli.requesting import Wanted, unknown_text
 from gpupool.cli.values import duration_text, size_text
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.errors import ExitCode
-from gpupool.pool.filters import short_model
-from gpupool.pool.idleness import effective_timeout_s
-from gpupool.pool.ids import GpuId, ServerId
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.policy.idleness import effective_timeout_s
+from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client import LeaseHold, Pool
 

@@ -33,13 +33,13 @@ from gpupool.cli.statedir import (
 from gpupool.cli.values import Emulation, parse_listen, size_text
 from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.storage import Storage, bootstrap, open_storage
-from gpupool.pool.commands import Command, DrainServer, EndLease, seal
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
-from gpupool.pool.ids import LeaseId, ServerId
-from gpupool.pool.leases import encryption_of
+from gpupool.pool.model.commands import Command, DrainServer, EndLease, seal
+from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.state import PartStatus, PoolState, TokenKind
 from gpupool.pool.ports import Outcome
-from gpupool.pool.state import PartStatus, PoolState, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.leases import encryption_of
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.caretaker import Software
 from gpupool.remoting.client import SystemChance, SystemClock, join_pool

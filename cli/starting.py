@@ -13,8 +13,8 @@ from gpupool.cli.held import HeldRecord, parse_record
 from gpupool.cli.output import say
 from gpupool.cli.requesting import Wanted
 from gpupool.cli.waiting import WaitingLine
-from gpupool.pool.codec import encode
 from gpupool.pool.errors import ExitCode, GpupoolError
+from gpupool.pool.model.codec import encode
 from gpupool.remoting.wire import dump
 
 LINE_LENGTH_MAX = 1 << 20

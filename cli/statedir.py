@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from gpupool.cli.files import replace_file
 from gpupool.pool.errors import StorageError
-from gpupool.pool.ids import Incarnation, ServerId
+from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.remoting.identity import Identity
 
 IDENTITY = "identity.json"

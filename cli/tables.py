@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gpupool.cli.values import duration_text, size_text
-from gpupool.pool.filters import short_model
-from gpupool.pool.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.view import (
     GpuTelemetry,
     GpuView,

@@ -12,8 +12,8 @@ from gpupool.cli.output import print_json, say
 from gpupool.cli.places import user_name
 from gpupool.cli.values import DURATION, NAME_TYPE, duration_text
 from gpupool.pool.errors import UsageError
-from gpupool.pool.ids import TokenId
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.ids import TokenId
+from gpupool.pool.model.state import TokenKind
 
 if TYPE_CHECKING:
     from gpupool.remoting.messages import TokenView

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from gpupool.pool import sizes
 from gpupool.pool.errors import UsageError
-from gpupool.pool.state import Filter
+from gpupool.pool.model import sizes
+from gpupool.pool.model.state import Filter
 from gpupool.remoting.addresses import Address, parse_address
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class FilterType(Parsed):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return the keys that begin with ``incomplete``."""
-        from gpupool.pool.filters import KEYS, LABELS
+        from gpupool.pool.scheduling.filters import KEYS, LABELS
 
         return [CompletionItem(key) for key in (*KEYS, LABELS) if key.startswith(incomplete)]
 
@@ -109,14 +109,14 @@ def parse_partition(text: str) -> int:
 
 def parse_filter(text: str) -> Filter:
     """Return the filter of ``key op value``."""
-    from gpupool.pool import filters
+    from gpupool.pool.scheduling import filters
 
     return filters.parse_filter(text)
 
 
 def parse_label(text: str) -> tuple[str, str]:
     """Return the name and value of a server's label, ``NAME=VALUE``."""
-    from gpupool.pool.filters import label_refusal
+    from gpupool.pool.scheduling.filters import label_refusal
 
     name, value = parse_pair(text)
     if refusal := label_refusal({name: value}):

@@ -47,7 +47,7 @@ import trio
 from gpupool.consensus.node import RaftNode
 from gpupool.consensus.settings import FRAME_BYTES_MAX, INBOX_BYTES_MAX, ConsensusSettings
 from gpupool.consensus.storage import Storage
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
     Clock,
     Committed,

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import cbor2
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.ids import Plain
+from gpupool.pool.model.ids import Plain
 
 DEPTH_MAX = 24
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 64) - 1

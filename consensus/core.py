@@ -11,7 +11,7 @@ from gpupool.consensus.raft import CANDIDATE, FOLLOWER, LEADER, NEVER, CoreHost,
 from gpupool.consensus.replication import Replication
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.storage import MEMBERSHIP_TYPE
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Randomness, Unknown
 
 _COVERED = -1  # beside the library's reasons for failure, which are positive

@@ -2,7 +2,7 @@
 
 from gpupool.consensus.messages import Message
 from gpupool.consensus.raft import CANDIDATE, LEADER, NEVER, LibraryCore, Peer
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 
 class Elections(LibraryCore):

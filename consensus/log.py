@@ -7,7 +7,7 @@ from gpupool.consensus.journal import Entry, Journal, encode_entries
 from gpupool.consensus.membership import Configuration, Configurations
 from gpupool.consensus.storage import MEMBERSHIP_TYPE
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 
 class SafetyError(GpupoolError):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gpupool.consensus import codec
 from gpupool.consensus.settings import VOTERS_MAX
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 
 @dataclass(frozen=True, slots=True)

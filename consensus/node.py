@@ -36,7 +36,7 @@ from gpupool.consensus.settings import BATCH_BYTES_MAX, WAITING_PULLS_MAX, Conse
 from gpupool.consensus.snapshot import Snapshot, SnapshotReceiver, SnapshotSender
 from gpupool.consensus.storage import Storage
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
     LedgerHealth,
     Outcome,

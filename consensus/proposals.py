@@ -20,7 +20,7 @@ from gpupool.consensus.settings import (
     UNCOMMITTED_ENTRIES_MAX,
 )
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import NotCommitted, Outcome, Unknown
 
 Callback = Callable[[Outcome], None]

@@ -39,7 +39,7 @@ from gpupool.consensus.log import ReplicatedLog
 from gpupool.consensus.membership import Configuration
 from gpupool.consensus.messages import Message
 from gpupool.consensus.settings import ConsensusSettings
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Randomness
 
 FOLLOWER, CANDIDATE, LEADER = 0, 1, 2

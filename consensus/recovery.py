@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gpupool.consensus import codec, membership
 from gpupool.consensus.raft import COMMAND_TYPE
 from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import StateMachine
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from gpupool.consensus.messages import Message
 from gpupool.consensus.progress import Mode, Progress
 from gpupool.consensus.raft import FOLLOWER, LEADER, NEVER, Peer
 from gpupool.consensus.settings import BATCH_BYTES_MAX, PROBE_BYTES_MAX
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 _log = logging.getLogger(__name__)
 

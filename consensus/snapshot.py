@@ -10,7 +10,7 @@ from gpupool.consensus import codec
 from gpupool.consensus.disk import Disk, storage_errors
 from gpupool.consensus.settings import SNAPSHOT_BYTES_MAX, SNAPSHOT_CHUNK_BYTES
 from gpupool.pool.errors import RemoteProtocolError, StorageError
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 
 FORMAT_VERSION = 1
 SNAPSHOTS_KEPT = 2

@@ -7,7 +7,7 @@ from gpupool.consensus.disk import Disk, FileDisk
 from gpupool.consensus.journal import JOURNAL, Journal
 from gpupool.consensus.snapshot import Snapshot, SnapshotStore
 from gpupool.pool.errors import StorageError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 DIRECTORY = "consensus"
 """Name of consensus's own directory in a server's state directory."""

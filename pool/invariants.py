@@ -1,9 +1,9 @@
 """What must hold in every state, checked by tests, simulations and, cheaply, in production."""
 
-from gpupool.pool.ids import GpuId, ServerId
-from gpupool.pool.policy import Usage
-from gpupool.pool.rulebook import plus, usage_of
-from gpupool.pool.state import VOTER_COUNT_MAX, Lease, PartStatus, PoolState
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.policy import Usage
+from gpupool.pool.model.state import VOTER_COUNT_MAX, Lease, PartStatus, PoolState
+from gpupool.pool.policy.rulebook import plus, usage_of
 
 
 def violations(state: PoolState) -> list[str]:

@@ -6,12 +6,12 @@ itself, and is joined in by whoever shows it. Nothing secret is in either.
 
 from dataclasses import dataclass, field, replace
 
-from gpupool.pool.duties import UNREACHABLE_AFTER_S
-from gpupool.pool.filters import filter_text
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
+from gpupool.pool.model.state import Event, Partition, PoolState, Server, ServerStatus
+from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.ports import LedgerHealth, Role
-from gpupool.pool.rulebook import rulebook
-from gpupool.pool.state import Event, Partition, PoolState, Server, ServerStatus
+from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
+from gpupool.pool.scheduling.filters import filter_text
 
 SCHEMA = 1
 """Of the JSON that ``--json`` prints; changes are additive only."""

@@ -23,8 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from gpupool.pool.admission import duration_text
-from gpupool.pool.choice import Choice, explain, rank
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -35,10 +33,12 @@ from gpupool.pool.errors import (
     UnreachableError,
     UsageError,
 )
-from gpupool.pool.ids import LeaseId, RequestId, ServerId
-from gpupool.pool.placement import NoOffer, Offer
+from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
+from gpupool.pool.model.state import Request
+from gpupool.pool.policy.admission import duration_text
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.pool.state import Request
+from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.pool.scheduling.ranking import Choice, explain, rank
 from gpupool.remoting import messages as m
 
 # --- actions -------------------------------------------------------------------------------------

@@ -1,7 +1,10 @@
 """The desk's calls about backups: making one, taking its parts, restoring it. Operators only."""
 
-from gpupool.pool import commands
-from gpupool.pool.backup import (
+from gpupool.pool.errors import DeniedError, UsageError
+from gpupool.pool.model import commands
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.backup import (
     Backup,
     BackupError,
     make_backup,
@@ -9,10 +12,7 @@ from gpupool.pool.backup import (
     to_file,
     unpack,
 )
-from gpupool.pool.errors import DeniedError, UsageError
-from gpupool.pool.results import Result
-from gpupool.pool.staging import assemble
-from gpupool.pool.state import PoolState
+from gpupool.pool.transitions.uploads import assemble
 from gpupool.remoting import messages as m
 from gpupool.remoting.clients import Client, Front
 

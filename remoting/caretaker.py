@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
-from gpupool.pool.commands import Command, GpuReading, ReportGpus, ServerUp
-from gpupool.pool.duties import host_plan, leader_plan, leases_at
-from gpupool.pool.idleness import idle_notice, idle_plan
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.model.commands import Command, GpuReading, ReportGpus, ServerUp
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus
+from gpupool.pool.policy.idleness import idle_notice, idle_plan
 from gpupool.pool.ports import Clock, LedgerHealth, Role
-from gpupool.pool.state import Gpu, PartStatus, PoolState, Server, ServerStatus
-from gpupool.pool.values import with_changes
+from gpupool.pool.reconcile import host_plan, leader_plan, leases_at
 from gpupool.remoting.proposals import Decision, Proposals
 from gpupool.remoting.sessions import SessionHost
 

@@ -27,11 +27,11 @@ from hashlib import sha256
 
 import trio
 
-from gpupool.pool.backup import BackupError, from_file, pack
 from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, UsageError
-from gpupool.pool.ids import LeaseId, RequestId, ServerId, TokenId
+from gpupool.pool.model.ids import LeaseId, RequestId, ServerId, TokenId
+from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.pool.state import Request, TokenKind
+from gpupool.pool.transitions.backup import BackupError, from_file, pack
 from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import Address, parse_address

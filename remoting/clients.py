@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpupool.pool.commands import Command
-from gpupool.pool.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.commands import Command
+from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.ports import Clock, LedgerHealth
-from gpupool.pool.results import Result
-from gpupool.pool.state import PoolState, TokenKind
 from gpupool.remoting import messages as m
 from gpupool.remoting.proposals import Proposals
 from gpupool.remoting.waiters import Waiters

@@ -15,7 +15,7 @@ from gpupool.pool.errors import (
     UnreachableError,
     UsageError,
 )
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Randomness
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import Address, parse_address

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError
-from gpupool.pool.ids import TokenId
+from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.addresses import Address, parse_address
 
 FILE_SIZE_MAX = 256 * 1024

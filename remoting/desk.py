@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gpupool.pool import commands
-from gpupool.pool.commands import Command
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
-from gpupool.pool.ids import Milliseconds, ServerId, lease_name
-from gpupool.pool.results import Result
-from gpupool.pool.state import Token, TokenKind
+from gpupool.pool.model import commands
+from gpupool.pool.model.commands import Command
+from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.view import PoolView, Telemetry, build_view, visible
 from gpupool.remoting import backups, policies
 from gpupool.remoting import messages as m

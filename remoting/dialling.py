@@ -13,7 +13,7 @@ from gpupool.pool.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from gpupool.pool.ids import TokenId
+from gpupool.pool.model.ids import TokenId
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.connection import Connection, End

@@ -8,9 +8,9 @@ from types import TracebackType
 import trio
 
 from gpupool.pool.errors import GpupoolError, LeaseLostError, UnreachableError
-from gpupool.pool.ids import LeaseId, ServerId, lease_name
+from gpupool.pool.model.ids import LeaseId, ServerId, lease_name
+from gpupool.pool.model.state import Partition, Request
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.pool.state import Partition, Request
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import parse_address
 from gpupool.remoting.allocation import (

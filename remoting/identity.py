@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gpupool.pool.errors import AuthenticationError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 CONTROL_NAME = "control.gpupool"
 SERVER_SUFFIX = ".server.gpupool"

@@ -24,7 +24,7 @@ from enum import IntEnum
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Clock, PeerEvents, Randomness
 from gpupool.remoting.addresses import Address, parse_address
 from gpupool.remoting.failures import GONE, explain

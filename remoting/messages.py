@@ -24,7 +24,6 @@ CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.errors import (
     AuthenticationError,
     ConflictError,
@@ -41,9 +40,10 @@ from gpupool.pool.errors import (
     UnreachableError,
     UsageError,
 )
-from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, TokenId
-from gpupool.pool.placement import NoOffer, Offer
-from gpupool.pool.state import Act, Partition, Request, TokenKind
+from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, TokenId
+from gpupool.pool.model.state import Act, Partition, Request, TokenKind
+from gpupool.pool.scheduling.placement import NoOffer, Offer
 from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.sessions import SessionInfo
 from gpupool.remoting.wire import dump, frame_bytes, load

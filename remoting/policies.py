@@ -3,15 +3,16 @@
 from dataclasses import replace
 from hashlib import sha256
 
-from gpupool.pool import commands, policy_log
 from gpupool.pool.errors import ConflictError, DeniedError, GpupoolError, UsageError
-from gpupool.pool.ids import Milliseconds
-from gpupool.pool.policy import Policy
-from gpupool.pool.policy_explain import explain
-from gpupool.pool.policy_text import PolicyTextError, parse_policy
-from gpupool.pool.results import Result
-from gpupool.pool.staging import parts_of
-from gpupool.pool.state import PoolState
+from gpupool.pool.model import commands
+from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.policy import Policy
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.policy.policy_document import PolicyTextError, parse_policy
+from gpupool.pool.scheduling.policy_explain import explain
+from gpupool.pool.transitions import policy_versions
+from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting import messages as m
 from gpupool.remoting.clients import Client, Front
 from gpupool.remoting.proposals import Decision
@@ -31,7 +32,7 @@ def policy_is(state: PoolState, version: int) -> m.PolicyIs:
     """
     wanted = version or state.policy.version
     if not wanted:
-        return m.PolicyIs(0, "", Milliseconds(0), policy_log.pack_text(""))
+        return m.PolicyIs(0, "", Milliseconds(0), policy_versions.pack_text(""))
     found = next((each for each in state.policies if each.version == wanted), None)
     if found is None:
         kept = ", ".join(str(each.version) for each in state.policies)
@@ -56,8 +57,8 @@ def put_policy(steward: Front, client: Client, call: int, message: m.PutPolicy) 
     """
     current = steward.state.policy
     policy = _compile(steward, message.packed)
-    data = policy_log.pack_draft(policy_log.Draft(message.packed, policy))
-    digest = policy_log.digest_of(data)
+    data = policy_versions.pack_draft(policy_versions.Draft(message.packed, policy))
+    digest = policy_versions.digest_of(data)
     # A later version than this server knows may well be in force: the table decides.
     if message.base < current.version and current.digest != digest:
         raise _conflict(steward.state, message.base)
@@ -109,9 +110,9 @@ def check_policy(steward: Front, client: Client, message: m.CheckPolicy) -> m.Po
 def _compile(steward: Front, packed: bytes) -> Policy:
     now_ms = steward.proposals.at_ms()
     try:
-        text = policy_log.unpack_text(packed)
+        text = policy_versions.unpack_text(packed)
         return parse_policy(text, lambda name: zone_of(name, now_ms))
-    except policy_log.UnpackError as error:
+    except policy_versions.UnpackError as error:
         raise UsageError(REFUSED, why=str(error)) from error
     except PolicyTextError as error:
         raise UsageError(REFUSED, why=str(error)[:500], hint="gpupool policy check FILE") from error

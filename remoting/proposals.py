@@ -7,12 +7,12 @@ again until it is committed or its time is over. What comes back is definite, un
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpupool.pool.codec import CodecError, decode
-from gpupool.pool.commands import Command, seal
-from gpupool.pool.ids import Plain
+from gpupool.pool.model.codec import CodecError, decode
+from gpupool.pool.model.commands import Command, seal
+from gpupool.pool.model.ids import Plain
+from gpupool.pool.model.results import Result
 from gpupool.pool.ports import Clock, Committed, Outcome, Randomness, Unknown
-from gpupool.pool.results import Result
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 ATTEMPT_S = 0.8
 """One attempt: more than the 0.5 s in which a new leader is found after a crash."""

@@ -1,9 +1,9 @@
 """What a client may ask for, checked before anything is done about it."""
 
 from gpupool.pool.errors import AuthenticationError, UsageError
-from gpupool.pool.filters import well_formed
-from gpupool.pool.idleness import IDLE_TIMEOUT_MIN_S
-from gpupool.pool.state import Request
+from gpupool.pool.model.state import Request
+from gpupool.pool.policy.idleness import IDLE_TIMEOUT_MIN_S
+from gpupool.pool.scheduling.filters import well_formed
 from gpupool.pool.view import visible
 from gpupool.remoting.messages import PROTOCOL, PROTOCOL_OLDEST, Hello
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 import trio
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.identity import CONTROL_NAME, SERVER_SUFFIX, SESSION_SUFFIX
 
 PEEK_SIZE_MAX = 4096

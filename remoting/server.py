@@ -25,12 +25,12 @@ from datetime import UTC, datetime
 
 import trio
 
-from gpupool.pool import commands
-from gpupool.pool.commands import seal
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
-from gpupool.pool.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.model import commands
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, Committed, Ledger, Randomness
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting import messages as m
 from gpupool.remoting.caretaker import Software
 from gpupool.remoting.connection import Connection, End

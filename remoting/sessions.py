@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpupool.pool.commands import GpuReading
-from gpupool.pool.ids import GpuId, LeaseId
-from gpupool.pool.state import Gpu, Lease, Partition
+from gpupool.pool.model.commands import GpuReading
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 
 

@@ -19,8 +19,6 @@ import hmac
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpupool.pool import commands
-from gpupool.pool.commands import Command
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -30,15 +28,24 @@ from gpupool.pool.errors import (
     NotNowError,
     UsageError,
 )
-from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, ServerId, lease_name
-from gpupool.pool.leases import encryption_of
-from gpupool.pool.notices import notice_text
-from gpupool.pool.placement import NoOffer, make_offer
+from gpupool.pool.model import commands
+from gpupool.pool.model.commands import Command
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import (
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+    lease_name,
+)
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Lease, Partition, PartStatus, PoolState, TokenKind
+from gpupool.pool.policy.notices import notice_text
 from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness, Role
-from gpupool.pool.results import Result
-from gpupool.pool.state import Lease, Partition, PartStatus, PoolState, TokenKind
-from gpupool.pool.transition import PoolMachine
-from gpupool.pool.values import with_changes
+from gpupool.pool.scheduling.placement import NoOffer, make_offer
+from gpupool.pool.transitions.leases import encryption_of
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.remoting import messages as m
 from gpupool.remoting.caretaker import GONE_REASON, Caretaker, Software

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError
-from gpupool.pool.ids import Plain, TokenId
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.ids import Plain, TokenId
+from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.addresses import Address, parse_address
 from gpupool.remoting.wire import dump, load
 

@@ -10,12 +10,12 @@ for whom no hint reaches, and whoever does not follow a hint loses the turn to t
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gpupool.pool.choice import choose
-from gpupool.pool.ids import GpuId, RequestId, ServerId
-from gpupool.pool.placement import Offer, has_room_together, make_offer, may_have_room
-from gpupool.pool.rulebook import rulebook
-from gpupool.pool.state import Gpu, PoolState, Request, Server
-from gpupool.pool.values import with_changes
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import GpuId, RequestId, ServerId
+from gpupool.pool.model.state import Gpu, PoolState, Request, Server
+from gpupool.pool.policy.rulebook import rulebook
+from gpupool.pool.scheduling.placement import Offer, has_room_together, make_offer, may_have_room
+from gpupool.pool.scheduling.ranking import choose
 
 KEEP_S = 0.5
 """How long room is kept for whoever was hinted; asking and claiming takes a tenth of it."""

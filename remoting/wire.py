@@ -14,7 +14,7 @@ from typing import Any, NoReturn, cast
 import cbor2
 
 from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
-from gpupool.pool.ids import Plain
+from gpupool.pool.model.ids import Plain
 
 HEADER = struct.Struct(">IB")
 DEPTH_MAX = 16

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
-from gpupool.pool.policy import Zone
+from gpupool.pool.model.policy import Zone
 
 YEARS = 12
 """How far ahead a policy knows the offsets of its zones; the last one holds ever after."""

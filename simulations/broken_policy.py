@@ -8,16 +8,18 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from gpupool.pool import filters, leases, notices, placement, policy_log, transition
-from gpupool.pool.admission import Admission
-from gpupool.pool.commands import ApplyPolicy, Command, Wait
-from gpupool.pool.idleness import IdlePlan
-from gpupool.pool.ids import GpuId, ServerId
-from gpupool.pool.policy import Usage
-from gpupool.pool.policy_time import FOREVER
-from gpupool.pool.results import Result
-from gpupool.pool.rulebook import Moment, Rulebook, Terms
-from gpupool.pool.state import Filter, Gpu, Lease, PoolState, Server, Waiting
+from gpupool.pool.model.commands import ApplyPolicy, Command, Wait
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.policy import Usage
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Filter, Gpu, Lease, PoolState, Server, Waiting
+from gpupool.pool.policy import notices
+from gpupool.pool.policy.admission import Admission
+from gpupool.pool.policy.idleness import IdlePlan
+from gpupool.pool.policy.policy_calendar import FOREVER
+from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
+from gpupool.pool.scheduling import filters, placement
+from gpupool.pool.transitions import leases, policy_versions, state_machine
 from gpupool.remoting import caretaker
 from gpupool.remoting.allocation import Allocation
 from gpupool.simulations.broken_consensus import patched
@@ -74,12 +76,12 @@ def terms_forgotten() -> AbstractContextManager[None]:
 
 def policy_not_kept() -> AbstractContextManager[None]:
     """Let every policy but the first be confirmed, and forgotten."""
-    original = policy_log.apply_policy
+    original = policy_versions.apply_policy
 
     def apply_policy(state: PoolState, command: ApplyPolicy) -> tuple[PoolState, Result]:
         return original(state, command) if command.base < 1 else (state, Result(ok=True))
 
-    return patched(policy_log, "apply_policy", apply_policy)
+    return patched(policy_versions, "apply_policy", apply_policy)
 
 
 def filters_ignored() -> AbstractContextManager[None]:
@@ -189,9 +191,9 @@ def patched_handler(
     command: type[Command], handler: Callable[[PoolState, Any], tuple[PoolState, Result]]
 ) -> Generator[None]:
     """Apply one kind of command by another function for a while."""
-    original = transition.HANDLERS[command]
-    transition.HANDLERS[command] = handler
+    original = state_machine.HANDLERS[command]
+    state_machine.HANDLERS[command] = handler
     try:
         yield
     finally:
-        transition.HANDLERS[command] = original
+        state_machine.HANDLERS[command] = original

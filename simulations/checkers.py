@@ -8,16 +8,16 @@ from collections.abc import Iterable
 
 from gpupool.consensus.core import RaftCore
 from gpupool.consensus.raft import LEADER
-from gpupool.pool.ids import LeaseId, Plain, ServerId
 from gpupool.pool.invariants import violations
-from gpupool.pool.ports import Committed
-from gpupool.pool.state import (
+from gpupool.pool.model.ids import LeaseId, Plain, ServerId
+from gpupool.pool.model.state import (
     Lease,
     Partition,
     PartStatus,
     PoolState,
     ServerStatus,
 )
+from gpupool.pool.ports import Committed
 from gpupool.simulations.history import History
 from gpupool.simulations.judge import Judge
 from gpupool.simulations.machines import Machine

@@ -12,8 +12,8 @@ from math import inf
 from random import Random
 
 from gpupool.pool.errors import GpupoolError, UnreachableError
-from gpupool.pool.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
-from gpupool.pool.state import Request
+from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
+from gpupool.pool.model.state import Request
 from gpupool.remoting import messages as m
 from gpupool.remoting.allocation import (
     Action,

@@ -5,10 +5,10 @@ from functools import partial
 from hashlib import sha256
 from random import Random
 
-from gpupool.pool.commands import Command, CreatePool, CreateToken, JoinServer, seal
-from gpupool.pool.ids import Milliseconds, ServerId
+from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, seal
+from gpupool.pool.model.ids import Milliseconds, ServerId
+from gpupool.pool.model.state import ServerStatus, TokenKind
 from gpupool.pool.ports import Committed, Outcome, Role
-from gpupool.pool.state import ServerStatus, TokenKind
 from gpupool.simulations.calm import Calm, between
 from gpupool.simulations.clients import ClientProcess, Counters, Credentials
 from gpupool.simulations.clock import DriftingClock

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.ids import LeaseId, RequestId, ServerId
-from gpupool.pool.state import PoolState, Request
+from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
+from gpupool.pool.model.state import PoolState, Request
 from gpupool.simulations.calm import Calm
 from gpupool.simulations.checkers import (
     AnswersInTime,

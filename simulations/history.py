@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from gpupool.pool.ids import GpuId, LeaseId, RequestId
-from gpupool.pool.state import Lease
+from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
+from gpupool.pool.model.state import Lease
 from gpupool.simulations.linearizability import Operation, Verdict, check
 
 

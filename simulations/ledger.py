@@ -9,7 +9,7 @@ from gpupool.consensus.bridge import RETRY_FIRST_S, RETRY_MAX_S
 from gpupool.consensus.node import RaftNode, Ready
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.storage import Storage
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
     Committed,
     LedgerHealth,

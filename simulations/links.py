@@ -7,7 +7,7 @@ that has not worked for a while, a newer connection replaces an older one, failu
 from collections.abc import Callable, Sequence
 from random import Random
 
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import PeerEvents
 from gpupool.remoting.links import (
     BACKOFF_BASE_S,

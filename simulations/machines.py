@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from gpupool.pool.commands import GpuReading
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, ServerId
-from gpupool.pool.state import Gpu, Lease, Partition
+from gpupool.pool.model.commands import GpuReading
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.disk import SimulatedDisk
 from gpupool.simulations.process import Process

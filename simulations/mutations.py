@@ -13,21 +13,21 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpupool.pool import leases, transition
-from gpupool.pool.commands import Grant, ServerContact
-from gpupool.pool.duties import HostPlan, host_plan, leader_plan
 from gpupool.pool.errors import LeaseLostError
-from gpupool.pool.ids import Incarnation, LeaseId, Plain, RequestId, ServerId
-from gpupool.pool.ports import Committed, Outcome
-from gpupool.pool.results import Result
-from gpupool.pool.state import (
+from gpupool.pool.model.commands import Grant, ServerContact
+from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import (
     Lease,
     PoolState,
     Server,
     ServerStatus,
     Token,
 )
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.ports import Committed, Outcome
+from gpupool.pool.reconcile import HostPlan, host_plan, leader_plan
+from gpupool.pool.transitions import leases, state_machine
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting import caretaker, steward
 from gpupool.remoting import messages as m
 from gpupool.remoting.allocation import Allocation, Phase
@@ -71,7 +71,7 @@ def _space_unchecked() -> AbstractContextManager[None]:
 
 
 def _apply_differs() -> AbstractContextManager[None]:
-    original = transition.PoolMachine.apply
+    original = state_machine.PoolMachine.apply
     count = itertools.count()
 
     def apply(self: PoolMachine, index: int, command: Plain) -> Plain:

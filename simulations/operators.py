@@ -5,9 +5,9 @@ from functools import partial
 from hashlib import sha256
 from random import Random
 
-from gpupool.pool.ids import LeaseId, ServerId, TokenId
-from gpupool.pool.policy_log import pack_text
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.state import TokenKind
+from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting import messages as m
 from gpupool.simulations.calls import Caller
 from gpupool.simulations.clients import Credentials

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from fractions import Fraction
 
-from gpupool.pool import leases
-from gpupool.pool.ids import LeaseId, RequestId
-from gpupool.pool.state import WAITING_LAPSE_MS, Lease, PoolState, Request, Waiting
-from gpupool.pool.values import with_changes
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import LeaseId, RequestId
+from gpupool.pool.model.state import WAITING_LAPSE_MS, Lease, PoolState, Request, Waiting
+from gpupool.pool.transitions import leases
 from gpupool.simulations.judge import Judge
 from gpupool.simulations.machines import Machine
 from gpupool.simulations.rules import (

@@ -27,12 +27,12 @@ import trio
 from gpupool.consensus import codec
 from gpupool.consensus.raft import COMMAND_TYPE
 from gpupool.consensus.storage import DIRECTORY, Storage
-from gpupool.pool.commands import Grant, unseal
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import GpuId, LeaseId, RequestId
 from gpupool.pool.invariants import violations
-from gpupool.pool.state import PoolState
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model.commands import Grant, unseal
+from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client import connect_pool
 from gpupool.remoting.credentials import load_credentials

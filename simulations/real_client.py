@@ -16,7 +16,7 @@ from typing import TextIO
 import trio
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.state import Request
+from gpupool.pool.model.state import Request
 from gpupool.remoting.client import Pool, connect_pool
 from gpupool.remoting.credentials import load_credentials
 from gpupool.remoting.holding import LeaseHold

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Any
 
-from gpupool.pool.policy_log import unpack_text
-from gpupool.pool.state import Filter, Gpu, Operator, PartStatus, PoolState, Request, Server
+from gpupool.pool.model.state import Filter, Gpu, Operator, PartStatus, PoolState, Request, Server
+from gpupool.pool.transitions.policy_versions import unpack_text
 
 DAY_S = 86_400
 KINDS = ("gpus", "memory", "leases")

@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gpupool.pool import leases
-from gpupool.pool.choice import choose
-from gpupool.pool.ids import Milliseconds, RequestId, ServerId
-from gpupool.pool.placement import Offer, make_offer, may_have_room
-from gpupool.pool.rulebook import rulebook
-from gpupool.pool.state import PoolState, Request
+from gpupool.pool.model.ids import Milliseconds, RequestId, ServerId
+from gpupool.pool.model.state import PoolState, Request
+from gpupool.pool.policy.rulebook import rulebook
+from gpupool.pool.scheduling.placement import Offer, make_offer, may_have_room
+from gpupool.pool.scheduling.ranking import choose
+from gpupool.pool.transitions import leases
 from gpupool.simulations.cluster import Cluster
 from gpupool.simulations.faults import Fault, happen, schedule
 from gpupool.simulations.judge import Failure

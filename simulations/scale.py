@@ -18,11 +18,9 @@ from gpupool.consensus.core import RaftCore
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import Storage
-from gpupool.pool.choice import choose
-from gpupool.pool.codec import encode
-from gpupool.pool.commands import Grant, seal
-from gpupool.pool.duties import host_plan
-from gpupool.pool.ids import (
+from gpupool.pool.model.codec import encode
+from gpupool.pool.model.commands import Grant, seal
+from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
     Milliseconds,
@@ -31,9 +29,7 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.placement import Offer, make_offer
-from gpupool.pool.ports import Committed, Outcome
-from gpupool.pool.state import (
+from gpupool.pool.model.state import (
     VOTER_COUNT_MAX,
     Gpu,
     PoolState,
@@ -43,7 +39,11 @@ from gpupool.pool.state import (
     Token,
     TokenKind,
 )
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.ports import Committed, Outcome
+from gpupool.pool.reconcile import host_plan
+from gpupool.pool.scheduling.placement import Offer, make_offer
+from gpupool.pool.scheduling.ranking import choose
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.disk import SimulatedDisk
 from gpupool.simulations.ledger import LedgerDriver

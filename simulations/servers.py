@@ -11,9 +11,9 @@ from gpupool.consensus.log import SafetyError
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.storage import Storage, bootstrap
 from gpupool.pool.errors import GpupoolError, StorageError
-from gpupool.pool.ids import GpuId, LeaseId, Plain, ServerId
+from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
+from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
-from gpupool.pool.state import PoolState
 from gpupool.remoting import messages as m
 from gpupool.remoting.caretaker import Software
 from gpupool.remoting.proposals import Propose

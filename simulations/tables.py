@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpupool.pool.ids import Plain
-from gpupool.pool.state import PoolState
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model.ids import Plain
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 if TYPE_CHECKING:
     from gpupool.simulations.environment import Environment

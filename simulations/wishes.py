@@ -2,9 +2,9 @@
 
 from random import Random
 
-from gpupool.pool.filters import parse_filter
-from gpupool.pool.ids import RequestId
-from gpupool.pool.state import Filter, Placement, Request
+from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.state import Filter, Placement, Request
+from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.simulations.machines import RACKS
 from gpupool.simulations.options import Options
 

@@ -24,20 +24,20 @@ from gpupool.cli import settings as settings_files
 from gpupool.consensus import membership, messages, snapshot
 from gpupool.consensus.disk import FileDisk
 from gpupool.consensus.journal import JOURNAL, Journal
-from gpupool.pool import backup, policy_log
-from gpupool.pool.codec import CodecError
-from gpupool.pool.commands import seal, unseal
 from gpupool.pool.errors import (
     AuthenticationError,
     RemoteProtocolError,
     StorageError,
     UsageError,
 )
-from gpupool.pool.filters import parse_filter
-from gpupool.pool.ids import ServerId, TokenId
-from gpupool.pool.policy import Policy
-from gpupool.pool.state import PoolState, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model.codec import CodecError
+from gpupool.pool.model.commands import seal, unseal
+from gpupool.pool.model.ids import ServerId, TokenId
+from gpupool.pool.model.policy import Policy
+from gpupool.pool.model.state import PoolState, TokenKind
+from gpupool.pool.scheduling.filters import parse_filter
+from gpupool.pool.transitions import backup, policy_versions
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting import credentials, routing, wire
 from gpupool.remoting import messages as control
 from gpupool.remoting.addresses import Address, parse_address
@@ -150,7 +150,7 @@ TOKEN = TokenText("c", TokenKind.USER, TokenId("0" * 12), bytes(32), bytes(32), 
 def cases(folder: Path) -> dict[str, Case]:
     """Return the list; ``folder`` is for those that read files."""
     machine = valid_state()
-    packed = policy_log.pack_text("[defaults]\nmax_gpus = 2\n")
+    packed = policy_versions.pack_text("[defaults]\nmax_gpus = 2\n")
     remote, usage, storage = (RemoteProtocolError,), (UsageError,), (StorageError,)
     snapshot_bytes = snapshot.encode_snapshot(
         snapshot.Snapshot(9, 1, (ServerId("a"),), machine.snapshot())
@@ -221,11 +221,11 @@ def cases(folder: Path) -> dict[str, Case]:
         "settings": Case(
             lambda d: settings_files.parse(d, Path("x")), usage, b"[run]\ncount = 2\n"
         ),
-        "policy text": Case(policy_log.unpack_text, (policy_log.UnpackError,), packed),
+        "policy text": Case(policy_versions.unpack_text, (policy_versions.UnpackError,), packed),
         "policy draft": Case(
-            policy_log.unpack_draft,
-            (policy_log.UnpackError,),
-            policy_log.pack_draft(policy_log.Draft(packed, Policy())),
+            policy_versions.unpack_draft,
+            (policy_versions.UnpackError,),
+            policy_versions.pack_draft(policy_versions.Draft(packed, Policy())),
         ),
         "backup": Case(
             backup.from_file,

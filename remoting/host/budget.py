@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpupool.pool.ids import GpuId, LeaseId
+from gpupool.pool.model.ids import GpuId, LeaseId
 
 WorkerKey = int
 """What names a worker in the books: its number, never used twice by one host."""

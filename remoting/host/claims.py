@@ -10,7 +10,7 @@ import errno
 import socket
 import sys
 
-from gpupool.pool.ids import GpuId
+from gpupool.pool.model.ids import GpuId
 
 PREFIX = "gpupool-gpu-"
 TAKEN = "another gpupool server on this machine offers it"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import trio
 
-from gpupool.pool.commands import GpuReading
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
-from gpupool.pool.ids import GpuId, LeaseId, ServerId, lease_name
-from gpupool.pool.state import Gpu, Lease, Partition
+from gpupool.pool.model.commands import GpuReading
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
+from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.addresses import parse_address
 from gpupool.remoting.host import host_memory, messages

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from gpupool.pool.commands import GpuReading
-from gpupool.pool.ids import GpuId
-from gpupool.pool.state import Gpu
+from gpupool.pool.model.commands import GpuReading
+from gpupool.pool.model.ids import GpuId
+from gpupool.pool.model.state import Gpu
 from gpupool.pool.view import GpuTelemetry
 from gpupool.remoting.host.claims import GpuClaims
 from gpupool.remoting.host.nvml import (

@@ -10,9 +10,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from gpupool.pool import codec
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.ids import Plain
+from gpupool.pool.model import codec
+from gpupool.pool.model.ids import Plain
 from gpupool.remoting import wire
 
 MESSAGE_SIZE_MAX = 48 * 1024

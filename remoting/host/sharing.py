@@ -8,7 +8,7 @@ import os
 import resource
 from dataclasses import dataclass
 
-from gpupool.pool.ids import LeaseId
+from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host.budget import BudgetError, WorkerKey
 
 TOKEN_SIZE = 32

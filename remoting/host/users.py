@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import LeaseId
+from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import former
 
 UID_BASE = 52_000

@@ -13,7 +13,7 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
-from gpupool.pool.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.remoting.host import messages
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.channel import DESCRIPTOR_COUNT_MAX, receive_with_descriptors

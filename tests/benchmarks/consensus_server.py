@@ -23,11 +23,11 @@ import trio
 
 from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.storage import bootstrap, open_storage
-from gpupool.pool.commands import Command, EndLease, FreeLease, Grant, seal
-from gpupool.pool.ids import Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
+from gpupool.pool.model.commands import Command, EndLease, FreeLease, Grant, seal
+from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
+from gpupool.pool.model.state import Partition, PoolState, Request
 from gpupool.pool.ports import Committed, Role, StateMachine
-from gpupool.pool.state import Partition, PoolState, Request
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.simulations.scale import big_state
 
 LENGTH = struct.Struct("<I")

@@ -26,7 +26,7 @@ from tests.remoting.control.control_cluster import CLUSTER_ID, request, secret_o
 from tests.remoting.control.control_kit import until
 from tests.remoting.control.real_pool import RealServer
 
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.client import connect_pool
 from gpupool.remoting.credentials import Credentials

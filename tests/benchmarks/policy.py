@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpupool.pool import commands as c
-from gpupool.pool import policy_log
-from gpupool.pool.commands import seal, unseal
-from gpupool.pool.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId, TokenId
-from gpupool.pool.policy_text import parse_policy
-from gpupool.pool.results import Result
-from gpupool.pool.rulebook import rulebook
-from gpupool.pool.staging import parts_of
-from gpupool.pool.state import Gpu, Partition, PoolState, Request, TokenKind
-from gpupool.pool.transition import apply
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.commands import seal, unseal
+from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId, TokenId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind
+from gpupool.pool.policy.policy_document import parse_policy
+from gpupool.pool.policy.rulebook import rulebook
+from gpupool.pool.transitions import policy_versions
+from gpupool.pool.transitions.state_machine import apply
+from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting.zones import zone_of
 
 GIB = 1 << 30
@@ -116,10 +116,10 @@ def main() -> None:
         result = pool.do(pool.claim(number, f"u{number % options.users}", 8 * GIB))
         assert result.ok, result
     text = policy_text(options.rules)
-    draft = policy_log.Draft(
-        policy_log.pack_text(text), parse_policy(text, lambda name: zone_of(name, NOW_MS))
+    draft = policy_versions.Draft(
+        policy_versions.pack_text(text), parse_policy(text, lambda name: zone_of(name, NOW_MS))
     )
-    data = policy_log.pack_draft(draft)
+    data = policy_versions.pack_draft(draft)
     rules = len(draft.policy.rules) + sum(len(w.rules) for w in draft.policy.windows)
     parts = parts_of(data)
     print(f"{rules} rules: {len(text)} bytes of text, {len(data)} bytes in {len(parts)} command(s)")
@@ -153,7 +153,9 @@ def main() -> None:
     for number, part in enumerate(parts):
         pool.do(c.StagePart(bytes(16), number, part))
     before = time.process_time_ns()
-    result = pool.do(c.ApplyPolicy(bytes(16), len(parts), policy_log.digest_of(data), 0, "root"))
+    result = pool.do(
+        c.ApplyPolicy(bytes(16), len(parts), policy_versions.digest_of(data), 0, "root")
+    )
     assert result.ok, result
     print(f"putting it in force once           {(time.process_time_ns() - before) / 1e6:.3f} ms")
     before = time.process_time_ns()

@@ -25,8 +25,8 @@ import trio
 from gpupool.cli.connect import connected
 from gpupool.cli.output import to_plain
 from gpupool.cli.tables import Rate, Seen
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
-from gpupool.pool.state import Event, Partition
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.state import Event, Partition
 from gpupool.pool.view import (
     GpuTelemetry,
     GpuView,

@@ -11,8 +11,8 @@ import trio
 from gpupool.cli import auditlog
 from gpupool.cli.auditlog import MISSED, NAME, AuditLog, read_acts
 from gpupool.pool.errors import StorageError
-from gpupool.pool.ids import Milliseconds
-from gpupool.pool.state import Act
+from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.state import Act
 
 LOG = logging.getLogger("test")
 

@@ -4,7 +4,7 @@ import pytest
 
 from gpupool.cli.collector import Collector
 from gpupool.cli.tables import Rate, Seen, server_rows
-from gpupool.pool.ids import LeaseId, Milliseconds, ServerId
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
 from gpupool.remoting.client import PoolUpdate
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpupool.cli import connect
 from gpupool.pool.errors import AuthenticationError
-from gpupool.pool.ids import TokenId
+from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.credentials import (
     Credentials,

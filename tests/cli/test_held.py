@@ -30,7 +30,7 @@ from gpupool.cli.held import (
 from gpupool.cli.leasing import held_record
 from gpupool.cli.release import release
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
-from gpupool.pool.ids import TokenId
+from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.credentials import Credentials, save_credentials
 

@@ -9,8 +9,8 @@ import pytest
 from gpupool.cli import serving
 from gpupool.cli.serving import JoinOptions, serve
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
-from gpupool.pool.ids import TokenId
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.ids import TokenId
+from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.client import login
 from gpupool.remoting.host.nvml import NvmlError

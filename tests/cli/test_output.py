@@ -15,7 +15,7 @@ from gpupool.cli.main import COMMANDS, run
 from gpupool.cli.output import error_lines, to_plain
 from gpupool.cli.waiting import waiting_text
 from gpupool.pool.errors import GpupoolError, NotNowError
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.state import TokenKind
 
 
 def test_an_error_is_what_why_and_what_next() -> None:

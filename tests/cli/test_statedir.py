@@ -10,7 +10,7 @@ import pytest
 
 from gpupool.cli.statedir import Member, ServerIdentity, StateDir, open_state_dir
 from gpupool.pool.errors import StorageError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 IDENTITY = ServerIdentity(
     server=ServerId("a1b2c3d4e5f6"),

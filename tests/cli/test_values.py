@@ -18,8 +18,8 @@ from gpupool.cli.values import (
     parse_size,
     size_text,
 )
-from gpupool.pool.policy import Zone
-from gpupool.pool.policy_text import parse_policy
+from gpupool.pool.model.policy import Zone
+from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.remoting.addresses import Address
 
 

@@ -12,7 +12,7 @@ from gpupool.consensus.node import RaftNode
 from gpupool.consensus.raft import LEADER
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome
 
 ME = ServerId("me")

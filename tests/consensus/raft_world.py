@@ -13,7 +13,7 @@ from gpupool.consensus.node import RaftNode
 from gpupool.consensus.raft import LEADER
 from gpupool.consensus.settings import ConsensusSettings
 from gpupool.consensus.storage import Storage, bootstrap
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome
 
 PAGE = 4096

@@ -15,7 +15,7 @@ from raft_world import Faults, Violation, World
 
 from gpupool.consensus.journal import Journal
 from gpupool.consensus.settings import ConsensusSettings
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 OFTEN = ConsensusSettings(snapshot_entries=40, snapshots_per_rewrite=1)
 """Snapshots every 40 entries, so that a run of eight seconds takes several."""

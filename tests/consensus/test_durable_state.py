@@ -35,7 +35,7 @@ from gpupool.consensus.snapshot import (
 )
 from gpupool.consensus.storage import Storage, bootstrap, open_storage
 from gpupool.pool.errors import RemoteProtocolError, StorageError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 ME = ServerId("me")
 

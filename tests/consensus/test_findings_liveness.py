@@ -22,7 +22,7 @@ from gpupool.consensus.settings import (
 )
 from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted
 
 # --- L1: a divergent follower far behind -----------------------------------------------------

@@ -22,7 +22,7 @@ from gpupool.consensus.membership import encode_voters
 from gpupool.consensus.raft import LEADER
 from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import NotCommitted
 
 # The library does not close the files that it reads.

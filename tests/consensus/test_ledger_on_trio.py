@@ -17,7 +17,7 @@ from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.settings import COMMAND_BYTES_MAX
 from gpupool.consensus.storage import Storage, bootstrap
 from gpupool.pool.errors import StorageError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Committed, Ledger, NotCommitted, PeerEvents, Role, Unknown
 
 

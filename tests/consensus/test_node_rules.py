@@ -29,7 +29,7 @@ from gpupool.consensus.settings import (
 from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import MEMBERSHIP_TYPE
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.ids import Plain, ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Role, Unknown
 
 

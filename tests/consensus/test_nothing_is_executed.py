@@ -16,7 +16,7 @@ from gpupool.consensus import codec, raft
 from gpupool.consensus.core import RaftCore
 from gpupool.consensus.snapshot import decode_snapshot
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 
 
 class _Bomb:

@@ -14,7 +14,7 @@ from gpupool.consensus.membership import encode_voters
 from gpupool.consensus.raft import BARRIER_TYPE, COMMAND_TYPE
 from gpupool.consensus.snapshot import Snapshot, SnapshotStore, encode_snapshot
 from gpupool.consensus.storage import DIRECTORY, MEMBERSHIP_TYPE
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.remoting import links
 from gpupool.remoting.wire import frame_bytes
 

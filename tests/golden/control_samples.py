@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.golden.samples import bare, enums_of, full
 
 from gpupool.pool import errors
-from gpupool.pool.ids import Plain, TokenId
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.ids import Plain, TokenId
+from gpupool.pool.model.state import TokenKind
 from gpupool.remoting import connection, messages, wire
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.credentials import Credentials, save_credentials

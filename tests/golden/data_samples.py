@@ -17,8 +17,8 @@ from tests.remoting.arrays import door_kit
 from gpupool.cli import agent, auditlog, held
 from gpupool.cli.statedir import IDENTITY, Member, ServerIdentity, open_state_dir
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import ServerId
-from gpupool.pool.state import Act
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Act
 from gpupool.remoting import settings
 from gpupool.remoting.arrays import wire as array_wire
 from gpupool.remoting.arrays.executor import Executor

@@ -19,12 +19,12 @@ from tests.remoting.control.control_cluster import (
     token_id,
 )
 
-from gpupool.pool import commands
-from gpupool.pool.backup import make_backup, to_file
 from gpupool.pool.errors import ConflictError, DeniedError, GpupoolError, NotNowError, UsageError
-from gpupool.pool.ids import LeaseId
-from gpupool.pool.policy_log import pack_text
-from gpupool.pool.state import Filter, Operator, TokenKind
+from gpupool.pool.model import commands
+from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.state import Filter, Operator, TokenKind
+from gpupool.pool.transitions.backup import make_backup, to_file
+from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.client import Pool, join_pool, login
 from gpupool.remoting.identity import create_key_and_csr

@@ -32,14 +32,14 @@ from gpupool.consensus import codec
 from gpupool.consensus.recovery import replay
 from gpupool.consensus.snapshot import Snapshot
 from gpupool.consensus.storage import open_storage
-from gpupool.pool.state import PoolState
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 LONG = "25000d"
 SERVER = """
 from datetime import timedelta
 from gpupool.cli import main
-from gpupool.remoting import desk, identity
+from gpupool.remoting import desk; from gpupool.remoting import identity
 identity.CLOCK_SLACK = timedelta(days=20 * 365)
 identity.CA_VALID = identity.SERVER_VALID = timedelta(days=70 * 365)
 desk.TOKEN_VALID_MAX_S = 70 * 365 * 86400.0

@@ -11,11 +11,10 @@ from tests.golden.recorded import GOLDEN, is_rewriting, read
 from tests.golden.samples import bare, enums_of, full
 
 from gpupool.consensus import codec
-from gpupool.pool import backup, commands, policy_log
-from gpupool.pool.backup import make_backup, to_file
-from gpupool.pool.codec import encode
-from gpupool.pool.commands import Command, seal
-from gpupool.pool.ids import (
+from gpupool.pool.model import commands
+from gpupool.pool.model.codec import encode
+from gpupool.pool.model.commands import Command, seal
+from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
     LeaseId,
@@ -24,11 +23,9 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.policy import Zone
-from gpupool.pool.policy_text import parse_policy
-from gpupool.pool.results import Result
-from gpupool.pool.staging import parts_of
-from gpupool.pool.state import (
+from gpupool.pool.model.policy import Zone
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import (
     Filter,
     Gpu,
     Operator,
@@ -38,7 +35,11 @@ from gpupool.pool.state import (
     Request,
     TokenKind,
 )
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.policy.policy_document import parse_policy
+from gpupool.pool.transitions import backup, policy_versions
+from gpupool.pool.transitions.backup import make_backup, to_file
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.uploads import parts_of
 
 FILE = "table.txt"
 GIB = 1 << 30
@@ -131,20 +132,20 @@ def compressed(name: str, make: Callable[[], bytes]) -> bytes:
 
 
 def policy_text() -> bytes:
-    return compressed("packed policy text", lambda: policy_log.pack_text(POLICY))
+    return compressed("packed policy text", lambda: policy_versions.pack_text(POLICY))
 
 
-def draft() -> policy_log.Draft:
-    return policy_log.Draft(policy_text(), parse_policy(POLICY, zone))
+def draft() -> policy_versions.Draft:
+    return policy_versions.Draft(policy_text(), parse_policy(POLICY, zone))
 
 
 def policy_draft() -> bytes:
-    return compressed("packed policy draft", lambda: policy_log.pack_draft(draft()))
+    return compressed("packed policy draft", lambda: policy_versions.pack_draft(draft()))
 
 
 def document(data: bytes, base: int) -> list[Command]:
     """Return what puts a packed policy in force."""
-    digest = policy_log.digest_of(data)
+    digest = policy_versions.digest_of(data)
     parts = parts_of(data)
     found: list[Command] = [commands.StagePart(digest[:16], n, p) for n, p in enumerate(parts)]
     return [*found, commands.ApplyPolicy(digest[:16], len(parts), digest, base, "root")]
@@ -152,7 +153,7 @@ def document(data: bytes, base: int) -> list[Command]:
 
 def restoring(packed: list[bytes], by: str) -> list[Command]:
     """Return what takes a packed backup into the table."""
-    digest = policy_log.digest_of(b"".join(packed))
+    digest = policy_versions.digest_of(b"".join(packed))
     found: list[Command] = [commands.StagePart(digest[:16], n, p) for n, p in enumerate(packed)]
     return [*found, commands.RestoreBackup(digest[:16], len(packed), digest, by)]
 

@@ -6,7 +6,7 @@ import pytest
 from tests.golden import control_samples as samples
 from tests.golden.recorded import check, read
 
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.state import TokenKind
 from gpupool.remoting import connection, messages, wire
 from gpupool.remoting.credentials import load_credentials
 from gpupool.remoting.host import handshake

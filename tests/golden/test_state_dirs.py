@@ -23,9 +23,9 @@ from gpupool.consensus.recovery import replay
 from gpupool.consensus.storage import open_storage
 from gpupool.pool.errors import AuthenticationError, DeniedError
 from gpupool.pool.invariants import violations
-from gpupool.pool.policy_log import unpack_text
-from gpupool.pool.state import Lease, PoolState, Request
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model.state import Lease, PoolState, Request
+from gpupool.pool.transitions.policy_versions import unpack_text
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client import Pool
 
 DIRECTORIES = [("solo", "a"), ("solo", "a-with-snapshot"), *(("trio", name) for name in "abc")]

@@ -10,11 +10,12 @@ from tests.golden.recorded import check, read
 from tests.golden.samples import full
 
 from gpupool.consensus import codec
-from gpupool.pool import backup, commands, policy_log
-from gpupool.pool.codec import decode
-from gpupool.pool.results import Result
-from gpupool.pool.state import PoolState
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model import commands
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions import backup, policy_versions
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 FILE = samples.FILE
 
@@ -89,8 +90,8 @@ def _note_fields(value: object, seen: dict[str, bool]) -> None:
 
 def test_recorded_documents_are_read_as_what_was_packed() -> None:
     recorded = read(FILE)
-    assert policy_log.unpack_text(recorded["packed policy text"]) == samples.POLICY
-    assert policy_log.unpack_draft(recorded["packed policy draft"]) == samples.draft()
+    assert policy_versions.unpack_text(recorded["packed policy text"]) == samples.POLICY
+    assert policy_versions.unpack_draft(recorded["packed policy draft"]) == samples.draft()
     made = backup.from_file(recorded["backup"])
     assert backup.to_file(made) == recorded["backup"]
     assert backup.unpack(recorded["packed backup"]) == made

@@ -4,12 +4,11 @@ from calendar import timegm
 from collections.abc import Sequence
 from datetime import datetime
 
-from gpupool.pool import commands as c
-from gpupool.pool import policy_log
-from gpupool.pool.choice import rank
-from gpupool.pool.codec import decode
-from gpupool.pool.commands import seal
-from gpupool.pool.ids import (
+from gpupool.pool.invariants import violations
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
     LeaseId,
@@ -18,14 +17,15 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.invariants import violations
-from gpupool.pool.placement import NoOffer, Offer, make_offer
-from gpupool.pool.policy import Policy, Zone
-from gpupool.pool.policy_text import parse_policy
-from gpupool.pool.results import Result
-from gpupool.pool.staging import parts_of
-from gpupool.pool.state import Gpu, PoolState, Request, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model.policy import Policy, Zone
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Gpu, PoolState, Request, TokenKind
+from gpupool.pool.policy.policy_document import parse_policy
+from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
+from gpupool.pool.scheduling.ranking import rank
+from gpupool.pool.transitions import policy_versions
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting.zones import zone_of
 
 GIB = 1 << 30
@@ -53,8 +53,10 @@ def parse(text: str) -> Policy:
 
 def policy_commands(text: str, base: int, by: str = "root") -> list[c.Command]:
     """Return what puts a policy in force, as a server would propose it."""
-    data = policy_log.pack_draft(policy_log.Draft(policy_log.pack_text(text), parse(text)))
-    digest = policy_log.digest_of(data)
+    data = policy_versions.pack_draft(
+        policy_versions.Draft(policy_versions.pack_text(text), parse(text))
+    )
+    digest = policy_versions.digest_of(data)
     parts = parts_of(data)
     found: list[c.Command] = [c.StagePart(digest[:16], n, p) for n, p in enumerate(parts)]
     found.append(c.ApplyPolicy(digest[:16], len(parts), digest, base, by))

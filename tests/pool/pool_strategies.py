@@ -3,9 +3,8 @@
 from hypothesis import strategies as st
 from tests.pool.policy_kit import policy_commands
 
-from gpupool.pool import commands as c
-from gpupool.pool.filters import KEYS, LABELS, Kind, parse_filter
-from gpupool.pool.ids import (
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
     LeaseId,
@@ -14,7 +13,8 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.state import Filter, Gpu, Operator, Partition, Placement, Request, TokenKind
+from gpupool.pool.model.state import Filter, Gpu, Operator, Partition, Placement, Request, TokenKind
+from gpupool.pool.scheduling.filters import KEYS, LABELS, Kind, parse_filter
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.pool_strategies import commands, founding, staged, steps
 
-from gpupool.pool import commands as c
-from gpupool.pool.codec import decode
-from gpupool.pool.commands import seal, unseal
-from gpupool.pool.ids import Plain
 from gpupool.pool.invariants import violations
-from gpupool.pool.results import Result
-from gpupool.pool.state import PoolState
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import seal, unseal
+from gpupool.pool.model.ids import Plain
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 KINDS = {"", "busy", "never", "denied", "conflict", "closed", "expired", "invalid"}
 

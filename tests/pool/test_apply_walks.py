@@ -7,16 +7,16 @@ import pytest
 from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, USERS, founding, server_up
 from tests.pool.test_apply_properties import check
 
-from gpupool.pool import commands as c
-from gpupool.pool.choice import rank
-from gpupool.pool.codec import decode
-from gpupool.pool.commands import seal
-from gpupool.pool.filters import first_mismatch, parse_filter
-from gpupool.pool.ids import Incarnation, LeaseId, RequestId, ServerId
-from gpupool.pool.placement import NoOffer, Offer, make_offer
-from gpupool.pool.results import Result
-from gpupool.pool.state import Partition, Placement, PoolState, Request
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Partition, Placement, PoolState, Request
+from gpupool.pool.scheduling.filters import first_mismatch, parse_filter
+from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
+from gpupool.pool.scheduling.ranking import rank
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 FILTERS = [
     (parse_filter("server.labels.rack = 1"),),

@@ -3,15 +3,15 @@
 from tests.pool.pool_strategies import GIB, GPU_IDS, SERVERS, TOKENS
 from tests.pool.test_apply_properties import founded
 
-from gpupool.pool import commands as c
-from gpupool.pool.audit import acts_since
-from gpupool.pool.codec import decode
-from gpupool.pool.commands import seal
-from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.invariants import violations
-from gpupool.pool.results import Result
-from gpupool.pool.state import ACT_COUNT_MAX, Act, Partition, PoolState, Request, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import ACT_COUNT_MAX, Act, Partition, PoolState, Request, TokenKind
+from gpupool.pool.transitions.audit import acts_since
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 
 def do(machine: PoolMachine, command: c.Command, at_ms: int = 5000) -> Result:

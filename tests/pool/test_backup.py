@@ -11,8 +11,14 @@ from tests.pool.pool_strategies import SERVERS, steps
 from tests.pool.test_apply_properties import founded
 from tests.pool.test_audit import do, grant
 
-from gpupool.pool import commands as c
-from gpupool.pool.backup import (
+from gpupool.pool.invariants import violations
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
+from gpupool.pool.model.policy import Policy, PolicyVersion, Rule
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import ACT_COUNT_MAX, Act, PoolState, Token, TokenKind
+from gpupool.pool.transitions.backup import (
     Backup,
     BackupError,
     all_acts,
@@ -23,15 +29,9 @@ from gpupool.pool.backup import (
     to_file,
     unpack,
 )
-from gpupool.pool.commands import seal
-from gpupool.pool.ids import Milliseconds, ServerId, TokenId
-from gpupool.pool.invariants import violations
-from gpupool.pool.policy import Policy, PolicyVersion, Rule
-from gpupool.pool.policy_log import Draft, digest_of, pack_draft, pack_text
-from gpupool.pool.results import Result
-from gpupool.pool.staging import parts_of
-from gpupool.pool.state import ACT_COUNT_MAX, Act, PoolState, Token, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.policy_versions import Draft, digest_of, pack_draft, pack_text
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.transitions.uploads import parts_of
 
 FAR = Milliseconds(10**12)
 UPLOAD = bytes(16)

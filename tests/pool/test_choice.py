@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pool.pool_strategies import GIB
 
-from gpupool.pool.choice import Choice, choose, explain, rank
-from gpupool.pool.ids import GpuId, Incarnation, RequestId, ServerId
-from gpupool.pool.placement import NoOffer, Offer, OfferedGpu
-from gpupool.pool.state import Placement, Request
+from gpupool.pool.model.ids import GpuId, Incarnation, RequestId, ServerId
+from gpupool.pool.model.state import Placement, Request
+from gpupool.pool.scheduling.placement import NoOffer, Offer, OfferedGpu
+from gpupool.pool.scheduling.ranking import Choice, choose, explain, rank
 
 
 def offer(name: str, *gpus: OfferedGpu, load: float = 0.0) -> Offer:

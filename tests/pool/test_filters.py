@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pool.pool_strategies import GIB, filters, gpus_of
 
-from gpupool.pool.codec import decode, encode
-from gpupool.pool.filters import (
+from gpupool.pool.model.codec import decode, encode
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.sizes import exact_size_text, parse_size
+from gpupool.pool.model.state import Filter, Gpu, Operator, Server
+from gpupool.pool.scheduling.filters import (
     KEYS,
     LABELS,
     check_filters,
@@ -20,9 +23,6 @@ from gpupool.pool.filters import (
     parse_filter,
     well_formed,
 )
-from gpupool.pool.ids import GpuId, ServerId
-from gpupool.pool.sizes import exact_size_text, parse_size
-from gpupool.pool.state import Filter, Gpu, Operator, Server
 
 SERVER = Server(
     ServerId("a" * 12),

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 from tests.pool.pool_strategies import SERVERS, TOKENS, founding
 
-from gpupool.pool import commands as c
-from gpupool.pool.commands import seal
-from gpupool.pool.idleness import (
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
+from gpupool.pool.model.state import Partition, PoolState, Request
+from gpupool.pool.policy.idleness import (
     duration,
     effective_timeout_s,
     idle_notice,
@@ -15,9 +17,7 @@ from gpupool.pool.idleness import (
     idle_reason,
     notice_s,
 )
-from gpupool.pool.ids import Incarnation, LeaseId, RequestId, ServerId
-from gpupool.pool.state import Partition, PoolState, Request
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 ONE = Incarnation(1)
 TIMEOUT_S = 1200.0

@@ -5,18 +5,18 @@ from dataclasses import replace
 import pytest
 from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, founding, server_up
 
-from gpupool.pool import commands as c
-from gpupool.pool.choice import Choice, rank
-from gpupool.pool.codec import CodecError, decode, encode
-from gpupool.pool.commands import seal
-from gpupool.pool.duties import host_plan, leader_plan
-from gpupool.pool.filters import parse_filter
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
-from gpupool.pool.leases import kept_for_others
-from gpupool.pool.placement import NoOffer, Offer, make_offer
-from gpupool.pool.results import Result
-from gpupool.pool.state import Filter, Operator, Partition, PoolState, Request, ServerStatus
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Filter, Operator, Partition, PoolState, Request, ServerStatus
+from gpupool.pool.reconcile import host_plan, leader_plan
+from gpupool.pool.scheduling.filters import parse_filter
+from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
+from gpupool.pool.scheduling.ranking import Choice, rank
+from gpupool.pool.transitions.leases import kept_for_others
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 ONE = Incarnation(1)
 

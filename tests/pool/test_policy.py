@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 from tests.pool.policy_kit import GIB, MONDAY_MS, A, B, Pool, at, parse, policy_commands, zone
 
-from gpupool.pool import commands as c
-from gpupool.pool.duties import leader_plan
-from gpupool.pool.ids import GpuId, LeaseId, ServerId
-from gpupool.pool.leases import STARVED_AFTER_MS, encryption_of, kept_for_others
-from gpupool.pool.placement import NoOffer, Offer
-from gpupool.pool.policy import POLICY_COUNT_MAX, UNIT, Span, Usage
-from gpupool.pool.policy_log import unpack_text
-from gpupool.pool.policy_time import phase, to_utc
-from gpupool.pool.rulebook import rulebook
-from gpupool.pool.staging import STAGED_LAPSE_MS
-from gpupool.pool.state import RequestId, TokenId, Waiting
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.model.policy import POLICY_COUNT_MAX, UNIT, Span, Usage
+from gpupool.pool.model.state import RequestId, TokenId, Waiting
+from gpupool.pool.policy.policy_calendar import phase, to_utc
+from gpupool.pool.policy.rulebook import rulebook
+from gpupool.pool.reconcile import leader_plan
+from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.pool.transitions.leases import STARVED_AFTER_MS, encryption_of, kept_for_others
+from gpupool.pool.transitions.policy_versions import unpack_text
+from gpupool.pool.transitions.uploads import STAGED_LAPSE_MS
 
 STUDENTS = """
 [class.students]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.pool.policy_kit import parse
 
-from gpupool.pool.policy_text import RULE_KEYS
+from gpupool.pool.policy.policy_document import RULE_KEYS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEXT = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, B, Pool, at, zone
 
-from gpupool.pool import commands as c
-from gpupool.pool.filters import parse_filter
-from gpupool.pool.leases import encryption_of
-from gpupool.pool.policy import Span
-from gpupool.pool.policy_text import RULE_KEYS
-from gpupool.pool.policy_time import phase
-from gpupool.pool.state import TokenId
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.policy import Span
+from gpupool.pool.model.state import TokenId
+from gpupool.pool.policy.policy_calendar import phase
+from gpupool.pool.policy.policy_document import RULE_KEYS
+from gpupool.pool.scheduling.filters import parse_filter
+from gpupool.pool.transitions.leases import encryption_of
 
 VALUES = {
     "max_gpus": "0.5",

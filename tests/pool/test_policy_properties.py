@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, MONDAY_MS, USERS, Pool, policy_commands
 
-from gpupool.pool import commands as c
-from gpupool.pool.choice import rank
-from gpupool.pool.commands import seal
-from gpupool.pool.ids import Plain, TokenId
-from gpupool.pool.leases import STARVED_AFTER_MS
-from gpupool.pool.placement import Offer, make_offer
-from gpupool.pool.policy import MILLI, UNIT
-from gpupool.pool.state import PoolState, Request
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import Plain, TokenId
+from gpupool.pool.model.policy import MILLI, UNIT
+from gpupool.pool.model.state import PoolState, Request
+from gpupool.pool.scheduling.placement import Offer, make_offer
+from gpupool.pool.scheduling.ranking import rank
+from gpupool.pool.transitions.leases import STARVED_AFTER_MS
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 HOUR_MS = 3_600_000
 CAPACITY = 80 * GIB + 777  # which neither fractions nor MiB divide
@@ -171,7 +171,7 @@ def test_limits_hold_at_every_step_and_replays_agree(
         elif kind == "wait":
             do(c.Wait(pool.request(1 + number % 4), user, TokenId(user), "busy"))
         elif kind == "duties":
-            from gpupool.pool.notices import due
+            from gpupool.pool.policy.notices import due
 
             for command in due(pool.state, pool.now_ms):
                 do(command)
@@ -244,8 +244,8 @@ def test_without_fair_waiting_it_would_starve(monkeypatch: pytest.MonkeyPatch) -
     def nothing_kept(*_: object) -> None:
         return None
 
-    monkeypatch.setattr("gpupool.pool.leases.kept_for_others", nothing_kept)
-    monkeypatch.setattr("gpupool.pool.placement.kept_for_others", nothing_kept)
+    monkeypatch.setattr("gpupool.pool.transitions.leases.kept_for_others", nothing_kept)
+    monkeypatch.setattr("gpupool.pool.scheduling.placement.kept_for_others", nothing_kept)
     assert crowd(0) == -1
 
 

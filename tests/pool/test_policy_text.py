@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.pool.policy_kit import parse
 
-from gpupool.pool.policy import NO_LIMIT, Membership, Policy, Rule, Span
-from gpupool.pool.policy_lines import key_lines
-from gpupool.pool.policy_text import PolicyTextError
+from gpupool.pool.model.policy import NO_LIMIT, Membership, Policy, Rule, Span
+from gpupool.pool.policy.policy_document import PolicyTextError
+from gpupool.pool.policy.toml_lines import key_lines
 
 WHOLE = """\
 zone = "Europe/Berlin"

@@ -3,14 +3,22 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.pool import commands as c
-from gpupool.pool.codec import decode
-from gpupool.pool.commands import seal
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.invariants import violations
-from gpupool.pool.results import Result
-from gpupool.pool.state import Gpu, Partition, PoolState, Request, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    RequestId,
+    ServerId,
+    TokenId,
+)
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 GIB = 1 << 30
 SERVERS = tuple(ServerId(name * 12) for name in "abc")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from gpupool.pool import commands as c
-from gpupool.pool.codec import decode
-from gpupool.pool.ids import Incarnation, Milliseconds, ServerId, TokenId
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
 from gpupool.pool.ports import LedgerHealth, Role
-from gpupool.pool.results import Result
-from gpupool.pool.state import PoolState, ServerStatus, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import build_view
 
 ONE = Incarnation(1)

@@ -7,16 +7,13 @@ import pytest
 
 from gpupool.consensus import codec
 from gpupool.consensus.settings import COMMAND_BYTES_MAX
-from gpupool.pool import commands as c
-from gpupool.pool.choice import rank
-from gpupool.pool.codec import decode
-from gpupool.pool.commands import seal
-from gpupool.pool.filters import LABEL_COUNT_MAX, well_formed
-from gpupool.pool.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.invariants import violations
-from gpupool.pool.placement import NoOffer, Offer, make_offer
-from gpupool.pool.results import Result
-from gpupool.pool.state import (
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import seal
+from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId, TokenId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import (
     Filter,
     Gpu,
     Operator,
@@ -25,7 +22,10 @@ from gpupool.pool.state import (
     Request,
     TokenKind,
 )
-from gpupool.pool.transition import GPU_COUNT_MAX, PoolMachine
+from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, well_formed
+from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
+from gpupool.pool.scheduling.ranking import rank
+from gpupool.pool.transitions.state_machine import GPU_COUNT_MAX, PoolMachine
 
 MIB = 1 << 20
 MEMORY = 81_559 * MIB

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from random import Random
 
-from gpupool.pool.codec import encode
-from gpupool.pool.commands import Tick
+from gpupool.pool.model.codec import encode
+from gpupool.pool.model.commands import Tick
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Unknown
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.state import PoolState
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.proposals import Decision, Proposals, Propose
 
 

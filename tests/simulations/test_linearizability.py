@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.pool.ids import GpuId, LeaseId, RequestId
+from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
 from gpupool.simulations.history import History
 from gpupool.simulations.linearizability import Operation, check
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpupool.consensus.storage import Storage
 from gpupool.pool.errors import StorageError
-from gpupool.pool.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.disk import PowerLostError, SimulatedDisk
 from gpupool.simulations.machines import Machine, Worker

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from gpupool.cli.simulate import SCENARIOS as NAMES
 from gpupool.cli.simulate import command
-from gpupool.pool import transition
 from gpupool.pool.errors import ExitCode
-from gpupool.pool.ids import ServerId
-from gpupool.pool.state import Server
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Server
+from gpupool.pool.transitions import state_machine
 from gpupool.simulations import checkers
 from gpupool.simulations.mutations import MUTATIONS, Mutation
 from gpupool.simulations.options import Options, swarm
@@ -72,7 +72,7 @@ def test_what_was_only_just_committed_may_still_be_on_its_way_at_the_end() -> No
 def test_votes_move_to_followers_that_are_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine servers, seven votes: voters that are away for more than 10 s lose theirs."""
     heirs: list[str] = []
-    choose = getattr(transition, "_heir")  # noqa: B009
+    choose = getattr(state_machine, "_heir")  # noqa: B009
 
     def heir(servers: dict[ServerId, Server]) -> Server | None:
         found: Server | None = choose(servers)
@@ -80,7 +80,7 @@ def test_votes_move_to_followers_that_are_there_and_back(monkeypatch: pytest.Mon
             heirs.append(found.name)
         return found
 
-    monkeypatch.setattr(transition, "_heir", heir)
+    monkeypatch.setattr(state_machine, "_heir", heir)
     options = replace(swarm(0, servers=9, clients=3), faults=(("pause", 1.0), ("deaf", 3.0)))
     report = run(replace(options, fault_s=15.0, heal_s=8.0))
     passed(report)

@@ -14,14 +14,22 @@ import trio
 import trio.testing
 from tests.remoting.control.control_kit import Chance, VirtualClock, until
 
-from gpupool.pool import commands
-from gpupool.pool.commands import Command, GpuReading, seal
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, Milliseconds, Plain, ServerId, TokenId
 from gpupool.pool.invariants import violations
+from gpupool.pool.model import commands
+from gpupool.pool.model.commands import Command, GpuReading, seal
+from gpupool.pool.model.ids import (
+    GpuId,
+    Incarnation,
+    LeaseId,
+    Milliseconds,
+    Plain,
+    ServerId,
+    TokenId,
+)
+from gpupool.pool.model.state import Gpu, Lease, Partition, PoolState, Request, TokenKind
 from gpupool.pool.ports import Committed, LedgerHealth, NotCommitted, Outcome, Role, Unknown
-from gpupool.pool.state import Gpu, Lease, Partition, PoolState, Request, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.caretaker import Software, readings_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.identity import (
     Authority,
     Identity,

@@ -18,14 +18,14 @@ from tests.remoting.control.control_kit import until
 
 from gpupool.consensus.bridge import RaftLedger
 from gpupool.consensus.storage import bootstrap, open_storage
-from gpupool.pool import commands
-from gpupool.pool.codec import decode
-from gpupool.pool.commands import Command, seal
-from gpupool.pool.ids import Incarnation, ServerId
+from gpupool.pool.model import commands
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import Command, seal
+from gpupool.pool.model.ids import Incarnation, ServerId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.ports import Committed
-from gpupool.pool.results import Result
-from gpupool.pool.state import PoolState, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.caretaker import Software
 from gpupool.remoting.client import SystemChance, SystemClock, join_pool

@@ -23,9 +23,9 @@ from pathlib import Path
 import pytest
 
 from gpupool.pool.errors import UnreachableError
-from gpupool.pool.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
-from gpupool.pool.placement import NoOffer, Offer, OfferedGpu
-from gpupool.pool.state import Request
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
+from gpupool.pool.model.state import Request
+from gpupool.pool.scheduling.placement import NoOffer, Offer, OfferedGpu
 from gpupool.remoting import messages as m
 from gpupool.remoting.allocation import (
     Action,

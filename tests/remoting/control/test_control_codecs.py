@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.pool.codec import encode
 from gpupool.pool.errors import (
     AuthenticationError,
     GpupoolError,
@@ -21,8 +20,9 @@ from gpupool.pool.errors import (
     StorageError,
     UsageError,
 )
-from gpupool.pool.ids import Plain, TokenId
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model.codec import encode
+from gpupool.pool.model.ids import Plain, TokenId
+from gpupool.pool.model.state import TokenKind
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import Address, parse_address
 from gpupool.remoting.connection import Connection, End, Phase

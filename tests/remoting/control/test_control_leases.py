@@ -6,7 +6,6 @@ import trio.testing
 from tests.remoting.control.control_cluster import GIB, Cluster, request
 from tests.remoting.control.control_kit import until
 
-from gpupool.pool import commands
 from gpupool.pool.errors import (
     DeniedError,
     LeaseLostError,
@@ -15,9 +14,10 @@ from gpupool.pool.errors import (
     NotNowError,
     UnreachableError,
 )
-from gpupool.pool.filters import parse_filter
-from gpupool.pool.ids import RequestId
-from gpupool.pool.state import Placement, TokenKind
+from gpupool.pool.model import commands
+from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.state import Placement, TokenKind
+from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.remoting import messages as m
 from gpupool.remoting.connections import ServerConnection
 from gpupool.remoting.holding import LeaseHold

@@ -9,7 +9,6 @@ import trio.testing
 from tests.remoting.control.control_cluster import GIB, Cluster, request, server_id
 from tests.remoting.control.control_kit import until
 
-from gpupool.pool import commands
 from gpupool.pool.errors import (
     AuthenticationError,
     DeniedError,
@@ -17,9 +16,10 @@ from gpupool.pool.errors import (
     NotNowError,
     UsageError,
 )
-from gpupool.pool.ids import ServerId
-from gpupool.pool.policy_log import pack_text
-from gpupool.pool.state import TokenKind
+from gpupool.pool.model import commands
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import TokenKind
+from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.client import join_pool, login

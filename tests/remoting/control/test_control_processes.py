@@ -22,7 +22,7 @@ from gpupool.remoting.sockets import tune
 CLIENT = """
 import sys, trio
 from pathlib import Path
-from gpupool.pool.state import Request
+from gpupool.pool.model.state import Request
 from gpupool.remoting.client import connect_pool
 from gpupool.remoting.credentials import load_credentials
 

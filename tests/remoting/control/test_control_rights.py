@@ -9,8 +9,8 @@ import trio.testing
 from tests.remoting.control.control_cluster import Cluster, request, server_id
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
-from gpupool.pool.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
-from gpupool.pool.state import Partition, TokenKind
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
+from gpupool.pool.model.state import Partition, TokenKind
 from gpupool.remoting import messages as m
 from gpupool.remoting.client import Pool
 from gpupool.remoting.connection import ALLOWED, End, Phase

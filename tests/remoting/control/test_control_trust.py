@@ -33,11 +33,11 @@ from tests.remoting.control.control_kit import (
     until,
 )
 
-from gpupool.pool import commands
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
-from gpupool.pool.ids import Incarnation, Milliseconds, ServerId, TokenId
-from gpupool.pool.state import PoolState, TokenKind
-from gpupool.pool.transition import PoolMachine
+from gpupool.pool.model import commands
+from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
+from gpupool.pool.model.state import PoolState, TokenKind
+from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting import messages as m
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.caretaker import Software

@@ -21,7 +21,7 @@ from tests.remoting.control.control_kit import (
     until,
 )
 
-from gpupool.pool.ids import ServerId
+from gpupool.pool.model.ids import ServerId
 from gpupool.remoting import links as links_module
 from gpupool.remoting.addresses import Address
 from gpupool.remoting.identity import peer_server_context

@@ -6,8 +6,8 @@ import pytest
 from tests.pool.policy_kit import Pool
 
 from gpupool.pool.errors import UsageError
-from gpupool.pool.ids import RequestId
-from gpupool.pool.state import Request
+from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.state import Request
 from gpupool.remoting import policies
 from gpupool.remoting.requests import check_request
 

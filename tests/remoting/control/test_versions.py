@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from tests.cli.conftest import pool, server
 
-from gpupool.pool import commands
-from gpupool.pool.codec import CodecError, decode, encode
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
-from gpupool.pool.ids import LeaseId, ServerId, TokenId
-from gpupool.pool.state import PoolState, TokenKind
+from gpupool.pool.model import commands
+from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.view import PoolView
 from gpupool.remoting import links
 from gpupool.remoting import messages as m

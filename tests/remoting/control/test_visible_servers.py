@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpupool.pool.ids import GpuId, ServerId
-from gpupool.pool.state import Partition
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.state import Partition
 from gpupool.remoting.holding import visible_servers
 
 A, B = ServerId("a"), ServerId("b")

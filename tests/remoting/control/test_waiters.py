@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tests.pool.policy_kit import A, B, Pool
 
-from gpupool.pool.ids import RequestId
-from gpupool.pool.state import Request
+from gpupool.pool.model.ids import RequestId
+from gpupool.pool.model.state import Request
 from gpupool.remoting.waiters import FORGET_S, KEEP_S, Waiters
 
 

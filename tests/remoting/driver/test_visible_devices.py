@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.pool.ids import GpuId, ServerId
-from gpupool.pool.state import Partition
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.state import Partition
 from gpupool.remoting.driver import build
 from gpupool.remoting.holding import visible_servers
 

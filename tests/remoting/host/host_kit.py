@@ -7,8 +7,8 @@ from pathlib import Path
 
 import trio
 
-from gpupool.pool.ids import LeaseId, Milliseconds, RequestId, ServerId, TokenId
-from gpupool.pool.state import Lease, Partition
+from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, TokenId
+from gpupool.pool.model.state import Lease, Partition
 from gpupool.remoting.host.dial import SessionAddress, dial
 from gpupool.remoting.host.host import Host
 from gpupool.remoting.host.streams import SessionStream

@@ -14,8 +14,8 @@ import pytest
 import trio
 from host_kit import GIB, HostKit, MakeHost
 
-from gpupool.pool.ids import LeaseId
-from gpupool.pool.state import Lease
+from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.state import Lease
 from gpupool.remoting.host import handshake
 
 DROPIN = Path(__file__).parents[3] / "remoting" / "arrays" / "dropin"

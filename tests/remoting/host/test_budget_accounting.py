@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gpupool.pool.ids import GpuId, LeaseId
+from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
 
 GPUS = (GpuId("GPU-a"), GpuId("GPU-b"))

@@ -17,9 +17,9 @@ from host_kit import GIB, HERE, SERVER, HostKit, MakeHost, unix_address, until
 from trio.testing import MockClock
 
 import gpupool
-from gpupool.pool.commands import GpuReading
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import GpuId
+from gpupool.pool.model.commands import GpuReading
+from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.host.claims import GpuClaims
 from gpupool.remoting.host.host import HostLimits
 from gpupool.remoting.host.inventory import Inventory, OwnUse, emulated_gpus

@@ -14,8 +14,8 @@ import trio
 from host_kit import GIB, SERVER, HostKit, MakeHost, unix_address, until
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
-from gpupool.pool.ids import GpuId, LeaseId
-from gpupool.pool.state import Partition
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.pool.model.state import Partition
 from gpupool.remoting.host import doorway, handshake
 from gpupool.remoting.host.dial import SessionAddress
 from gpupool.remoting.host.host import HostLimits

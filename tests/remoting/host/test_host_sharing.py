@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gpupool.pool.ids import GpuId, LeaseId
+from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.channel import BudgetClient
 from gpupool.remoting.host.sharing import SHARED_MAX, Sharing, descriptor_room

@@ -16,7 +16,7 @@ import trio
 from host_kit import EchoClient, MakeHost, unix_address
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.ids import LeaseId
+from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import confine, former, spawn, users
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its uid")

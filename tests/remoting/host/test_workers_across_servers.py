@@ -11,8 +11,8 @@ import trio
 from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost, unix_address
 
 from gpupool.pool.errors import AuthenticationError
-from gpupool.pool.ids import ServerId
-from gpupool.pool.state import Lease, Partition
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import Lease, Partition
 from gpupool.remoting.host.dial import SessionAddress, prove
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.peers import INTRODUCTION

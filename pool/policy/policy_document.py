@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, cast
 
-from gpupool.pool.policy import (
+from gpupool.pool.model.policy import (
     NO_LIMIT,
     TEXT_SIZE_MAX,
     Membership,
@@ -23,8 +23,8 @@ from gpupool.pool.policy import (
     Window,
     Zone,
 )
-from gpupool.pool.policy_lines import Path, key_lines
-from gpupool.pool.sizes import parse_size
+from gpupool.pool.model.sizes import parse_size
+from gpupool.pool.policy.toml_lines import Path, key_lines
 
 RULE_COUNT_MAX = 4096
 WINDOW_COUNT_MAX = 512

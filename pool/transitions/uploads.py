@@ -6,10 +6,10 @@ a document takes effect atomically or not at all. Parts may arrive in any order 
 
 from hashlib import sha256
 
-from gpupool.pool.commands import StagePart
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.state import PoolState, Staged
-from gpupool.pool.values import with_changes
+from gpupool.pool.model.commands import StagePart
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import PoolState, Staged
 
 PART_SIZE_MAX = 12 * 1024
 """A command has at most 32 KiB, envelope included."""

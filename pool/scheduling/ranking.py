@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gpupool.pool.ids import GpuId, Incarnation, ServerId
-from gpupool.pool.placement import WHOLE_SLACK, NoOffer, Offer, OfferedGpu
-from gpupool.pool.state import Partition, Placement, Request
+from gpupool.pool.model.ids import GpuId, Incarnation, ServerId
+from gpupool.pool.model.state import Partition, Placement, Request
+from gpupool.pool.scheduling.placement import WHOLE_SLACK, NoOffer, Offer, OfferedGpu
 
 Latencies = Mapping[ServerId, float]
 

@@ -12,17 +12,12 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, cast
 
-from gpupool.pool.audit import record
-from gpupool.pool.codec import CodecError, decode, encode
-from gpupool.pool.commands import RestoreBackup
-from gpupool.pool.filters import LABEL_COUNT_MAX
-from gpupool.pool.ids import Milliseconds, Plain, TokenId
-from gpupool.pool.labels import label_refusal
-from gpupool.pool.policy import POLICY_COUNT_MAX, Policy, PolicyVersion
-from gpupool.pool.policy_log import UnpackError, unpack_text
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.staging import PART_COUNT_MAX, assemble, parts_of
-from gpupool.pool.state import (
+from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.commands import RestoreBackup
+from gpupool.pool.model.ids import Milliseconds, Plain, TokenId
+from gpupool.pool.model.policy import POLICY_COUNT_MAX, Policy, PolicyVersion
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import (
     ACT_COUNT_MAX,
     SERVER_COUNT_MAX,
     TOKEN_COUNT_MAX,
@@ -32,6 +27,11 @@ from gpupool.pool.state import (
     Token,
     TokenKind,
 )
+from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX
+from gpupool.pool.transitions.audit import record
+from gpupool.pool.transitions.labels import label_refusal
+from gpupool.pool.transitions.policy_versions import UnpackError, unpack_text
+from gpupool.pool.transitions.uploads import PART_COUNT_MAX, assemble, parts_of
 
 FORMAT = "gpupool-backup"
 VERSION = 1

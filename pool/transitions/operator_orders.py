@@ -4,8 +4,8 @@ An order is repeated, by its client and by the servers, until somebody has an an
 that was under way may be committed seconds later, behind an order that undid the first.
 """
 
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.state import Server
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import Server
 
 ORDER_SIZE = 16
 ORDER_COUNT_MAX = 16

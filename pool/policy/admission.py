@@ -6,12 +6,12 @@ give way to it, or because a window opens that allows it.
 
 from collections.abc import Callable, Iterable
 
-from gpupool.pool.memo import Memo
-from gpupool.pool.policy import UNIT, Usage, Zone
-from gpupool.pool.policy_time import DAY_MS, UTC, offset_ms
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.rulebook import NOTHING, USED, Cap, Moment, Source, Terms, rulebook, used
-from gpupool.pool.state import Gpu, PoolState, Request, Server
+from gpupool.pool.model.memo import Memo
+from gpupool.pool.model.policy import UNIT, Usage, Zone
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import Gpu, PoolState, Request, Server
+from gpupool.pool.policy.policy_calendar import DAY_MS, UTC, offset_ms
+from gpupool.pool.policy.rulebook import NOTHING, USED, Cap, Moment, Source, Terms, rulebook, used
 
 May = Callable[[Server, Gpu], bool]
 NOUNS = {"max_gpus": "GPUs", "max_memory": "GiB", "max_leases": "leases"}

@@ -12,9 +12,9 @@ needs nobody but the servers of the lease, survives any leader, and asks no clie
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpupool.pool.commands import Command, EndLease, NoteIdle
-from gpupool.pool.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.state import Lease, PartStatus, PoolState
+from gpupool.pool.model.commands import Command, EndLease, NoteIdle
+from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.model.state import Lease, PartStatus, PoolState
 
 IDLE_TIMEOUT_MIN_S = 2.0
 """Workers report once a second, so nothing shorter could be told from use."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpupool.pool.ids import LeaseId
+from gpupool.pool.model.ids import LeaseId
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,19 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from operator import attrgetter
 
-from gpupool.pool.ids import GpuId, LeaseId, ServerId
-from gpupool.pool.policy import MILLI, NO_LIMIT, UNIT, Policy, Reservation, Rule, Usage, Window
-from gpupool.pool.policy_time import FOREVER, Phase, phase
-from gpupool.pool.state import Gpu, Lease, Partition, PartStatus, PoolState, Server
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.model.policy import (
+    MILLI,
+    NO_LIMIT,
+    UNIT,
+    Policy,
+    Reservation,
+    Rule,
+    Usage,
+    Window,
+)
+from gpupool.pool.model.state import Gpu, Lease, Partition, PartStatus, PoolState, Server
+from gpupool.pool.policy.policy_calendar import FOREVER, Phase, phase
 
 RULEBOOK_COUNT_MAX = 8
 USER_COUNT_MAX = 16_384

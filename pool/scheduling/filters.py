@@ -29,8 +29,8 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Protocol
 
-from gpupool.pool.sizes import exact_size_text, parse_size
-from gpupool.pool.state import Filter, Gpu, Operator, Request, Server
+from gpupool.pool.model.sizes import exact_size_text, parse_size
+from gpupool.pool.model.state import Filter, Gpu, Operator, Request, Server
 
 FILTER_COUNT_MAX = 16
 VALUE_COUNT_MAX = 32

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from typing import NamedTuple
 
-from gpupool.pool.policy import Span, Zone
+from gpupool.pool.model.policy import Span, Zone
 
 DAY_MS = 86_400_000
 FOREVER = 2**62

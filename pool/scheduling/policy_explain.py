@@ -1,10 +1,10 @@
 """What the policy says to a user and a request, in sentences that name their rules."""
 
-from gpupool.pool.admission import NOUNS, Admission, amount, duration_text, time_text
-from gpupool.pool.placement import NoOffer, make_offer
-from gpupool.pool.policy import UNIT
-from gpupool.pool.rulebook import NOTHING
-from gpupool.pool.state import PoolState, Request
+from gpupool.pool.model.policy import UNIT
+from gpupool.pool.model.state import PoolState, Request
+from gpupool.pool.policy.admission import NOUNS, Admission, amount, duration_text, time_text
+from gpupool.pool.policy.rulebook import NOTHING
+from gpupool.pool.scheduling.placement import NoOffer, make_offer
 
 
 def explain(state: PoolState, user: str, request: Request | None) -> tuple[str, tuple[str, ...]]:

@@ -8,11 +8,11 @@ a crash between two steps loses nothing. The caller keeps proposals in flight fr
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpupool.pool import notices
-from gpupool.pool.commands import Command, EndLease, FreeLease, ServerContact, Tick
-from gpupool.pool.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.memo import Memo
-from gpupool.pool.state import WAITING_LAPSE_MS, Lease, PartStatus, PoolState, ServerStatus
+from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
+from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
+from gpupool.pool.model.memo import Memo
+from gpupool.pool.model.state import WAITING_LAPSE_MS, Lease, PartStatus, PoolState, ServerStatus
+from gpupool.pool.policy import notices
 
 UNREACHABLE_AFTER_S = 10.0
 """Without contact for so long, a server's GPUs are not grantable (design section 3)."""

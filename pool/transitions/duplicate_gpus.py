@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from gpupool.pool.ids import GpuId
-from gpupool.pool.leases import note
-from gpupool.pool.state import Gpu, PoolState, Server
-from gpupool.pool.values import with_changes
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import GpuId
+from gpupool.pool.model.state import Gpu, PoolState, Server
+from gpupool.pool.transitions.leases import note
 
 UNSETTLED = "not settled yet"
 """The clash of a GPU that its server has not shown before; ``settle_clashes`` decides."""

@@ -1,13 +1,13 @@
 """Labels of servers: what they are started with, and what operators change later."""
 
-from gpupool.pool import orders
-from gpupool.pool.audit import record
-from gpupool.pool.commands import LabelServer
-from gpupool.pool.filters import LABEL_COUNT_MAX, label_refusal
-from gpupool.pool.leases import note
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.state import PoolState, Server
-from gpupool.pool.values import with_changes
+from gpupool.pool.model.commands import LabelServer
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import PoolState, Server
+from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
+from gpupool.pool.transitions import operator_orders
+from gpupool.pool.transitions.audit import record
+from gpupool.pool.transitions.leases import note
 
 
 def labels_at_start(server: Server, said: dict[str, str]) -> dict[str, str]:
@@ -30,7 +30,7 @@ def label_server(state: PoolState, command: LabelServer) -> tuple[PoolState, Res
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse("never", "no such server")
-    if (settled := orders.judge(server, command.order)) is not None:
+    if (settled := operator_orders.judge(server, command.order)) is not None:
         return state, settled
     if why := label_refusal(command.labels):
         return state, refuse("invalid", why)
@@ -43,7 +43,7 @@ def label_server(state: PoolState, command: LabelServer) -> tuple[PoolState, Res
         server,
         labels=labels,
         changed_at=state.now if changed else server.changed_at,
-        orders=orders.remembered(server, command.order),
+        orders=operator_orders.remembered(server, command.order),
     )
     state = with_changes(state, servers=state.servers | {server.id: server})
     if not changed:

@@ -4,8 +4,8 @@ The table keeps the latest ``ACT_COUNT_MAX`` acts. Every server also writes each
 its own as it applies it, so that the older ones are not lost: see ``cli.auditlog``.
 """
 
-from gpupool.pool.state import ACT_COUNT_MAX, Act, PoolState
-from gpupool.pool.values import with_changes
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.state import ACT_COUNT_MAX, Act, PoolState
 
 BY_LENGTH_MAX = 64
 SUBJECT_LENGTH_MAX = 128

@@ -7,17 +7,13 @@ owns it has said ``freed``. The lease's id, the Raft index of its grant, is its 
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpupool.pool.admission import Admission, May, least_need, sizes_of_all
-from gpupool.pool.audit import record
-from gpupool.pool.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
-from gpupool.pool.filters import admitted, filter_text, first_mismatch, names_server, well_formed
-from gpupool.pool.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
-from gpupool.pool.memo import Memo
-from gpupool.pool.notices import with_terms
-from gpupool.pool.policy import Usage
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.rulebook import NOTHING, plus, units_of, usage_of
-from gpupool.pool.state import (
+from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
+from gpupool.pool.model.memo import Memo
+from gpupool.pool.model.policy import Usage
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import (
     CLOSED_REQUEST_COUNT_MAX,
     EVENT_COUNT_MAX,
     PARTITION_SIZE_MIN,
@@ -33,7 +29,17 @@ from gpupool.pool.state import (
     Server,
     Waiting,
 )
-from gpupool.pool.values import with_changes
+from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of_all
+from gpupool.pool.policy.notices import with_terms
+from gpupool.pool.policy.rulebook import NOTHING, plus, units_of, usage_of
+from gpupool.pool.scheduling.filters import (
+    admitted,
+    filter_text,
+    first_mismatch,
+    names_server,
+    well_formed,
+)
+from gpupool.pool.transitions.audit import record
 
 TEXT_LENGTH_MAX = 200
 PARTITION_COUNT_MAX = 256

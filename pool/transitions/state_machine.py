@@ -9,12 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpupool.pool import leases, notices, orders, policy_log, staging
-from gpupool.pool.audit import acts_since, record
-from gpupool.pool.backup import restore_backup
-from gpupool.pool.clashes import UNSETTLED, settle_clashes
-from gpupool.pool.codec import CodecError, decode, encode
-from gpupool.pool.commands import (
+from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.commands import (
     ApplyPolicy,
     CancelRequest,
     Command,
@@ -40,10 +36,10 @@ from gpupool.pool.commands import (
     Wait,
     unseal,
 )
-from gpupool.pool.ids import GpuId, Milliseconds, Plain, ServerId, lease_name
-from gpupool.pool.labels import label_server, labels_at_start
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.state import (
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import GpuId, Milliseconds, Plain, ServerId, lease_name
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import (
     SERVER_COUNT_MAX,
     TOKEN_COUNT_MAX,
     VOTER_COUNT_MAX,
@@ -55,7 +51,12 @@ from gpupool.pool.state import (
     Token,
     TokenKind,
 )
-from gpupool.pool.values import with_changes
+from gpupool.pool.policy import notices
+from gpupool.pool.transitions import leases, operator_orders, policy_versions, uploads
+from gpupool.pool.transitions.audit import acts_since, record
+from gpupool.pool.transitions.backup import restore_backup
+from gpupool.pool.transitions.duplicate_gpus import UNSETTLED, settle_clashes
+from gpupool.pool.transitions.labels import label_server, labels_at_start
 
 NAME_LENGTH_MAX = 64
 GPU_COUNT_MAX = 64
@@ -69,7 +70,7 @@ def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
     # Time never goes back along the log, whatever a proposer's clock said.
     now = Milliseconds(max(state.now, envelope.at))
     state = with_changes(state, index=index, now=now)
-    state = staging.lapse_staged(leases.lapse_waiting(state))
+    state = uploads.lapse_staged(leases.lapse_waiting(state))
     if envelope.expires and now > envelope.expires:
         return state, refuse("expired", "the command arrived after its deadline")
     command = envelope.command
@@ -275,7 +276,7 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse("never", "no such server")
-    if (settled := orders.judge(server, command.order)) is not None:
+    if (settled := operator_orders.judge(server, command.order)) is not None:
         return state, settled
     was = server.drain_reason
     if was != command.reason:
@@ -286,7 +287,7 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
         server,
         drain_reason=command.reason,
         changed_at=state.now,
-        orders=orders.remembered(server, command.order),
+        orders=operator_orders.remembered(server, command.order),
     )
     state = with_changes(state, servers=state.servers | {server.id: server})
     if was == command.reason:
@@ -344,7 +345,7 @@ def revoke_token(state: PoolState, command: RevokeToken) -> Step:
 def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
     """Put a policy in force, for everything that is granted from now on."""
     before = state.policy.version
-    state, result = policy_log.apply_policy(state, command)
+    state, result = policy_versions.apply_policy(state, command)
     if state.policy.version != before:
         text = f"version {state.policy.version} applied by {command.by}"
         version = f"version {state.policy.version}"
@@ -385,7 +386,7 @@ HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
     Wait: leases.wait,
     CreateToken: create_token,
     RevokeToken: revoke_token,
-    StagePart: staging.stage_part,
+    StagePart: uploads.stage_part,
     ApplyPolicy: apply_policy,
     RestoreBackup: restore_backup,
     GiveNotice: give_notice,

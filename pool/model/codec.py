@@ -16,7 +16,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
-from gpupool.pool.ids import Plain
+from gpupool.pool.model.ids import Plain
 
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]

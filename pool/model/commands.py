@@ -6,8 +6,8 @@ one that was proposed twice because its outcome was unknown does no harm.
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.codec import CodecError, decode, encode
-from gpupool.pool.ids import (
+from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
     LeaseId,
@@ -17,7 +17,7 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.state import Gpu, Partition, Request, TokenKind
+from gpupool.pool.model.state import Gpu, Partition, Request, TokenKind
 
 VERSION = 1
 """Of the envelope. A server that meets a newer one stops instead of guessing."""

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import cast
 
-from gpupool.pool.codec import CodecError, decode, encode
-from gpupool.pool.commands import ApplyPolicy
-from gpupool.pool.ids import Plain
-from gpupool.pool.policy import (
+from gpupool.pool.model.codec import CodecError, decode, encode
+from gpupool.pool.model.commands import ApplyPolicy
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import Plain
+from gpupool.pool.model.policy import (
     PACKED_SIZE_MAX,
     POLICY_COUNT_MAX,
     TEXT_SIZE_MAX,
     Policy,
     PolicyVersion,
 )
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.staging import assemble
-from gpupool.pool.state import PoolState
-from gpupool.pool.values import with_changes
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.uploads import assemble
 
 DRAFT_SIZE_MAX = 4 << 20
 """Bytes of an inflated draft: the text, its rules, and a few KiB for each time zone."""

@@ -7,13 +7,13 @@ ranks what came back, is ``choice``.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpupool.pool.admission import Admission, May, least_need, sizes_of, sizes_of_all
-from gpupool.pool.filters import admitted, facts_text, filter_text, matches, names_server
-from gpupool.pool.ids import GpuId, Incarnation, ServerId
-from gpupool.pool.leases import Kept, kept_for_others, partition_size
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.sizes import exact_size_text
-from gpupool.pool.state import Filter, Gpu, PoolState, Request, Server
+from gpupool.pool.model.ids import GpuId, Incarnation, ServerId
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.sizes import exact_size_text
+from gpupool.pool.model.state import Filter, Gpu, PoolState, Request, Server
+from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of, sizes_of_all
+from gpupool.pool.scheduling.filters import admitted, facts_text, filter_text, matches, names_server
+from gpupool.pool.transitions.leases import Kept, kept_for_others, partition_size
 
 WHOLE_SLACK = 0.95
 """``-p 1`` asks for a whole GPU, and gets one of which others hold at most this little."""

@@ -10,7 +10,7 @@ names, made by the server that proposed it.
 
 from dataclasses import dataclass, field
 
-from gpupool.pool.ids import Milliseconds
+from gpupool.pool.model.ids import Milliseconds
 
 UNIT = 10**12
 """Shares of GPUs are counted in integers: a whole GPU has so many units.

@@ -8,7 +8,7 @@ time (``ids.Milliseconds``).
 from dataclasses import dataclass, field
 from enum import Enum
 
-from gpupool.pool.ids import (
+from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
     LeaseId,
@@ -17,7 +17,7 @@ from gpupool.pool.ids import (
     ServerId,
     TokenId,
 )
-from gpupool.pool.policy import Policy, PolicyVersion, Usage
+from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
 
 VOTER_COUNT_MAX = 7
 """More voters make every commit slower and tolerate failures that never happen together."""

@@ -6,15 +6,15 @@ and leases of that moment: notice is given to those that the rules allow no more
 had the window not changed. The oldest leases are kept first.
 """
 
-from gpupool.pool.admission import Admission, duration_text
-from gpupool.pool.commands import EndLease, GiveNotice
-from gpupool.pool.idleness import effective_timeout_s
-from gpupool.pool.ids import LeaseId, Milliseconds
-from gpupool.pool.policy import Window
-from gpupool.pool.results import Result, refuse
-from gpupool.pool.rulebook import rulebook
-from gpupool.pool.state import Lease, PoolState
-from gpupool.pool.values import with_changes
+from gpupool.pool.model.commands import EndLease, GiveNotice
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import LeaseId, Milliseconds
+from gpupool.pool.model.policy import Window
+from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.state import Lease, PoolState
+from gpupool.pool.policy.admission import Admission, duration_text
+from gpupool.pool.policy.idleness import effective_timeout_s
+from gpupool.pool.policy.rulebook import rulebook
 
 NOTICE_MS_MAX = 5 * 60_000
 """So long before its latest end a client is told; a tenth of a short time."""

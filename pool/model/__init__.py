@@ -1,0 +1,1 @@
+"""The replicated table as data: identifiers, state, commands, results and their codec."""

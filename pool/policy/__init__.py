@@ -1,0 +1,1 @@
+"""The policy's rules: parsing a document, and judging a request by it."""

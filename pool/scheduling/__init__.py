@@ -1,0 +1,1 @@
+"""Placement: which GPUs fit a request, and which offer is best."""

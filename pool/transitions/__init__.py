@@ -1,0 +1,1 @@
+"""State transitions: each command applied to the table."""
