@@ -11,7 +11,7 @@ import click
 
 from gpupool.cli.places import user_name
 from gpupool.cli.statedir import CA_CERTIFICATE, ServerIdentity, StateDir
-from gpupool.consensus.bridge import RaftLedger
+from gpupool.consensus.driver import RaftLedger
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, seal

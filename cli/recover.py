@@ -82,7 +82,7 @@ class _Case:
 
 def _recover(state: "StateDir", *, force: bool) -> int:
     from gpupool.consensus.recovery import recover, replay
-    from gpupool.consensus.storage import open_storage
+    from gpupool.consensus.storage.store import open_storage
     from gpupool.pool.model.commands import RemoveServer, seal
     from gpupool.pool.model.state import PoolState
     from gpupool.pool.transitions.state_machine import PoolMachine

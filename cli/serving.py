@@ -31,8 +31,8 @@ from gpupool.cli.statedir import (
     remembered_listen,
 )
 from gpupool.cli.values import Emulation, parse_listen, size_text
-from gpupool.consensus.bridge import RaftLedger
-from gpupool.consensus.storage import Storage, bootstrap, open_storage
+from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.storage.store import Storage, bootstrap, open_storage
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.model.commands import Command, DrainServer, EndLease, seal
 from gpupool.pool.model.ids import LeaseId, ServerId

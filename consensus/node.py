@@ -19,22 +19,26 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from gpupool.consensus import codec, membership
-from gpupool.consensus.core import RaftCore
-from gpupool.consensus.journal import decode_entries
-from gpupool.consensus.membership import Configuration
-from gpupool.consensus.messages import (
+from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
+from gpupool.consensus.core.raft_core import RaftCore
+from gpupool.consensus.proposal_queue import Proposals
+from gpupool.consensus.protocol import closed_cbor, membership
+from gpupool.consensus.protocol.membership import Configuration
+from gpupool.consensus.protocol.raft_messages import (
     FrameReader,
     FrameWriter,
     Message,
     decode_message,
     encode_message,
 )
-from gpupool.consensus.proposals import Proposals
-from gpupool.consensus.raft import CANDIDATE, LEADER, NEVER
-from gpupool.consensus.settings import BATCH_BYTES_MAX, WAITING_PULLS_MAX, ConsensusSettings
-from gpupool.consensus.snapshot import Snapshot, SnapshotReceiver, SnapshotSender
-from gpupool.consensus.storage import Storage
+from gpupool.consensus.protocol.raft_settings import (
+    BATCH_BYTES_MAX,
+    WAITING_PULLS_MAX,
+    ConsensusSettings,
+)
+from gpupool.consensus.storage.journal import decode_entries
+from gpupool.consensus.storage.snapshot import Snapshot, SnapshotReceiver, SnapshotSender
+from gpupool.consensus.storage.store import Storage
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
@@ -402,7 +406,7 @@ class RaftNode:
         (finding L3): the entry gets an error as its result, the same on every server.
         """
         try:
-            return self._machine.apply(index, codec.decode_command(command))
+            return self._machine.apply(index, closed_cbor.decode_command(command))
         except Exception as error:  # noqa: BLE001 - the log must go on, whatever a command does.
             _log.exception("entry %d could not be applied", index)
             return {"error": type(error).__name__}

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpupool.consensus import codec, membership
-from gpupool.consensus.raft import COMMAND_TYPE
-from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
+from gpupool.consensus.core.library import COMMAND_TYPE
+from gpupool.consensus.protocol import closed_cbor, membership
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import StateMachine
 
@@ -41,7 +41,7 @@ def replay(storage: Storage, machine: StateMachine) -> Survivor:
             voters = membership.decode_voters(command[1:])
         elif command[:1] == COMMAND_TYPE:
             try:
-                machine.apply(entry_index, codec.decode(command[1:]))
+                machine.apply(entry_index, closed_cbor.decode(command[1:]))
             except Exception:  # noqa: BLE001 - as in ``RaftNode.apply``, the log goes on.
                 _log.exception("entry %d could not be applied", entry_index)
     _, last_index, last_term = journal.entries[-1]
@@ -61,7 +61,7 @@ def recover(storage: Storage, server_id: ServerId, commands: Sequence[Plain]) ->
     term = max(journal.term, journal.entries[-1][2]) + 1
     journal.set_vote(term, None)
     entries = [MEMBERSHIP_TYPE + membership.encode_voters((server_id,))]
-    entries += [COMMAND_TYPE + codec.encode(command) for command in commands]
+    entries += [COMMAND_TYPE + closed_cbor.encode(command) for command in commands]
     for entry in entries:
         journal.append(entry, journal.last_index + 1, term)
     journal.sync()

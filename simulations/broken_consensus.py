@@ -11,12 +11,12 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from gpupool.consensus import membership
-from gpupool.consensus.core import RaftCore
-from gpupool.consensus.journal import JOURNAL, Entry, Journal
-from gpupool.consensus.log import ReplicatedLog, Stored
-from gpupool.consensus.messages import Message
-from gpupool.consensus.raft import CANDIDATE, LEADER, NEVER
+from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
+from gpupool.consensus.core.raft_core import RaftCore
+from gpupool.consensus.core.raft_log import ReplicatedLog, Stored
+from gpupool.consensus.protocol import membership
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.storage.journal import JOURNAL, Entry, Journal
 from gpupool.pool.errors import StorageError
 from gpupool.pool.ports import Outcome, Unknown
 from gpupool.remoting.steward import Action, Steward

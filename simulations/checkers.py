@@ -6,8 +6,8 @@ as the first server to apply each command saw it: Raft promises that all others 
 
 from collections.abc import Iterable
 
-from gpupool.consensus.core import RaftCore
-from gpupool.consensus.raft import LEADER
+from gpupool.consensus.core.library import LEADER
+from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.pool.invariants import violations
 from gpupool.pool.model.ids import LeaseId, Plain, ServerId
 from gpupool.pool.model.state import (

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from gpupool.consensus.bridge import RETRY_FIRST_S, RETRY_MAX_S
+from gpupool.consensus.driver import RETRY_FIRST_S, RETRY_MAX_S
 from gpupool.consensus.node import RaftNode, Ready
-from gpupool.consensus.settings import ConsensusSettings
-from gpupool.consensus.storage import Storage
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
     Committed,

@@ -24,9 +24,9 @@ from typing import Any, cast
 
 import trio
 
-from gpupool.consensus import codec
-from gpupool.consensus.raft import COMMAND_TYPE
-from gpupool.consensus.storage import DIRECTORY, Storage
+from gpupool.consensus.core.library import COMMAND_TYPE
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.storage.store import DIRECTORY, Storage
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.invariants import violations
 from gpupool.pool.model.commands import Grant, unseal
@@ -369,7 +369,7 @@ class Chaos:
         for index in sorted(log):
             if log[index][:1] != COMMAND_TYPE:
                 continue
-            plain = codec.decode(log[index][1:])
+            plain = closed_cbor.decode(log[index][1:])
             machine.apply(index, plain)
             if found := violations(machine.state):
                 self._fail(f"table-sound: after {index}: {found[0]}")

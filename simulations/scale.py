@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 
-from gpupool.consensus import codec
-from gpupool.consensus.core import RaftCore
-from gpupool.consensus.settings import ConsensusSettings
-from gpupool.consensus.snapshot import Snapshot
-from gpupool.consensus.storage import Storage
+from gpupool.consensus.core.raft_core import RaftCore
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.snapshot import Snapshot
+from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Grant, seal
 from gpupool.pool.model.ids import (
@@ -227,7 +227,7 @@ def measure(count: int, requests: int = REQUEST_COUNT) -> Measurement:
     pool = _Pool(count)
     world = pool.world
     world.run_until(SETTLE_S)
-    table_bytes = len(codec.encode(pool.shared.machine.snapshot()))
+    table_bytes = len(closed_cbor.encode(pool.shared.machine.snapshot()))
     leader = pool.leader.server_id
     before = pool.sent()
     world.run_until(world.now + REST_S)
@@ -244,7 +244,7 @@ def measure(count: int, requests: int = REQUEST_COUNT) -> Measurement:
     return Measurement(
         servers=count,
         table_bytes=table_bytes,
-        table_leased_bytes=len(codec.encode(pool.shared.machine.snapshot())),
+        table_leased_bytes=len(closed_cbor.encode(pool.shared.machine.snapshot())),
         rest_leader_bytes=rest[leader],
         rest_voter_bytes=max(rest[each] for each in others),
         rest_follower_bytes=max((rest[each] for each in followers), default=0),

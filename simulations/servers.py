@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gpupool.consensus.log import SafetyError
-from gpupool.consensus.settings import ConsensusSettings
-from gpupool.consensus.storage import Storage, bootstrap
+from gpupool.consensus.core.raft_log import SafetyError
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.model.state import PoolState

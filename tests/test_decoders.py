@@ -21,9 +21,10 @@ from tests.pool.pool_strategies import founding
 
 from gpupool.cli import audit, auditlog, kill, program, statedir, values
 from gpupool.cli import settings as settings_files
-from gpupool.consensus import membership, messages, snapshot
-from gpupool.consensus.disk import FileDisk
-from gpupool.consensus.journal import JOURNAL, Journal
+from gpupool.consensus.protocol import membership, raft_messages
+from gpupool.consensus.storage import snapshot
+from gpupool.consensus.storage.disk import FileDisk
+from gpupool.consensus.storage.journal import JOURNAL, Journal
 from gpupool.pool.errors import (
     AuthenticationError,
     RemoteProtocolError,
@@ -167,12 +168,14 @@ def cases(folder: Path) -> dict[str, Case]:
         ),
         "first bytes": Case(routing.route, remote, handshake.client_hello(bytes(16), bytes(16))),
         "peer's frame": Case(
-            lambda d: messages.FrameReader().body(d), remote, messages.FrameWriter(1).frame(b"body")
+            lambda d: raft_messages.FrameReader().body(d),
+            remote,
+            raft_messages.FrameWriter(1).frame(b"body"),
         ),
         "peer's message": Case(
-            messages.decode_message,
+            raft_messages.decode_message,
             remote,
-            messages.encode_message({"type": "response_vote", "term": 3}),
+            raft_messages.encode_message({"type": "response_vote", "term": 3}),
         ),
         "voters": Case(
             membership.decode_voters, remote, membership.encode_voters((ServerId("a"),))

@@ -21,8 +21,8 @@ from typing import Any
 
 import trio
 
-from gpupool.consensus.bridge import RaftLedger
-from gpupool.consensus.storage import bootstrap, open_storage
+from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, Grant, seal
 from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Partition, PoolState, Request

@@ -20,8 +20,8 @@ from bare_library import Bare, library
 from lone_node import ME, Lone
 from pysyncobj.journal import FileJournal
 
-from gpupool.consensus.disk import FileDisk
-from gpupool.consensus.storage import Storage, bootstrap
+from gpupool.consensus.storage.disk import FileDisk
+from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.pool.ports import Committed
 
 LIMIT_BYTES = 128 << 10

@@ -5,13 +5,18 @@ from typing import Any
 
 from raft_world import MemoryDisk, Register
 
-from gpupool.consensus.journal import Entry, encode_entries
-from gpupool.consensus.membership import encode_voters
-from gpupool.consensus.messages import FrameReader, FrameWriter, decode_message, encode_message
+from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.node import RaftNode
-from gpupool.consensus.raft import LEADER
-from gpupool.consensus.settings import ConsensusSettings
-from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
+from gpupool.consensus.protocol.membership import encode_voters
+from gpupool.consensus.protocol.raft_messages import (
+    FrameReader,
+    FrameWriter,
+    decode_message,
+    encode_message,
+)
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.journal import Entry, encode_entries
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome
 
@@ -157,6 +162,6 @@ class Lone:
 
 def entry(value: Plain, index: int, term: int) -> Entry:
     """Return a log entry of ours."""
-    from gpupool.consensus import codec
+    from gpupool.consensus.protocol import closed_cbor
 
-    return (b"\x00" + codec.encode(value), index, term)
+    return (b"\x00" + closed_cbor.encode(value), index, term)

@@ -9,10 +9,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.node import RaftNode
-from gpupool.consensus.raft import LEADER
-from gpupool.consensus.settings import ConsensusSettings
-from gpupool.consensus.storage import Storage, bootstrap
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome
 
@@ -563,8 +563,8 @@ def _found(storage: Storage, voters: Sequence[ServerId]) -> None:
     if len(voters) == 1:
         bootstrap(storage, voters[0])
         return
-    from gpupool.consensus.membership import encode_voters
-    from gpupool.consensus.storage import MEMBERSHIP_TYPE
+    from gpupool.consensus.protocol.membership import encode_voters
+    from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 
     storage.journal.set_vote(1, None)
     storage.journal.append(MEMBERSHIP_TYPE + encode_voters(voters), 2, 1)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from raft_world import Faults, Violation, World
 
-from gpupool.consensus.journal import Journal
-from gpupool.consensus.settings import ConsensusSettings
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.journal import Journal
 from gpupool.pool.model.ids import ServerId
 
 OFTEN = ConsensusSettings(snapshot_entries=40, snapshots_per_rewrite=1)

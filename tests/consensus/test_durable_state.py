@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from lone_node import Lone, entry
 from raft_world import PAGE, MemoryDisk, PowerLossError, Register
 
-from gpupool.consensus import storage as storage_module
-from gpupool.consensus.disk import FileDisk
-from gpupool.consensus.journal import (
+from gpupool.consensus.protocol.membership import encode_voters
+from gpupool.consensus.recovery import Survivor, recover, replay
+from gpupool.consensus.storage import store as storage_module
+from gpupool.consensus.storage.disk import FileDisk
+from gpupool.consensus.storage.journal import (
     JOURNAL,
     Entry,
     Journal,
     decode_entries,
     encode_entries,
 )
-from gpupool.consensus.membership import encode_voters
-from gpupool.consensus.recovery import Survivor, recover, replay
-from gpupool.consensus.snapshot import (
+from gpupool.consensus.storage.snapshot import (
     Snapshot,
     SnapshotReceiver,
     SnapshotSender,
@@ -33,7 +33,7 @@ from gpupool.consensus.snapshot import (
     decode_snapshot,
     encode_snapshot,
 )
-from gpupool.consensus.storage import Storage, bootstrap, open_storage
+from gpupool.consensus.storage.store import Storage, bootstrap, open_storage
 from gpupool.pool.errors import RemoteProtocolError, StorageError
 from gpupool.pool.model.ids import ServerId
 
@@ -388,7 +388,7 @@ def test_too_large_a_table_stops_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     disk = MemoryDisk()
-    monkeypatch.setattr("gpupool.consensus.snapshot.SNAPSHOT_BYTES_MAX", 1000)
+    monkeypatch.setattr("gpupool.consensus.storage.snapshot.SNAPSHOT_BYTES_MAX", 1000)
     with pytest.raises(StorageError, match="too large"):
         SnapshotStore(disk).save(snapshot(10, size=2000))
     assert disk.names() == []

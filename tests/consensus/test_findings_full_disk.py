@@ -18,7 +18,7 @@ import pytest
 from lone_node import Lone, entry
 from raft_world import MemoryDisk
 
-from gpupool.consensus.journal import RESERVE, Journal
+from gpupool.consensus.storage.journal import RESERVE, Journal
 from gpupool.pool.errors import StorageError
 
 HERE = Path(__file__).parent

@@ -12,16 +12,16 @@ from lone_node import Lone, entry
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 from raft_world import Faults, MemoryDisk, World
 
-from gpupool.consensus.membership import encode_voters
-from gpupool.consensus.raft import LEADER
-from gpupool.consensus.settings import (
+from gpupool.consensus.core.library import LEADER
+from gpupool.consensus.protocol.membership import encode_voters
+from gpupool.consensus.protocol.raft_settings import (
     COMMAND_BYTES_MAX,
     IN_FLIGHT_BYTES_MAX,
     SNAPSHOT_CHUNK_BYTES,
     ConsensusSettings,
 )
-from gpupool.consensus.snapshot import Snapshot
-from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
+from gpupool.consensus.storage.snapshot import Snapshot
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted
 

@@ -18,10 +18,10 @@ from lone_node import Lone, entry
 from pysyncobj.journal import FileJournal
 from raft_world import MemoryDisk, PowerLossError
 
-from gpupool.consensus.membership import encode_voters
-from gpupool.consensus.raft import LEADER
-from gpupool.consensus.snapshot import Snapshot
-from gpupool.consensus.storage import MEMBERSHIP_TYPE, Storage
+from gpupool.consensus.core.library import LEADER
+from gpupool.consensus.protocol.membership import encode_voters
+from gpupool.consensus.storage.snapshot import Snapshot
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import NotCommitted
 

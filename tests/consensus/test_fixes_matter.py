@@ -8,11 +8,11 @@ import pytest
 from raft_world import Inode, MemoryDisk
 from test_cluster_under_faults import run_seed
 
-from gpupool.consensus.core import RaftCore
-from gpupool.consensus.journal import Entry, Journal
-from gpupool.consensus.log import ReplicatedLog, Stored
-from gpupool.consensus.messages import FrameReader
-from gpupool.consensus.raft import LEADER
+from gpupool.consensus.core.library import LEADER
+from gpupool.consensus.core.raft_core import RaftCore
+from gpupool.consensus.core.raft_log import ReplicatedLog, Stored
+from gpupool.consensus.protocol.raft_messages import FrameReader
+from gpupool.consensus.storage.journal import Entry, Journal
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -60,7 +60,7 @@ def two_changes_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def covered_commands_called_refused(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("gpupool.consensus.core._COVERED", -2)
+    patch.setattr("gpupool.consensus.core.raft_core._COVERED", -2)
     real = RaftCore.installed
 
     def installed(self: RaftCore, index: int, voters: Any) -> None:

@@ -13,9 +13,9 @@ import trio
 from raft_world import MemoryDisk, Register
 from trio.testing import MockClock
 
-from gpupool.consensus.bridge import RaftLedger
-from gpupool.consensus.settings import COMMAND_BYTES_MAX
-from gpupool.consensus.storage import Storage, bootstrap
+from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.protocol.raft_settings import COMMAND_BYTES_MAX
+from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import Committed, Ledger, NotCommitted, PeerEvents, Role, Unknown

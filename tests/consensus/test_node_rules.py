@@ -8,26 +8,26 @@ from hypothesis import strategies as st
 from lone_node import Lone, entry
 from raft_world import Faults, World
 
-from gpupool.consensus import codec, membership
-from gpupool.consensus.journal import encode_entries
-from gpupool.consensus.log import SafetyError
-from gpupool.consensus.membership import Configuration, Configurations
-from gpupool.consensus.messages import (
+from gpupool.consensus.core.library import LEADER
+from gpupool.consensus.core.raft_log import SafetyError
+from gpupool.consensus.protocol import closed_cbor, membership
+from gpupool.consensus.protocol.membership import Configuration, Configurations
+from gpupool.consensus.protocol.raft_messages import (
     FrameReader,
     FrameWriter,
     Message,
     decode_message,
     encode_message,
 )
-from gpupool.consensus.raft import LEADER
-from gpupool.consensus.settings import (
+from gpupool.consensus.protocol.raft_settings import (
     QUEUE_COMMANDS_MAX,
     UNCOMMITTED_ENTRIES_MAX,
     VOTERS_MAX,
     ConsensusSettings,
 )
-from gpupool.consensus.snapshot import Snapshot
-from gpupool.consensus.storage import MEMBERSHIP_TYPE
+from gpupool.consensus.storage.journal import encode_entries
+from gpupool.consensus.storage.snapshot import Snapshot
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Role, Unknown
@@ -544,7 +544,7 @@ Plains = st.recursive(
 
 @given(Plains)
 def test_plain_values_travel_unchanged(value: Plain) -> None:
-    again = codec.decode(codec.encode(value))
+    again = closed_cbor.decode(closed_cbor.encode(value))
     assert again == value
     assert type(again) is type(value)
 
@@ -552,10 +552,10 @@ def test_plain_values_travel_unchanged(value: Plain) -> None:
 @given(st.binary(max_size=60))
 def test_no_bytes_break_the_decoder(data: bytes) -> None:
     try:
-        value = codec.decode(data)
+        value = closed_cbor.decode(data)
     except RemoteProtocolError:
         return
-    codec.encode(value)
+    closed_cbor.encode(value)
 
 
 @pytest.mark.parametrize(
@@ -576,13 +576,13 @@ def test_no_bytes_break_the_decoder(data: bytes) -> None:
 )
 def test_the_codec_is_strict(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        codec.decode(data)
+        closed_cbor.decode(data)
 
 
 @pytest.mark.parametrize("value", [(1,), {1: 2}, {"x"}, object(), 1 << 64, bytearray(b"x")])
 def test_only_plain_values_are_encoded(value: Any) -> None:
     with pytest.raises(TypeError):
-        codec.encode(value)
+        closed_cbor.encode(value)
 
 
 def test_messages_are_checked_field_by_field() -> None:
@@ -592,7 +592,7 @@ def test_messages_are_checked_field_by_field() -> None:
     bad_ones.extend(([99, 1], [], {}))
     for bad in bad_ones:
         with pytest.raises(RemoteProtocolError):
-            decode_message(codec.encode(bad))
+            decode_message(closed_cbor.encode(bad))
 
 
 @given(st.binary(max_size=80))

@@ -12,9 +12,10 @@ import pytest
 from bare_library import Bare, append
 from lone_node import Lone
 
-from gpupool.consensus import codec, raft
-from gpupool.consensus.core import RaftCore
-from gpupool.consensus.snapshot import decode_snapshot
+from gpupool.consensus.core import library
+from gpupool.consensus.core.raft_core import RaftCore
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.storage.snapshot import decode_snapshot
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
 
@@ -139,7 +140,7 @@ def test_a_frame_is_not_run(bomb: bytes, target: Path) -> None:
 def test_what_stands_for_pickle_in_the_library_cannot_run_anything(
     bomb: bytes, target: Path
 ) -> None:
-    closed = raft._library.pickle  # pyright: ignore[reportPrivateUsage]
+    closed = library._library.pickle  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(RemoteProtocolError):
         closed.loads(bomb)
     assert closed.loads(closed.dumps(["add", b"x"])) == ["add", b"x"]
@@ -153,7 +154,7 @@ def test_no_tag_is_decoded(tag: int) -> None:
     head = b"\xda" + tag.to_bytes(4, "big")
     for content in (b"\x01", b"\x41a", b"\x61a", b"\x80", b"\xa0", b"\x82\x01\x02"):
         with pytest.raises(RemoteProtocolError):
-            codec.decode(head + content)
+            closed_cbor.decode(head + content)
 
 
 # --- the guard against another version of the library ----------------------------------------
@@ -163,16 +164,16 @@ def test_another_version_of_the_library_is_refused() -> None:
     def changed(self: object, timeToWait: float = 0.0) -> None:
         return
 
-    base = raft._SyncObj  # pyright: ignore[reportPrivateUsage]
-    methods = {name: base.__dict__[name] for name in raft.AUDITED}
-    raft.check_library(type("SyncObj", (), dict(methods)))
+    base = library._SyncObj  # pyright: ignore[reportPrivateUsage]
+    methods = {name: base.__dict__[name] for name in library.AUDITED}
+    library.check_library(type("SyncObj", (), dict(methods)))
     methods["_onTick"] = changed
     with pytest.raises(ImportError, match=r"_onTick is not the audited one of version 0\.3\.17"):
-        raft.check_library(type("SyncObj", (), methods))
+        library.check_library(type("SyncObj", (), methods))
 
 
 def test_every_override_is_audited() -> None:
-    base = raft._SyncObj  # pyright: ignore[reportPrivateUsage]
+    base = library._SyncObj  # pyright: ignore[reportPrivateUsage]
     ours: tuple[type, ...] = RaftCore.__mro__[: RaftCore.__mro__.index(base)]
     overridden = {
         name
@@ -182,13 +183,13 @@ def test_every_override_is_audited() -> None:
     }
     assert {one.__name__ for one in ours} >= {"RaftCore", "Replication", "Elections", "LibraryCore"}
     assert overridden
-    assert overridden <= set(raft.AUDITED)
+    assert overridden <= set(library.AUDITED)
 
 
 def test_the_library_that_others_import_stays_as_it_is() -> None:
     program = (
         "import pysyncobj.syncobj as s; before = dict(vars(s)); "
-        "import gpupool.consensus.raft as r; "
+        "import gpupool.consensus.core.library as r; "
         "assert dict(vars(s)) == before; "
         "assert s.pickle.__name__ == 'pysyncobj.pickle'; "
         "assert r._library is not s"

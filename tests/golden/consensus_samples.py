@@ -6,20 +6,20 @@ from typing import Any
 
 from tests.golden.samples import full
 
-from gpupool.consensus import journal as journals
-from gpupool.consensus import messages
-from gpupool.consensus.disk import FileDisk
-from gpupool.consensus.journal import Journal, encode_entries
-from gpupool.consensus.membership import encode_voters
-from gpupool.consensus.raft import BARRIER_TYPE, COMMAND_TYPE
-from gpupool.consensus.snapshot import Snapshot, SnapshotStore, encode_snapshot
-from gpupool.consensus.storage import DIRECTORY, MEMBERSHIP_TYPE
+from gpupool.consensus.core.library import BARRIER_TYPE, COMMAND_TYPE
+from gpupool.consensus.protocol import raft_messages
+from gpupool.consensus.protocol.membership import encode_voters
+from gpupool.consensus.storage import journal as journals
+from gpupool.consensus.storage.disk import FileDisk
+from gpupool.consensus.storage.journal import Journal, encode_entries
+from gpupool.consensus.storage.snapshot import Snapshot, SnapshotStore, encode_snapshot
+from gpupool.consensus.storage.store import DIRECTORY, MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting import links
 from gpupool.remoting.wire import frame_bytes
 
 # The registry of kinds is private to its module, whose functions are all that others need.
-KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = getattr(messages, "_KINDS")  # noqa: B009
+KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = getattr(raft_messages, "_KINDS")  # noqa: B009
 RECORDS = sorted(int(kind) for kind in getattr(journals, "_Record"))  # noqa: B009
 VOTERS = tuple(ServerId(letter * 12) for letter in "bac")
 ENTRIES = [
@@ -33,9 +33,9 @@ SNAPSHOT = Snapshot(5, 2, VOTERS, {"table": [1, 2.5, b"\x00", None, {"k": "v"}]}
 EPOCH = (7 << 32) + 1
 
 
-def message_samples() -> dict[str, messages.Message]:
+def message_samples() -> dict[str, raft_messages.Message]:
     """Return a sample of each message, two where a field may be None, by its number."""
-    found: dict[str, messages.Message] = {}
+    found: dict[str, raft_messages.Message] = {}
     for kind, (number, fields) in sorted(KINDS.items(), key=lambda item: item[1][0]):
         made: dict[str, Any] = {"type": kind}
         for name, types in fields.items():
@@ -51,10 +51,10 @@ def raft() -> dict[str, bytes]:
     """Return each message, the names of its fields in their order, and frames of two."""
     found: dict[str, bytes] = {}
     for name, message in message_samples().items():
-        found[name] = messages.encode_message(message)
+        found[name] = raft_messages.encode_message(message)
         if name.endswith("full"):
             found[f"{name[:-5]} fields"] = " ".join(message).encode() + b"\n"
-    writer = messages.FrameWriter(EPOCH)
+    writer = raft_messages.FrameWriter(EPOCH)
     found["raft frame 1"] = writer.frame(found["raft 1 full"])
     found["raft frame 2"] = writer.frame(found["raft 2 full"])
     found["voters"] = encode_voters(VOTERS)

@@ -28,10 +28,10 @@ from tests.golden.pools import (
 )
 from tests.golden.recorded import GOLDEN
 
-from gpupool.consensus import codec
+from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.recovery import replay
-from gpupool.consensus.snapshot import Snapshot
-from gpupool.consensus.storage import open_storage
+from gpupool.consensus.storage.snapshot import Snapshot
+from gpupool.consensus.storage.store import open_storage
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions.state_machine import PoolMachine
 
@@ -137,7 +137,7 @@ def keep(name: str, folder: Path, servers: tuple[str, ...]) -> None:
         shutil.copytree(state_dir, folder / "copy")
         storage = open_storage(folder / "copy")
         survivor = replay(storage, machine)
-        (folder / f"{server}.table").write_bytes(codec.encode(machine.snapshot()))
+        (folder / f"{server}.table").write_bytes(closed_cbor.encode(machine.snapshot()))
         if server == "a" and len(servers) == 1:
             last = Snapshot(
                 survivor.last_index, survivor.last_term, survivor.voters, machine.snapshot()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tests.golden.recorded import GOLDEN, is_rewriting, read
 from tests.golden.samples import bare, enums_of, full
 
-from gpupool.consensus import codec
+from gpupool.consensus.protocol import closed_cbor
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Command, seal
@@ -111,7 +111,7 @@ def command_samples() -> dict[str, tuple[int, int, Command]]:
 def command_bytes() -> dict[str, bytes]:
     """Return each sample as its log entry's content, and the values of its enumerations."""
     found = {
-        name: codec.encode(seal(command, at_ms=at_ms, ttl_ms=ttl_ms))
+        name: closed_cbor.encode(seal(command, at_ms=at_ms, ttl_ms=ttl_ms))
         for name, (at_ms, ttl_ms, command) in command_samples().items()
     }
     for name, kind in commands.KINDS.items():
@@ -287,10 +287,10 @@ class Script:
             plain = seal(command, at_ms=START_MS + 100 * index, ttl_ms=60_000)
             result = self.machine.apply(index, plain)
             kind = commands.NAMES[type(command)]
-            self.found[f"{self.name} {index} {kind}"] = codec.encode(result)
+            self.found[f"{self.name} {index} {kind}"] = closed_cbor.encode(result)
 
     def keep(self, label: str) -> None:
-        self.found[f"table {label}"] = codec.encode(self.machine.snapshot())
+        self.found[f"table {label}"] = closed_cbor.encode(self.machine.snapshot())
 
 
 def scripts() -> list[Script]:
@@ -319,9 +319,9 @@ def everything() -> dict[str, bytes]:
     found = command_bytes()
     found["packed policy text"] = policy_text()
     found["packed policy draft"] = policy_draft()
-    found["table of samples"] = codec.encode(encode(full(PoolState, "table")))
+    found["table of samples"] = closed_cbor.encode(encode(full(PoolState, "table")))
     for name, result in results().items():
-        found[name] = codec.encode(encode(result))
+        found[name] = closed_cbor.encode(encode(result))
     for script in scripts():
         found |= script.found
     return found

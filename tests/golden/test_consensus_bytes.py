@@ -6,11 +6,11 @@ import pytest
 from tests.golden import consensus_samples as samples
 from tests.golden.recorded import check, read
 
-from gpupool.consensus import messages
-from gpupool.consensus.disk import FileDisk
-from gpupool.consensus.journal import JOURNAL, Journal, decode_entries
-from gpupool.consensus.membership import decode_voters
-from gpupool.consensus.snapshot import decode_snapshot
+from gpupool.consensus.protocol import raft_messages
+from gpupool.consensus.protocol.membership import decode_voters
+from gpupool.consensus.storage.disk import FileDisk
+from gpupool.consensus.storage.journal import JOURNAL, Journal, decode_entries
+from gpupool.consensus.storage.snapshot import decode_snapshot
 from gpupool.remoting import links
 from gpupool.remoting.wire import FrameReader
 
@@ -35,8 +35,8 @@ def test_no_message_frame_or_record_is_without_a_sample() -> None:
 def test_recorded_messages_are_read_as_what_was_sent() -> None:
     recorded = read(FILE)
     for name, message in samples.message_samples().items():
-        assert messages.decode_message(recorded[name]) == message, name
-    reader = messages.FrameReader()
+        assert raft_messages.decode_message(recorded[name]) == message, name
+    reader = raft_messages.FrameReader()
     assert reader.body(recorded["raft frame 1"]) == recorded["raft 1 full"]
     assert reader.body(recorded["raft frame 2"]) == recorded["raft 2 full"]
     assert reader.body(recorded["raft frame 1"]) is None

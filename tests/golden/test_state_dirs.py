@@ -18,9 +18,9 @@ from tests.golden.pools import Server, View, ask, wait_until
 from tests.golden.record_pools import POLICY
 from tests.golden.recorded import GOLDEN
 
-from gpupool.consensus import codec
+from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.recovery import replay
-from gpupool.consensus.storage import open_storage
+from gpupool.consensus.storage.store import open_storage
 from gpupool.pool.errors import AuthenticationError, DeniedError
 from gpupool.pool.invariants import violations
 from gpupool.pool.model.state import Lease, PoolState, Request
@@ -49,7 +49,7 @@ def unpack(name: str, folder: Path) -> None:
 def table_of(path: Path) -> PoolState:
     """Return a recorded table."""
     machine = PoolMachine(PoolState())
-    machine.restore(codec.decode(path.read_bytes()))
+    machine.restore(closed_cbor.decode(path.read_bytes()))
     return machine.state
 
 

@@ -9,7 +9,7 @@ from tests.golden import table_samples as samples
 from tests.golden.recorded import check, read
 from tests.golden.samples import full
 
-from gpupool.consensus import codec
+from gpupool.consensus.protocol import closed_cbor
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.results import Result
@@ -27,12 +27,12 @@ def test_every_command_and_table_has_its_recorded_bytes() -> None:
 def test_recorded_commands_are_read_as_what_was_proposed() -> None:
     recorded = read(FILE)
     for name, (at_ms, ttl_ms, command) in samples.command_samples().items():
-        envelope = commands.unseal(codec.decode(recorded[name]))
+        envelope = commands.unseal(closed_cbor.decode(recorded[name]))
         assert envelope.command == command, name
         assert envelope.at == at_ms
         assert envelope.expires == (at_ms + ttl_ms if ttl_ms else 0)
     for name, result in samples.results().items():
-        assert decode(Result, codec.decode(recorded[name])) == result
+        assert decode(Result, closed_cbor.decode(recorded[name])) == result
 
 
 def test_no_command_is_without_a_name_and_a_sample() -> None:
@@ -47,7 +47,7 @@ def test_no_command_is_without_a_name_and_a_sample() -> None:
 
 def test_recorded_tables_are_read_as_what_was_kept() -> None:
     recorded = read(FILE)
-    sample = decode(PoolState, codec.decode(recorded["table of samples"]))
+    sample = decode(PoolState, closed_cbor.decode(recorded["table of samples"]))
     assert sample == full(PoolState, "table")
     for script in samples.scripts():
         machine = PoolMachine(PoolState())
@@ -56,8 +56,8 @@ def test_recorded_tables_are_read_as_what_was_kept() -> None:
     for name, data in recorded.items():
         if name.startswith("table "):
             machine = PoolMachine(PoolState())
-            machine.restore(codec.decode(data))
-            assert codec.encode(machine.snapshot()) == data, name
+            machine.restore(closed_cbor.decode(data))
+            assert closed_cbor.encode(machine.snapshot()) == data, name
 
 
 def test_the_script_uses_every_field_of_the_table() -> None:
@@ -65,7 +65,7 @@ def test_the_script_uses_every_field_of_the_table() -> None:
     seen: dict[str, bool] = {}
     recorded = read(FILE)
     for name in ("table in use", "table later", "table restored"):
-        _note_fields(decode(PoolState, codec.decode(recorded[name])), seen)
+        _note_fields(decode(PoolState, closed_cbor.decode(recorded[name])), seen)
     unused = [place for place, is_used in seen.items() if not is_used]
     assert len(seen) > 100
     assert not unused, f"never set: {', '.join(unused)}"

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpupool.consensus import codec
-from gpupool.consensus.settings import COMMAND_BYTES_MAX
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol.raft_settings import COMMAND_BYTES_MAX
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
@@ -212,7 +212,7 @@ def uuid(kind: str, number: int) -> GpuId:
 
 
 def size_of(command: c.Command) -> int:
-    return len(codec.encode(seal(command, at_ms=2 * 10**12, ttl_ms=5000)))
+    return len(closed_cbor.encode(seal(command, at_ms=2 * 10**12, ttl_ms=5000)))
 
 
 def test_the_largest_lease_and_the_largest_server_fit_into_a_command() -> None:

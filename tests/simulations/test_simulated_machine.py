@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from gpupool.consensus.storage import Storage
+from gpupool.consensus.storage.store import Storage
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.simulations.clock import DriftingClock

@@ -16,8 +16,8 @@ from tests.remoting.control.control_cluster import (
 )
 from tests.remoting.control.control_kit import until
 
-from gpupool.consensus.bridge import RaftLedger
-from gpupool.consensus.storage import bootstrap, open_storage
+from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import Command, seal

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 import cbor2
 
-from gpupool.consensus import codec
-from gpupool.consensus.settings import FRAME_BYTES_MAX
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol.raft_settings import FRAME_BYTES_MAX
 from gpupool.pool.errors import RemoteProtocolError
 
 Message: TypeAlias = dict[str, Any]
@@ -190,7 +190,7 @@ def decode_message(data: bytes) -> Message:
 
 
 def _decode(data: bytes) -> Message:
-    value = codec.decode_unchecked(data)
+    value = closed_cbor.decode_unchecked(data)
     items = cast("list[Any]", value) if type(value) is list else []
     number = items[0] if items else None
     if type(number) is not int:

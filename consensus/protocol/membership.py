@@ -3,8 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gpupool.consensus import codec
-from gpupool.consensus.settings import VOTERS_MAX
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol.raft_settings import VOTERS_MAX
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
 
@@ -23,12 +23,12 @@ def encode_voters(voters: Sequence[ServerId]) -> bytes:
     The whole list makes an entry mean the same wherever the reader's log begins, so that the
     latest entry in the log is in force at a start without replaying the others.
     """
-    return codec.encode({"voters": [*sorted(voters)]})
+    return closed_cbor.encode({"voters": [*sorted(voters)]})
 
 
 def decode_voters(data: bytes) -> tuple[ServerId, ...]:
     """Return the voters of ``encode_voters``; raises ``RemoteProtocolError``."""
-    match codec.decode(data):
+    match closed_cbor.decode(data):
         case {"voters": list(names), **rest} if not rest:
             voters = tuple(ServerId(name) for name in names if isinstance(name, str))
             if len(voters) == len(names) and len(set(voters)) == len(names) <= VOTERS_MAX:

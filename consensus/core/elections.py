@@ -1,7 +1,7 @@
 """Elections: asking before campaigning, counting each voter once, and sparing a live leader."""
 
-from gpupool.consensus.messages import Message
-from gpupool.consensus.raft import CANDIDATE, LEADER, NEVER, LibraryCore, Peer
+from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER, LibraryCore, Peer
+from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.pool.model.ids import ServerId
 
 

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from gpupool.consensus import membership
-from gpupool.consensus.journal import Journal
-from gpupool.consensus.membership import Configuration
-from gpupool.consensus.messages import Message
-from gpupool.consensus.progress import Progress
-from gpupool.consensus.raft import CANDIDATE, FOLLOWER, LEADER, NEVER, CoreHost, Peer
-from gpupool.consensus.replication import Replication
-from gpupool.consensus.settings import ConsensusSettings
-from gpupool.consensus.storage import MEMBERSHIP_TYPE
+from gpupool.consensus.core.library import CANDIDATE, FOLLOWER, LEADER, NEVER, CoreHost, Peer
+from gpupool.consensus.core.progress import Progress
+from gpupool.consensus.core.replication import Replication
+from gpupool.consensus.protocol import membership
+from gpupool.consensus.protocol.membership import Configuration
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.journal import Journal
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Randomness, Unknown
 

@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TypeAlias
 
-from gpupool.consensus.disk import Disk, storage_errors
-from gpupool.consensus.settings import RESERVE_BYTES
+from gpupool.consensus.protocol.raft_settings import RESERVE_BYTES
+from gpupool.consensus.storage.disk import Disk, storage_errors
 from gpupool.pool.errors import StorageError
 
 Entry: TypeAlias = tuple[bytes, int, int]

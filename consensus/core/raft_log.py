@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-from gpupool.consensus import membership
-from gpupool.consensus.journal import Entry, Journal, encode_entries
-from gpupool.consensus.membership import Configuration, Configurations
-from gpupool.consensus.storage import MEMBERSHIP_TYPE
+from gpupool.consensus.protocol import membership
+from gpupool.consensus.protocol.membership import Configuration, Configurations
+from gpupool.consensus.storage.journal import Entry, Journal, encode_entries
+from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 

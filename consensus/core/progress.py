@@ -3,7 +3,7 @@
 from collections import deque
 from enum import Enum
 
-from gpupool.consensus.settings import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MESSAGES_MAX
+from gpupool.consensus.protocol.raft_settings import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MESSAGES_MAX
 
 
 class Mode(Enum):

@@ -45,8 +45,12 @@ from functools import partial
 import trio
 
 from gpupool.consensus.node import RaftNode
-from gpupool.consensus.settings import FRAME_BYTES_MAX, INBOX_BYTES_MAX, ConsensusSettings
-from gpupool.consensus.storage import Storage
+from gpupool.consensus.protocol.raft_settings import (
+    FRAME_BYTES_MAX,
+    INBOX_BYTES_MAX,
+    ConsensusSettings,
+)
+from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
     Clock,

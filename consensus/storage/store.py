@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from gpupool.consensus import membership
-from gpupool.consensus.disk import Disk, FileDisk
-from gpupool.consensus.journal import JOURNAL, Journal
-from gpupool.consensus.snapshot import Snapshot, SnapshotStore
+from gpupool.consensus.protocol import membership
+from gpupool.consensus.storage.disk import Disk, FileDisk
+from gpupool.consensus.storage.journal import JOURNAL, Journal
+from gpupool.consensus.storage.snapshot import Snapshot, SnapshotStore
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
 

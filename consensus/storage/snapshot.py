@@ -6,9 +6,9 @@ import re
 import struct
 from dataclasses import dataclass
 
-from gpupool.consensus import codec
-from gpupool.consensus.disk import Disk, storage_errors
-from gpupool.consensus.settings import SNAPSHOT_BYTES_MAX, SNAPSHOT_CHUNK_BYTES
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol.raft_settings import SNAPSHOT_BYTES_MAX, SNAPSHOT_CHUNK_BYTES
+from gpupool.consensus.storage.disk import Disk, storage_errors
 from gpupool.pool.errors import RemoteProtocolError, StorageError
 from gpupool.pool.model.ids import Plain, ServerId
 
@@ -37,7 +37,7 @@ class Snapshot:
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """Return the bytes of a snapshot file: header with SHA-256, then CBOR."""
-    body = codec.encode(
+    body = closed_cbor.encode(
         {
             "index": snapshot.index,
             "term": snapshot.term,
@@ -62,7 +62,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
     if len(body) != length or hashlib.sha256(body).digest() != digest:
         raise ValueError("its checksum does not match")
     try:
-        value = codec.decode(body)
+        value = closed_cbor.decode(body)
     except RemoteProtocolError as error:
         raise ValueError(str(error)) from error
     match value:

@@ -33,12 +33,12 @@ from zlib import crc32
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from gpupool.consensus import codec
-from gpupool.consensus.journal import Journal
-from gpupool.consensus.log import ReplicatedLog
-from gpupool.consensus.membership import Configuration
-from gpupool.consensus.messages import Message
-from gpupool.consensus.settings import ConsensusSettings
+from gpupool.consensus.core.raft_log import ReplicatedLog
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol.membership import Configuration
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.journal import Journal
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Randomness
 
@@ -132,10 +132,10 @@ class _ClosedPickle:
 
     def dumps(self, value: Plain, protocol: int | None = None) -> bytes:
         del protocol
-        return codec.encode(value)
+        return closed_cbor.encode(value)
 
     def loads(self, data: bytes) -> Plain:
-        return codec.decode(data)
+        return closed_cbor.decode(data)
 
 
 def _load_library() -> ModuleType:

@@ -9,16 +9,16 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from gpupool.consensus import codec
-from gpupool.consensus.core import RaftCore
-from gpupool.consensus.journal import Journal
-from gpupool.consensus.messages import Message
-from gpupool.consensus.raft import BARRIER_TYPE, COMMAND_TYPE, LEADER, NEVER
-from gpupool.consensus.settings import (
+from gpupool.consensus.core.library import BARRIER_TYPE, COMMAND_TYPE, LEADER, NEVER
+from gpupool.consensus.core.raft_core import RaftCore
+from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.protocol.raft_settings import (
     COMMAND_BYTES_MAX,
     QUEUE_COMMANDS_MAX,
     UNCOMMITTED_ENTRIES_MAX,
 )
+from gpupool.consensus.storage.journal import Journal
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import NotCommitted, Outcome, Unknown
@@ -87,7 +87,7 @@ class Proposals:
     def propose(self, command: Plain, now: float, ttl_s: float, callback: Callback) -> None:
         """Queue a command; one that is not plain or too large is refused at once."""
         try:
-            data = codec.encode(command)
+            data = closed_cbor.encode(command)
         except TypeError as error:
             self._resolved(callback, NotCommitted(f"the command is not plain: {error}"))
             return
@@ -220,7 +220,7 @@ def _is_command(command: bytes) -> bool:
     if command[:1] != COMMAND_TYPE or len(command) > COMMAND_BYTES_MAX + 1:
         return False
     try:
-        codec.decode_command(command[1:])
+        closed_cbor.decode_command(command[1:])
     except RemoteProtocolError:
         return False
     return True

@@ -2,13 +2,13 @@
 
 import logging
 
-from gpupool.consensus.elections import Elections
-from gpupool.consensus.journal import Entry, decode_entries
-from gpupool.consensus.log import Stored
-from gpupool.consensus.messages import Message
-from gpupool.consensus.progress import Mode, Progress
-from gpupool.consensus.raft import FOLLOWER, LEADER, NEVER, Peer
-from gpupool.consensus.settings import BATCH_BYTES_MAX, PROBE_BYTES_MAX
+from gpupool.consensus.core.elections import Elections
+from gpupool.consensus.core.library import FOLLOWER, LEADER, NEVER, Peer
+from gpupool.consensus.core.progress import Mode, Progress
+from gpupool.consensus.core.raft_log import Stored
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.protocol.raft_settings import BATCH_BYTES_MAX, PROBE_BYTES_MAX
+from gpupool.consensus.storage.journal import Entry, decode_entries
 from gpupool.pool.model.ids import ServerId
 
 _log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Raft's rules: pysyncobj's core with safe elections and replication."""

@@ -1,0 +1,1 @@
+"""Raft messages, configurations and the closed CBOR codec; no I/O."""

@@ -1,0 +1,1 @@
+"""Durable state: the journal, snapshots and the file operations below them."""
