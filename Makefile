@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 # What runs on a client's machine, which may be a Mac.
-CLIENT := cli consensus pool remoting/*.py remoting/arrays
+CLIENT := cli consensus pool remoting/protocol remoting/transport remoting/client remoting/array_api
 
 # Clients of CUDA, at whose other end is the test suite's driver without a GPU.
 WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
@@ -64,7 +64,7 @@ wheels: $(VENV)/wheels/installed
 
 test-wheels: $(VENV)/installed-dev $(VENV)/wheels/installed
 	GPUPOOL_CUDA_PYTHON=$(abspath $(VENV))/wheels/bin/python $(BIN)/pytest -n 2 -m slow \
-	  tests/remoting/driver/test_fake_cuda_clients.py tests/remoting/driver/test_cuda_door_wheels.py
+	  tests/remoting/driver_api/test_fake_cuda_clients.py tests/remoting/driver_api/test_cuda_door_wheels.py
 
 docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md

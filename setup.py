@@ -1,4 +1,4 @@
-"""Build the native files in gpupool/remoting/driver/library, beside the Python code.
+"""Build the native files in gpupool/remoting/driver_api/library, beside the Python code.
 
 Everything else is in pyproject.toml. The libraries have no Python symbol in them, so the wheel is
 tagged py3-none-<platform>. Where no C compiler works, the installation goes on without them, and
@@ -14,7 +14,7 @@ from setuptools.command.build_ext import build_ext
 
 SOURCES = sorted(
     path.relative_to(Path(__file__).resolve().parent).as_posix()
-    for path in (Path(__file__).resolve().parent / "remoting/driver/shim").rglob("*.c")
+    for path in (Path(__file__).resolve().parent / "remoting/driver_api/shim").rglob("*.c")
 )
 
 
@@ -39,7 +39,7 @@ class BuildShim(build_ext):
 
     def copy_extensions_to_source(self) -> None:
         # An editable installation copies into the checkout, where git keeps no empty folder.
-        folder = Path(__file__).resolve().parent / "remoting/driver/library"
+        folder = Path(__file__).resolve().parent / "remoting/driver_api/library"
         folder.mkdir(exist_ok=True)
         super().copy_extensions_to_source()
         link = folder / "libcuda.so"
@@ -58,10 +58,10 @@ class TagAnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-FOLDER = "gpupool.remoting.driver.library"
+FOLDER = "gpupool.remoting.driver_api.library"
 FLAGS = ["-std=c11", "-O2", "-fvisibility=hidden"]
-HEADERS = ["remoting/driver/shim/include"]
-# Flags as in remoting/driver/build.py, which cannot be imported before gpupool is installed;
+HEADERS = ["remoting/driver_api/shim/include"]
+# Flags as in remoting/driver_api/build.py, which cannot be imported before gpupool is installed;
 # warnings are not errors here, because compilers of the future have warnings of their own.
 SHIM = Extension(
     f"{FOLDER}.libcuda",
@@ -76,7 +76,7 @@ SHIM = Extension(
 )
 LAUNCHER = Extension(
     f"{FOLDER}.gpupool_launch",
-    sources=["remoting/driver/native/launch.c"],
+    sources=["remoting/driver_api/native/launch.c"],
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
     optional=True,
@@ -84,9 +84,9 @@ LAUNCHER = Extension(
 NVML = Extension(
     f"{FOLDER}.libnvidia-ml",
     sources=[
-        "remoting/driver/nvml/nvml.c",
-        "remoting/driver/nvml/generated_refusals.c",
-        "remoting/driver/shim/base/json.c",
+        "remoting/driver_api/nvml/nvml.c",
+        "remoting/driver_api/nvml/generated_refusals.c",
+        "remoting/driver_api/shim/base/json.c",
     ],
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,

@@ -21,7 +21,7 @@ import trio
 from gpupool.cli.places import runtime_dir
 from gpupool.cli.relay import offer_relay
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.settings import heeded
+from gpupool.remoting.protocol.driver_variables import heeded
 
 LINE_LENGTH_MAX = 64 * 1024
 CONNECTION_COUNT_MAX = 1024

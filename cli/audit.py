@@ -15,7 +15,7 @@ from gpupool.pool.model.state import Act
 from gpupool.pool.view import visible
 
 if TYPE_CHECKING:
-    from gpupool.remoting.messages import AuditNow
+    from gpupool.remoting.protocol.messages import AuditNow
 
 TITLES = ("WHEN (UTC)", "WHO", "WHAT", "SUBJECT", "DETAILS")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gpupool.cli.tables import Rate, Seen
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
-from gpupool.remoting.client import PoolUpdate
+from gpupool.remoting.client.pool_client import PoolUpdate
 
 WINDOW_MS = 3000
 """Rates are means over so long: workers report about once a second, looks come more often."""

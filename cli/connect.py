@@ -10,9 +10,9 @@ from gpupool.cli.places import user_name
 from gpupool.pool.errors import GpupoolError
 
 if TYPE_CHECKING:
-    from gpupool.remoting.addresses import Address
-    from gpupool.remoting.client import Pool
-    from gpupool.remoting.credentials import Credentials
+    from gpupool.remoting.client.credentials import Credentials
+    from gpupool.remoting.client.pool_client import Pool
+    from gpupool.remoting.protocol.addresses import Address
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def first_error(group: BaseException) -> BaseException:
 
 def credentials_file(given: str | None) -> Path:
     """Return the credentials file: as given, else the user's own."""
-    from gpupool.remoting.credentials import credentials_path
+    from gpupool.remoting.client.credentials import credentials_path
 
     return Path(given) if given else credentials_path(os.environ)
 
@@ -64,7 +64,7 @@ def stored_credentials(given: str | None) -> "Credentials":
     Raises:
         AuthenticationError: when nobody is logged in here.
     """
-    from gpupool.remoting.credentials import load_credentials
+    from gpupool.remoting.client.credentials import load_credentials
 
     return load_credentials(credentials_file(given))
 
@@ -73,7 +73,7 @@ def stored_credentials(given: str | None) -> "Credentials":
 async def connected(given: str | None) -> "AsyncGenerator[Pool]":
     """Connect to the pool that this user is logged in to."""
     from gpupool import __version__
-    from gpupool.remoting.client import connect_pool
+    from gpupool.remoting.client.pool_client import connect_pool
 
     credentials = stored_credentials(given)
     async with connect_pool(credentials, version=__version__, client=client_name()) as pool:
@@ -90,7 +90,7 @@ def _remember_addresses(
     given: str | None, credentials: "Credentials", addresses: "tuple[Address, ...]"
 ) -> None:
     """Keep the addresses of the servers that there are now; the first one may be gone one day."""
-    from gpupool.remoting.credentials import load_credentials, save_credentials
+    from gpupool.remoting.client.credentials import load_credentials, save_credentials
 
     if set(addresses) == set(credentials.addresses):
         return

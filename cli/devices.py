@@ -7,8 +7,8 @@ from gpupool.cli.held import HeldLease
 from gpupool.cli.leasing import LazyLease, ProgramLease
 from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.view import GpuTelemetry, GpuView, PoolView, ServerView, Telemetry
-from gpupool.remoting import messages as m
-from gpupool.remoting.holding import LeaseHold
+from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.protocol import messages as m
 
 ANSWER_S = 2.0
 

@@ -17,8 +17,8 @@ from gpupool.pool.errors import ExitCode, GpupoolError
 
 if TYPE_CHECKING:
     from gpupool.pool.view import PoolView
-    from gpupool.remoting.addresses import Address
-    from gpupool.remoting.credentials import Credentials
+    from gpupool.remoting.client.credentials import Credentials
+    from gpupool.remoting.protocol.addresses import Address
 
 SKEW_MAX_S = 5.0
 """Servers refuse to move the table's time when their clocks differ by more than this."""
@@ -80,7 +80,7 @@ async def examine(given: str | None) -> tuple[list[Finding], bool]:
 
 
 async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, list[Finding]]:
-    from gpupool.remoting.addresses import parse_address
+    from gpupool.remoting.protocol.addresses import parse_address
 
     view: PoolView | None = None
     findings: list[Finding] = []
@@ -121,8 +121,8 @@ async def _all_servers(
 async def _server(address: "Address", name: str, credentials: "Credentials") -> Finding:
     """Connect to one server as ``run`` would, and say how long it took."""
     from gpupool import __version__
-    from gpupool.remoting.dialling import Greeting, connect
-    from gpupool.remoting.identity import client_context
+    from gpupool.remoting.transport.dial import Greeting, connect
+    from gpupool.remoting.transport.pki import client_context
 
     started = time.monotonic()
     greeting = Greeting(credentials.token, credentials.secret, __version__, "doctor")

@@ -33,7 +33,7 @@ def command(missing: bool, as_json: bool) -> None:
 
 
 def _missing_names() -> list[str]:
-    from gpupool.remoting.arrays.surface import missing
+    from gpupool.remoting.array_api.surface import missing
 
     try:
         return missing()

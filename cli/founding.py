@@ -20,15 +20,15 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.addresses import Address, parse_address
-from gpupool.remoting.credentials import (
+from gpupool.remoting.client.credentials import (
     Credentials,
     credentials_path,
     keep_former,
     save_credentials,
 )
-from gpupool.remoting.identity import fingerprint
-from gpupool.remoting.tokens import ADDRESS_COUNT_MAX, TokenText, format_token
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.token_text import ADDRESS_COUNT_MAX, TokenText, format_token
+from gpupool.remoting.transport.pki import fingerprint
 
 FIRST_COMMIT_S = 10.0
 DAY_MS = 86_400_000

@@ -31,8 +31,8 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.state import Request
 from gpupool.pool.policy.idleness import notice_s
-from gpupool.remoting.client import LeaseHold, Pool
-from gpupool.remoting.wire import load
+from gpupool.remoting.client.pool_client import LeaseHold, Pool
+from gpupool.remoting.protocol.framing import load
 
 LOOK_EVERY_S = 2.0
 """How often the holder looks whether somebody has removed its files."""

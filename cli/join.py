@@ -18,7 +18,7 @@ from gpupool.cli.values import (
     Emulation,
 )
 from gpupool.pool.errors import UsageError
-from gpupool.remoting.addresses import PORT_DEFAULT, Address
+from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address
 
 
 @click.command()

@@ -10,7 +10,7 @@ from gpupool.cli.connect import connected, first_error, stored_credentials
 from gpupool.cli.held import Found, HeldRecord, find_held
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client import LeaseHold, Pool
+from gpupool.remoting.client.pool_client import LeaseHold, Pool
 
 RELEASE_S = 2.0
 """Longest wait for the release to be confirmed; closing the connection ends the lease as well."""

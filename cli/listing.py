@@ -12,7 +12,7 @@ from gpupool.cli.tables import NOT_KNOWN, Column, Look, Seen, cells_of, chosen_c
 from gpupool.pool.model.ids import ServerId
 
 if TYPE_CHECKING:
-    from gpupool.remoting.client import Pool
+    from gpupool.remoting.client.pool_client import Pool
 
 REACH_S = 1.5
 """A server that cannot be connected to in this time is shown as one that does not answer."""

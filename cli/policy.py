@@ -19,7 +19,7 @@ from gpupool.pool.errors import ConflictError, ExitCode, GpupoolError, UsageErro
 
 if TYPE_CHECKING:
     from gpupool.pool.model.state import Request
-    from gpupool.remoting.messages import PolicyIs, PolicyVerdict
+    from gpupool.remoting.protocol.messages import PolicyIs, PolicyVerdict
 
 NEW = """\
 # The policy of this pool; docs/policy.md describes it.
@@ -221,7 +221,7 @@ def _checked(text: str, name: str) -> bytes:
 
     from gpupool.pool.policy.policy_document import PolicyTextError, parse_policy
     from gpupool.pool.transitions.policy_versions import UnpackError, pack_text
-    from gpupool.remoting.zones import zone_of
+    from gpupool.remoting.protocol.time_zones import zone_of
 
     now_ms = time.time_ns() // 1_000_000
     try:

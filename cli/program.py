@@ -66,14 +66,14 @@ class DoorChoice:
 
 def dropin_dir() -> Path:
     """Return the folder that holds the drop-in ``cupy`` package; imports nothing of it."""
-    spec = importlib.util.find_spec("gpupool.remoting.arrays")
+    spec = importlib.util.find_spec("gpupool.remoting.array_api")
     assert spec is not None and spec.submodule_search_locations
     return Path(next(iter(spec.submodule_search_locations))).resolve() / "dropin"
 
 
 def cuda_dir() -> Path:
     """Return the folder of the CUDA door; imports nothing of it."""
-    spec = importlib.util.find_spec("gpupool.remoting.driver")
+    spec = importlib.util.find_spec("gpupool.remoting.driver_api")
     assert spec is not None and spec.submodule_search_locations
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
@@ -197,7 +197,7 @@ def choose_door(
                 "the CUDA door is not built",
                 why=f"{cuda_library()} does not exist",
                 hint="it needs Linux; install a C compiler and gpupool again, or run "
-                "python -m gpupool.remoting.driver.build",
+                "python -m gpupool.remoting.driver_api.build",
             )
         return DoorChoice("cuda", "asked for")
     name = os.path.basename(program)

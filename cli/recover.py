@@ -156,7 +156,7 @@ async def _answering(servers: "Sequence[Server]") -> list[str]:
     """Return the names of those whose port takes connections."""
     import trio
 
-    from gpupool.remoting.addresses import parse_address
+    from gpupool.remoting.protocol.addresses import parse_address
 
     found: list[str] = []
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import cast
 
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.host import handshake
-from gpupool.remoting.host.dial import SessionAddress, dial, read_exactly
-from gpupool.remoting.host.streams import PlainStream, SessionStream
+from gpupool.remoting.protocol import handshake
+from gpupool.remoting.transport.data_connection import SessionAddress, dial, read_exactly
+from gpupool.remoting.transport.session_stream import PlainStream, SessionStream
 
 CONNECT_TIMEOUT_S = 60.0
 """As long as the server keeps a worker waiting for its client."""

@@ -28,7 +28,7 @@ from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.policy.idleness import effective_timeout_s
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client import LeaseHold, Pool
+from gpupool.remoting.client.pool_client import LeaseHold, Pool
 
 LOG = logging.getLogger("gpupool.run")
 

@@ -40,25 +40,25 @@ from gpupool.pool.model.state import PartStatus, PoolState, TokenKind
 from gpupool.pool.ports import Outcome
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.addresses import PORT_DEFAULT, Address, parse_address
-from gpupool.remoting.caretaker import Software
-from gpupool.remoting.client import SystemChance, SystemClock, join_pool
-from gpupool.remoting.host.claims import GpuClaims
-from gpupool.remoting.host.former import sweep_former_workers
-from gpupool.remoting.host.host import Host
+from gpupool.remoting.client.pool_client import SystemChance, SystemClock, join_pool
+from gpupool.remoting.devices.nvml import PynvmlNvml
+from gpupool.remoting.host.device_lock import GpuClaims
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.link import has_rdma, link_speed
-from gpupool.remoting.host.nvml import PynvmlNvml
-from gpupool.remoting.identity import (
+from gpupool.remoting.host.network_speed import has_rdma, link_speed
+from gpupool.remoting.host.orphan_reaper import sweep_former_workers
+from gpupool.remoting.host.supervisor import Host
+from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
+from gpupool.remoting.protocol.token_text import format_token, parse_token
+from gpupool.remoting.server.control_server import ControlServer, ServerSettings
+from gpupool.remoting.server.reconciler import Software
+from gpupool.remoting.transport.peer_transport import Links
+from gpupool.remoting.transport.pki import (
     Authority,
     cluster_id_of,
     create_ca,
     create_key_and_csr,
     sign_server,
 )
-from gpupool.remoting.links import Links
-from gpupool.remoting.server import ControlServer, ServerSettings
-from gpupool.remoting.tokens import format_token, parse_token
 
 STOPPING = "it is being stopped"
 """The reason of a drain that a server proposes of itself, and takes back when it starts again."""

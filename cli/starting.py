@@ -15,7 +15,7 @@ from gpupool.cli.requesting import Wanted
 from gpupool.cli.waiting import WaitingLine
 from gpupool.pool.errors import ExitCode, GpupoolError
 from gpupool.pool.model.codec import encode
-from gpupool.remoting.wire import dump
+from gpupool.remoting.protocol.framing import dump
 
 LINE_LENGTH_MAX = 1 << 20
 

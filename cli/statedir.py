@@ -18,7 +18,7 @@ from typing import Any, cast
 from gpupool.cli.files import replace_file
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Incarnation, ServerId
-from gpupool.remoting.identity import Identity
+from gpupool.remoting.transport.pki import Identity
 
 IDENTITY = "identity.json"
 CA_CERTIFICATE = "ca.pem"

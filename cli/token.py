@@ -16,7 +16,7 @@ from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TokenKind
 
 if TYPE_CHECKING:
-    from gpupool.remoting.messages import TokenView
+    from gpupool.remoting.protocol.messages import TokenView
 
 USER_TOKEN_S = 365 * 86400.0
 SERVER_TOKEN_S = 3600.0
@@ -107,7 +107,7 @@ def revoke(credentials: str | None, token: str) -> None:
 
     TOKEN is its name in "gpupool token list", or the whole token.
     """
-    from gpupool.remoting.tokens import PREFIX, parse_token
+    from gpupool.remoting.protocol.token_text import PREFIX, parse_token
 
     name = parse_token(token).token if token.lower().startswith(PREFIX) else TokenId(token)
 

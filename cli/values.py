@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model import sizes
 from gpupool.pool.model.state import Filter
-from gpupool.remoting.addresses import Address, parse_address
+from gpupool.remoting.protocol.addresses import Address, parse_address
 
 T = TypeVar("T")
 

@@ -23,9 +23,9 @@ from gpupool.cli.keys import INTERVALS_S, Action, Extent, UiState, decode_keys, 
 from gpupool.cli.screen import chosen_server, extent, render
 from gpupool.cli.tables import Look, Seen
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.client import Pool
-from gpupool.remoting.connections import ServerConnection
-from gpupool.remoting.messages import GetTelemetry
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.client.server_connections import ServerConnection
+from gpupool.remoting.protocol.messages import GetTelemetry
 
 FRAME_S = 0.25
 """A frame is drawn at most so often, and at least once a second, since ages grow."""

@@ -19,7 +19,7 @@ from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.storage.journal import JOURNAL, Entry, Journal
 from gpupool.pool.errors import StorageError
 from gpupool.pool.ports import Outcome, Unknown
-from gpupool.remoting.steward import Action, Steward
+from gpupool.remoting.server.controller import Action, Steward
 from gpupool.simulations import world
 from gpupool.simulations.disk import SimulatedDisk
 

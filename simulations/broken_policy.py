@@ -20,8 +20,8 @@ from gpupool.pool.policy.policy_calendar import FOREVER
 from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
 from gpupool.pool.scheduling import filters, placement
 from gpupool.pool.transitions import leases, policy_versions, state_machine
-from gpupool.remoting import caretaker
-from gpupool.remoting.allocation import Allocation
+from gpupool.remoting.client.negotiation import Allocation
+from gpupool.remoting.server import reconciler
 from gpupool.simulations.broken_consensus import patched
 
 
@@ -145,7 +145,7 @@ def never_idle() -> AbstractContextManager[None]:
     def idle_plan(*_: object) -> IdlePlan:
         return IdlePlan(frozenset(), ())
 
-    return patched(caretaker, "idle_plan", idle_plan)
+    return patched(reconciler, "idle_plan", idle_plan)
 
 
 def _nothing_kept(*_: object) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from gpupool.remoting import messages as m
+from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.network import End, Network
 from gpupool.simulations.process import Process
 from gpupool.simulations.servers import CONTROL, Packet

@@ -14,8 +14,7 @@ from random import Random
 from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Request
-from gpupool.remoting import messages as m
-from gpupool.remoting.allocation import (
+from gpupool.remoting.client.negotiation import (
     Action,
     Allocation,
     Call,
@@ -25,6 +24,7 @@ from gpupool.remoting.allocation import (
     Tell,
     Widen,
 )
+from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.calm import between
 from gpupool.simulations.clock import DriftingClock
 from gpupool.simulations.environment import Environment

@@ -9,7 +9,7 @@ from random import Random
 
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import PeerEvents
-from gpupool.remoting.links import (
+from gpupool.remoting.transport.peer_transport import (
     BACKOFF_BASE_S,
     BACKOFF_MAX_S,
     DIAL_TIMEOUT_S,

@@ -28,12 +28,12 @@ from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.reconcile import HostPlan, host_plan, leader_plan
 from gpupool.pool.transitions import leases, state_machine
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting import caretaker, steward
-from gpupool.remoting import messages as m
-from gpupool.remoting.allocation import Allocation, Phase
-from gpupool.remoting.clients import Client
-from gpupool.remoting.proposals import Decision, Proposals, Propose
-from gpupool.remoting.steward import StartSession, Steward, StewardSettings
+from gpupool.remoting.client.negotiation import Allocation, Phase
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.server import controller, reconciler
+from gpupool.remoting.server.controller import StartSession, Steward, StewardSettings
+from gpupool.remoting.server.proposer import Decision, Proposals, Propose
+from gpupool.remoting.server.service_context import Client
 from gpupool.simulations import broken_consensus, broken_policy
 from gpupool.simulations.broken_consensus import patched
 from gpupool.simulations.machines import SimulatedHost
@@ -135,7 +135,7 @@ def _freed_too_early() -> AbstractContextManager[None]:
         hasty = host_plan(state, self_id, incarnation, {}, unattached_s, gone)
         return HostPlan(real.kill, hasty.propose)
 
-    return patched(caretaker, "host_plan", plan)
+    return patched(reconciler, "host_plan", plan)
 
 
 def _fencing_ignored() -> AbstractContextManager[None]:
@@ -153,7 +153,7 @@ def _fencing_ignored() -> AbstractContextManager[None]:
             raise LeaseLostError("no such lease")
         partitions = tuple(p for p in lease.partitions if p.server == self.self_id)
         self._number += 1
-        self._starting[self._number] = steward._Starting(client, call, lease.id)
+        self._starting[self._number] = controller._Starting(client, call, lease.id)
         self._actions.append(StartSession(self._number, lease, partitions, "", ""))
         self.caretaker.busy[lease.id] = self.caretaker.busy.get(lease.id, 0) + 1
 
@@ -173,7 +173,7 @@ def _fencing_ignored() -> AbstractContextManager[None]:
         with (
             patched(Steward, "_attach", attach),
             patched(Steward, "_open_session", open_session),
-            patched(caretaker, "host_plan", plan),
+            patched(reconciler, "host_plan", plan),
         ):
             yield
 
@@ -238,7 +238,7 @@ def _lost_client_unnoticed() -> AbstractContextManager[None]:
 
     @contextmanager
     def broken() -> Generator[None]:
-        with patched(Steward, "_lose", lose), patched(caretaker, "host_plan", plan):
+        with patched(Steward, "_lose", lose), patched(reconciler, "host_plan", plan):
             yield
 
     return broken()
@@ -303,7 +303,7 @@ def _never_reachable_again() -> AbstractContextManager[None]:
         commands = leader_plan(state, contact_age_s, wall_ms, self_id)
         return tuple(c for c in commands if not (isinstance(c, ServerContact) and c.reachable))
 
-    return patched(caretaker, "leader_plan", plan)
+    return patched(reconciler, "leader_plan", plan)
 
 
 # --- clients --------------------------------------------------------------------------------------

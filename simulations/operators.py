@@ -8,7 +8,7 @@ from random import Random
 from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.remoting import messages as m
+from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.calls import Caller
 from gpupool.simulations.clients import Credentials
 from gpupool.simulations.environment import Environment

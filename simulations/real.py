@@ -34,8 +34,8 @@ from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client import connect_pool
-from gpupool.remoting.credentials import load_credentials
+from gpupool.remoting.client.credentials import load_credentials
+from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.simulations.history import History
 from gpupool.simulations.options import chance
 from gpupool.simulations.proxy import FaultProxy

@@ -17,9 +17,9 @@ import trio
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.state import Request
-from gpupool.remoting.client import Pool, connect_pool
-from gpupool.remoting.credentials import load_credentials
-from gpupool.remoting.holding import LeaseHold
+from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.client.credentials import load_credentials
+from gpupool.remoting.client.pool_client import Pool, connect_pool
 
 HOLD_S = 1.5
 THINK_S = 0.3

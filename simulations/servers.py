@@ -14,11 +14,9 @@ from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
-from gpupool.remoting import messages as m
-from gpupool.remoting.caretaker import Software
-from gpupool.remoting.proposals import Propose
-from gpupool.remoting.sessions import SessionDevice, SessionInfo
-from gpupool.remoting.steward import (
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
+from gpupool.remoting.server.controller import (
     Action,
     AskKey,
     Hangup,
@@ -27,6 +25,8 @@ from gpupool.remoting.steward import (
     StartSession,
     Steward,
 )
+from gpupool.remoting.server.proposer import Propose
+from gpupool.remoting.server.reconciler import Software
 from gpupool.simulations.disk import PowerLostError
 from gpupool.simulations.environment import Environment
 from gpupool.simulations.ledger import LedgerDriver

@@ -39,14 +39,17 @@ from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.transitions import backup, policy_versions
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting import credentials, routing, wire
-from gpupool.remoting import messages as control
-from gpupool.remoting.addresses import Address, parse_address
-from gpupool.remoting.arrays import peers
-from gpupool.remoting.arrays import wire as arrays_wire
-from gpupool.remoting.host import former, handshake
-from gpupool.remoting.host import messages as host_messages
-from gpupool.remoting.identity import (
+from gpupool.remoting.array_api.server import array_exchange
+from gpupool.remoting.array_api.server import array_wire as arrays_wire
+from gpupool.remoting.client import credentials
+from gpupool.remoting.host import orphan_reaper
+from gpupool.remoting.protocol import framing, handshake
+from gpupool.remoting.protocol import messages as control
+from gpupool.remoting.protocol import worker_messages as host_messages
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.token_text import TokenText, format_token, parse_token
+from gpupool.remoting.server import router
+from gpupool.remoting.transport.pki import (
     Authority,
     check_authority,
     cluster_id_of,
@@ -55,7 +58,6 @@ from gpupool.remoting.identity import (
     fingerprint,
     sign_server,
 )
-from gpupool.remoting.tokens import TokenText, format_token, parse_token
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def valid_state() -> PoolMachine:
 
 def plain(decode: Callable[[Any], object]) -> Callable[[bytes], object]:
     """Return ``decode`` for the CBOR of what it takes."""
-    return lambda data: decode(wire.load(data))
+    return lambda data: decode(framing.load(data))
 
 
 IDENTITY = {
@@ -161,12 +163,14 @@ def cases(folder: Path) -> dict[str, Case]:
     header_size = arrays_wire.HEADER.size
     return {
         # from the network
-        "CBOR": Case(wire.load, remote, wire.dump({"a": [1, b"x", None]})),
+        "CBOR": Case(framing.load, remote, framing.dump({"a": [1, b"x", None]})),
         "control message": Case(lambda d: control.from_body(49, d), remote, frame[5:]),
         "command": Case(
-            plain(unseal), (*remote, CodecError), wire.dump(seal(founding()[0], at_ms=1, ttl_ms=0))
+            plain(unseal),
+            (*remote, CodecError),
+            framing.dump(seal(founding()[0], at_ms=1, ttl_ms=0)),
         ),
-        "first bytes": Case(routing.route, remote, handshake.client_hello(bytes(16), bytes(16))),
+        "first bytes": Case(router.route, remote, handshake.client_hello(bytes(16), bytes(16))),
         "peer's frame": Case(
             lambda d: raft_messages.FrameReader().body(d),
             remote,
@@ -190,17 +194,19 @@ def cases(folder: Path) -> dict[str, Case]:
             remote,
             arrays_wire.HEADER.pack(9, arrays_wire.Kind.CALLS, 0, 0, 1, 1, 0),
         ),
-        "array body": Case(arrays_wire.decode_body, remote, wire.dump([1, "x"])),
+        "array body": Case(arrays_wire.decode_body, remote, framing.dump([1, "x"])),
         "array peers": Case(
-            plain(peers.introduction), remote, wire.dump({"key": bytes(32), "others": [None]})
+            plain(array_exchange.introduction),
+            remote,
+            framing.dump({"key": bytes(32), "others": [None]}),
         ),
         "worker's message": Case(
-            lambda d: host_messages.decode_from_worker(wire.Frame(d[0] if d else 0, d[1:])),
+            lambda d: host_messages.decode_from_worker(framing.Frame(d[0] if d else 0, d[1:])),
             remote,
             host_messages.encode(host_messages.Rejected("x"))[4:],
         ),
         "host's message": Case(
-            lambda d: host_messages.decode_from_host(wire.Frame(d[0] if d else 0, d[1:])),
+            lambda d: host_messages.decode_from_host(framing.Frame(d[0] if d else 0, d[1:])),
             remote,
             host_messages.encode(host_messages.Proceed())[4:],
         ),
@@ -249,7 +255,7 @@ def cases(folder: Path) -> dict[str, Case]:
             file("audit.jsonl", lambda path: auditlog.read_acts(path.parent), folder), storage, ACT
         ),
         "former workers": Case(
-            text(former._parse),  # pyright: ignore[reportPrivateUsage]
+            text(orphan_reaper._parse),  # pyright: ignore[reportPrivateUsage]
             storage,
             b'{"boot": "b", "workers": [[1, 2]], "directory": "/run/gpupool/workers"}',
         ),

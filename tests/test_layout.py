@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "simulations": ({"pool", "consensus", "remoting"}, {"pysyncobj", "trio"}),
 }
 # The drop-in lives in the program's own environment, where gpupool may not be installed at all.
-DROPIN = ROOT / "remoting" / "arrays" / "dropin"
+DROPIN = ROOT / "remoting" / "array_api" / "dropin"
 DROPIN_MAY_IMPORT = {"numpy", "cupy"}
 MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.arrays.names import (
+from gpupool.remoting.devices.operation_names import (
     BIT_GENERATORS,
     FFT,
     FUNCTIONS,

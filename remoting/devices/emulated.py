@@ -20,7 +20,7 @@ from gpupool.remoting.devices.base import (
     host_bytes,
 )
 from gpupool.remoting.devices.emulated_operations import operations
-from gpupool.remoting.devices.pool import EmulatedPool
+from gpupool.remoting.devices.emulated_pool import EmulatedPool
 
 Array = np.ndarray[Any, Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.arrays.names import FFT, FUNCTIONS, KERNELS, LINALG, UFUNCS
 from gpupool.remoting.devices.base import UnsupportedError
 from gpupool.remoting.devices.emulated_random import random_operations
+from gpupool.remoting.devices.operation_names import FFT, FUNCTIONS, KERNELS, LINALG, UFUNCS
 
 Operation = Callable[..., Any]
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpupool.remoting.arrays.names import BIT_GENERATORS, GENERATOR, RANDOM_STATE
+from gpupool.remoting.devices.operation_names import BIT_GENERATORS, GENERATOR, RANDOM_STATE
 
 _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
 

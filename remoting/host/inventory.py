@@ -14,8 +14,7 @@ from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId
 from gpupool.pool.model.state import Gpu
 from gpupool.pool.view import GpuTelemetry
-from gpupool.remoting.host.claims import GpuClaims
-from gpupool.remoting.host.nvml import (
+from gpupool.remoting.devices.nvml import (
     HARDWARE_XIDS,
     Nvml,
     NvmlDevice,
@@ -24,6 +23,7 @@ from gpupool.remoting.host.nvml import (
     NvmlSystem,
     XidEvent,
 )
+from gpupool.remoting.host.device_lock import GpuClaims
 
 SAMPLE_TIMEOUT_S = 5.0
 """A healthy H200 answers everything in milliseconds; one that hangs for this long is at fault."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gpupool
 import gpupool.remoting
-from gpupool.remoting.host import former
+from gpupool.remoting.host import orphan_reaper
 from gpupool.remoting.host.users import UID_BASE, UID_COUNT
 
 ENVIRONMENT_PASSED = (
@@ -123,7 +123,7 @@ def installation_paths() -> tuple[Path, ...]:
 
 def installation_files() -> tuple[Path, ...]:
     """Return some files of the installation, whose modes stand for those of all others."""
-    names = [module.__file__ for module in (os, gpupool, former)]
+    names = [module.__file__ for module in (os, gpupool, orphan_reaper)]
     numpy = importlib.util.find_spec("numpy")
     return tuple(Path(name) for name in (*names, numpy.origin if numpy else None) if name)
 
@@ -188,7 +188,7 @@ def start_process(control: socket.socket, errors: int, directory: Path) -> subpr
     descriptor = control.fileno()
     return subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "gpupool.remoting.host.worker"),
+            *(sys.executable, "-P", "-m", "gpupool.remoting.worker.worker_main"),
             *(str(descriptor), str(os.getpid())),
         ],
         stdin=subprocess.DEVNULL,

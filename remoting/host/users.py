@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId
-from gpupool.remoting.host import former
+from gpupool.remoting.host import orphan_reaper
 
 UID_BASE = 52_000
 """Above what distributions give to people and services, below the ranges of container tools."""
@@ -158,7 +158,7 @@ def without_worker(found: Mapping[int, int], running: Collection[int]) -> tuple[
             at = found[at]
         if at in running:
             continue
-        if at == 0 or former.start_time_of(at) is not None:
+        if at == 0 or orphan_reaper.start_time_of(at) is not None:
             strays.append(pid)
         else:
             sure = False
@@ -192,7 +192,7 @@ def remove_shared_memory(uid: int, pid: int | None) -> None:
         uid: whose files are removed, and nobody else's.
         pid: of the process; None: all that the user has there, from whichever program.
     """
-    if pid is not None and former.start_time_of(pid) is not None:
+    if pid is not None and orphan_reaper.start_time_of(pid) is not None:
         return  # the pid is another's by now
     prefix = "" if pid is None else f"cuda.shm.{uid:x}.{pid:x}."
     with contextlib.suppress(OSError), os.scandir(SHARED_MEMORY) as entries:

@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "src")]
 from cuda_door_check import LOOPBACK, compile_program  # noqa: E402
 from leasing import Outcome, RealPool, results_of, run  # noqa: E402
 
-from gpupool.remoting.driver import build  # noqa: E402
+from gpupool.remoting.driver_api import build  # noqa: E402
 
 MODELS = [sys.executable, str(ROOT / "tests" / "gpu" / "cuda_programs" / "models.py")]
 WORKLOADS = ["resnet_train", "resnet_infer", "gpt2_train", "gpt2_generate"]

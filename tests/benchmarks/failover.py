@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.remoting.control.control_cluster import request
 
-from gpupool.remoting.client import Pool, connect_pool
-from gpupool.remoting.credentials import load_credentials
+from gpupool.remoting.client.credentials import load_credentials
+from gpupool.remoting.client.pool_client import Pool, connect_pool
 
 START_S = 60.0
 

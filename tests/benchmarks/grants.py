@@ -27,9 +27,9 @@ from tests.remoting.control.control_kit import until
 from tests.remoting.control.real_pool import RealServer
 
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.client import connect_pool
-from gpupool.remoting.credentials import Credentials
+from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.client.pool_client import connect_pool
+from gpupool.remoting.protocol.addresses import Address
 
 
 class Servers:

@@ -25,7 +25,7 @@ from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.transitions import policy_versions
 from gpupool.pool.transitions.state_machine import apply
 from gpupool.pool.transitions.uploads import parts_of
-from gpupool.remoting.zones import zone_of
+from gpupool.remoting.protocol.time_zones import zone_of
 
 GIB = 1 << 30
 SERVERS = [ServerId(f"{n:012x}") for n in range(8)]

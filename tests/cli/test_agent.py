@@ -21,7 +21,7 @@ from gpupool.cli.agent import (
     private_dir,
 )
 from gpupool.pool.errors import LeaseLostError
-from gpupool.remoting.settings import HEEDED
+from gpupool.remoting.protocol.driver_variables import HEEDED
 
 REQUEST = {"op": "session", "door": "arrays", "pid": 7, "ppid": 1, "program": "train.py"}
 SESSION: dict[str, object] = {"server": "a", "session": "00" * 16}

@@ -6,7 +6,7 @@ from gpupool.cli.collector import Collector
 from gpupool.cli.tables import Rate, Seen, server_rows
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
-from gpupool.remoting.client import PoolUpdate
+from gpupool.remoting.client.pool_client import PoolUpdate
 
 LEASE = LeaseId(0x7F3A)
 

@@ -8,13 +8,13 @@ import pytest
 from gpupool.cli import connect
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import TokenId
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.credentials import (
+from gpupool.remoting.client.credentials import (
     Credentials,
     keep_former,
     load_credentials,
     save_credentials,
 )
+from gpupool.remoting.protocol.addresses import Address
 
 OLD = Credentials(
     cluster_id="c0ffee",

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.cli.conftest import DEADLINE_S
 
-from gpupool.remoting.driver import build
+from gpupool.remoting.driver_api import build
 
 GIB = 1 << 30
 View = dict[str, Any]
@@ -212,7 +212,7 @@ def test_environment_of_the_program(live_pool: Any) -> None:
     found = dict(line.split("=", 1) for line in done.stdout.splitlines())
     assert found["MINE"] == "a=b"
     parts = found["PYTHONPATH"].split(":")
-    assert parts[0].endswith("/remoting/arrays/dropin")
+    assert parts[0].endswith("/remoting/array_api/dropin")
     assert parts[-1] == "/x"
     assert found["GPUPOOL_SERVERS"] in ("a", "b", "c")
     assert not os.path.exists(found["GPUPOOL_AGENT"])  # gone with the run

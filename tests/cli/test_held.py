@@ -31,8 +31,8 @@ from gpupool.cli.leasing import held_record
 from gpupool.cli.release import release
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.model.ids import TokenId
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.credentials import Credentials, save_credentials
+from gpupool.remoting.client.credentials import Credentials, save_credentials
+from gpupool.remoting.protocol.addresses import Address
 
 RECORD = HeldRecord(
     lease="7f3a", cluster_id="c0ffee00c0ffee00", pool="lab", user="ada", pid=os.getpid(),

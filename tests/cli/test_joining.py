@@ -11,10 +11,10 @@ from gpupool.cli.serving import JoinOptions, serve
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.client import login
-from gpupool.remoting.host.nvml import NvmlError
-from gpupool.remoting.tokens import TokenText, format_token
+from gpupool.remoting.client.pool_client import login
+from gpupool.remoting.devices.nvml import NvmlError
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.token_text import TokenText, format_token
 
 HERE = Address("127.0.0.1", 9)
 

@@ -15,9 +15,9 @@ from gpupool.cli import holder, leasing
 from gpupool.cli.leasing import LazyLease
 from gpupool.cli.running import ends_text
 from gpupool.pool.errors import NeverFitsError
-from gpupool.remoting import messages as m
-from gpupool.remoting.client import LeaseHold, Pool
-from gpupool.remoting.connections import gist
+from gpupool.remoting.client.pool_client import LeaseHold, Pool
+from gpupool.remoting.client.server_connections import gist
+from gpupool.remoting.protocol import messages as m
 
 Clock = trio.testing.MockClock
 

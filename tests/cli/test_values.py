@@ -20,7 +20,7 @@ from gpupool.cli.values import (
 )
 from gpupool.pool.model.policy import Zone
 from gpupool.pool.policy.policy_document import parse_policy
-from gpupool.remoting.addresses import Address
+from gpupool.remoting.protocol.addresses import Address
 
 
 def test_counts() -> None:

@@ -15,8 +15,8 @@ from gpupool.consensus.storage.journal import Journal, encode_entries
 from gpupool.consensus.storage.snapshot import Snapshot, SnapshotStore, encode_snapshot
 from gpupool.consensus.storage.store import DIRECTORY, MEMBERSHIP_TYPE
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting import links
-from gpupool.remoting.wire import frame_bytes
+from gpupool.remoting.protocol.framing import frame_bytes
+from gpupool.remoting.transport import peer_transport
 
 # The registry of kinds is private to its module, whose functions are all that others need.
 KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = getattr(raft_messages, "_KINDS")  # noqa: B009
@@ -65,16 +65,18 @@ def raft() -> dict[str, bytes]:
 def peers() -> dict[str, bytes]:
     """Return the frames of the links, by the number of their kind."""
     bodies = {
-        links.Kind.RAFT: b"opaque",
-        links.Kind.GREETING: links.GREETING.pack(links.VERSION, 1_790_000_000_123),
-        links.Kind.KEY_ASK: b"",
-        links.Kind.KEY_GIVE: b"-----BEGIN",
-        links.Kind.REMOVED: b"",
+        peer_transport.Kind.RAFT: b"opaque",
+        peer_transport.Kind.GREETING: peer_transport.GREETING.pack(
+            peer_transport.VERSION, 1_790_000_000_123
+        ),
+        peer_transport.Kind.KEY_ASK: b"",
+        peer_transport.Kind.KEY_GIVE: b"-----BEGIN",
+        peer_transport.Kind.REMOVED: b"",
     }
-    size_max = links.FRAME_SIZE_MAX
+    size_max = peer_transport.FRAME_SIZE_MAX
     return {
         f"link {int(kind)}": frame_bytes(kind, bodies[kind], size_max=size_max)
-        for kind in links.Kind
+        for kind in peer_transport.Kind
     }
 
 

@@ -9,12 +9,11 @@ from tests.golden.samples import bare, enums_of, full
 from gpupool.pool import errors
 from gpupool.pool.model.ids import Plain, TokenId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting import connection, messages, wire
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.credentials import Credentials, save_credentials
-from gpupool.remoting.host import handshake
-from gpupool.remoting.identity import CONTROL_NAME, server_name
-from gpupool.remoting.tokens import TokenText, format_token
+from gpupool.remoting.client.credentials import Credentials, save_credentials
+from gpupool.remoting.protocol import connection, framing, handshake, messages
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.token_text import TokenText, format_token
+from gpupool.remoting.transport.pki import CONTROL_NAME, server_name
 
 SIZE_MAX = 1 << 20
 CALL_FULL, CALL_BARE = 0x01020304, 7
@@ -67,11 +66,11 @@ def rules() -> dict[str, bytes]:
     found = {
         "version": _text(f"{messages.PROTOCOL_OLDEST} to {messages.PROTOCOL}"),
         "pushes from": _text(str(messages.PUSH_MIN)),
-        "frame": wire.frame_bytes(0xA5, b"body", size_max=4),
-        "plain values": wire.dump(PLAIN),
+        "frame": framing.frame_bytes(0xA5, b"body", size_max=4),
+        "plain values": framing.dump(PLAIN),
         "limits": _text(
-            f"stranger {wire.UNAUTHENTICATED_SIZE_MAX} request {wire.REQUEST_SIZE_MAX} "
-            f"answer {wire.ANSWER_SIZE_MAX} depth {wire.DEPTH_MAX} call {messages.CALL_NUMBER_MAX}"
+            f"stranger {framing.UNAUTHENTICATED_SIZE_MAX} request {framing.REQUEST_SIZE_MAX} "
+            f"answer {framing.ANSWER_SIZE_MAX} depth {framing.DEPTH_MAX} call {messages.CALL_NUMBER_MAX}"
         ),
     }
     for (end, phase), kinds in connection.ALLOWED.items():

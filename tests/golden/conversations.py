@@ -18,8 +18,8 @@ from typing import Any, cast
 import trio
 from tests.remoting.control.control_cluster import Cluster
 
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.wire import ANSWER_SIZE_MAX, HEADER, FrameReader, dump, load
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.framing import ANSWER_SIZE_MAX, HEADER, FrameReader, dump, load
 
 FILE = "conversation.txt"
 PATIENCE_S = 10.0

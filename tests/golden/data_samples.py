@@ -12,38 +12,38 @@ from types import ModuleType
 from typing import Any
 
 from tests.golden.samples import bare, full
-from tests.remoting.arrays import door_kit
+from tests.remoting.array_api import door_kit
 
 from gpupool.cli import agent, auditlog, held
 from gpupool.cli.statedir import IDENTITY, Member, ServerIdentity, open_state_dir
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Act
-from gpupool.remoting import settings
-from gpupool.remoting.arrays import wire as array_wire
-from gpupool.remoting.arrays.executor import Executor
+from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.array_executor import Executor
+from gpupool.remoting.client.allocator import session_answer
 from gpupool.remoting.devices.emulated import EmulatedBackend
-from gpupool.remoting.driver import serve as driver_serve
-from gpupool.remoting.driver import table as driver_table
-from gpupool.remoting.holding import session_answer
-from gpupool.remoting.host import handshake, messages, peers
-from gpupool.remoting.host.channel import BudgetClient
-from gpupool.remoting.messages import SessionOpened
+from gpupool.remoting.driver_api.executor import serve as driver_serve
+from gpupool.remoting.driver_api.schema import table as driver_table
+from gpupool.remoting.protocol import driver_variables, handshake, worker_messages
+from gpupool.remoting.protocol.messages import SessionOpened
+from gpupool.remoting.worker import peer_links
+from gpupool.remoting.worker.worker_channel import BudgetClient
 
 SESSION, TICKET = bytes(range(16)), bytes(range(32))
 CLIENT_NONCE, SERVER_NONCE = b"c" * 16, b"s" * 16
 # Which end sends a message is in no registry but these two.
-HOST: tuple[type[Any], ...] = getattr(messages, "_HOST_KINDS")  # noqa: B009
-WORKER: tuple[type[Any], ...] = getattr(messages, "_WORKER_KINDS")  # noqa: B009
+HOST: tuple[type[Any], ...] = getattr(worker_messages, "_HOST_KINDS")  # noqa: B009
+WORKER: tuple[type[Any], ...] = getattr(worker_messages, "_WORKER_KINDS")  # noqa: B009
 ACTS = (full(Act, "act"), bare(Act))
 
 
 # --- host and worker -----------------------------------------------------------------------------
 
 
-def host_samples() -> dict[str, messages.Message]:
+def host_samples() -> dict[str, worker_messages.Message]:
     """Return two samples of each message between a host and its workers."""
-    found: dict[str, messages.Message] = {}
+    found: dict[str, worker_messages.Message] = {}
     for sender, kinds in (("host", HOST), ("worker", WORKER)):
         for number, kind in enumerate(kinds):
             found[f"{sender} {number} full"] = full(kind, f"{sender}.{number}")
@@ -73,15 +73,17 @@ def budget() -> dict[str, bytes]:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             if granted:
-                theirs.sendall(messages.BUDGET_ANSWER.pack(granted[0], 0))
+                theirs.sendall(worker_messages.BUDGET_ANSWER.pack(granted[0], 0))
             call(BudgetClient(ours))
             found[f"budget {name}"] = theirs.recv(4096)
-    found["budget answer"] = messages.BUDGET_ANSWER.pack(2, 77)
+    found["budget answer"] = worker_messages.BUDGET_ANSWER.pack(2, 77)
     return found
 
 
 def hosts() -> dict[str, bytes]:
-    return {name: messages.encode(message) for name, message in host_samples().items()} | budget()
+    return {
+        name: worker_messages.encode(message) for name, message in host_samples().items()
+    } | budget()
 
 
 # --- data connections ----------------------------------------------------------------------------
@@ -94,8 +96,8 @@ def handshakes() -> dict[str, bytes]:
         "handshake 2": handshake.server_proof(TICKET, CLIENT_NONCE, SERVER_NONCE),
         "handshake 3": handshake.client_proof(TICKET, CLIENT_NONCE, SERVER_NONCE),
         "handshake 4": handshake.ACCEPTED,
-        "link of workers, introduction": peers.INTRODUCTION.pack(3),
-        "link of workers, transfer": peers.HEADER.pack(5, 1 << 33, 7),
+        "link of workers, introduction": peer_links.INTRODUCTION.pack(3),
+        "link of workers, transfer": peer_links.HEADER.pack(5, 1 << 33, 7),
     }
 
 
@@ -235,7 +237,7 @@ def agents() -> dict[str, bytes]:
     found["agent: failure"] = agent.failure_line(failure)
     found["agent: lost"] = agent.lost_line("the lease is gone")
     found["agent: notice"] = agent.notice_line("it ends soon")
-    found["settings passed on"] = (" ".join(settings.HEEDED) + "\n").encode()
+    found["settings passed on"] = (" ".join(driver_variables.HEEDED) + "\n").encode()
     return found
 
 

@@ -15,7 +15,7 @@ import trio
 from gpupool.cli.connect import connected, first_error
 from gpupool.cli.output import to_plain
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client import Pool
+from gpupool.remoting.client.pool_client import Pool
 
 DEADLINE_S = 60.0
 GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]

@@ -25,10 +25,10 @@ from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Filter, Operator, TokenKind
 from gpupool.pool.transitions.backup import make_backup, to_file
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.client import Pool, join_pool, login
-from gpupool.remoting.identity import create_key_and_csr
-from gpupool.remoting.tokens import format_token, hash_secret
+from gpupool.remoting.client.pool_client import Pool, join_pool, login
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.token_text import format_token, hash_secret
+from gpupool.remoting.transport.pki import create_key_and_csr
 
 HEAD = """\
 # What clients of commit 70ed747 said to its servers, and what these answered, in virtual time.

@@ -39,7 +39,7 @@ LONG = "25000d"
 SERVER = """
 from datetime import timedelta
 from gpupool.cli import main
-from gpupool.remoting import desk; from gpupool.remoting import identity
+from gpupool.remoting.server import admin_service as desk; from gpupool.remoting.transport import pki as identity
 identity.CLOCK_SLACK = timedelta(days=20 * 365)
 identity.CA_VALID = identity.SERVER_VALID = timedelta(days=70 * 365)
 desk.TOKEN_VALID_MAX_S = 70 * 365 * 86400.0

@@ -11,8 +11,8 @@ from gpupool.consensus.protocol.membership import decode_voters
 from gpupool.consensus.storage.disk import FileDisk
 from gpupool.consensus.storage.journal import JOURNAL, Journal, decode_entries
 from gpupool.consensus.storage.snapshot import decode_snapshot
-from gpupool.remoting import links
-from gpupool.remoting.wire import FrameReader
+from gpupool.remoting.protocol.framing import FrameReader
+from gpupool.remoting.transport import peer_transport
 
 FILE = "consensus.txt"
 
@@ -27,7 +27,7 @@ def test_no_message_frame_or_record_is_without_a_sample() -> None:
     assert raft == {number for number, _fields in samples.KINDS.values()}
     assert len(raft) == len(samples.KINDS)
     assert {name for name in recorded if name.startswith("link ")} == {
-        f"link {int(kind)}" for kind in links.Kind
+        f"link {int(kind)}" for kind in peer_transport.Kind
     }
     assert samples.RECORDS == [1, 2, 3, 4, 5], "each of them is in the recorded journals"
 
@@ -46,12 +46,12 @@ def test_recorded_messages_are_read_as_what_was_sent() -> None:
 
 def test_recorded_frames_of_links_are_whole_ones() -> None:
     recorded = read(FILE)
-    for kind in links.Kind:
-        reader = FrameReader(links.FRAME_SIZE_MAX)
+    for kind in peer_transport.Kind:
+        reader = FrameReader(peer_transport.FRAME_SIZE_MAX)
         reader.feed(recorded[f"link {int(kind)}"])
         (frame,) = reader.frames()
         assert frame.kind == kind
-    assert links.GREETING.unpack(recorded["link 1"][5:])[0] == links.VERSION
+    assert peer_transport.GREETING.unpack(recorded["link 1"][5:])[0] == peer_transport.VERSION
 
 
 @pytest.mark.parametrize(

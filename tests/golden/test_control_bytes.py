@@ -7,11 +7,10 @@ from tests.golden import control_samples as samples
 from tests.golden.recorded import check, read
 
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting import connection, messages, wire
-from gpupool.remoting.credentials import load_credentials
-from gpupool.remoting.host import handshake
-from gpupool.remoting.routing import PLAIN_MAGIC
-from gpupool.remoting.tokens import parse_token
+from gpupool.remoting.client.credentials import load_credentials
+from gpupool.remoting.protocol import connection, framing, handshake, messages
+from gpupool.remoting.protocol.token_text import parse_token
+from gpupool.remoting.server.router import PLAIN_MAGIC
 
 FILE = "control.txt"
 
@@ -23,12 +22,12 @@ def test_every_message_has_its_recorded_bytes() -> None:
 def test_recorded_frames_are_read_as_what_was_sent() -> None:
     recorded = read(FILE)
     for name, (call, message) in samples.samples().items():
-        reader = wire.FrameReader(samples.SIZE_MAX)
+        reader = framing.FrameReader(samples.SIZE_MAX)
         reader.feed(recorded[name])
         (frame,) = reader.frames()
         assert frame.kind == int(name.split()[1])
         assert messages.from_body(frame.kind, frame.body) == (call, message), name
-    assert wire.load(recorded["plain values"]) == samples.PLAIN
+    assert framing.load(recorded["plain values"]) == samples.PLAIN
 
 
 def test_no_message_is_without_a_number_and_a_sample() -> None:

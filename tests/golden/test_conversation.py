@@ -16,7 +16,7 @@ from tests.golden.record_conversation import found
 from tests.golden.recorded import GOLDEN
 from tests.remoting.control.control_cluster import Cluster
 
-from gpupool.remoting import messages
+from gpupool.remoting.protocol import messages
 
 Clock = trio.testing.MockClock
 

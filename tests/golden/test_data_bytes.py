@@ -9,9 +9,9 @@ from tests.golden.recorded import check, read
 
 from gpupool.cli import agent, auditlog, held
 from gpupool.cli.statedir import IDENTITY, open_state_dir
-from gpupool.remoting.arrays import wire as array_wire
-from gpupool.remoting.arrays.templates import compile_template
-from gpupool.remoting.host import handshake, messages
+from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.templates import compile_template
+from gpupool.remoting.protocol import handshake, worker_messages
 
 FILE = "data.txt"
 
@@ -21,26 +21,28 @@ def test_everything_of_the_data_plane_has_its_recorded_bytes() -> None:
 
 
 def test_no_message_of_host_or_worker_is_without_a_sample() -> None:
-    assert set(samples.HOST) == set(messages.HostMessage.__args__)
-    assert set(samples.WORKER) == set(messages.WorkerMessage.__args__)
+    assert set(samples.HOST) == set(worker_messages.HostMessage.__args__)
+    assert set(samples.WORKER) == set(worker_messages.WorkerMessage.__args__)
     recorded = {name for name in read(FILE) if name.endswith(" full")}
     assert len(recorded) == len(samples.HOST) + len(samples.WORKER)
-    assert len(samples.BUDGET) == messages.LET_GO
+    assert len(samples.BUDGET) == worker_messages.LET_GO
 
 
 def test_recorded_messages_are_read_as_what_was_sent() -> None:
     recorded = read(FILE)
     for name, message in samples.host_samples().items():
-        reader = messages.frame_reader()
+        reader = worker_messages.frame_reader()
         reader.feed(recorded[name])
         (frame,) = reader.frames()
         by_host = name.startswith("host")
-        decoder = messages.decode_from_host if by_host else messages.decode_from_worker
+        decoder = (
+            worker_messages.decode_from_host if by_host else worker_messages.decode_from_worker
+        )
         assert decoder(frame) == message, name
     for number, name in enumerate(samples.BUDGET, start=1):
-        (call,) = messages.decode_budget_calls(bytearray(recorded[f"budget {name}"]))
+        (call,) = worker_messages.decode_budget_calls(bytearray(recorded[f"budget {name}"]))
         assert call.operation == number
-    assert messages.BUDGET_ANSWER.unpack(recorded["budget answer"]) == (2, 77)
+    assert worker_messages.BUDGET_ANSWER.unpack(recorded["budget answer"]) == (2, 77)
 
 
 def test_recorded_handshake_is_accepted_by_both_ends() -> None:

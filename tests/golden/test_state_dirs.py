@@ -26,7 +26,7 @@ from gpupool.pool.invariants import violations
 from gpupool.pool.model.state import Lease, PoolState, Request
 from gpupool.pool.transitions.policy_versions import unpack_text
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client import Pool
+from gpupool.remoting.client.pool_client import Pool
 
 DIRECTORIES = [("solo", "a"), ("solo", "a-with-snapshot"), *(("trio", name) for name in "abc")]
 USERS = ("ada", "bob", "root")

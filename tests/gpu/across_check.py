@@ -24,9 +24,9 @@ from cuda_door_check import compile_program  # noqa: E402
 from cuda_pool_check import report  # noqa: E402
 from leasing import Outcome, RealPool, run  # noqa: E402
 
-from gpupool.remoting.driver import build  # noqa: E402
+from gpupool.remoting.driver_api import build  # noqa: E402
 
-DRIVER = HERE.parent / "remoting" / "driver"
+DRIVER = HERE.parent / "remoting" / "driver_api"
 CUBIN = str(DRIVER / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin")
 PROGRAMS = {"across.cu": 40.0, "torch_across.py": 100.0, "cupy_across.py": 60.0}
 ACROSS = ("-n", "2", "--across", "--no-wait")

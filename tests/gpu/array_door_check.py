@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-KIT = ROOT / "tests" / "remoting" / "arrays"
-DROPIN = ROOT / "remoting" / "arrays" / "dropin"
+KIT = ROOT / "tests" / "remoting" / "array_api"
+DROPIN = ROOT / "remoting" / "array_api" / "dropin"
 MIB = 1 << 20
 
 # --- the worker -----------------------------------------------------------------------------------

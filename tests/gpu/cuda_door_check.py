@@ -21,10 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "src"))
 
-from gpupool.remoting.driver.build import build  # noqa: E402
+from gpupool.remoting.driver_api.build import build  # noqa: E402
 
 PROGRAMS = Path(__file__).resolve().parent / "cuda_programs"
-LOOPBACK = ROOT / "tests" / "remoting" / "driver" / "loopback.py"
+LOOPBACK = ROOT / "tests" / "remoting" / "driver_api" / "loopback.py"
 MEASURED = ("_us", "_ms", "_s", "_GBps")
 TAIL_LINES = 40
 RELATIVE_TOLERANCE = 2e-2

@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 from cuda_door_check import agrees, compile_program  # noqa: E402
 from leasing import GPUPOOL, Outcome, RealPool, run  # noqa: E402
 
-from gpupool.remoting.driver import build  # noqa: E402
+from gpupool.remoting.driver_api import build  # noqa: E402
 
 MEASURED = ("_us", "_ms", "_s", "_GBps")
 
@@ -125,7 +125,7 @@ def command_of(program: str, folder: Path) -> list[str]:
 
 def failures_of(pool: RealPool, folder: Path) -> int:
     """End sessions under a program that waits for a kernel of a minute; return what went wrong."""
-    program, driver = folder / "leased", HERE.parent / "remoting" / "driver"
+    program, driver = folder / "leased", HERE.parent / "remoting" / "driver_api"
     command = ["gcc", "-std=c11", "-o", str(program), str(driver / "programs" / "leased.c")]
     subprocess.run([*command, str(build.library_dir() / build.LIBRARY)], check=True)
     image = driver / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"

@@ -22,12 +22,12 @@ import trio
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Gpu, Lease, Partition
-from gpupool.remoting.host.dial import SessionAddress, dial
-from gpupool.remoting.host.host import Host
+from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.nvml import PynvmlNvml
-from gpupool.remoting.host.streams import SessionStream
-from gpupool.remoting.host.workers import Worker
+from gpupool.remoting.host.supervisor import Host
+from gpupool.remoting.host.worker_handle import Worker
+from gpupool.remoting.transport.data_connection import SessionAddress, dial
+from gpupool.remoting.transport.session_stream import SessionStream
 
 HERE = Path(__file__).resolve().parent
 FRAME = struct.Struct(">cQ")

@@ -227,7 +227,7 @@ def steps(pool: Pool, step: Callable[[str, Callable[[], str]], None], *, native:
         while not pool.leases():
             time.sleep(0.1)
         time.sleep(3)
-        found = subprocess.run(["pgrep", "-f", "gpupool.remoting.host.worker"],
+        found = subprocess.run(["pgrep", "-f", "gpupool.remoting.worker.worker_main"],
                                capture_output=True, text=True, check=True)  # fmt: skip
         for pid in found.stdout.split():
             os.kill(int(pid), signal.SIGKILL)

@@ -2,8 +2,9 @@
 
     python tests/gpu/same_programs_check.py [--jobs N] [--gpus N] [--runtimes FOLDER]
 
-The test suite runs them with a driver without a GPU (``tests/remoting/driver``). Behind the door
-they must print the same here as there. Natively some cannot, because they ask for what a partition
+The test suite runs them with a driver without a GPU (``tests/remoting/driver_api``). Behind the
+door they must print the same here as there. Natively some cannot, because they ask for what a
+partition
 of 64 MiB does; what they say is shown for comparison, as are lines that are others natively:
 ``ahead`` says which calls the driver keeps while a host function waits. A folder of runtimes has
 libcudart of any versions, shared and static, each of which gets a program. The exit status is the
@@ -20,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVER = ROOT / "tests" / "remoting" / "driver"
+DRIVER = ROOT / "tests" / "remoting" / "driver_api"
 KERNELS = DRIVER / "fake_cuda" / "kernels"
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "src")]
 
 from leasing import Outcome, run  # noqa: E402
 
-from gpupool.remoting.driver import build  # noqa: E402
+from gpupool.remoting.driver_api import build  # noqa: E402
 
 MEMORY = 64 << 20
 LIMIT_S = 40
@@ -37,7 +38,7 @@ SPECIAL = str(KERNELS / "memory_kernels.sm_90.cubin")
 
 @dataclass(frozen=True)
 class Program:
-    """A program of ``tests/remoting/driver/programs``, its arguments, and its last line."""
+    """A program of ``tests/remoting/driver_api/programs``, its arguments, and its last line."""
 
     name: str
     arguments: tuple[str, ...] = ()

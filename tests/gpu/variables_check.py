@@ -14,14 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVER = ROOT / "tests" / "remoting" / "driver"
+DRIVER = ROOT / "tests" / "remoting" / "driver_api"
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(DRIVER), str(ROOT / "src")]
 
 from fatbins import LOADS, write_images  # noqa: E402
 from leasing import Outcome, run  # noqa: E402
 
-from gpupool.remoting.driver import build  # noqa: E402
-from gpupool.remoting.settings import HEEDED  # noqa: E402
+from gpupool.remoting.driver_api import build  # noqa: E402
+from gpupool.remoting.protocol.driver_variables import HEEDED  # noqa: E402
 
 LIMIT_S = 90
 

@@ -26,7 +26,7 @@ from gpupool.pool.scheduling.ranking import rank
 from gpupool.pool.transitions import policy_versions
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.transitions.uploads import parts_of
-from gpupool.remoting.zones import zone_of
+from gpupool.remoting.protocol.time_zones import zone_of
 
 GIB = 1 << 30
 ONE = Incarnation(1)

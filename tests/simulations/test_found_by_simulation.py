@@ -9,7 +9,7 @@ from gpupool.pool.model.results import Result, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Unknown
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.proposals import Decision, Proposals, Propose
+from gpupool.remoting.server.proposer import Decision, Proposals, Propose
 
 
 @dataclass

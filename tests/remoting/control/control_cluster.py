@@ -31,15 +31,15 @@ from gpupool.pool.model.state import Gpu, Lease, Partition, PoolState, Request, 
 from gpupool.pool.ports import Committed, LedgerHealth, NotCommitted, Outcome, Role, Unknown
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.caretaker import Software, readings_of
-from gpupool.remoting.client import Pool, connect_pool
-from gpupool.remoting.credentials import Credentials
-from gpupool.remoting.identity import Authority, Identity, create_ca, fingerprint
-from gpupool.remoting.links import Links
-from gpupool.remoting.server import ControlServer
-from gpupool.remoting.sessions import SessionDevice, SessionInfo
-from gpupool.remoting.tokens import TokenText, hash_secret
+from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.client.pool_client import Pool, connect_pool
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
+from gpupool.remoting.protocol.token_text import TokenText, hash_secret
+from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.server.reconciler import Software, readings_of
+from gpupool.remoting.transport.peer_transport import Links
+from gpupool.remoting.transport.pki import Authority, Identity, create_ca, fingerprint
 
 MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
 

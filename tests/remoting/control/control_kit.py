@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting.identity import (
+from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
     create_ca,

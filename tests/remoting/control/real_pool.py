@@ -26,11 +26,14 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.caretaker import Software
-from gpupool.remoting.client import SystemChance, SystemClock, join_pool
-from gpupool.remoting.credentials import Credentials
-from gpupool.remoting.identity import (
+from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.client.pool_client import SystemChance, SystemClock, join_pool
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
+from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.server.reconciler import Software
+from gpupool.remoting.transport.peer_transport import Links
+from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
     create_ca,
@@ -38,9 +41,6 @@ from gpupool.remoting.identity import (
     fingerprint,
     sign_server,
 )
-from gpupool.remoting.links import Links
-from gpupool.remoting.server import ControlServer
-from gpupool.remoting.tokens import TokenText, format_token, hash_secret
 
 USERS = (("root", TokenKind.OPERATOR), ("ada", TokenKind.USER))
 

@@ -26,8 +26,7 @@ from gpupool.pool.errors import UnreachableError
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.placement import NoOffer, Offer, OfferedGpu
-from gpupool.remoting import messages as m
-from gpupool.remoting.allocation import (
+from gpupool.remoting.client.negotiation import (
     Action,
     Allocation,
     AllocationSettings,
@@ -38,6 +37,7 @@ from gpupool.remoting.allocation import (
     Tell,
     Widen,
 )
+from gpupool.remoting.protocol import messages as m
 
 GIB = 1 << 30
 FILES = sorted((Path(__file__).parents[2] / "testdata").glob("control-*.txt"))

@@ -23,18 +23,16 @@ from gpupool.pool.errors import (
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.ids import Plain, TokenId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting import messages as m
-from gpupool.remoting.addresses import Address, parse_address
-from gpupool.remoting.connection import Connection, End, Phase
-from gpupool.remoting.credentials import (
+from gpupool.remoting.client.credentials import (
     Credentials,
     credentials_path,
     load_credentials,
     save_credentials,
 )
-from gpupool.remoting.routing import client_hello_name, route
-from gpupool.remoting.tokens import TokenText, format_token, parse_token
-from gpupool.remoting.wire import (
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.connection import Connection, End, Phase
+from gpupool.remoting.protocol.framing import (
     REQUEST_SIZE_MAX,
     UNAUTHENTICATED_SIZE_MAX,
     FrameReader,
@@ -42,6 +40,8 @@ from gpupool.remoting.wire import (
     frame_bytes,
     load,
 )
+from gpupool.remoting.protocol.token_text import TokenText, format_token, parse_token
+from gpupool.remoting.server.router import client_hello_name, route
 
 PLAIN = st.recursive(
     st.none()

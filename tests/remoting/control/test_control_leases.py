@@ -18,9 +18,9 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Placement, TokenKind
 from gpupool.pool.scheduling.filters import parse_filter
-from gpupool.remoting import messages as m
-from gpupool.remoting.connections import ServerConnection
-from gpupool.remoting.holding import LeaseHold
+from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.client.server_connections import ServerConnection
+from gpupool.remoting.protocol import messages as m
 
 Clock = trio.testing.MockClock
 

@@ -20,10 +20,10 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.remoting import messages as m
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.client import join_pool, login
-from gpupool.remoting.identity import create_ca, create_key_and_csr
+from gpupool.remoting.client.pool_client import join_pool, login
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport.pki import create_ca, create_key_and_csr
 
 Clock = trio.testing.MockClock
 

@@ -15,16 +15,16 @@ import trio
 from tests.remoting.control.control_kit import until
 from tests.remoting.control.test_control_trust import Lab, start_lab
 
-from gpupool.remoting.credentials import save_credentials
-from gpupool.remoting.server import ServerSettings
-from gpupool.remoting.sockets import tune
+from gpupool.remoting.client.credentials import save_credentials
+from gpupool.remoting.server.control_server import ServerSettings
+from gpupool.remoting.transport.socket_options import tune
 
 CLIENT = """
 import sys, trio
 from pathlib import Path
 from gpupool.pool.model.state import Request
-from gpupool.remoting.client import connect_pool
-from gpupool.remoting.credentials import load_credentials
+from gpupool.remoting.client.pool_client import connect_pool
+from gpupool.remoting.client.credentials import load_credentials
 
 async def main():
     async with connect_pool(load_credentials(Path(sys.argv[1]))) as pool:

@@ -10,7 +10,7 @@ from tests.remoting.control.real_pool import RealPool
 
 from gpupool.pool.errors import NoQuorumError
 from gpupool.pool.invariants import violations
-from gpupool.remoting.client import connect_pool
+from gpupool.remoting.client.pool_client import connect_pool
 
 
 async def test_leases_survive_the_loss_of_a_leader(tmp_path: Path) -> None:

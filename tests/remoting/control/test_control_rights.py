@@ -11,11 +11,11 @@ from tests.remoting.control.control_cluster import Cluster, request, server_id
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
-from gpupool.remoting import messages as m
-from gpupool.remoting.client import Pool
-from gpupool.remoting.connection import ALLOWED, End, Phase
-from gpupool.remoting.holding import LeaseHold
-from gpupool.remoting.identity import create_key_and_csr
+from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.connection import ALLOWED, End, Phase
+from gpupool.remoting.transport.pki import create_key_and_csr
 
 Clock = trio.testing.MockClock
 CALLERS = ("server", "other", "operator", "user")

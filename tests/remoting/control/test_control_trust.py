@@ -38,12 +38,15 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting import messages as m
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.caretaker import Software
-from gpupool.remoting.client import Pool, connect_pool, join_pool, login
-from gpupool.remoting.credentials import Credentials
-from gpupool.remoting.identity import (
+from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.client.pool_client import Pool, connect_pool, join_pool, login
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
+from gpupool.remoting.server.control_server import ControlServer, ServerSettings
+from gpupool.remoting.server.reconciler import Software
+from gpupool.remoting.transport.peer_transport import VERSION, Links
+from gpupool.remoting.transport.pki import (
     Authority,
     client_context,
     create_key_and_csr,
@@ -52,9 +55,6 @@ from gpupool.remoting.identity import (
     peer_client_context,
     server_name,
 )
-from gpupool.remoting.links import VERSION, Links
-from gpupool.remoting.server import ControlServer, ServerSettings
-from gpupool.remoting.tokens import TokenText, format_token, hash_secret
 
 DEADLINE_S = 10.0
 """For what takes milliseconds, on whatever machine this runs."""

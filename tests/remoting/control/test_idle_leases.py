@@ -7,7 +7,7 @@ from tests.remoting.control.control_cluster import Cluster, Node, request
 from tests.remoting.control.control_kit import until
 
 from gpupool.pool.errors import UsageError
-from gpupool.remoting.client import LeaseHold, Pool
+from gpupool.remoting.client.pool_client import LeaseHold, Pool
 
 Clock = trio.testing.MockClock
 

@@ -22,10 +22,10 @@ from tests.remoting.control.control_kit import (
 )
 
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting import links as links_module
-from gpupool.remoting.addresses import Address
-from gpupool.remoting.identity import peer_server_context
-from gpupool.remoting.links import Links, proven_peer
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport import peer_transport as links_module
+from gpupool.remoting.transport.peer_transport import Links, proven_peer
+from gpupool.remoting.transport.pki import peer_server_context
 
 LOG = logging.getLogger("test")
 A, B, C = ServerId("aaaaaaaaaaaa"), ServerId("bbbbbbbbbbbb"), ServerId("cccccccccccc")

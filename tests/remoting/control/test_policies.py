@@ -8,16 +8,16 @@ from tests.pool.policy_kit import Pool
 from gpupool.pool.errors import UsageError
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
-from gpupool.remoting import policies
-from gpupool.remoting.requests import check_request
+from gpupool.remoting.server import policy_service
+from gpupool.remoting.server.validation import check_request
 
 
 def test_a_version_that_is_not_kept() -> None:
     with pytest.raises(UsageError) as none:
-        policies.policy_is(Pool().state, 5)
+        policy_service.policy_is(Pool().state, 5)
     assert none.value.why == "the pool has no policy yet"
     with pytest.raises(UsageError) as other:
-        policies.policy_is(Pool("[pool]\nmax_leases = 1\n").state, 5)
+        policy_service.policy_is(Pool("[pool]\nmax_leases = 1\n").state, 5)
     assert other.value.why == "kept are 1"
 
 
@@ -30,7 +30,7 @@ def test_a_version_that_is_not_kept() -> None:
     ],
 )
 def test_a_policy_made_from_another_version(policy: str, base: int, why: str) -> None:
-    error = policies._conflict(Pool(policy).state, base)  # pyright: ignore[reportPrivateUsage]
+    error = policy_service._conflict(Pool(policy).state, base)  # pyright: ignore[reportPrivateUsage]
     assert error.why == why
 
 

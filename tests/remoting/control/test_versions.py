@@ -17,11 +17,11 @@ from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.view import PoolView
-from gpupool.remoting import links
-from gpupool.remoting import messages as m
-from gpupool.remoting.connection import Connection, End
-from gpupool.remoting.requests import check_protocol
-from gpupool.remoting.wire import dump, frame_bytes
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.connection import Connection, End
+from gpupool.remoting.protocol.framing import dump, frame_bytes
+from gpupool.remoting.server.validation import check_protocol
+from gpupool.remoting.transport import peer_transport
 
 HELLO = m.Hello(m.PROTOCOL, "9.9", TokenId("t"), bytes(32), "ada@laptop")
 WELCOME = m.Welcome(m.PROTOCOL, "1", ServerId("s"), "name", "c", "pool", "ada", TokenKind.USER, ())
@@ -141,7 +141,7 @@ def test_a_change_of_what_is_said_changes_the_version(what: str) -> None:
     """Servers and clients refuse each other by number, so that none misreads the other."""
     now = {
         "calls": (m.PROTOCOL, shape_of(m.CALLS.values())),
-        "table": (links.VERSION, shape_of([*commands.KINDS.values(), PoolState])),
+        "table": (peer_transport.VERSION, shape_of([*commands.KINDS.values(), PoolState])),
     }[what]
     name = {"calls": "messages.PROTOCOL", "table": "links.VERSION"}[what]
     assert now == SHAPES[what], f"let {name} grow, and record it here with its new shape"

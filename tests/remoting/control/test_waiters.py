@@ -6,7 +6,7 @@ from tests.pool.policy_kit import A, B, Pool
 
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
-from gpupool.remoting.waiters import FORGET_S, KEEP_S, Waiters
+from gpupool.remoting.server.wait_queue import FORGET_S, KEEP_S, Waiters
 
 
 class Line:

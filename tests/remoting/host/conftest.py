@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from gpupool.remoting.host.host import Host
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.supervisor import Host
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

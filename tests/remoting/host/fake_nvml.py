@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from gpupool.remoting.host.nvml import (
+from gpupool.remoting.devices.nvml import (
     NvmlDevice,
     NvmlError,
     NvmlSample,

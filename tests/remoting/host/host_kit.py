@@ -9,11 +9,11 @@ import trio
 
 from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Lease, Partition
-from gpupool.remoting.host.dial import SessionAddress, dial
-from gpupool.remoting.host.host import Host
-from gpupool.remoting.host.streams import SessionStream
-from gpupool.remoting.host.workers import Worker, WorkerState
-from gpupool.remoting.sessions import SessionInfo
+from gpupool.remoting.host.supervisor import Host
+from gpupool.remoting.host.worker_handle import Worker, WorkerState
+from gpupool.remoting.protocol.sessions import SessionInfo
+from gpupool.remoting.transport.data_connection import SessionAddress, dial
+from gpupool.remoting.transport.session_stream import SessionStream
 
 HERE = Path(__file__).parent
 FRAME = struct.Struct(">cI")

@@ -6,7 +6,7 @@ from typing import Any
 
 from echo_door import FRAME, read_exactly
 
-from gpupool.remoting.host.peers import Peer, PeerFailedError, PeerLostError
+from gpupool.remoting.worker.peer_links import Peer, PeerFailedError, PeerLostError
 
 
 def serve(

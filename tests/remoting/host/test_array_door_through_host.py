@@ -16,10 +16,10 @@ from host_kit import GIB, HostKit, MakeHost
 
 from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Lease
-from gpupool.remoting.host import handshake
+from gpupool.remoting.protocol import handshake
 
-DROPIN = Path(__file__).parents[3] / "remoting" / "arrays" / "dropin"
-DOORS = {"arrays": "gpupool.remoting.arrays.serve:serve"}
+DROPIN = Path(__file__).parents[3] / "remoting" / "array_api" / "dropin"
+DOORS = {"arrays": "gpupool.remoting.array_api.server.serve:serve"}
 MIB = 1 << 20
 
 

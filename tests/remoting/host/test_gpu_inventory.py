@@ -20,10 +20,10 @@ import gpupool
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId
-from gpupool.remoting.host.claims import GpuClaims
-from gpupool.remoting.host.host import HostLimits
+from gpupool.remoting.devices.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
+from gpupool.remoting.host.device_lock import GpuClaims
 from gpupool.remoting.host.inventory import Inventory, OwnUse, emulated_gpus
-from gpupool.remoting.host.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
+from gpupool.remoting.host.supervisor import HostLimits
 
 GPU0, GPU1 = GpuId("GPU-0"), GpuId("GPU-1")
 MIB = 1 << 20
@@ -532,7 +532,7 @@ async def test_a_gpu_is_offered_by_one_server_of_a_machine() -> None:
 def test_a_claim_ends_with_its_process() -> None:
     prefix = f"gpupool-test-{os.getpid()}-"
     code = (
-        "import sys; from gpupool.remoting.host.claims import GpuClaims\n"
+        "import sys; from gpupool.remoting.host.device_lock import GpuClaims\n"
         f"claims = GpuClaims({prefix!r}); print(repr(claims.refusal('GPU-x')), flush=True)\n"
         "sys.stdin.read()"
     )

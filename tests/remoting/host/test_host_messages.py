@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting import wire
-from gpupool.remoting.host import messages
-from gpupool.remoting.host.channel import BudgetClient, HostGoneError, WorkerChannel
-from gpupool.remoting.settings import HEEDED, VALUE_LENGTH_MAX
+from gpupool.remoting.protocol import framing, worker_messages
+from gpupool.remoting.protocol.driver_variables import HEEDED, VALUE_LENGTH_MAX
+from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
 
 text = st.text(max_size=40)
 device = st.builds(
-    messages.AssignedDevice,
+    worker_messages.AssignedDevice,
     index=st.integers(0, 255),
     uuid=text,
     name=text,
@@ -26,7 +25,7 @@ device = st.builds(
 )
 host_message = st.one_of(
     st.builds(
-        messages.Start,
+        worker_messages.Start,
         own_uid=st.booleans(),
         cuda=st.booleans(),
         landlock=st.booleans(),
@@ -36,7 +35,7 @@ host_message = st.one_of(
         doors=st.dictionaries(text, text, max_size=3),
     ),
     st.builds(
-        messages.Assign,
+        worker_messages.Assign,
         lease=st.integers(0, 2**63),
         session=st.binary(min_size=16, max_size=16),
         ticket=st.binary(min_size=32, max_size=32),
@@ -48,88 +47,92 @@ host_message = st.one_of(
         groups=st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
         settings=st.dictionaries(text, text, max_size=3),
     ),
-    st.builds(messages.Connection, plain=st.booleans()),
-    st.builds(messages.Proceed),
+    st.builds(worker_messages.Connection, plain=st.booleans()),
+    st.builds(worker_messages.Proceed),
 )
 counts = st.integers(0, 2**63)
 worker_message = st.one_of(
     st.builds(
-        messages.Ready,
+        worker_messages.Ready,
         certificate_sha256=st.binary(max_size=32),
         confinement=st.lists(text, max_size=3).map(tuple),
         cuda_problem=text,
     ),
-    st.builds(messages.Assigned),
-    st.builds(messages.ContextReady),
-    st.builds(messages.Connected, transport=text),
-    st.builds(messages.Rejected, reason=text),
-    st.builds(messages.Report, calls=counts, bytes_in=counts, bytes_out=counts),
-    st.builds(messages.Log, text=text),
-    st.builds(messages.Ended, reason=text, failed=st.booleans()),
+    st.builds(worker_messages.Assigned),
+    st.builds(worker_messages.ContextReady),
+    st.builds(worker_messages.Connected, transport=text),
+    st.builds(worker_messages.Rejected, reason=text),
+    st.builds(worker_messages.Report, calls=counts, bytes_in=counts, bytes_out=counts),
+    st.builds(worker_messages.Log, text=text),
+    st.builds(worker_messages.Ended, reason=text, failed=st.booleans()),
 )
 
 
-def frames_of(data: bytes) -> list[wire.Frame]:
-    reader = messages.frame_reader()
+def frames_of(data: bytes) -> list[framing.Frame]:
+    reader = worker_messages.frame_reader()
     reader.feed(data)
     return list(reader.frames())
 
 
 @given(host_message)
-def test_host_messages_survive_the_wire(message: messages.HostMessage) -> None:
-    (frame,) = frames_of(messages.encode(message))
-    assert messages.decode_from_host(frame) == message
+def test_host_messages_survive_the_wire(message: worker_messages.HostMessage) -> None:
+    (frame,) = frames_of(worker_messages.encode(message))
+    assert worker_messages.decode_from_host(frame) == message
 
 
 @given(worker_message)
-def test_worker_messages_survive_the_wire(message: messages.WorkerMessage) -> None:
-    (frame,) = frames_of(messages.encode(message))
-    assert messages.decode_from_worker(frame) == message
+def test_worker_messages_survive_the_wire(message: worker_messages.WorkerMessage) -> None:
+    (frame,) = frames_of(worker_messages.encode(message))
+    assert worker_messages.decode_from_worker(frame) == message
 
 
 @given(st.integers(0, 20), st.binary(max_size=60))
 def test_garbage_is_refused_and_nothing_else(kind: int, body: bytes) -> None:
-    for decode in (messages.decode_from_host, messages.decode_from_worker):
+    for decode in (worker_messages.decode_from_host, worker_messages.decode_from_worker):
         try:
-            decode(wire.Frame(kind, body))
+            decode(framing.Frame(kind, body))
         except RemoteProtocolError:
             continue
 
 
 @given(worker_message, st.data())
 def test_damaged_messages_are_refused_and_nothing_else(
-    message: messages.WorkerMessage, data: st.DataObject
+    message: worker_messages.WorkerMessage, data: st.DataObject
 ) -> None:
-    damaged = bytearray(messages.encode(message))
+    damaged = bytearray(worker_messages.encode(message))
     position = data.draw(st.integers(0, len(damaged) - 1))
     damaged[position] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(RemoteProtocolError):
         for frame in frames_of(bytes(damaged)):
-            messages.decode_from_worker(frame)
+            worker_messages.decode_from_worker(frame)
 
 
 def test_oversize_message_is_refused_by_its_header() -> None:
     with pytest.raises(RemoteProtocolError, match="oversize"):
-        frames_of(wire.HEADER.pack(messages.MESSAGE_SIZE_MAX + 1, 0))
+        frames_of(framing.HEADER.pack(worker_messages.MESSAGE_SIZE_MAX + 1, 0))
 
 
 def test_largest_assignment_fits() -> None:
-    device = messages.AssignedDevice(255, "GPU-" + "0" * 36, "NVIDIA " + "x" * 40, 2**47, True, 255)
+    device = worker_messages.AssignedDevice(
+        255, "GPU-" + "0" * 36, "NVIDIA " + "x" * 40, 2**47, True, 255
+    )
     uuids = ",".join([device.uuid] * 256)
-    assign = messages.Assign(2**63, bytes(16), bytes(32), "arrays", "p", uuids, (device,) * 256)
+    assign = worker_messages.Assign(
+        2**63, bytes(16), bytes(32), "arrays", "p", uuids, (device,) * 256
+    )
     assign = replace(assign, settings=dict.fromkeys(HEEDED, "x" * VALUE_LENGTH_MAX))
-    assert len(messages.encode(assign)) < messages.MESSAGE_SIZE_MAX
+    assert len(worker_messages.encode(assign)) < worker_messages.MESSAGE_SIZE_MAX
 
 
 def test_ticket_is_not_in_the_repr() -> None:
-    assign = messages.Assign(1, b"s" * 16, b"T" * 32, "arrays", "p", "", ())
+    assign = worker_messages.Assign(1, b"s" * 16, b"T" * 32, "arrays", "p", "", ())
     assert "TTTT" not in repr(assign)
 
 
 @given(st.text())
 def test_shortened_text_fits_and_prints_on_one_line(text: str) -> None:
-    short = messages.shortened(text * 50)
-    assert len(short) <= messages.TEXT_SIZE_MAX + 3
+    short = worker_messages.shortened(text * 50)
+    assert len(short) <= worker_messages.TEXT_SIZE_MAX + 3
     assert "\n" not in short
 
 
@@ -142,19 +145,19 @@ def test_budget_calls_survive_being_cut_anywhere(
 ) -> None:
     # To find and to share have as many bytes behind them as they say.
     expected = [
-        messages.BudgetCall(operation, device, size % 99, b"x" * (size % 99))
-        if operation > messages.USAGE
-        else messages.BudgetCall(operation, device, size)
+        worker_messages.BudgetCall(operation, device, size % 99, b"x" * (size % 99))
+        if operation > worker_messages.USAGE
+        else worker_messages.BudgetCall(operation, device, size)
         for operation, device, size in calls
     ]
     data = b"".join(
-        messages.BUDGET_CALL.pack(call.operation, call.device, call.size) + call.payload
+        worker_messages.BUDGET_CALL.pack(call.operation, call.device, call.size) + call.payload
         for call in expected
     )
-    buffer, found = bytearray(), list[messages.BudgetCall]()
+    buffer, found = bytearray(), list[worker_messages.BudgetCall]()
     for start in range(0, len(data), step):
         buffer += data[start : start + step]
-        found += messages.decode_budget_calls(buffer)
+        found += worker_messages.decode_budget_calls(buffer)
     assert found == expected
     assert not buffer
 
@@ -162,19 +165,19 @@ def test_budget_calls_survive_being_cut_anywhere(
 @given(st.binary(max_size=100))
 def test_malformed_budget_calls_are_refused_and_nothing_else(data: bytes) -> None:
     with contextlib.suppress(RemoteProtocolError):
-        messages.decode_budget_calls(bytearray(data))
+        worker_messages.decode_budget_calls(bytearray(data))
 
 
 def test_descriptor_arrives_with_its_message() -> None:
     host, worker = socket.socketpair()
     ours, theirs = socket.socketpair()
     with host, worker, ours, theirs:
-        host.sendall(messages.encode(messages.Proceed()))
-        message = messages.Connection(plain=True)
-        socket.send_fds(host, [messages.encode(message)], [theirs.fileno()])
-        host.sendall(messages.encode(messages.Proceed()))
+        host.sendall(worker_messages.encode(worker_messages.Proceed()))
+        message = worker_messages.Connection(plain=True)
+        socket.send_fds(host, [worker_messages.encode(message)], [theirs.fileno()])
+        host.sendall(worker_messages.encode(worker_messages.Proceed()))
         channel = WorkerChannel(worker)
-        assert channel.receive() == messages.Proceed()
+        assert channel.receive() == worker_messages.Proceed()
         assert channel.receive() == message
         with channel.take_descriptor() as received:
             ours.sendall(b"through")
@@ -182,12 +185,12 @@ def test_descriptor_arrives_with_its_message() -> None:
             assert received.family == socket.AF_UNIX
         with pytest.raises(RemoteProtocolError):
             channel.take_descriptor()
-        assert channel.receive() == messages.Proceed()
+        assert channel.receive() == worker_messages.Proceed()
         host.close()
         with pytest.raises(HostGoneError):
             channel.receive()
         with pytest.raises(HostGoneError):
-            channel.send(messages.Assigned())
+            channel.send(worker_messages.Assigned())
 
 
 def test_budget_client_asks_and_hears() -> None:
@@ -199,10 +202,10 @@ def test_budget_client_asks_and_hears() -> None:
             buffer = bytearray()
             while data := host.recv(100):
                 buffer += data
-                for call in messages.decode_budget_calls(buffer):
+                for call in worker_messages.decode_budget_calls(buffer):
                     heard.append((call.operation, call.device, call.size))
-                    if call.operation != messages.RELEASE:
-                        host.sendall(messages.BUDGET_ANSWER.pack(call.size < 50, 7))
+                    if call.operation != worker_messages.RELEASE:
+                        host.sendall(worker_messages.BUDGET_ANSWER.pack(call.size < 50, 7))
 
         thread = threading.Thread(target=answer)
         thread.start()

@@ -16,12 +16,13 @@ from host_kit import GIB, SERVER, HostKit, MakeHost, unix_address, until
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Partition
-from gpupool.remoting.host import doorway, handshake
-from gpupool.remoting.host.dial import SessionAddress
-from gpupool.remoting.host.host import HostLimits
+from gpupool.remoting.host import unix_listener
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.workers import WorkerState
-from gpupool.remoting.sessions import SessionInfo
+from gpupool.remoting.host.supervisor import HostLimits
+from gpupool.remoting.host.worker_handle import WorkerState
+from gpupool.remoting.protocol import handshake
+from gpupool.remoting.protocol.sessions import SessionInfo
+from gpupool.remoting.transport.data_connection import SessionAddress
 
 TcpPair = Callable[[], tuple[socket.socket, socket.socket]]
 
@@ -241,7 +242,7 @@ async def test_preamble_may_arrive_in_pieces(make_host: MakeHost) -> None:
 async def test_silence_on_the_unix_socket_is_bounded(
     make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorway, "PREAMBLE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(unix_listener, "PREAMBLE_TIMEOUT_S", 0.05)
     kit = await make_host()
     async with await unix_connection(kit) as silent, await unix_connection(kit) as slow:
         await slow.send_all(b"gpu")
@@ -259,7 +260,7 @@ async def test_unix_socket_is_open_to_all_users_and_goes_with_the_host(
 
 
 def test_path_that_is_too_long_gives_no_socket(tmp_path: Path) -> None:
-    assert doorway.bind_doorway(tmp_path / ("x" * 100)) is None
+    assert unix_listener.bind_doorway(tmp_path / ("x" * 100)) is None
 
 
 # --- the budget ---------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ import trio
 
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
-from gpupool.remoting.host.channel import BudgetClient
-from gpupool.remoting.host.sharing import SHARED_MAX, Sharing, descriptor_room
-from gpupool.remoting.host.workers import Worker, serve_budget
+from gpupool.remoting.host.shared_handles import SHARED_MAX, Sharing, descriptor_room
+from gpupool.remoting.host.worker_handle import Worker, serve_budget
+from gpupool.remoting.worker.worker_channel import BudgetClient
 
 ONE, OTHER = LeaseId(1), LeaseId(2)
 TOKEN = bytes(range(32))

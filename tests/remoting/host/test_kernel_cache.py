@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from host_kit import HostKit, MakeHost
 
-from gpupool.remoting.host import kernels
-from gpupool.remoting.host.kernels import IMAGES, KernelCache, Limits
+from gpupool.remoting.host import kernel_cache
+from gpupool.remoting.host.kernel_cache import IMAGES, KernelCache, Limits
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def tricks(directory: Path) -> dict[str, Callable[[], object]]:
         "pipe": lambda: os.mkfifo(directory / "pipe"),
         "folder": lambda: (directory / "folder").mkdir(),
         "empty": lambda: (directory / "empty").touch(),
-        "large": lambda: (directory / "large").write_bytes(bytes(kernels.FILE_SIZE_MAX + 1)),
+        "large": lambda: (directory / "large").write_bytes(bytes(kernel_cache.FILE_SIZE_MAX + 1)),
         "tmp1234": lambda: (directory / "tmp1234").write_bytes(b"unfinished"),
         ".hidden": lambda: (directory / ".hidden").write_bytes(b"x"),
         "bad name": lambda: (directory / "bad name").write_bytes(b"x"),
@@ -173,7 +173,7 @@ def test_an_image_is_what_its_name_says(tmp_path: Path) -> None:
 
 
 def test_what_is_copied_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "COPIED_SIZE_MAX", 25)
+    monkeypatch.setattr(kernel_cache, "COPIED_SIZE_MAX", 25)
     cache = KernelCache(tmp_path / "state" / "kernels", pytest.fail)
     cache.take("ada", left_by_worker(tmp_path, 1, {f"k{n}": b"0123456789" for n in range(4)}), -1)
     assert len(given(cache, "ada", tmp_path)) == 2

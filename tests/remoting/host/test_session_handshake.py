@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from gpupool.pool.errors import AuthenticationError, RemoteProtocolError
-from gpupool.remoting.host import handshake
+from gpupool.remoting.protocol import handshake
 
 SESSION = bytes(range(16))
 TICKET = bytes(range(100, 132))

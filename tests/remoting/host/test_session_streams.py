@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpupool.remoting.host.certificate import worker_context
-from gpupool.remoting.host.streams import Buffer, PlainStream, SessionStream, TlsStream
+from gpupool.remoting.transport.session_stream import Buffer, PlainStream, SessionStream, TlsStream
+from gpupool.remoting.worker.certificate import worker_context
 
 Pair = tuple[SessionStream, SessionStream]
 

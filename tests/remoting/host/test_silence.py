@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from gpupool.remoting.host.peers import Peer, PeerLostError, Peers
-from gpupool.remoting.host.silence import Sent, Silence, wait_for_room
-from gpupool.remoting.host.streams import PlainStream
+from gpupool.remoting.transport.session_stream import PlainStream
+from gpupool.remoting.transport.tcp_liveness import Sent, Silence, wait_for_room
+from gpupool.remoting.worker.peer_links import Peer, PeerLostError, Peers
 
 ASKED, ANSWERED = True, False
 

@@ -17,7 +17,8 @@ from host_kit import EchoClient, MakeHost, unix_address
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId
-from gpupool.remoting.host import confine, former, spawn, users
+from gpupool.remoting.host import orphan_reaper, spawn, users
+from gpupool.remoting.worker import sandbox
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its uid")
 
@@ -153,11 +154,11 @@ async def test_children_of_a_worker_die_with_it(make_host: MakeHost) -> None:
     kit = await make_host()
     client, worker = await kit.connect(kit.lease())
     child = int(await client.ask(b"c"))
-    assert former.start_time_of(child) is not None
+    assert orphan_reaper.start_time_of(child) is not None
     os.kill(worker.process.pid, signal.SIGKILL)
     with trio.fail_after(10):
         await worker.ended.wait()
-    assert former.start_time_of(child) is None
+    assert orphan_reaper.start_time_of(child) is None
 
 
 @as_root
@@ -178,14 +179,14 @@ async def test_what_other_workers_of_the_lease_run_outlives_one(make_host: MakeH
     os.kill(worker.process.pid, signal.SIGKILL)
     with trio.fail_after(10):
         await worker.ended.wait()
-    assert [former.start_time_of(pid) for pid in (child, orphan)] == [None, None]
-    assert None not in [former.start_time_of(pid) for pid in (kept_child, kept_orphan)]
+    assert [orphan_reaper.start_time_of(pid) for pid in (child, orphan)] == [None, None]
+    assert None not in [orphan_reaper.start_time_of(pid) for pid in (kept_child, kept_orphan)]
     assert [path.exists() for path in in_memory] == [False, True]
     # The next worker of the lease shares with those that are left, and the last one tidies up.
     _, third_worker = await kit.connect(kit.lease())
     assert third_worker.uid == other_worker.uid == worker.uid
     await kit.host.kill_lease(kit.lease().id, "the test ends")
-    assert [former.start_time_of(pid) for pid in (kept_child, kept_orphan)] == [None, None]
+    assert [orphan_reaper.start_time_of(pid) for pid in (kept_child, kept_orphan)] == [None, None]
     assert not in_memory[1].exists()
 
 
@@ -328,9 +329,9 @@ def test_expose_opens_a_closed_directory_for_this_process_only(tmp_path: Path) -
     (tmp_path / "closed").chmod(0o700)
 
     def inside() -> bytes:
-        if not confine.expose([str(inner)]):
+        if not sandbox.expose([str(inner)]):
             return b"not exposed"
-        confine.become(52_999, 52_999, ())
+        sandbox.become(52_999, 52_999, ())
         assert (inner / "module.py").read_text() == "x = 1"
         assert not (tmp_path / "closed" / "secret").exists()
         with pytest.raises(OSError, match=r"Read-only|Permission"):
@@ -344,8 +345,8 @@ def test_expose_opens_a_closed_directory_for_this_process_only(tmp_path: Path) -
 @as_root
 def test_expose_without_the_right_to_mount_changes_nothing(tmp_path: Path) -> None:
     def inside() -> bytes:
-        confine.become(52_999, 52_999, ())
-        return str(confine.expose([str(tmp_path)])).encode()
+        sandbox.become(52_999, 52_999, ())
+        return str(sandbox.expose([str(tmp_path)])).encode()
 
     assert in_child(inside) == b"False"
 
@@ -359,7 +360,7 @@ def test_installation_is_found() -> None:
 @as_root
 def test_become_cannot_be_taken_back() -> None:
     def inside() -> bytes:
-        confine.become(52_999, 52_999, ())
+        sandbox.become(52_999, 52_999, ())
         try:
             os.setuid(0)
         except PermissionError:

@@ -16,9 +16,10 @@ import trio
 from host_kit import GIB, SERVER, EchoClient, MakeHost
 
 from gpupool.pool.errors import GpupoolError, LeaseLostError, StorageError
-from gpupool.remoting.host import former, messages, spawn
-from gpupool.remoting.host.host import HostLimits
+from gpupool.remoting.host import orphan_reaper, spawn
 from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.supervisor import HostLimits
+from gpupool.remoting.protocol import worker_messages
 
 DIE_S = 10.0
 """Bounds every wait for a death; normally it takes milliseconds."""
@@ -37,15 +38,15 @@ def test_what_the_machine_refuses_a_worker_is_said(tmp_path: Path) -> None:
     with near, far, (tmp_path / "errors").open("wb") as errors:
         worker = spawn.start_process(far, errors.fileno(), tmp_path)
         gone = str(tmp_path / "gone")
-        start = messages.Start(False, False, False, gone, (), (), {"arrays": "json:dumps"})
-        near.sendall(messages.encode(start))
+        start = worker_messages.Start(False, False, False, gone, (), (), {"arrays": "json:dumps"})
+        near.sendall(worker_messages.encode(start))
         far.close()
-        reader = messages.frame_reader()
+        reader = worker_messages.frame_reader()
         while (frame := reader.next()) is None:
             reader.feed(near.recv(65536))
         worker.wait()
-    said = messages.decode_from_worker(frame)
-    assert said == messages.Ended("its machine says: No such file or directory", failed=True)
+    said = worker_messages.decode_from_worker(frame)
+    assert said == worker_messages.Ended("its machine says: No such file or directory", failed=True)
 
 
 async def test_client_that_closes_ends_its_worker(make_host: MakeHost) -> None:
@@ -104,7 +105,7 @@ async def test_crash_harms_nobody_else(make_host: MakeHost, command: bytes, reas
         (b"\x00\x00\x00\x01\x00\xff", "it broke the protocol: malformed CBOR"),
         (b"\x00\x00\x00\x01\x63\xa0", "it broke the protocol: unknown message"),
         (b"\x00\x00\x00\x01\x03\xa0", "it broke the protocol: malformed message"),
-        (messages.encode(messages.Ready(b"", (), "")), "it sent Ready out of turn"),
+        (worker_messages.encode(worker_messages.Ready(b"", (), "")), "it sent Ready out of turn"),
     ],
 )
 async def test_worker_that_speaks_nonsense_is_killed(
@@ -169,7 +170,7 @@ async def test_lease_ends_with_all_of_its_workers(make_host: MakeHost) -> None:
         await kit.host.kill_lease(lease.id, "an operator ended it")
     for worker in (busy_worker, stopped_worker, waiting):
         assert worker.process.returncode == -signal.SIGKILL
-        assert former.start_time_of(worker.process.pid) is None
+        assert orphan_reaper.start_time_of(worker.process.pid) is None
     assert await ends(busy)
     assert await ends(stopped)
     assert kit.host.budget.leases() == (0x7F3B,)
@@ -229,7 +230,7 @@ HOST_PROGRAM = """
 import os, sys
 from pathlib import Path
 import trio
-from gpupool.remoting.host.host import Host
+from gpupool.remoting.host.supervisor import Host
 from gpupool.remoting.host.inventory import Inventory
 
 async def main():
@@ -261,7 +262,7 @@ def test_workers_die_with_their_host(tmp_path: Path, uids: str, stop: signal.Sig
         assert process.stdout is not None
         pids = [int(text) for text in process.stdout.readline().split()]
         descriptors = [os.pidfd_open(pid) for pid in pids]
-        started = {pid: former.start_time_of(pid) for pid in pids}
+        started = {pid: orphan_reaper.start_time_of(pid) for pid in pids}
         # Even one that does nothing at all any more.
         os.kill(pids[0], signal.SIGSTOP)
         process.send_signal(stop)
@@ -273,10 +274,10 @@ def test_workers_die_with_their_host(tmp_path: Path, uids: str, stop: signal.Sig
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-    assert all(former.start_time_of(pid) != started[pid] for pid in pids)
-    directory = Path(json.loads((tmp_path / former.FILE_NAME).read_text())["directory"])
+    assert all(orphan_reaper.start_time_of(pid) != started[pid] for pid in pids)
+    directory = Path(json.loads((tmp_path / orphan_reaper.FILE_NAME).read_text())["directory"])
     assert directory.exists() == (stop is signal.SIGKILL)
-    assert former.sweep_former_workers(tmp_path) == 0
+    assert orphan_reaper.sweep_former_workers(tmp_path) == 0
     assert not directory.exists()
 
 
@@ -294,17 +295,17 @@ def test_sweep_kills_what_was_recorded_and_nothing_else(tmp_path: Path) -> None:
     recorded, stranger = sleeper(), sleeper()
     with recorded, stranger:
         try:
-            started = {p.pid: former.start_time_of(p.pid) or 0 for p in (recorded, stranger)}
+            started = {p.pid: orphan_reaper.start_time_of(p.pid) or 0 for p in (recorded, stranger)}
             assert all(started.values())
             # The second pid was reused: another process has it now.
             workers = {recorded.pid: started[recorded.pid], stranger.pid: started[stranger.pid] - 1}
-            former.write_record(
-                tmp_path, workers | {2**22 - 7: 5}, tmp_path / former.DIRECTORY_NAME
+            orphan_reaper.write_record(
+                tmp_path, workers | {2**22 - 7: 5}, tmp_path / orphan_reaper.DIRECTORY_NAME
             )
-            assert former.sweep_former_workers(tmp_path) == 1
+            assert orphan_reaper.sweep_former_workers(tmp_path) == 1
             assert recorded.wait(DIE_S) == -signal.SIGKILL
             assert stranger.poll() is None
-            assert former.sweep_former_workers(tmp_path) == 0
+            assert orphan_reaper.sweep_former_workers(tmp_path) == 0
         finally:
             stranger.kill()
             recorded.kill()
@@ -316,10 +317,12 @@ def test_sweep_ignores_a_record_of_another_boot(
     process = sleeper()
     with process:
         try:
-            started = former.start_time_of(process.pid) or 0
-            former.write_record(tmp_path, {process.pid: started}, tmp_path / former.DIRECTORY_NAME)
-            monkeypatch.setattr(former, "boot_id", lambda: "another")
-            assert former.sweep_former_workers(tmp_path) == 0
+            started = orphan_reaper.start_time_of(process.pid) or 0
+            orphan_reaper.write_record(
+                tmp_path, {process.pid: started}, tmp_path / orphan_reaper.DIRECTORY_NAME
+            )
+            monkeypatch.setattr(orphan_reaper, "boot_id", lambda: "another")
+            assert orphan_reaper.sweep_former_workers(tmp_path) == 0
             assert process.poll() is None
         finally:
             process.kill()
@@ -333,11 +336,11 @@ def test_sweep_ignores_a_record_of_another_boot(
     ],
 )
 def test_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / former.FILE_NAME).write_text(text)
+    (tmp_path / orphan_reaper.FILE_NAME).write_text(text)
     with pytest.raises(StorageError):
-        former.sweep_former_workers(tmp_path)
+        orphan_reaper.sweep_former_workers(tmp_path)
 
 
 def test_record_is_private(tmp_path: Path) -> None:
-    former.write_record(tmp_path, {1: 2}, tmp_path)
-    assert (tmp_path / former.FILE_NAME).stat().st_mode & 0o777 == 0o600
+    orphan_reaper.write_record(tmp_path, {1: 2}, tmp_path)
+    assert (tmp_path / orphan_reaper.FILE_NAME).stat().st_mode & 0o777 == 0o600

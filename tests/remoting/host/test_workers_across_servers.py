@@ -13,10 +13,10 @@ from host_kit import GIB, SERVER, EchoClient, HostKit, MakeHost, unix_address
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Lease, Partition
-from gpupool.remoting.host.dial import SessionAddress, prove
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.peers import INTRODUCTION
-from gpupool.remoting.sessions import SessionInfo
+from gpupool.remoting.protocol.sessions import SessionInfo
+from gpupool.remoting.transport.data_connection import SessionAddress, prove
+from gpupool.remoting.worker.peer_links import INTRODUCTION
 
 SERVERS = (SERVER, ServerId("bbbbbbbbbbbb"))
 STRANGER = ServerId("cccccccccccc")

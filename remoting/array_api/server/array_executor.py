@@ -1,0 +1,566 @@
+"""Runs the calls of one session against a backend: handles, checks, failures, memory."""
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.array_exchange import Exchange
+from gpupool.remoting.array_api.server.templates import Template, compile_template, dtype_of
+from gpupool.remoting.devices.base import Backend, Fill
+from gpupool.remoting.worker.peer_links import Links
+
+HANDLES_MAX = 1 << 24
+DESCRIBED_MAX = 4096
+_U32 = struct.Struct("<I")
+_VIEWS = frozenset(
+    {
+        "ndarray.view",
+        "ndarray.getitem",
+        "ndarray.transpose",
+        "ndarray.swapaxes",
+        "ndarray.real",
+        "ndarray.imag",
+        "ndarray.squeeze",
+        "ndarray.reshape_view",
+        "ndarray.diagonal",
+        "ndarray.as_strided",
+        "broadcast_to",
+        "door.same",
+    }
+)
+"""Operations whose result aliases its argument: a copy with other strides would not be the same."""
+
+
+class MismatchError(Exception):
+    """A result is not what the client inferred: a bug that must never become a wrong result."""
+
+
+class Client(Protocol):
+    """What the executor needs of the connection."""
+
+    def push(self, kind: array_wire.Kind, body: Any) -> None:
+        """Send a frame that nobody waits for."""
+        ...
+
+    def collect(self) -> bytes | None:
+        """Have the client drop its garbage; return the handles it freed, packed, or None."""
+        ...
+
+    def names(self, handle: int) -> bool:
+        """Say whether a frame that was read but not yet run may name ``handle``."""
+        ...
+
+    def free_later(self, handles: bytes) -> None:
+        """Free packed handles once everything that was read before has been run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Stands for the result of a call that failed; whatever uses it fails silently too."""
+
+    error: BaseException
+
+
+class DependsOnFailureError(Exception):
+    """An argument is the result of a call that failed, which has been reported already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What the client inferred of a result."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nbytes: int
+
+
+class Download:
+    """A result that travels as bulk bytes."""
+
+    def __init__(self, array: Any, order: str) -> None:
+        self.array = array
+        self.order = order
+
+
+class Executor:
+    """The state of one session: what its handles, templates and metas stand for."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        client: Client,
+        log: Callable[[str], None],
+        links: Links | None = None,
+    ) -> None:
+        self.backend = backend
+        self.client = client
+        self.log = log
+        self.objects: dict[int, Any] = {}
+        self.templates: dict[int, Template] = {}
+        self.metas: dict[int, Meta] = {}
+        self.sequence = 0
+        self.failures = 0  # handles that stand for results of failed calls
+        self.conformed: dict[str, int] = {}
+        self.described: list[Any] = []
+        self._slots = 0  # of the memory in common with the client
+        self._body = memoryview(b"")  # the records being run, and how far they have been
+        self._at = 0
+        self._dropped = b""  # handles that the client dropped, and that waiting calls may name
+        self._exchange = None if links is None else Exchange(self, links)
+        table = {**backend.operations(), **self._own_operations()}
+        if self._exchange is not None:
+            table |= self._exchange.operations()
+        self.names = sorted(table)
+        self.functions = [table[name] for name in self.names]
+
+    def _own_operations(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "door.sync": self.backend.synchronize,
+            "door.get": Download,
+            "door.same": _same,
+            "door.stats": lambda: [self.sequence, len(self.objects), sum(self.conformed.values())],
+            "door.touch": _touch,
+            "door.fill": self.fill,
+            "door.fetch": self.fetch,
+        }
+
+    # --- memory in common with the client -------------------------------------------------------
+
+    def share(self, memory: mmap.mmap) -> None:
+        """Use memory that the client has mapped, too, for `fill` and `fetch`."""
+        self._slots = len(memory) // array_wire.SHARED_SLOT
+        self.backend.share(memory)
+
+    def _piece(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
+        """Raise unless these are bytes of a dense array, and of a slot."""
+        numbers = all(type(number) is int for number in (offset, slot, size))
+        if not numbers or not 0 <= slot < self._slots or not 0 < size <= array_wire.SHARED_SLOT:
+            raise RemoteProtocolError("malformed copy", why=f"slot {slot}, {size} bytes")
+        if not self.backend.is_array(array) or not array.flags.forc:
+            raise RemoteProtocolError("malformed copy", why="not a dense array")
+        if not 0 <= offset <= array.nbytes - size:
+            raise RemoteProtocolError("malformed copy", why=f"{size} bytes at {offset}")
+
+    def fill(self, handle: Any, offset: Any, slot: Any, size: Any) -> None:
+        """Start to copy a slot into a dense array; the slot before may be used again then."""
+        try:
+            array = self.find(handle)
+            self._piece(array, offset, slot, size)
+            self.backend.fill(array, offset, slot * array_wire.SHARED_SLOT, size)
+        except DependsOnFailureError:
+            self.backend.synchronize()  # nothing is started, and what was must have ended
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - not the question's: nobody waits for it
+            self.fail("upload", (), error)
+
+    def fetch(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
+        """Copy part of a dense array into a slot."""
+        self._piece(array, offset, slot, size)
+        self.backend.fetch(array, offset, slot * array_wire.SHARED_SLOT, size)
+
+    # --- handles --------------------------------------------------------------------------------
+
+    def find(self, handle: int) -> Any:
+        """Return what a handle stands for.
+
+        Raises:
+            DependsOnFailureError: the call that should have made it failed.
+            RemoteProtocolError: the client never made it.
+        """
+        try:
+            value = self.objects[handle]
+        except KeyError:
+            raise RemoteProtocolError("unknown handle", why=str(handle)) from None
+        if type(value) is Failed:
+            raise DependsOnFailureError from value.error
+        return value
+
+    def _store(self, handle: int, value: Any) -> None:
+        if handle in self.objects or not handle:
+            raise RemoteProtocolError("handle already in use", why=str(handle))
+        if len(self.objects) >= HANDLES_MAX:
+            raise RemoteProtocolError("too many live arrays", why=f"{HANDLES_MAX:,}")
+        self.objects[handle] = value
+
+    # --- a run of records -----------------------------------------------------------------------
+
+    def run(self, body: memoryview, *, ask: bool) -> tuple[Any, int] | None:
+        """Execute a run of records; with ``ask`` return the last call's result and its handle.
+
+        Raises:
+            RemoteProtocolError: the records are malformed; the session must end.
+            Exception: with ``ask``, what the last call raised.
+        """
+        position, end = 0, len(body)
+        self._body, self._at = body, 0
+        templates = self.templates
+        unpack = _U32.unpack_from
+        try:
+            while position < end:
+                code = unpack(body, position)[0]
+                template = templates.get(code)
+                if template is None:
+                    position = self._control(code, body, position)
+                    continue
+                values = template.layout.unpack_from(body, position)
+                position += template.layout.size
+                self.sequence += 1
+                self._at = position
+                if ask and position >= end:
+                    return self._answer(template, values)
+                self._call(template, values)
+        except struct.error as error:
+            raise RemoteProtocolError("malformed record", why=str(error)) from error
+        if ask:
+            raise RemoteProtocolError("malformed frame", why="a question without a call")
+        return None
+
+    def _control(self, code: int, body: memoryview, position: int) -> int:
+        if code == array_wire.FREE:
+            _, handle = array_wire.FREE_RECORD.unpack_from(body, position)
+            self.free(handle)
+            return position + array_wire.FREE_RECORD.size
+        if code == array_wire.CONTEXT:
+            _, device, stream = array_wire.CONTEXT_RECORD.unpack_from(body, position)
+            self._use(device, stream)
+            return position + array_wire.CONTEXT_RECORD.size
+        if code in (array_wire.TEMPLATE, array_wire.META):
+            _, length = array_wire.SIZED_RECORD.unpack_from(body, position)
+            start = position + array_wire.SIZED_RECORD.size
+            if start + length > len(body):
+                raise RemoteProtocolError("malformed record", why="cut short")
+            value = array_wire.decode_body(body[start : start + length])
+            if code == array_wire.TEMPLATE:
+                number, template = compile_template(value, self.names, self.functions)
+                self.templates[number] = template
+            else:
+                self._define_meta(value)
+            return start + length
+        if code == array_wire.INLINE_PUT:
+            return self._inline_put(body, position)
+        if code in (array_wire.SEND, array_wire.RECEIVE) and self._exchange is not None:
+            return self._transfer(self._exchange, code, body, position)
+        if code == array_wire.RESET:
+            self.templates.clear()
+            self.metas.clear()
+            return position + 4
+        raise RemoteProtocolError("unknown record", why=str(code))
+
+    def _use(self, device: int, stream: int) -> None:
+        if device >= len(self.backend.describe_devices()):
+            raise RemoteProtocolError("unknown device", why=str(device))
+        self.backend.use(device, self.objects.get(stream) if stream else None)
+
+    def _define_meta(self, value: Any) -> None:
+        if not array_wire.is_list(value) or len(value) != 4:
+            raise RemoteProtocolError("malformed meta")
+        number, dtype, shape, strides = value
+        for part in (shape, strides):
+            if not array_wire.is_list(part) or len(part) > array_wire.MAX_NDIM:
+                raise RemoteProtocolError("malformed meta", why="shape or strides")
+            items: list[Any] = part
+            if not all(type(item) is int and abs(item) < 1 << 62 for item in items):
+                raise RemoteProtocolError("malformed meta", why="shape or strides")
+        if type(number) is not int or not array_wire.FIRST_META <= number < array_wire.MAX_METAS:
+            raise RemoteProtocolError("malformed meta", why=f"id {number!r}")
+        if len(shape) != len(strides) or any(length < 0 for length in shape):
+            raise RemoteProtocolError("malformed meta", why="shape or strides")
+        kind = dtype_of(dtype)
+        nbytes = kind.itemsize
+        for length in shape:
+            nbytes *= length
+        self.metas[number] = Meta(kind, tuple(shape), tuple(strides), nbytes)
+
+    def _inline_put(self, body: memoryview, position: int) -> int:
+        _, handle, number, length = array_wire.PUT_RECORD.unpack_from(body, position)
+        start = position + array_wire.PUT_RECORD.size
+        if start + length > len(body):
+            raise RemoteProtocolError("malformed record", why="cut short")
+        data = body[start : start + length]
+
+        def fill(target: memoryview) -> None:
+            target[:] = data
+
+        self.put(handle, number, length, fill)
+        return start + length
+
+    def _transfer(self, exchange: Exchange, code: int, body: memoryview, position: int) -> int:
+        self.sequence += 1  # it has a place in the program, as a call has
+        if code == array_wire.SEND:
+            _, index, transfer, handle = array_wire.SEND_RECORD.unpack_from(body, position)
+            self._at = position + array_wire.SEND_RECORD.size
+            exchange.send(index, transfer, handle)
+            return self._at
+        record = array_wire.RECEIVE_RECORD.unpack_from(body, position)
+        _, index, transfer, handle, number, existing = record
+        self._at = position + array_wire.RECEIVE_RECORD.size
+        meta = self.metas.get(number)
+        if meta is None:
+            raise RemoteProtocolError("malformed transfer", why=f"meta {number}")
+        exchange.receive(index, transfer, handle, number, meta.nbytes, existing=existing != 0)
+        return self._at
+
+    def put(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
+        """Make an array from the client's bytes; False if there was no room for it.
+
+        ``fill`` has not been called then, and the caller must skip the bytes.
+        """
+        meta = self.metas.get(number)
+        if meta is None or meta.nbytes != nbytes:
+            raise RemoteProtocolError("malformed array", why=f"meta {number}, {nbytes} bytes")
+        try:
+            array = self._retried(self._new, (meta,), {})
+        except Exception as error:  # noqa: BLE001 - any failure is the client's to hear of
+            self.fail("upload", (handle,), error)
+            return False
+        if nbytes:
+            self.backend.upload(array, fill)
+        self._store(handle, array)
+        return True
+
+    def put_into(self, handle: int, number: int, nbytes: int, fill: Fill) -> bool:
+        """Fill an existing dense array with the client's bytes; False if it never came to be."""
+        meta = self.metas.get(number)
+        if meta is None or meta.nbytes != nbytes:
+            raise RemoteProtocolError("malformed array", why=f"meta {number}, {nbytes} bytes")
+        try:
+            array = self.find(handle)
+        except DependsOnFailureError:
+            return False
+        dense = self.backend.is_array(array) and array.flags.forc
+        if not dense or array.shape != meta.shape or array.dtype != meta.dtype:
+            raise RemoteProtocolError("malformed array", why=f"handle {handle} does not fit")
+        if nbytes:
+            self.backend.upload(array, fill)
+        return True
+
+    def _new(self, meta: Meta) -> Any:
+        self.backend.expect(meta.nbytes)
+        return self.backend.adopt(self.backend.empty(meta.dtype, meta.shape, meta.strides))
+
+    def free(self, handle: int) -> None:
+        """Forget a handle. The memory goes with the last view of it."""
+        if type(self.objects.pop(handle, None)) is Failed:
+            self.failures -= 1
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def _call(self, template: Template, values: tuple[Any, ...]) -> None:
+        outputs = template.outputs
+        first = values[1 + outputs]
+        try:
+            if template.only_handles and not self.failures:
+                # The short way of nearly all calls: arrays in, one array out.
+                objects = self.objects
+                arguments: list[Any] = [objects[handle] for handle in values[2 + outputs :]]
+                keywords: dict[str, Any] = {}
+            else:
+                arguments, keywords = template.build(values[2 + outputs :], self.find)
+            if outputs == 1:
+                meta = self.metas.get(values[1])
+                if meta is not None and template.name not in _VIEWS:
+                    result = self._retried(template.function, arguments, keywords, meta.nbytes)
+                else:
+                    result = self._retried(template.function, arguments, keywords)
+                self._keep(template.name, first, values[1], meta, result)
+            else:
+                results = self._retried(template.function, arguments, keywords)
+                if outputs:
+                    self._keep_many(template, first, values, results)
+        except RemoteProtocolError:
+            raise
+        except Exception as error:  # noqa: BLE001 - every failure is the client's to hear of
+            if (
+                type(error) is KeyError
+                and template.only_handles
+                and any(handle not in self.objects for handle in values[2 + outputs :])
+            ):
+                raise RemoteProtocolError("unknown handle") from None
+            self.fail(template.name, range(first, first + outputs), error)
+
+    def _keep_many(self, template: Template, first: int, values: Any, results: Any) -> None:
+        if len(results) != template.outputs:
+            raise MismatchError(f"{template.name} gave {len(results)} results")
+        for index, result in enumerate(results):
+            number = values[1 + index]
+            self._keep(template.name, first + index, number, self.metas.get(number), result)
+
+    def _retried(
+        self, function: Callable[..., Any], arguments: Any, keywords: Any, nbytes: int = 0
+    ) -> Any:
+        """Call; if memory runs out, free what can be freed on both sides and call once more."""
+        backend = self.backend
+        try:
+            if nbytes > 1 << 20:
+                backend.expect(nbytes)
+            value = function(*arguments, **keywords)
+            return backend.adopt(value) if backend.is_array(value) else self._adopted(value)
+        except Exception as error:
+            if not backend.is_out_of_memory(error):
+                raise
+        freed = self.client.collect() or b""
+        self._free_unneeded(freed + self._dropped)
+        backend.reclaim()
+        if nbytes:
+            backend.expect(nbytes)
+        return self._adopted(function(*arguments, **keywords))
+
+    def _free_unneeded(self, freed: bytes) -> None:
+        """Free what the client dropped, except what calls that wait still make or use."""
+        rest = bytes(self._body[self._at :])
+        later: list[bytes] = []
+        for start in range(0, len(freed), 8):
+            packed = freed[start : start + 8]
+            handle = int.from_bytes(packed, "little")
+            if packed in rest or self.client.names(handle):
+                later.append(packed)
+            else:
+                self.free(handle)
+        if later and freed != self._dropped:
+            self.client.free_later(b"".join(later))
+        # They may be free for the taking the next time that memory runs out.
+        self._dropped = b"".join(later)
+
+    def _adopted(self, value: Any) -> Any:
+        backend = self.backend
+        if backend.is_array(value):
+            return backend.adopt(value)
+        if type(value) in (tuple, list):
+            return [self._adopted(item) for item in value]
+        if issubclass(type(value), tuple):  # a named tuple of linalg
+            items: Any = value
+            return [self._adopted(item) for item in items]
+        return value
+
+    def _keep(self, name: str, handle: int, number: int, meta: Meta | None, value: Any) -> None:
+        if number != array_wire.META_OBJECT and not self.backend.is_array(value):
+            value = self.backend.adopt(np.asarray(value))
+        if meta is not None:
+            if value.dtype != meta.dtype or value.shape != meta.shape:
+                raise MismatchError(
+                    f"{name} gave {value.dtype} {value.shape}, but the client inferred "
+                    f"{meta.dtype} {meta.shape}; this is a bug of the drop-in, please report it"
+                )
+            if value.strides != meta.strides and not same_layout(value, meta):
+                value = self._conformed(name, value, meta)
+        elif number == array_wire.META_UNKNOWN:
+            self.described.append([handle, value.dtype.str, list(value.shape), list(value.strides)])
+        elif number != array_wire.META_OBJECT:
+            raise RemoteProtocolError("unknown meta", why=str(number))
+        self._store(handle, value)
+
+    def _conformed(self, name: str, value: Any, meta: Meta) -> Any:
+        if name in _VIEWS:
+            raise MismatchError(
+                f"{name} gave strides {value.strides}, but the client inferred {meta.strides}; "
+                "this is a bug of the drop-in, please report it"
+            )
+        if name not in self.conformed:
+            self.log(f"{name}: results are copied from strides {value.strides} to {meta.strides}")
+        self.conformed[name] = self.conformed.get(name, 0) + 1
+        return self.backend.adopt(self.backend.conform(value, meta.strides))
+
+    def fail_silently(self, handle: int, error: BaseException) -> None:
+        """Have whatever uses the result fail, without telling the client anything now."""
+        self._store(handle, Failed(error))
+        self.failures += 1
+
+    def fail(self, name: str, handles: Any, error: BaseException) -> None:
+        """Tell the client of a failed call, whose results no later call can use."""
+        for handle in handles:
+            self.fail_silently(handle, error)
+        if not isinstance(error, DependsOnFailureError):
+            kind, message, details = describe_error(name, error)
+            self.client.push(array_wire.Kind.FAILED, [self.sequence, kind, message, details])
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def _answer(self, template: Template, values: tuple[Any, ...]) -> tuple[Any, int]:
+        outputs = template.outputs
+        first = values[1 + outputs]
+        try:
+            arguments, keywords = template.build(values[2 + outputs :], self.find)
+            return self._retried(template.function, arguments, keywords), first
+        except DependsOnFailureError as error:
+            raise error.__cause__ or error from None
+
+    def plain(self, value: Any, first: int, used: list[int]) -> Any:
+        """Return a result as a plain value; arrays stay here under new handles from ``first``."""
+        if value is None or type(value) in (bool, int, float, str, bytes):
+            return value
+        if self.backend.is_array(value):
+            handle = self._next(value, first, used)
+            strides = list(value.strides)
+            device = self.backend.device_of(value)
+            return ["h", handle, value.dtype.str, list(value.shape), strides, device]
+        if type(value) in (tuple, list):
+            items: Any = value
+            code = "t" if type(value) is tuple else "l"
+            return [code, *(self.plain(item, first, used) for item in items)]
+        if type(value) in (dict,):
+            pairs: Any = value
+            return {str(key): self.plain(item, first, used) for key, item in pairs.items()}
+        if isinstance(value, complex):
+            return ["c", value.real, value.imag]
+        if isinstance(value, np.dtype):
+            return value.str
+        return ["o", self._next(value, first, used)]
+
+    def _next(self, value: Any, first: int, used: list[int]) -> int:
+        if len(used) >= 64:
+            raise ValueError("too many results in one answer")
+        index = len(used)
+        used.append(index)
+        self._store(first + index, value)
+        return index
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _touch(value: Any) -> None:
+    """Do nothing: finding the argument raises what made it fail."""
+
+
+def same_layout(value: Any, meta: Meta) -> bool:
+    """Say whether strides differ only along axes where they make no difference."""
+    if 0 in meta.shape:
+        return True
+    return all(
+        found == inferred
+        for length, found, inferred in zip(meta.shape, value.strides, meta.strides, strict=True)
+        if length > 1
+    )
+
+
+def describe_error(name: str, error: BaseException) -> tuple[str, str, Any]:
+    """Return the class name, message and details of an error as plain values."""
+    kind = type(error).__name__
+    message = str(error)
+    details: Any = None
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        details = status
+    if kind == "DeviceMemoryError" or isinstance(error, MemoryError):
+        kind = "OutOfMemoryError"
+    elif kind == "PeerLostError":
+        kind = "CUDARuntimeError"
+    elif kind == "PeerFailedError":
+        kind, message = "RuntimeError", f"the array could not be copied from its server: {message}"
+    elif kind == "UnsupportedError":
+        kind = "NotImplementedError"
+    elif kind == "UFuncTypeError" or kind.startswith("_UFunc"):
+        kind = "TypeError"
+    elif kind == "KeyError":
+        message = str(error.args[0]) if error.args else ""
+    return kind, message or f"{name} failed ({kind})", details

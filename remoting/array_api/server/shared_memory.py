@@ -1,0 +1,32 @@
+"""Memory that a worker shares with a client of the same machine, for large copies."""
+
+import fcntl
+import mmap
+import os
+import sys
+
+from gpupool.remoting.array_api.server import array_wire
+
+# From linux/fcntl.h; Python names them since 3.12 only on some builds.
+_ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK, _SEAL_GROW = 1033, 1, 2, 4
+
+
+def make_region() -> tuple[int, mmap.mmap] | None:
+    """Return a descriptor for the client and the mapped memory; None where there is none such.
+
+    No page exists before it is used. The seals keep the client from cutting the memory off under
+    the worker, which would kill it.
+    """
+    if sys.platform != "linux":
+        return None
+    size = array_wire.SHARED_SLOTS * array_wire.SHARED_SLOT
+    descriptor = -1
+    try:
+        descriptor = os.memfd_create("gpupool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK | _SEAL_GROW)
+        return descriptor, mmap.mmap(descriptor, size)
+    except OSError:
+        if descriptor >= 0:
+            os.close(descriptor)
+        return None

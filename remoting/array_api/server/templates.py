@@ -1,0 +1,153 @@
+"""Templates: the constant part of a call, decoded once into a function that builds arguments."""
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.array_api.server import array_wire
+
+Builder = Callable[[Iterator[Any], Callable[[int], Any]], Any]
+"""Makes one argument from the packed values, and from a function that finds handles."""
+
+MAX_NODES = 8192
+MAX_OUTPUTS = 32
+DTYPES = {np.dtype(char).str: np.dtype(char) for char in array_wire.DTYPES}
+"""The element types that may cross the wire, by NumPy's ``str``: a closed set."""
+
+_CONSTANTS = (bool, int, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A call but for its handles and numbers."""
+
+    name: str
+    function: Callable[..., Any]
+    outputs: int
+    layout: struct.Struct
+    only_handles: bool
+    arguments: tuple[Builder, ...]
+    keywords: tuple[tuple[str, Builder], ...]
+
+    def build(
+        self, values: tuple[Any, ...], find: Callable[[int], Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of one call; ``values`` follow its handle in the record."""
+        if self.only_handles:
+            return [find(value) for value in values], {}
+        source = iter(values)
+        arguments = [make(source, find) for make in self.arguments]
+        return arguments, {key: make(source, find) for key, make in self.keywords}
+
+
+def dtype_of(text: Any) -> np.dtype[Any]:
+    """Return the element type that ``text`` names; raise for one outside the closed set."""
+    found = DTYPES.get(text) if isinstance(text, str) else None
+    if found is None:
+        raise RemoteProtocolError("malformed message", why=f"dtype {text!r}")
+    return found
+
+
+class _Compiler:
+    def __init__(self) -> None:
+        self.layout: list[str] = []
+        self.nodes = 0
+
+    def compile(self, node: Any, depth: int = 0) -> Builder:
+        self.nodes += 1
+        if self.nodes > MAX_NODES or depth > array_wire.MAX_DEPTH:
+            raise RemoteProtocolError("malformed template", why="too many or too deep arguments")
+        if isinstance(node, _CONSTANTS):
+            return lambda values, find: node
+        if isinstance(node, str):
+            return self._leaf(node)
+        if not array_wire.is_list(node) or not node or not isinstance(node[0], str):
+            raise RemoteProtocolError("malformed template", why=f"node {str(node)[:40]}")
+        items: list[Any] = node[1:]
+        return self._branch(node[0], items, depth)
+
+    def _leaf(self, code: str) -> Builder:
+        if code == "h":
+            self.layout.append("Q")
+            return lambda values, find: find(next(values))
+        if code in ("i", "f"):
+            self.layout.append("q" if code == "i" else "d")
+            return lambda values, find: next(values)
+        if code == "c":
+            self.layout.append("dd")
+            return lambda values, find: complex(next(values), next(values))
+        if code == "e":
+            return lambda values, find: Ellipsis
+        raise RemoteProtocolError("malformed template", why=f"leaf {code[:40]}")
+
+    def _branch(self, code: str, items: list[Any], depth: int) -> Builder:
+        if code in ("t", "l", "s"):
+            made = [self.compile(item, depth + 1) for item in items]
+            if code == "t":
+                return lambda values, find: tuple([make(values, find) for make in made])
+            if code == "l":
+                return lambda values, find: [make(values, find) for make in made]
+            if len(made) != 3:
+                raise RemoteProtocolError("malformed template", why="a slice has three parts")
+            return lambda values, find: slice(*[make(values, find) for make in made])
+        if code == "m":
+            pairs = [self.pair(item, depth) for item in items]
+            return lambda values, find: {key: make(values, find) for key, make in pairs}
+        if len(items) != 1:
+            raise RemoteProtocolError("malformed template", why=f"node {code[:40]}")
+        (item,) = items
+        if code == "q" and isinstance(item, str):
+            return lambda values, find: item
+        if code == "b" and isinstance(item, bytes):
+            return lambda values, find: item
+        if code in ("d", "n"):
+            dtype = dtype_of(item)
+            if code == "d":
+                return lambda values, find: dtype
+            self.layout.append(f"{dtype.itemsize}s")
+            return lambda values, find: np.frombuffer(next(values), dtype)[0]
+        raise RemoteProtocolError("malformed template", why=f"node {code[:40]}")
+
+    def pair(self, item: Any, depth: int) -> tuple[str, Builder]:
+        if not array_wire.is_list(item) or len(item) != 2 or not isinstance(item[0], str):
+            raise RemoteProtocolError("malformed template", why="keywords are pairs")
+        pair: list[Any] = item
+        return pair[0], self.compile(pair[1], depth + 1)
+
+
+def compile_template(
+    body: Any, names: list[str], functions: list[Callable[..., Any]]
+) -> tuple[int, Template]:
+    """Return the id and the template that one TEMPLATE record defines.
+
+    Raises:
+        RemoteProtocolError: it is not of the form
+            ``[id, operation, outputs, [arguments], [[keyword, argument]]]``.
+    """
+    if not array_wire.is_list(body) or len(body) != 5:
+        raise RemoteProtocolError("malformed template")
+    number, operation, outputs, arguments, keywords = body
+    if type(number) is not int or not array_wire.FIRST_TEMPLATE <= number < (
+        array_wire.FIRST_TEMPLATE + array_wire.MAX_TEMPLATES
+    ):
+        raise RemoteProtocolError("malformed template", why=f"id {number!r}")
+    if type(operation) is not int or not 0 <= operation < len(functions):
+        raise RemoteProtocolError("unknown operation", why=repr(operation))
+    if type(outputs) is not int or not 0 <= outputs <= MAX_OUTPUTS:
+        raise RemoteProtocolError("malformed template", why=f"{outputs!r} outputs")
+    if not array_wire.is_list(arguments) or not array_wire.is_list(keywords):
+        raise RemoteProtocolError("malformed template")
+    compiler = _Compiler()
+    nodes: list[Any] = arguments
+    pairs: list[Any] = keywords
+    made = tuple([compiler.compile(node) for node in nodes])
+    named = tuple([compiler.pair(pair, 0) for pair in pairs])
+    layout = struct.Struct(f"<I{outputs}IQ" + "".join(compiler.layout))
+    only_handles = not named and all(node == "h" for node in nodes)
+    return number, Template(
+        names[operation], functions[operation], outputs, layout, only_handles, made, named
+    )

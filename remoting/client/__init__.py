@@ -1,0 +1,1 @@
+"""The client of a pool: connections to its servers, and leases from them."""

@@ -1,0 +1,610 @@
+"""How a client turns a request into a lease, as a state machine without I/O.
+
+``client.py`` drives it with connections, the simulator with fakes. Inputs are method calls, each of
+which returns the actions to carry out:
+
+    start(servers, count)          begin; these of so many servers are connected
+    arrived(server), left(server)  a connection came up, or is gone
+    answered(number, answer)       a ``Call`` has its answer, or an error: refused, lost, late
+    hinted()                       a server says that there may be room now
+    retry_without(server)          the granted lease could not be used: release it, begin again
+    poll()                         time has passed; call again at ``wake_at()``
+
+Phases, as in section 3 of the design:
+
+    ASKING ----offers----> CLAIMING ----granted----> DONE
+      |  ^                  |     |
+      |  |    next offer <--+     +--no definite answer--> CANCELLING --committed--> next offer
+      v  |  (definite refusal)
+    WAITING (exponential back-off with full jitter, or a hint)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from gpupool.pool.errors import (
+    AuthenticationError,
+    DeniedError,
+    GpupoolError,
+    NeverFitsError,
+    NoQuorumError,
+    NotNowError,
+    UnreachableError,
+    UsageError,
+)
+from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
+from gpupool.pool.model.state import Request
+from gpupool.pool.policy.admission import duration_text
+from gpupool.pool.ports import Clock, Randomness
+from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.pool.scheduling.ranking import Choice, explain, rank
+from gpupool.remoting.protocol import messages as m
+
+# --- actions -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Send ``message`` to ``server``, and report what became of it under ``number``."""
+
+    number: int
+    server: ServerId
+    message: m.Call
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """The line that says what is being waited for has changed."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Widen:
+    """So many servers should be connected, as far as there are as many."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Final, unless ``retry_without`` follows: the lease is there."""
+
+    lease: LeaseId
+    request: Request
+    choice: Choice
+    idle_timeout_s: float = 0.0  # the lease ends when unused for so long; 0: never
+    time_left_s: float = 0.0  # and after so long at the latest; 0: without limit
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Final: there will be no lease, except perhaps one that nobody uses.
+
+    Whether the claim at ``unsettled`` was granted is not known. Hanging up on that server ends the
+    lease if it was.
+    """
+
+    error: GpupoolError
+    unsettled: ServerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """A round has ended with a choice: a line for each server, why it was or was not chosen."""
+
+    lines: tuple[str, ...]
+
+
+Action = Call | Tell | Widen | Explain | Granted | Failed
+
+
+class Phase(Enum):
+    """What the allocation is doing."""
+
+    NEW = "new"
+    ASKING = "asking"
+    CLAIMING = "claiming"
+    CANCELLING = "cancelling"
+    WAITING = "waiting"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationSettings:
+    """Durations in seconds of the client's monotonic clock."""
+
+    ask_first_count: int = 32
+    """Servers asked at first; while they cannot serve the request, twice as many are."""
+
+    ask_timeout_s: float = 2.0
+    widen_timeout_s: float = 1.0
+    """How long connections to further servers, and their answers, may take."""
+
+    gather_s: float = 0.02
+    """How long further offers are waited for after the first one."""
+
+    claim_timeout_s: float = 2.5
+    """More than the 1.6 s within which a server answers a claim."""
+
+    cancel_timeout_s: float = 2.5
+    cancel_patience_s: float = 10.0
+    """How long a client without patience tries to get a cancel committed."""
+
+    backoff_base_s: float = 0.05
+    backoff_max_s: float = 5.0
+    renew_every_s: float = 5.0
+    """The waiting entry lapses after 15 s."""
+
+    avoid_s: float = 30.0
+    """How long a server is avoided that could not open its part of a lease."""
+
+
+FATAL = (AuthenticationError, DeniedError, NeverFitsError, UsageError)
+"""Refusals of an ask that no other server would give otherwise."""
+
+
+class Allocation:
+    """One request on its way to a lease; see the module."""
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        ticket_hash: bytes,
+        wait_s: float | None,
+        clock: Clock,
+        chance: Randomness,
+        settings: AllocationSettings | None = None,
+    ) -> None:
+        """Prepare an allocation.
+
+        Args:
+            request: what is wanted; its id is replaced whenever an earlier one was cancelled.
+            ticket_hash: SHA-256 of the lease's ticket.
+            wait_s: how long to wait for GPUs; 0 for one try, None for ever.
+            clock: of the client.
+            chance: for jitter and new request ids.
+            settings: durations.
+        """
+        self.request = request
+        self.phase = Phase.NEW
+        self._ticket_hash = ticket_hash
+        self._wait_s = wait_s
+        self._clock = clock
+        self._chance = chance
+        self._settings = settings or AllocationSettings()
+        self._deadline = float("inf")
+        self._servers: list[ServerId] = []
+        self._server_count = 0
+        self._actions: list[Action] = []
+        self._number = 0
+        self._wake_at = float("inf")
+        # The round of asking.
+        self._width = self._settings.ask_first_count
+        self._expected = 0
+        self._asking_until = 0.0
+        self._asked: dict[int, tuple[ServerId, float]] = {}
+        self._offers: list[Offer] = []
+        self._refusals: list[NoOffer] = []
+        self._failures: list[GpupoolError] = []
+        self._latency_s: dict[ServerId, float] = {}
+        self._avoided: dict[ServerId, float] = {}
+        # The claim, or the cancel of it.
+        self._choices: list[Choice] = []
+        self._choice: Choice | None = None
+        self._pending: int | None = None
+        self._successor: RequestId | None = None
+        self._cancel_deadline = 0.0
+        self._cancel_turn = 0
+        self._cancel_tries = 0
+        # Waiting.
+        self._round_count = 0
+        self._renewed_at = float("-inf")
+        self._was_hinted = False
+        self._told = ""
+        self._last_refusal = ""
+        self._last_kind = ""
+
+    # --- inputs ----------------------------------------------------------------------------------
+
+    def start(self, servers: Sequence[ServerId], count: int = 0) -> list[Action]:
+        """Begin, with the servers that are connected, nearest first, of ``count`` that exist."""
+        self._server_count = count
+        now = self._clock.monotonic()
+        if self._wait_s is not None:
+            self._deadline = now + self._wait_s
+        self._servers = list(servers)
+        self._ask()
+        return self._take()
+
+    def arrived(self, server: ServerId) -> list[Action]:
+        """Note a new connection; one that comes while asking is asked as well."""
+        if server not in self._servers:
+            self._servers.append(server)
+            if self.phase is Phase.ASKING and len(self._servers) <= self._width:
+                self._ask_one(server)
+            elif self.phase is Phase.WAITING and len(self._servers) == 1:
+                self._ask()  # nobody could be asked before
+        return self._take()
+
+    def left(self, server: ServerId) -> list[Action]:
+        """Note that a connection is gone; its calls are answered with errors one by one."""
+        if server in self._servers:
+            self._servers.remove(server)
+        return self._take()
+
+    def answered(self, number: int, answer: m.Message | GpupoolError) -> list[Action]:
+        """Take the answer to a call, or the error in its place."""
+        if self.phase is Phase.ASKING and number in self._asked:
+            self._take_offer(number, answer)
+        elif number == self._pending:
+            self._pending = None
+            if self.phase is Phase.CLAIMING:
+                self._take_claimed(answer)
+            elif self.phase is Phase.CANCELLING:
+                self._take_cancelled(answer)
+        return self._take()
+
+    def hinted(self) -> list[Action]:
+        """Try at once, for somebody says that there may be room."""
+        if self.phase is Phase.WAITING:
+            self._round_count = 0
+            self._ask()
+        else:
+            self._was_hinted = True
+        return self._take()
+
+    def retry_without(self, server: ServerId) -> list[Action]:
+        """Begin again after ``Granted``: the caller has released the lease."""
+        now = self._clock.monotonic()
+        self._avoided[server] = now + self._settings.avoid_s
+        self._renew_request()
+        self._ask()
+        return self._take()
+
+    def poll(self) -> list[Action]:
+        """Act on the passing of time."""
+        now = self._clock.monotonic()
+        if now < self._wake_at:
+            return []
+        self._wake_at = float("inf")
+        match self.phase:
+            case Phase.ASKING:
+                self._gathered(now)
+            case Phase.CANCELLING if self._pending is None:
+                self._cancel()
+            case Phase.WAITING:
+                if now >= self._deadline:
+                    self._fail_waiting()
+                else:
+                    self._ask()
+            case _:
+                pass
+        return self._take()
+
+    @property
+    def leaves_trace(self) -> bool:
+        """Return whether the pool may know of the request: then it has to be cancelled."""
+        return self._renewed_at > float("-inf") or self._choice is not None
+
+    def wake_at(self) -> float:
+        """Return the monotonic time of the next ``poll``."""
+        return self._wake_at
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        self.phase = Phase.ASKING
+        self._round_count += 1
+        self._was_hinted = False
+        self._asked.clear()
+        self._offers.clear()
+        self._refusals.clear()
+        self._failures.clear()
+        self._last_refusal = ""
+        self._last_kind = ""
+        self._expected = 0
+        self._ask_until(self._settings.ask_timeout_s)
+        for server in self._servers[: self._width]:
+            self._ask_one(server)
+        if not self._asked:
+            self._judge()
+
+    def _ask_until(self, timeout_s: float) -> None:
+        self._asking_until = self._clock.monotonic() + timeout_s
+        self._wake_at = self._asking_until
+
+    def _gathered(self, now: float) -> None:
+        """End the round, unless its offers are not enough and more may come."""
+        if self._asked and now < self._asking_until and not self._ranked():
+            self._wake_at = self._asking_until
+        else:
+            self._judge()
+
+    def _ranked(self) -> list[Choice]:
+        return rank(self._offers, self.request, self._latency_s)
+
+    def _ask_one(self, server: ServerId) -> None:
+        timeout_s = self._settings.ask_timeout_s
+        number = self._call(server, m.Ask(self.request, self._wait_s != 0), timeout_s)
+        self._asked[number] = (server, self._clock.monotonic())
+
+    def _take_offer(self, number: int, answer: m.Message | GpupoolError) -> None:
+        server, asked_at = self._asked.pop(number)
+        now = self._clock.monotonic()
+        if isinstance(answer, m.Offered) and answer.offer is not None:
+            self._latency_s[server] = now - asked_at
+            if self._avoided.get(server, now) <= now:
+                self._offers.append(answer.offer)
+                self._wake_at = min(self._wake_at, now + self._settings.gather_s)
+        elif isinstance(answer, m.Offered) and answer.refusal is not None:
+            self._refusals.append(answer.refusal)
+        elif isinstance(answer, FATAL):
+            self._fail(answer)
+            return
+        elif isinstance(answer, GpupoolError):
+            self._failures.append(answer)
+        if not self._asked and len(self._servers) >= self._expected:
+            self._judge()
+
+    def _judge(self) -> None:
+        """End the round: claim the best offer, ask more servers, wait, or give up."""
+        self._asked.clear()
+        self._choices = self._ranked()
+        if self._choices:
+            lines = explain(
+                self._choices, self._offers, self._refusals, self.request, self._latency_s
+            )
+            self._actions.append(Explain(lines))
+            self._claim_next()
+            return
+        kinds = {refusal.kind for refusal in self._refusals}
+        if kinds == {"never"}:
+            why = self._refusals[0].why
+            self._fail(
+                NeverFitsError(
+                    f"no server could ever give {_wanted(self.request)}",
+                    why=why,
+                    hint='ask for what there is: "gpupool gpus" shows it',
+                )
+            )
+        elif "denied" in kinds:
+            why = next(r.why for r in self._refusals if r.kind == "denied")
+            self._fail(DeniedError("the pool's rules forbid this request", why=why))
+        elif self._width < max(self._server_count, len(self._servers)):
+            self._widen()
+        else:
+            self._wait()
+
+    def _widen(self) -> None:
+        """Go on with the round: ask as many servers again, connecting to them if need be."""
+        first = self._width
+        self._width *= 2
+        self._expected = min(self._width, self._server_count)
+        self._actions.append(Widen(self._width))
+        self._ask_until(self._settings.widen_timeout_s)
+        for server in self._servers[first : self._width]:
+            self._ask_one(server)
+        if not self._asked and len(self._servers) >= self._expected:
+            self._judge()
+
+    # --- claiming --------------------------------------------------------------------------------
+
+    def _claim_next(self) -> None:
+        if not self._choices:
+            self._wait()
+            return
+        self._choice = self._choices.pop(0)
+        self.phase = Phase.CLAIMING
+        self._wake_at = float("inf")
+        claim = m.Claim(
+            self.request, self._ticket_hash, self._choice.partitions, self._choice.incarnations
+        )
+        self._pending = self._call(self._choice.server, claim, self._settings.claim_timeout_s)
+
+    def _take_claimed(self, answer: m.Message | GpupoolError) -> None:
+        assert self._choice is not None
+        if isinstance(answer, m.Claimed) and answer.outcome == "granted" and answer.lease:
+            self.phase = Phase.DONE
+            ends = (answer.idle_timeout_s, answer.time_left_s)
+            self._actions.append(Granted(answer.lease, self.request, self._choice, *ends))
+        elif isinstance(answer, m.Claimed) and answer.outcome == "refused":
+            self._take_refusal(answer)
+        elif isinstance(answer, NoQuorumError | UsageError | DeniedError):
+            # The server refused before it proposed anything, which is definite.
+            if isinstance(answer, NoQuorumError):
+                self._last_refusal = str(answer)
+                self._last_kind = "no-quorum"
+                self._claim_next()
+            else:
+                self._fail(answer)
+        else:
+            self._begin_cancel()
+
+    def _take_refusal(self, claimed: m.Claimed) -> None:
+        self._last_refusal = claimed.why
+        self._last_kind = claimed.kind
+        match claimed.kind:
+            case "denied":
+                self._fail(DeniedError("the pool refuses the request", why=claimed.why))
+            case "invalid":
+                self._fail(UsageError("the pool cannot make sense of the claim", why=claimed.why))
+            case "closed":
+                # An earlier claim of this id has had its lease, and that is over.
+                self._renew_request()
+                self._claim_next()
+            case _:
+                self._claim_next()
+
+    # --- cancelling ------------------------------------------------------------------------------
+
+    def _begin_cancel(self) -> None:
+        """Get rid of a claim that nobody knows the outcome of, before any other is made."""
+        self.phase = Phase.CANCELLING
+        self._last_refusal = "its claim was not answered in time"
+        now = self._clock.monotonic()
+        patience = now + self._settings.cancel_patience_s
+        self._cancel_deadline = max(self._deadline, patience)
+        self._cancel_tries = 0
+        self._successor = RequestId(self._chance.randbytes(16))
+        self._cancel()
+
+    def _cancel(self) -> None:
+        now = self._clock.monotonic()
+        if now >= self._cancel_deadline:
+            self._fail(
+                NoQuorumError(
+                    "the pool did not answer a claim, and its cancel could not be confirmed",
+                    why="no server that can be reached is in touch with a majority",
+                    hint="if the claim was granted after all, its lease ends by itself",
+                )
+            )
+            return
+        # Another one first: the one that was asked to grant has just failed.
+        assert self._choice is not None
+        failed = self._choice.server
+        others = [s for s in self._servers if s != failed] + [
+            s for s in self._servers if s == failed
+        ]
+        if not others:
+            self._cancel_later()
+            return
+        server = others[self._cancel_turn % len(others)]
+        self._cancel_turn += 1
+        self._tell("the pool did not answer; making sure that the request is cancelled")
+        cancel = m.Cancel(self.request.id, "no answer to its claim", self._successor)
+        self._pending = self._call(server, cancel, self._settings.cancel_timeout_s)
+
+    def _cancel_later(self) -> None:
+        self._cancel_tries += 1
+        limit_s = self._backoff_s(self._cancel_tries)
+        self._wake_at = self._clock.monotonic() + limit_s * (0.5 + 0.5 * self._chance.random())
+
+    def _take_cancelled(self, answer: m.Message | GpupoolError) -> None:
+        if isinstance(answer, m.Done):
+            assert self._successor is not None
+            self.request = replace(self.request, id=self._successor)
+            if self._clock.monotonic() >= self._deadline and not self._choices:
+                self._wait()
+            elif self._choices:
+                self._claim_next()
+            else:
+                self._ask()
+        elif isinstance(answer, FATAL):
+            self._fail(answer)
+        else:
+            self._cancel_later()
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def _wait(self) -> None:
+        """Nothing to be had now: wait for a hint or the end of the back-off."""
+        self.phase = Phase.WAITING
+        now = self._clock.monotonic()
+        if now >= self._deadline:
+            self._fail_waiting()
+            return
+        self._tell(self._waiting_text())
+        if any(refusal.kind == "busy" for refusal in self._refusals) or self._last_refusal:
+            self._keep_place(now)
+        delay_s = self._backoff_s(self._round_count) * self._chance.random()
+        if self._was_hinted:
+            # The hint came while this round was under way, and may be the only one.
+            delay_s = min(delay_s, self._settings.backoff_base_s)
+        self._wake_at = min(now + delay_s, self._deadline)
+
+    def _keep_place(self, now: float) -> None:
+        """Record or renew the waiting entry, with one server."""
+        if now - self._renewed_at < self._settings.renew_every_s or not self._servers:
+            return
+        self._renewed_at = now
+        server = self._servers[int(self._chance.random() * len(self._servers))]
+        entry = m.AwaitGpus(self.request, self._told[:200])
+        self._call(server, entry, self._settings.ask_timeout_s)
+
+    def _backoff_s(self, tries: int) -> float:
+        base_s, max_s = self._settings.backoff_base_s, self._settings.backoff_max_s
+        return min(max_s, base_s * 2 ** min(max(tries - 1, 0), 20))
+
+    def _waiting_text(self) -> str:
+        if not self._servers:
+            return "waiting for a server of the pool to answer"
+        busy = [r for r in self._concerned() if r.kind == "busy"]
+        if not busy:
+            lost = [r for r in self._refusals if r.kind == "no-quorum"]
+            if lost:
+                return f"waiting for the pool to have a majority again ({lost[0].name} has none)"
+            return f"waiting for {_wanted(self.request)}: {self._last_refusal or 'no answer yet'}"
+        ahead = max(refusal.ahead for refusal in busy)
+        best = max(busy, key=lambda r: (r.ahead, r.name))
+        more = f"; {len(busy) - 1} more busy" if len(busy) > 1 else ""
+        return f"waiting for {_wanted(self.request)}, {ahead} ahead ({best.name}: {best.why}{more})"
+
+    def _concerned(self) -> list[NoOffer]:
+        """Return the refusals of servers that could serve the request at another time, if any."""
+        return [r for r in self._refusals if not r.never_here] or self._refusals
+
+    def _fail_waiting(self) -> None:
+        """Give up because the time to wait is over."""
+        kinds = {refusal.kind for refusal in self._refusals}
+        if self._last_kind == "no-quorum" or ("no-quorum" in kinds and "busy" not in kinds):
+            texts = [r.why for r in self._refusals if r.kind == "no-quorum"]
+            why = self._last_refusal or texts[0]
+            hint = "`gpupool status` shows which servers are missing"
+            self._fail(NoQuorumError("the pool cannot grant anything now", why=why, hint=hint))
+        elif not self._refusals and not self._last_refusal:
+            why = str(self._failures[0]) if self._failures else "no server answered"
+            self._fail(UnreachableError("the pool does not answer", why=why))
+        else:
+            what, hint = "cannot be had now", "wait with --wait, or ask for less"
+            if self._wait_s:
+                waited = duration_text(1000 * self._wait_s) if self._wait_s >= 1 else "a second"
+                what, hint = f"could not be had within {waited}", "wait longer, or ask for less"
+            texts = [f"{r.name}: {r.why}" for r in self._concerned() if r.kind != "never"]
+            why = self._last_refusal or (texts[0] if texts else "")
+            self._give_place_back()
+            self._fail(NotNowError(f"{_wanted(self.request)} {what}", why=why, hint=hint))
+
+    def _give_place_back(self) -> None:
+        if self._renewed_at > float("-inf") and self._servers:
+            cancel = m.Cancel(self.request.id, "waited long enough")
+            self._call(self._servers[0], cancel, self._settings.cancel_timeout_s)
+
+    # --- ends ------------------------------------------------------------------------------------
+
+    def _renew_request(self) -> None:
+        self.request = replace(self.request, id=RequestId(self._chance.randbytes(16)))
+        self._renewed_at = float("-inf")
+
+    def _fail(self, error: GpupoolError) -> None:
+        choice = self._choice if self.phase is Phase.CANCELLING else None
+        unsettled = choice.server if choice is not None else None
+        self.phase = Phase.DONE
+        self._wake_at = float("inf")
+        self._actions.append(Failed(error, unsettled))
+
+    def _call(self, server: ServerId, message: m.Call, timeout_s: float) -> int:
+        self._number += 1
+        self._actions.append(Call(self._number, server, message, timeout_s))
+        return self._number
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            self._told = text
+            self._actions.append(Tell(text))
+
+    def _take(self) -> list[Action]:
+        actions = list(self._actions)
+        self._actions.clear()
+        return actions
+
+
+def _wanted(request: Request) -> str:
+    """Return what is asked for, such as ``2 GPUs`` or ``half of 1 GPU``."""
+    gpus = "1 GPU" if request.count == 1 else f"{request.count} GPUs"
+    if request.memory:
+        return f"{request.memory / 2**30:.3g} GiB on {gpus}"
+    return gpus if request.fraction >= 1.0 else f"{request.fraction * 100:.3g} % of {gpus}"

@@ -1,0 +1,612 @@
+"""The client of a pool: connections to its servers, and everything one can ask of them.
+
+::
+
+    async with connect_pool(credentials, version="0.1.0", client="ada@laptop") as pool:
+        view = await pool.view()
+        async with await pool.allocate(request, wait_s=600, on_status=print) as hold:
+            sessions = await hold.open_session("arrays", "train.py")
+            reason = await hold.wait_lost()     # returns only when the lease ends early
+
+    credentials = await login("gpupool-...", version="0.1.0", client="ada@laptop")
+    joined = await join_pool("gpupool-...", server=..., csr_pem=..., ...)
+
+``connect_pool`` returns once one server has welcomed the client. Connections to all others that it
+learns of are made meanwhile, and made again when they fail. A ``LeaseHold`` lives on them: when the
+one to a server of its lease is lost, so is the lease. All errors are those of ``pool.errors``.
+"""
+
+import logging
+import os
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+import trio
+
+from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, UsageError
+from gpupool.pool.model.ids import LeaseId, RequestId, ServerId, TokenId
+from gpupool.pool.model.state import Request, TokenKind
+from gpupool.pool.ports import Clock, Randomness
+from gpupool.pool.transitions.backup import BackupError, from_file, pack
+from gpupool.pool.view import PoolView, Telemetry
+from gpupool.remoting.client.allocator import Allocator, LeaseHold
+from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.client.negotiation import AllocationSettings
+from gpupool.remoting.client.server_connections import (
+    FIRST_TIMEOUT_S,
+    Connections,
+    ServerConnection,
+)
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.token_text import (
+    ADDRESS_COUNT_MAX,
+    SECRET_SIZE,
+    TokenText,
+    format_token,
+    hash_secret,
+    parse_token,
+)
+from gpupool.remoting.transport.dial import Dial, Greeting, dial_tls, first_contact, worst
+from gpupool.remoting.transport.pki import fingerprint
+
+CALL_TIMEOUT_S = 3.0
+"""A server answers within 2 s, if only to say that it has no majority."""
+
+BACKUP_TIMEOUT_S = 30.0
+"""The largest backup is tens of megabytes."""
+
+POLICY_TIMEOUT_S = 6.0
+"""A large policy takes some commands."""
+
+ALL_SERVERS = 4096
+LOG = logging.getLogger("gpupool.client")
+
+
+class SystemClock:
+    """The clocks of this machine."""
+
+    def monotonic(self) -> float:
+        """Return seconds that never go back."""
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the Unix epoch."""
+        return time.time_ns() // 1_000_000
+
+
+class SystemChance:
+    """Chance from the operating system."""
+
+    def __init__(self) -> None:
+        self._random = random.SystemRandom()
+
+    def random(self) -> float:
+        """Return a float in [0, 1)."""
+        return self._random.random()
+
+    def randbytes(self, n: int, /) -> bytes:
+        """Return ``n`` random bytes."""
+        return os.urandom(n)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUpdate:
+    """What a subscription delivers: the freshest view, and what each server measures."""
+
+    view: PoolView
+    telemetry: dict[ServerId, Telemetry]
+    age_s: float  # since the view arrived
+    connected: tuple[ServerId, ...]
+
+
+class Pool:
+    """A connected client; made by ``connect_pool``."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        connections: Connections,
+        *,
+        clock: Clock,
+        chance: Randomness,
+        settings: AllocationSettings | None,
+    ) -> None:
+        self.credentials = credentials
+        self.connections = connections
+        self._clock = clock
+        self._chance = chance
+        self._settings = settings
+
+    # --- leases ----------------------------------------------------------------------------------
+
+    def new_request_id(self) -> RequestId:
+        """Return an id for a request."""
+        return RequestId(self._chance.randbytes(16))
+
+    def unknown_servers(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return those of ``names`` that no server of the pool has, as far as is known here."""
+        members = self.connections.members.values()
+        known = {name for member in members for name in (member.name, member.server)}
+        return tuple(name for name in names if name not in known)
+
+    async def allocate(
+        self,
+        request: Request,
+        *,
+        wait_s: float | None = None,
+        on_status: Callable[[str], None] = lambda _text: None,
+        on_choice: Callable[[tuple[str, ...]], None] = lambda _lines: None,
+    ) -> LeaseHold:
+        """Get a lease for ``request``.
+
+        Args:
+            request: what is wanted.
+            wait_s: how long to wait for free GPUs; 0 for one try, None for ever.
+            on_status: told what is waited for, whenever that changes.
+            on_choice: told why each server was, or was not, chosen: a line for each.
+
+        Raises:
+            NotNowError: no GPU became free in time.
+            NeverFitsError: nothing in the pool could ever satisfy it.
+            DeniedError, AuthenticationError: the pool refuses it.
+            NoQuorumError, UnreachableError: the pool cannot answer.
+        """
+        allocator = Allocator(
+            self.connections,
+            request,
+            wait_s=wait_s,
+            clock=self._clock,
+            chance=self._chance,
+            on_status=on_status,
+            on_choice=on_choice,
+            settings=self._settings,
+        )
+        return await allocator.run()
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    async def view(self) -> PoolView:
+        """Return the view of a server in touch with a majority, or else the best there is."""
+        views: list[PoolView] = []
+        failures: list[GpupoolError] = []
+        for connection in self._some(3):
+            try:
+                answer = await connection.call(m.GetView(), timeout_s=CALL_TIMEOUT_S)
+            except GpupoolError as error:
+                failures.append(error)
+                continue
+            assert isinstance(answer, m.ViewNow)
+            views.append(answer.view)
+            if answer.view.raft.quorum:
+                return answer.view
+        if not views:
+            raise failures[0] if failures else self.connections.failure()
+        return max(views, key=lambda view: view.raft.applied_index)
+
+    async def telemetry(self) -> dict[ServerId, Telemetry]:
+        """Return what every server that answers measures of itself."""
+        self.connections.widen(ALL_SERVERS)
+        found: dict[ServerId, Telemetry] = {}
+
+        async def ask(connection: ServerConnection) -> None:
+            try:
+                answer = await connection.call(m.GetTelemetry(), timeout_s=CALL_TIMEOUT_S)
+            except GpupoolError as error:
+                LOG.debug("no telemetry of server %s: %s", connection.name, error)
+            else:
+                assert isinstance(answer, m.TelemetryNow)
+                found[connection.server] = answer.telemetry
+
+        async with trio.open_nursery() as nursery:
+            for connection in list(self.connections.by_server.values()):
+                nursery.start_soon(ask, connection)
+        return found
+
+    @asynccontextmanager
+    async def subscribe(
+        self, interval_s: float
+    ) -> AsyncGenerator[trio.MemoryReceiveChannel[PoolUpdate], None]:
+        """Receive a ``PoolUpdate`` about every ``interval_s``, for as long as the block lasts.
+
+        A reader that is late gets the latest one, never a backlog. Updates go on when no server
+        answers any more: their age grows, and ``connected`` is empty.
+        """
+        self.connections.widen(ALL_SERVERS)
+        subscription = _Subscription(self.connections, interval_s, self._clock)
+        async with trio.open_nursery() as nursery:
+            send, receive = trio.open_memory_channel[PoolUpdate](1)
+            nursery.start_soon(subscription.run, send)
+            try:
+                yield receive
+            finally:
+                nursery.cancel_scope.cancel()
+
+    # --- operating -------------------------------------------------------------------------------
+
+    async def create_token(self, kind: TokenKind, user: str, valid_s: float) -> str:
+        """Make a token, and return the text to paste; nobody else ever sees its secret."""
+        secret = self._chance.randbytes(SECRET_SIZE)
+        token = TokenId(self._chance.randbytes(6).hex())
+        await self._operate(m.CreateToken(token, kind, user, hash_secret(secret), valid_s))
+        return format_token(
+            TokenText(
+                cluster_id=self.credentials.cluster_id,
+                kind=kind,
+                token=token,
+                secret=secret,
+                ca_sha256=fingerprint(self.credentials.ca_pem.encode()),
+                addresses=self.addresses()[:ADDRESS_COUNT_MAX],
+            )
+        )
+
+    async def revoke_token(self, token: TokenId) -> None:
+        """Refuse a token from now on, and end the leases that it got."""
+        await self._operate(m.RevokeToken(token))
+
+    async def list_tokens(self) -> tuple[m.TokenView, ...]:
+        """Return all tokens of the pool, without secrets."""
+        answer = await self._operate(m.ListTokens())
+        assert isinstance(answer, m.Tokens)
+        return answer.tokens
+
+    async def audit(self) -> m.AuditNow:
+        """Return the latest administrative acts, oldest first, everything done before included."""
+        answer = await self._operate(m.GetAudit())
+        assert isinstance(answer, m.AuditNow)
+        return answer
+
+    async def backup(self) -> bytes:
+        """Return the content of a backup file: policy, tokens' hashes, labels, history, audit."""
+        answer = await self._operate(m.GetBackup(), timeout_s=BACKUP_TIMEOUT_S)
+        assert isinstance(answer, m.BackupIs)
+        return answer.data
+
+    async def restore(self, file: bytes) -> str:
+        """Restore a backup file into this pool, and return what was restored, for people.
+
+        Raises:
+            UsageError, DeniedError: it is damaged, or this pool is not one to restore into.
+        """
+        try:
+            from_file(file)
+            parts = pack(file)
+        except BackupError as error:
+            raise UsageError("the backup cannot be restored", why=str(error)) from error
+        upload = self._chance.randbytes(16)
+        for number, part in enumerate(parts):
+            await self._operate(m.PutPart(upload, number, part))
+        digest = sha256(b"".join(parts)).digest()
+        message = m.RestoreBackup(upload, len(parts), digest)
+        answer = await self._operate(message, timeout_s=BACKUP_TIMEOUT_S)
+        assert isinstance(answer, m.Done)
+        return answer.note
+
+    async def policy(self, version: int = 0) -> m.PolicyIs:
+        """Return a version of the pool's policy; 0 stands for the one in force."""
+        answer = await self._operate(m.GetPolicy(version))
+        assert isinstance(answer, m.PolicyIs)
+        return answer
+
+    async def policy_history(self) -> tuple[m.PolicyIs, ...]:
+        """Return the versions of the policy that are kept, without their texts."""
+        answer = await self._operate(m.GetPolicyHistory())
+        assert isinstance(answer, m.PolicyHistory)
+        return answer.versions
+
+    async def put_policy(self, packed: bytes, base: int) -> int:
+        """Put a policy in force in the place of version ``base``, and return its version.
+
+        Raises:
+            ConflictError: when another version has been put in force meanwhile.
+            UsageError: when the document has mistakes.
+        """
+        answer = await self._operate(m.PutPolicy(packed, base), timeout_s=POLICY_TIMEOUT_S)
+        assert isinstance(answer, m.Done)
+        return int(answer.note)
+
+    async def check_policy(
+        self, user: str, request: Request | None, packed: bytes = b""
+    ) -> m.PolicyVerdict:
+        """Return what the policy in force, or a draft, says to a user's request."""
+        answer = await self._operate(m.CheckPolicy(user, request, packed))
+        assert isinstance(answer, m.PolicyVerdict)
+        return answer
+
+    async def remove_server(self, server: str) -> None:
+        """Take a server, by name or id, out of the pool for good."""
+        await self._operate(m.RemoveServer(server))
+
+    async def drain(self, server: str, reason: str) -> None:
+        """Stop granting on a server; running leases go on."""
+        await self._operate(m.DrainServer(server, reason, os.urandom(16)))
+
+    async def undrain(self, server: str) -> bool:
+        """Grant on a server again, and return whether it was drained."""
+        answer = await self._operate(m.DrainServer(server, None, os.urandom(16)))
+        assert isinstance(answer, m.Done)
+        return not answer.note
+
+    async def label(
+        self, server: str, labels: dict[str, str], without: tuple[str, ...] = ()
+    ) -> None:
+        """Set some labels of a server, and take some away."""
+        await self._operate(m.LabelServer(server, labels, without, os.urandom(16)))
+
+    async def end_lease(self, lease: LeaseId, reason: str) -> None:
+        """End a lease by order."""
+        await self._operate(m.EndLease(lease, reason))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def addresses(self) -> tuple[Address, ...]:
+        """Return where the pool is reached, voters first: what to write into credentials."""
+        members = sorted(self.connections.members.values(), key=lambda each: not each.voter)
+        known = [parse_address(member.address) for member in members]
+        return tuple(dict.fromkeys((*known, *self.credentials.addresses)))[:64]
+
+    def _some(self, count: int) -> list[ServerConnection]:
+        connections = list(self.connections.by_server.values())
+        if not connections:
+            raise self.connections.failure()
+        return connections[:count]
+
+    async def _operate(self, message: m.Call, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
+        """Make one call, with another server when one has no majority or is lost meanwhile.
+
+        All these calls do the same thing when done twice, or carry the number of their order.
+        """
+        failures: list[GpupoolError] = []
+        for connection in self._some(8):
+            try:
+                return await connection.call(message, timeout_s=timeout_s)
+            except (NoQuorumError, UnreachableError) as error:
+                failures.append(error)
+        raise failures[0]
+
+
+class _Subscription:
+    """Collects the updates of all servers, and hands on the freshest view with all telemetry."""
+
+    def __init__(self, connections: Connections, interval_s: float, clock: Clock) -> None:
+        self._connections = connections
+        self._interval_s = interval_s
+        self._clock = clock
+        self._views: dict[ServerId, tuple[float, PoolView]] = {}
+        self._telemetry: dict[ServerId, Telemetry] = {}
+        self._nursery: trio.Nursery | None = None
+        self._first = trio.Event()
+
+    async def run(self, send: trio.MemorySendChannel[PoolUpdate]) -> None:
+        """Deliver updates until cancelled."""
+        self._connections.listen(self)
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for connection in list(self._connections.by_server.values()):
+                    self.arrived(connection)
+                await self._first.wait()
+                while True:
+                    # When the reader is late, the next update replaces this one.
+                    with suppress(trio.WouldBlock):
+                        send.send_nowait(self._update())
+                    await trio.sleep(self._interval_s)
+        finally:
+            self._connections.unlisten(self)
+            for connection in list(self._connections.by_server.values()):
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + 0.2):
+                    await self._subscribe(connection, 0.0)
+
+    def _update(self) -> PoolUpdate:
+        connected = tuple(self._connections.by_server)
+        # A server that is still there is believed rather than one that was lost.
+        live = {s: v for s, v in self._views.items() if s in connected} or self._views
+        at, view = max(live.values(), key=lambda v: (v[1].raft.quorum, v[1].raft.applied_index))
+        age_s = self._clock.monotonic() - at
+        return PoolUpdate(view, dict(self._telemetry), age_s, connected)
+
+    async def _subscribe(self, connection: ServerConnection, interval_s: float) -> None:
+        try:
+            await connection.call(m.Subscribe(interval_s), timeout_s=CALL_TIMEOUT_S)
+        except GpupoolError as error:
+            LOG.debug("no updates from server %s: %s", connection.name, error)
+
+    def arrived(self, connection: ServerConnection) -> None:
+        """Subscribe there as well."""
+        if self._nursery is not None:
+            self._nursery.start_soon(self._subscribe, connection, self._interval_s)
+
+    def left(self, connection: ServerConnection) -> None:
+        """Show nothing old as new."""
+        self._telemetry.pop(connection.server, None)
+
+    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
+        """Take an update."""
+        if isinstance(message, m.Update):
+            self._views[connection.server] = (self._clock.monotonic(), message.view)
+            self._telemetry[connection.server] = message.telemetry
+            self._first.set()
+
+
+@asynccontextmanager
+async def connect_pool(
+    credentials: Credentials,
+    servers: Sequence[Address] | None = None,
+    *,
+    version: str = "",
+    client: str = "",
+    dial: Dial = dial_tls,
+    clock: Clock | None = None,
+    chance: Randomness | None = None,
+    settings: AllocationSettings | None = None,
+    timeout_s: float = FIRST_TIMEOUT_S,
+) -> AsyncGenerator[Pool, None]:
+    """Connect to the pool of ``credentials``, at ``servers`` instead of its addresses if given.
+
+    Raises:
+        UnreachableError: no server answers.
+        AuthenticationError: either side refuses the other.
+    """
+    chance = chance or SystemChance()
+    if servers:
+        credentials = credentials.at(tuple(servers))
+    greeting = Greeting(credentials.token, credentials.secret, version, client)
+    connections = Connections(credentials, greeting, dial=dial, chance=chance, log=LOG)
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        await nursery.start(connections.run)
+        try:
+            await connections.first(timeout_s)
+            yield Pool(
+                credentials,
+                connections,
+                clock=clock or SystemClock(),
+                chance=chance,
+                settings=settings,
+            )
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            # Outside the nursery, so that callers see what was raised and not a group of it.
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+# --- new machines --------------------------------------------------------------------------------
+
+
+async def login(
+    token: str, *, version: str = "", client: str = "", dial: Dial = dial_tls
+) -> Credentials:
+    """Return the credentials that a pasted token is good for, after trying them.
+
+    Raises:
+        UsageError: the token is a server's.
+        AuthenticationError: the token is damaged, refused, or of another pool.
+        UnreachableError: no address of the token answers.
+    """
+    text = parse_token(token)
+    if text.kind is TokenKind.SERVER:
+        raise UsageError(
+            "this token lets a server join, and nobody log in",
+            hint='on that server: "gpupool join --token"; "gpupool token create" makes one for you',
+        )
+    greeting = Greeting(text.token, text.secret, version, client)
+    connection, welcome, ca_pem = await first_contact(text, greeting, dial=dial)
+    await connection.aclose()
+    known = [parse_address(member.address) for member in welcome.members]
+    return Credentials(
+        cluster_id=welcome.cluster_id,
+        pool=welcome.pool,
+        user=welcome.user,
+        token=text.token,
+        secret=text.secret,
+        ca_pem=ca_pem.decode(),
+        addresses=tuple(dict.fromkeys((*known, *text.addresses))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedPool:
+    """What a new server brought home."""
+
+    cluster_id: str
+    pool: str
+    certificate_pem: bytes
+    ca_pem: bytes
+    ca_key_pem: bytes  # empty unless it is a voter
+    voter: bool
+    members: tuple[m.Member, ...]
+
+    def __repr__(self) -> str:
+        """Leave the key out, so that no log or traceback shows it."""
+        return f"JoinedPool({self.pool}, {len(self.members)} members)"
+
+
+async def join_pool(
+    token: str,
+    *,
+    server: ServerId,
+    name: str,
+    address: Address,
+    witness: bool,
+    csr_pem: bytes,
+    version: str = "",
+    dial: Dial = dial_tls,
+) -> JoinedPool:
+    """Have this machine admitted as a server; any voter that answers will do.
+
+    Repeating it with the same token and server id, after a lost answer, is safe.
+
+    Raises:
+        AuthenticationError: the token is damaged, used, refused, or of another pool.
+        GpupoolError: no server can admit others now.
+    """
+    text = parse_token(token)
+    greeting = Greeting(text.token, text.secret, version, f"server {name}"[:100])
+    message = m.JoinPool(server, name, str(address), witness, csr_pem)
+    tried: set[Address] = set()
+    addresses = list(text.addresses)
+    failures: list[GpupoolError] = []
+    while addresses:
+        target = addresses.pop(0)
+        tried.add(target)
+        try:
+            at_target = TokenText(
+                text.cluster_id, text.kind, text.token, text.secret, text.ca_sha256, (target,)
+            )
+            stream, welcome, ca_pem = await first_contact(at_target, greeting, dial=dial)
+            known = [parse_address(member.address) for member in welcome.members if member.voter]
+            addresses += [each for each in known if each not in tried and each not in addresses]
+            answer = await _call_once(ServerConnection(stream, welcome, target), message)
+        except GpupoolError as error:
+            failures.append(error)
+            continue
+        assert isinstance(answer, m.Joined)
+        if fingerprint(answer.ca_pem) != text.ca_sha256:
+            raise UnreachableError("the server sent another CA than the token names")
+        return JoinedPool(
+            cluster_id=welcome.cluster_id,
+            pool=welcome.pool,
+            certificate_pem=answer.certificate_pem,
+            ca_pem=ca_pem,
+            ca_key_pem=answer.ca_key_pem,
+            voter=answer.voter,
+            members=answer.members,
+        )
+    raise worst(failures, tuple(tried))
+
+
+class _Deaf:
+    """A listener for a connection that makes one call."""
+
+    def arrived(self, connection: ServerConnection) -> None:
+        """Do nothing."""
+
+    def left(self, connection: ServerConnection) -> None:
+        """Do nothing."""
+
+    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
+        """Do nothing."""
+
+
+async def _call_once(connection: ServerConnection, message: m.Call) -> m.Message:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.run, _Deaf())
+        failure: GpupoolError | None = None
+        answer: m.Message | None = None
+        try:
+            answer = await connection.call(message, timeout_s=CALL_TIMEOUT_S)
+        except GpupoolError as error:
+            failure = error
+        nursery.cancel_scope.cancel()
+    if answer is None:
+        raise failure or UnreachableError(f"lost server {connection.name}")
+    return answer
+
+
+__all__ = ["JoinedPool", "LeaseHold", "Pool", "PoolUpdate", "connect_pool", "join_pool", "login"]

@@ -1,0 +1,418 @@
+"""A client's connections to the servers of its pool: one each, made again whenever they fail."""
+
+import itertools
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from gpupool.pool.errors import (
+    AuthenticationError,
+    GpupoolError,
+    NoQuorumError,
+    UnreachableError,
+    UsageError,
+)
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import Randomness
+from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.framing import FrameTooLargeError
+from gpupool.remoting.transport.dial import DIAL_TIMEOUT_S, Dial, Greeting, connect, worst
+from gpupool.remoting.transport.failures import GONE, explain
+from gpupool.remoting.transport.message_stream import MessageStream
+from gpupool.remoting.transport.pki import client_context
+
+WIDTH_FIRST = 32
+"""Servers that a client connects to before it needs more."""
+
+BACKOFF_BASE_S = 0.05
+BACKOFF_MAX_S = 5.0
+REFUSED_BACKOFF_S = 2.0
+START_TRIES = 5
+"""Tries, over about 1.2 s, until a server that has just started counts as one that refuses."""
+
+"""After a refusal of the token: it may be too new for that server's table, or dead for good."""
+
+SETTLE_S = 0.15
+"""After the first connection, how long others may take to be asked in the first round as well."""
+
+
+LOOK_EVERY_S = 0.25
+ASK_LOOKS, SILENT_LOOKS_MAX = 2, 15
+"""Looks without a word of a server after which it is asked for one, and after which it is taken for
+lost: within 4 s, so that a program gets its error within 5 s on a machine that is busy as well. A
+server may stand still for 3.2 s (with 64 busy processes on two processors it answered within
+0.9 s), and the network may lose the question four times in a row."""
+
+LOG = logging.getLogger("gpupool.client")
+
+
+class ServerConnection:
+    """A welcomed connection to one server: calls out, answers and pushes in."""
+
+    def __init__(self, stream: MessageStream, welcome: m.Welcome, address: Address) -> None:
+        self.server = welcome.server
+        self.name = welcome.server_name
+        self.welcome = welcome
+        self.address = address
+        self.closed = trio.Event()
+        self.reason = ""
+        """Why it was lost; empty while it is up."""
+        self._given_up = ""
+        self._stream = stream
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, _Waiting] = {}
+
+    async def run(self, listener: "Listener") -> None:
+        """Receive until the connection is gone, whatever the reason."""
+        reason = "the server hung up"
+        try:
+            while (received := await self._stream.receive()) is not None:
+                call, message = received
+                if call == 0:
+                    LOG.debug("%s says %s", self.name, gist(message))
+                    if isinstance(message, m.Dismissed):
+                        reason = m.to_error(message.reason).why or message.reason.what
+                    listener.pushed(self, message)
+                elif (waiting := self._waiting.pop(call, None)) is not None:
+                    waiting.answer = message
+                    waiting.done.set()
+        except GONE as error:
+            reason = explain(error)
+        finally:
+            self.reason = self._given_up or reason
+            self.closed.set()
+            for waiting in self._waiting.values():
+                waiting.done.set()
+            self._waiting.clear()
+            await self._stream.aclose()
+
+    async def call(self, message: m.Call, *, timeout_s: float) -> m.Message:
+        """Return the answer to ``message``.
+
+        Raises:
+            UnreachableError: when the connection is lost, or no answer comes in time.
+            GpupoolError: whatever the server refuses it with.
+        """
+        number = next(self._numbers)
+        waiting = _Waiting(trio.Event())
+        asked_at = trio.current_time()
+        self._waiting[number] = waiting
+        try:
+            with trio.move_on_after(timeout_s):
+                if not self.closed.is_set():
+                    await self._stream.send(number, message)
+                    await waiting.done.wait()
+        except FrameTooLargeError as error:
+            raise UsageError("this is too large to be asked for", why=error.why) from error
+        except GONE as error:
+            raise UnreachableError(f"lost server {self.name}", why=explain(error)) from error
+        finally:
+            self._waiting.pop(number, None)
+        took_ms = 1000 * (trio.current_time() - asked_at)
+        answer = "no answer" if waiting.answer is None else gist(waiting.answer)
+        LOG.debug("%s to %s: %s, %.1f ms", type(message).__name__, self.name, answer, took_ms)
+        if waiting.answer is None:
+            why = self.reason or f"no answer within {timeout_s:.3g} s"
+            raise UnreachableError(f"lost server {self.name}", why=why)
+        if isinstance(waiting.answer, m.Refused):
+            raise m.to_error(waiting.answer)
+        return waiting.answer
+
+    async def watch(self) -> None:
+        """Hang up when the server has been silent for 4 s, though it was asked for a word.
+
+        Neither the kernel's keep-alive nor anything on a data connection tells so soon, and in
+        whatever state that one is, that the network is cut, or that a server stands still whose
+        machine still answers. Looks are counted, not seconds: a client that was stopped itself, by
+        Ctrl-Z or a debugger, hears first what came meanwhile.
+        """
+        silent, heard = 0, self._stream.reads
+        async with trio.open_nursery() as nursery:
+            while not self.closed.is_set():
+                await trio.sleep(LOOK_EVERY_S)
+                if self._stream.reads != heard:
+                    silent, heard = 0, self._stream.reads
+                    continue
+                silent += 1
+                if silent == ASK_LOOKS:
+                    nursery.start_soon(self._ping)
+                elif silent >= SILENT_LOOKS_MAX and not self.closed.is_set():
+                    self._given_up = f"no answer for {SILENT_LOOKS_MAX * LOOK_EVERY_S:.0f} s"
+                    await self.aclose()
+                    return
+
+    async def _ping(self) -> None:
+        # Shielded: when half a message has been sent, the connection is of no use any more. Nobody
+        # waits for the answer itself: whatever comes is a word.
+        limit_s = SILENT_LOOKS_MAX * LOOK_EVERY_S
+        with trio.move_on_after(limit_s, shield=True), suppress(*GONE):
+            await self._stream.send(next(self._numbers), m.Ping())
+
+    async def aclose(self) -> None:
+        """Hang up."""
+        await self._stream.aclose()
+
+
+def gist(message: m.Message) -> str:
+    """Return what a log may say of a message: its name, and what decides; never a secret."""
+    name = type(message).__name__
+    match message:
+        case m.Offered(None, refusal) if refusal is not None:
+            return f"{name}: {refusal.kind}, {refusal.why}"
+        case m.Claimed():
+            return f"{name}: {message.outcome} {message.why}".rstrip()
+        case m.Refused():
+            return f"{name}: {message.what}: {message.why}"
+        case m.LeaseEnded(_, reason):
+            return f"{name}: {reason}"
+        case m.LeaseNotice(_, text):
+            return f"{name}: {text}"
+        case _:
+            return name
+
+
+@dataclass(slots=True)
+class _Waiting:
+    done: trio.Event
+    answer: m.Message | None = None
+
+
+class Listener(Protocol):
+    """Who wants to know of connections and pushes. Called on the trio thread, never blocks."""
+
+    def arrived(self, connection: ServerConnection) -> None:
+        """Say that a connection is up."""
+        ...
+
+    def left(self, connection: ServerConnection) -> None:
+        """Say that a connection is gone."""
+        ...
+
+    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
+        """Hand on a push."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Target:
+    """An address to stay connected to."""
+
+    address: Address
+    scope: trio.CancelScope
+    given: bool  # by the user, as opposed to learned from the membership
+    tried: bool = False
+    failure: GpupoolError | None = None
+
+
+class Connections:
+    """All connections of one client."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        greeting: Greeting,
+        *,
+        dial: Dial,
+        chance: Randomness,
+        log: logging.Logger,
+    ) -> None:
+        self._credentials = credentials
+        self._greeting = greeting
+        self._dial = dial
+        self._chance = chance
+        self._log = log
+        self._context = client_context(credentials.ca_pem.encode())
+        self._nursery: trio.Nursery | None = None
+        self._targets: dict[Address, _Target] = {}
+        self._width = WIDTH_FIRST
+        self._changed = trio.Event()
+        self._listeners: list[Listener] = []
+        self.by_server: dict[ServerId, ServerConnection] = {}
+        self.members: dict[ServerId, m.Member] = {}
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep connections up until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for address in self._credentials.addresses:
+                self._add(address, given=True)
+            task_status.started()
+            await trio.sleep_forever()
+
+    def listen(self, listener: Listener) -> None:
+        """Have ``listener`` called from now on."""
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Listener) -> None:
+        """Stop calling ``listener``."""
+        self._listeners.remove(listener)
+
+    def widen(self, count: int) -> None:
+        """Have up to ``count`` connections."""
+        if count > self._width:
+            self._width = count
+            self._follow_members()
+
+    def seek(self, names: tuple[str, ...]) -> None:
+        """Connect to the servers with these names or ids, however many others there are."""
+        for member in self.members.values():
+            wanted = member.name in names or member.server in names
+            if wanted and member.server not in self.by_server:
+                self._add_member(member)
+
+    def failure(self) -> GpupoolError:
+        """Return why there is no connection."""
+        failures = [t.failure for t in self._targets.values() if t.failure is not None]
+        return worst(failures, tuple(self._targets))
+
+    async def first(self, timeout_s: float) -> None:
+        """Wait for one connection, and a moment for the others.
+
+        Raises:
+            GpupoolError: when no address leads to one.
+        """
+        with trio.move_on_after(timeout_s):
+            while not self.by_server and not all(t.tried for t in self._targets.values()):
+                await self._changed.wait()
+        if not self.by_server:
+            raise self.failure()
+        with trio.move_on_after(SETTLE_S):
+            while not all(t.tried for t in self._targets.values()):
+                await self._changed.wait()
+
+    async def reach(self, server: ServerId, timeout_s: float) -> ServerConnection:
+        """Return the connection to ``server``, waiting for it.
+
+        Raises:
+            UnreachableError: when there is none in time.
+        """
+        member = self.members.get(server)
+        if member is not None and server not in self.by_server:
+            self._add_member(member)
+        with trio.move_on_after(timeout_s):
+            while server not in self.by_server:
+                await self._changed.wait()
+        connection = self.by_server.get(server)
+        if connection is None:
+            name = member.name if member else server
+            raise UnreachableError(f"cannot reach server {name}")
+        return connection
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _add(self, address: Address, *, given: bool) -> None:
+        if address in self._targets or self._nursery is None:
+            return
+        target = _Target(address, trio.CancelScope(), given)
+        self._targets[address] = target
+        self._nursery.start_soon(self._keep, target)
+
+    def _add_member(self, member: m.Member) -> None:
+        try:
+            self._add(parse_address(member.address), given=False)
+        except UsageError:
+            self._log.warning("server %s has the address %r", member.name, member.address)
+
+    def _follow_members(self) -> None:
+        """Connect to members up to the width, and leave servers that have left the pool."""
+        addresses = {member.address for member in self.members.values()}
+        for address, target in list(self._targets.items()):
+            if not target.given and str(address) not in addresses:
+                target.scope.cancel()
+                del self._targets[address]
+        for member in self.members.values():
+            if len(self._targets) >= self._width:
+                break
+            if member.server not in self.by_server:
+                self._add_member(member)
+
+    async def _keep(self, target: _Target) -> None:
+        failures = 0
+        with target.scope:
+            while True:
+                refused = False
+                try:
+                    stream, welcome = await connect(
+                        target.address,
+                        self._context,
+                        self._greeting,
+                        cluster_id=self._credentials.cluster_id,
+                        dial=self._dial,
+                    )
+                except GpupoolError as error:
+                    failures += 1
+                    refused = isinstance(error, AuthenticationError)
+                    # A server that has just started knows more in a moment.
+                    starting = isinstance(error, NoQuorumError) and failures < START_TRIES
+                    self._note(target, error, tried=not starting)
+                else:
+                    failures = 0
+                    await self._use(target, stream, welcome)
+                limit_s = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
+                if refused:
+                    limit_s = max(limit_s, REFUSED_BACKOFF_S)
+                await trio.sleep(limit_s * (0.5 + 0.5 * self._chance.random()))
+
+    def _note(self, target: _Target, error: GpupoolError, *, tried: bool) -> None:
+        if str(target.failure) != str(error):
+            self._log.debug("%s: %s", target.address, error)
+        target.failure = error
+        target.tried = target.tried or tried
+        self._tell_change()
+
+    async def _use(self, target: _Target, stream: MessageStream, welcome: m.Welcome) -> None:
+        """Use a connection until it is lost; a second one to the same server is not kept."""
+        target.tried = True
+        target.failure = None
+        known = self.by_server.get(welcome.server)
+        if known is not None:
+            await stream.aclose()
+            self._tell_change()
+            await known.closed.wait()
+            return
+        connection = ServerConnection(stream, welcome, target.address)
+        self.by_server[welcome.server] = connection
+        self._log.debug("connected to server %s at %s", connection.name, target.address)
+        self._take_members(welcome.members)
+        self._tell_change()
+        for listener in list(self._listeners):
+            listener.arrived(connection)
+        try:
+            await connection.run(self)
+        finally:
+            del self.by_server[welcome.server]
+            self._log.debug("lost server %s: %s", connection.name, connection.reason)
+            self._tell_change()
+            for listener in list(self._listeners):
+                listener.left(connection)
+
+    def _take_members(self, members: tuple[m.Member, ...]) -> None:
+        self.members = {member.server: member for member in members}
+        self._follow_members()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # Pushes pass through here, since membership is everybody's business.
+
+    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
+        """Take note of the membership, and hand every push on."""
+        if isinstance(message, m.Members):
+            self._take_members(message.members)
+        for listener in list(self._listeners):
+            listener.pushed(connection, message)
+
+    def arrived(self, connection: ServerConnection) -> None:
+        """Do nothing: this is who says so."""
+
+    def left(self, connection: ServerConnection) -> None:
+        """Do nothing: this is who says so."""
+
+
+FIRST_TIMEOUT_S = DIAL_TIMEOUT_S + 1.0

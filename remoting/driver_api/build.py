@@ -1,0 +1,80 @@
+"""Build ``libcuda.so.1``, ``libnvidia-ml.so.1`` and the worker's launcher, with any C compiler.
+
+Run ``python -m gpupool.remoting.driver_api.build [FOLDER]``. The installation does the same through
+setup.py; tests and editable checkouts call ``build``.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCES = tuple(sorted((HERE / "shim").rglob("*.c")))
+HEADERS = HERE / "shim" / "include"
+COMPILE = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+# Threads run in it and forks call it, so what was loaded stays, whatever a program closes.
+LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-Wl,-z,nodelete")
+LIBRARIES = ("-ldl",)
+LIBRARY = "libcuda.so.1"
+LAUNCHER = "gpupool_launch.so"
+NVML = "libnvidia-ml.so.1"
+
+
+def library_dir() -> Path:
+    """Return the folder that goes on the loader's path; it may not hold the library yet."""
+    return HERE / "library"
+
+
+def build(folder: Path, compiler: str = "") -> Path:
+    """Compile the shim into ``folder`` and return the library.
+
+    Raises:
+        FileNotFoundError: when there is no C compiler.
+        subprocess.CalledProcessError: when it fails.
+    """
+    compiler = (
+        compiler or os.environ.get("CC", "") or shutil.which("cc") or shutil.which("gcc") or ""
+    )
+    if not compiler:
+        raise FileNotFoundError("no C compiler was found")
+    folder.mkdir(parents=True, exist_ok=True)
+    _compile(compiler, folder / LAUNCHER, (HERE / "native" / "launch.c",), ("-shared",))
+    sources = (*sorted((HERE / "nvml").glob("*.c")), HERE / "shim" / "base" / "json.c")
+    link = ("-shared", "-pthread", f"-Wl,-soname,{NVML}", "-Wl,--no-undefined")
+    _compile(compiler, folder / NVML, sources, link)
+    target = folder / LIBRARY
+    _compile(compiler, target, SOURCES, LINK)
+    with contextlib.suppress(FileExistsError):
+        (folder / "libcuda.so").symlink_to(LIBRARY)
+    return target
+
+
+def ensure() -> Path:
+    """Build into ``library_dir()`` unless what lies there is newer than all sources.
+
+    Raises:
+        FileNotFoundError: when there is no C compiler.
+        subprocess.CalledProcessError: when it fails.
+    """
+    made = [library_dir() / name for name in (LIBRARY, LAUNCHER, NVML)]
+    folders = (HERE / name for name in ("shim", "native", "nvml"))
+    sources = [Path(__file__), *(source for folder in folders for source in folder.rglob("*.[ch]"))]
+    newest = max(source.stat().st_mtime_ns for source in sources)
+    if not all(path.exists() and path.stat().st_mtime_ns > newest for path in made):
+        build(library_dir())
+    return made[0]
+
+
+def _compile(compiler: str, target: Path, sources: tuple[Path, ...], link: tuple[str, ...]) -> None:
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    names = map(str, sources)
+    command = [compiler, *COMPILE, f"-I{HEADERS}", *link, "-o", str(fresh), *names, *LIBRARIES]
+    subprocess.run(command, check=True)
+    fresh.replace(target)  # a program that has the old one loaded keeps it
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]) if len(sys.argv) > 1 else library_dir()))  # noqa: T201

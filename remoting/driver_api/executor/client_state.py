@@ -1,0 +1,213 @@
+"""One client process as the areas of the executor see it, and what an area is.
+
+``executor.py`` decodes frames and calls one method per record. The methods live in areas: one
+module each for memory, transfers, kernels and so on. All that areas share is here.
+"""
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.devices.base import Budget, DeviceSpec
+from gpupool.remoting.driver_api.executor.api import Api
+from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
+from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
+
+WORDS = [struct.Struct(f"<{count}Q") for count in range(64)]
+HEADER, REQUEST = 8, 8
+LEGACY_STREAM = 1
+GREEN_FIRST = 1024
+"""Numbers of green contexts among those of devices start here."""
+
+OBJECTS_MAX = 1 << 20
+"""Streams, events and so on that one client may have at a time, of each kind."""
+
+SIGNED = 1 << 63
+
+Posted = dict[int, tuple[int, Callable[..., None]]]
+"""By record: how many words it has, and what it does. Nobody waits for it."""
+
+Asked = dict[int, tuple[int, Callable[..., bytes | None]]]
+"""By record: how many words it has, and what gives its reply's body; None: a reply comes later."""
+
+Raw = dict[int, Callable[[int], None]]
+"""By record: what executes it, given its flags, and reads its words itself."""
+
+
+@dataclass(slots=True)
+class Function:
+    """A kernel with everything that a launch needs, prepared."""
+
+    handle: int
+    kernel: bool
+    size: int
+    view: memoryview  # of the parameters' bytes, which lie at ``values``
+    values: int
+    pointers: int  # to one address for each parameter
+    keep: tuple[Any, ...]
+    offsets: tuple[int, ...]  # of the parameters
+
+    def parameters_of(self, given: bytes) -> tuple[Any, Any]:
+        """Return a copy of the parameters' bytes, and a pointer to each parameter."""
+        values = ctypes.create_string_buffer(given, max(len(given), 1))
+        base = ctypes.addressof(values)
+        addresses = [base + offset for offset in self.offsets]
+        return values, (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class Green:
+    """A green context: its handle, itself as a context, and its device's own context."""
+
+    handle: int
+    context: int
+    primary: int
+    device: int
+
+
+class Client:
+    """The objects of a client process, the record at hand, and what has failed."""
+
+    def __init__(
+        self,
+        api: Api,
+        session: Any,
+        devices: Sequence[DeviceSpec],
+        budget: Budget,
+        log: Callable[[str], None],
+    ) -> None:
+        self.api = api
+        self.session = session
+        self.devices = devices
+        self.budget = budget
+        self.log = log
+        self.device = 0
+        self.place = 0  # the same, or the number of the green context that is current
+        self.greens: dict[int, Green] = {}
+        self.ordinals = [cast("int", spec.ordinal) for spec in devices]
+        self.waiter = Waiter(api, session, self.ordinals)
+        self.streams: dict[int, int] = {LEGACY_STREAM: 0}
+        self.functions: dict[int, Function] = {}
+        self.objects: dict[str, dict[int, int]] = {kind: {} for kind in "egx"}
+        self.objects["s"] = self.streams
+        self.ended: list[Callable[[str, int], None]] = []  # told which of these are no more
+        self.allocations: dict[int, tuple[int, int]] = {}  # device and cost, by address
+        self.failed = (0, 0)  # status and record of the first failure nobody has heard of
+        self.launcher = Launcher.load()
+        if self.launcher is not None:
+            self.launcher.stream(LEGACY_STREAM, 0)
+        # The record at hand: where it lies, what follows its frame, who waits for it (0: nobody).
+        self.buffer = bytearray()
+        self.view = memoryview(b"")
+        self.record_start = 0
+        self.record_end = 0
+        self.bulk = 0
+        self.request = 0
+
+    # --- the record at hand -----------------------------------------------------------------------
+
+    def values(self, count: int, offset: int = HEADER) -> tuple[int, ...]:
+        """Return ``count`` words of the record."""
+        at = self.record_start + offset
+        if at + count * 8 > self.record_end:
+            raise RemoteProtocolError("malformed record")
+        return WORDS[count].unpack_from(self.buffer, at)
+
+    def rest(self, count: int, size: int, offset: int = HEADER) -> memoryview:
+        """Return ``size`` bytes behind ``count`` words."""
+        at = self.record_start + offset + count * 8
+        if at + size > self.record_end:
+            raise RemoteProtocolError("malformed record")
+        return self.view[at : at + size]
+
+    def text(self, count: int) -> bytes:
+        """Return the text behind ``count`` words of a request; padding is zero bytes."""
+        at = self.record_start + HEADER + REQUEST + count * 8
+        return bytes(self.view[at : self.record_end]).rstrip(b"\0")
+
+    def read_bulk(self, size: int, limit: int) -> bytearray:
+        """Return the bytes behind the frame, which must be ``size``."""
+        if size != self.bulk or size > limit:
+            raise RemoteProtocolError("malformed bytes behind a record")
+        data = bytearray(size)
+        self.session.reader.into(memoryview(data))
+        self.bulk = 0
+        return data
+
+    def skip_bulk(self) -> None:
+        """Read the bytes behind a record that failed before it read them itself."""
+        scratch = memoryview(bytearray(min(self.bulk, 1 << 20)))
+        while self.bulk:
+            piece = scratch[: min(self.bulk, len(scratch))]
+            self.session.reader.into(piece)
+            self.bulk -= len(piece)
+
+    # --- objects ----------------------------------------------------------------------------------
+
+    def index(self, device: int) -> int:
+        """Return the number of a device of the session."""
+        if device >= len(self.devices):
+            raise RemoteProtocolError("no such device", why=str(device))
+        return device
+
+    def select(self, place: int) -> None:
+        """Make a device current, or a green context."""
+        if place >= GREEN_FIRST:
+            green = self.greens[place]
+            self.api.call("cuCtxSetCurrent", green.context)
+            self.device, self.place = green.device, place
+            return
+        device = self.index(place)
+        if self.place >= GREEN_FIRST:
+            # The runtime may do nothing where it finds the device current already.
+            self.api.call("cuCtxSetCurrent", self.greens[self.place].primary)
+        self.api.runtime.setDevice(self.ordinals[device])
+        self.device = self.place = device
+
+    def keep(self, kind: str, number: int, handle: int) -> None:
+        """Remember an object under the number that the client gave it."""
+        found = self.objects[kind]
+        if number in found or number <= LEGACY_STREAM or len(found) >= OBJECTS_MAX:
+            raise RemoteProtocolError("a handle that cannot be made", why=f"{kind} {number}")
+        found[number] = handle
+        if kind == "s" and self.launcher is not None:
+            self.launcher.stream(number, handle)
+
+    # --- failures ---------------------------------------------------------------------------------
+
+    def fail(self, op: int, status: int) -> None:
+        """Remember the first failure of a record that nobody waits for."""
+        if self.failed[0] == 0:
+            self.failed = (status, op)
+            self.log(f"CUDA session: record {op} failed with {status}")
+
+    def take_failure(self, request: int) -> bool:
+        """Answer a synchronising call with the first failure that nobody has heard of."""
+        status, op = self.failed
+        if not status:
+            return False
+        self.failed = (0, 0)
+        self.session.reply(request, status, failed=op)
+        return True
+
+
+class Area:
+    """Some of the records: what they mean, and the state that only they need.
+
+    A method gets the values of its record. What it returns is the body of the reply; ``None`` means
+    that a reply comes later.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.api = client.api
+        self.session = client.session
+        self.waiter = client.waiter
+        self.streams = client.streams
+        self.objects = client.objects
+        self.posted: Posted = {}
+        self.asked: Asked = {}
+        self.raw: Raw = {}

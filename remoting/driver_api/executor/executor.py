@@ -1,0 +1,222 @@
+"""Executes the records of one client process, in their order."""
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.devices.base import Budget, DeviceSpec
+from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, INVALID_VALUE, Api
+from gpupool.remoting.driver_api.executor.client_state import HEADER, Area, Client, Raw
+from gpupool.remoting.driver_api.executor.contexts import Contexts
+from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.generic import Generic
+from gpupool.remoting.driver_api.executor.graphs.graph_launches import GraphLaunches
+from gpupool.remoting.driver_api.executor.graphs.graphs import Graphs
+from gpupool.remoting.driver_api.executor.graphs.node_params import Translator
+from gpupool.remoting.driver_api.executor.host_functions import HostFunctions
+from gpupool.remoting.driver_api.executor.memory.cuda_arrays import Arrays
+from gpupool.remoting.driver_api.executor.memory.ipc import Ipc
+from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
+from gpupool.remoting.driver_api.executor.memory.managed import Managed
+from gpupool.remoting.driver_api.executor.memory.mapped import Mapped
+from gpupool.remoting.driver_api.executor.memory.memory import Memory
+from gpupool.remoting.driver_api.executor.memory.memory_pools import Pools
+from gpupool.remoting.driver_api.executor.memory.server_copies import PeerCopies
+from gpupool.remoting.driver_api.executor.memory.shared_pools import SharedPools
+from gpupool.remoting.driver_api.executor.memory.slots import Slots
+from gpupool.remoting.driver_api.executor.memory.transfers import Transfers
+from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addresses
+from gpupool.remoting.driver_api.executor.memory.virtual_memory import Virtual
+from gpupool.remoting.driver_api.executor.modules.image_cache import Images
+from gpupool.remoting.driver_api.executor.modules.kernels import LAUNCH, Kernels
+from gpupool.remoting.driver_api.executor.modules.modules import Modules
+from gpupool.remoting.driver_api.executor.out_of_band import Overtaker
+from gpupool.remoting.driver_api.executor.rare.green_contexts import Greens
+from gpupool.remoting.driver_api.executor.rare.queries import Queries
+from gpupool.remoting.driver_api.executor.rare.tensors import Tensors
+from gpupool.remoting.driver_api.executor.rare.texture_references import References
+from gpupool.remoting.driver_api.executor.streams import Streams
+from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.worker.peer_links import Links
+
+RECORD = struct.Struct("<HHI")
+
+
+def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
+    """Return what executes the records of a client; no two areas have a record in common."""
+    direct, slots, tokens = Direct(), Slots(client), Tokens(client)
+    overtaker = Overtaker(client.session.reader, client.waiter)
+    pools, hosts = Pools(client, direct, tokens), HostFunctions(client, direct, overtaker)
+    memory, transfers = Memory(client, pools, tokens), Transfers(client)
+    kernels = Kernels(client, direct)
+    arrays = Arrays(client, direct, memory)
+    translator = Translator(client, direct, slots, arrays, hosts)
+    graphs = Graphs(client, direct, translator)
+    addresses = Addresses(client.api)
+    virtual = Virtual(client, memory, addresses)
+    modules = Modules(client, direct, kernels, memory, images)
+    return [
+        Contexts(client, memory, images),
+        memory,
+        pools,
+        virtual,
+        Ipc(client, direct, tokens, virtual.virtual),
+        SharedPools(client, direct, tokens, pools),
+        transfers,
+        PeerCopies(client, links),
+        Mapped(client, overtaker, tokens),
+        Managed(client, memory, transfers, addresses),
+        kernels,
+        modules,
+        References(client, direct, modules, arrays),
+        Tensors(client, direct),
+        Queries(client, direct),
+        Greens(client, direct),
+        arrays,
+        Streams(client, direct),
+        hosts,
+        slots,
+        graphs,
+        GraphLaunches(client, direct, graphs, memory, slots, translator),
+        Generic(client, transfers.replaced()),
+    ]
+
+
+class Executor:
+    """Decodes frames and calls what executes each of their records."""
+
+    def __init__(
+        self,
+        api: Api,
+        session: Any,
+        devices: Sequence[DeviceSpec],
+        budget: Budget,
+        log: Callable[[str], None],
+        images: Images,
+        links: Links | None = None,
+    ) -> None:
+        self.client = client = Client(api, session, devices, budget, log)
+        self.buffer = bytearray()
+        self.buffer_address = 0
+        self.handlers: Raw = {}
+        for area in areas_of(client, images, links):
+            for op, (count, method) in area.posted.items():
+                self._add(op, self._posted(count, method))
+            for op, (count, method) in area.asked.items():
+                self._add(op, self._asked(count, method))
+            for op, handler in area.raw.items():
+                self._add(op, handler)
+        api.runtime.setDevice(client.ordinals[0])
+
+    def _add(self, op: int, handler: Callable[[int], None]) -> None:
+        if op in self.handlers:
+            raise ValueError(f"two areas execute record {op}")
+        self.handlers[op] = handler
+
+    def execute(self, buffer: bytearray, view: memoryview, start: int, end: int, bulk: int) -> None:
+        """Execute the records of one frame; ``bulk`` bytes of the stream belong to the last.
+
+        Raises:
+            ProtocolError: when a record is malformed.
+        """
+        if buffer is not self.buffer:
+            self.buffer_address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+            self.buffer = buffer
+        client = self.client
+        client.buffer, client.view, client.bulk = buffer, view, 0
+        launcher, count = client.launcher, 0
+        unpack, unpack_launch = RECORD.unpack_from, LAUNCH.unpack_from
+        functions, streams, handlers = client.functions, client.streams, self.handlers
+        launch, errors = client.api.launch, client.api.errors
+        plain_launch = table.LAUNCH
+        while start < end:
+            if end - start < HEADER:
+                raise RemoteProtocolError("malformed record")
+            op, flags, size = unpack(buffer, start)
+            if size < HEADER or size & 7 or size > end - start:
+                raise RemoteProtocolError("malformed record")
+            if launcher is not None and op == plain_launch and flags == 0:
+                at, status, launched = launcher.run(self.buffer_address, start, end)
+                count += launched
+                if status:
+                    client.fail(op, status)
+                    at += unpack(buffer, at)[2]
+                if at > start:
+                    start = at
+                    continue
+            try:
+                if op == plain_launch and flags == 0:
+                    if size < 56:
+                        raise RemoteProtocolError("malformed launch")
+                    number, stream, gx, gy, gz, bx, by, bz, shared, length = unpack_launch(
+                        buffer, start + 8
+                    )
+                    function = functions[number]
+                    if length != function.size or length > size - 56:
+                        raise RemoteProtocolError("malformed launch")
+                    if length:
+                        function.view[:] = view[start + 56 : start + 56 + length]
+                    launch(
+                        function.handle, gx, gy, gz, bx, by, bz, shared, streams[stream],
+                        function.pointers, 0,
+                    )  # fmt: skip
+                else:
+                    client.record_start, client.record_end = start, start + size
+                    if start + size == end:
+                        client.bulk, bulk = bulk, 0
+                    handler = handlers.get(op)
+                    if handler is None:
+                        raise RemoteProtocolError("unknown record", why=str(op))
+                    handler(flags)
+            except errors as error:
+                client.skip_bulk()  # whatever has failed before it read them all
+                client.fail(op, client.api.status_of(error))
+            except OverflowError:
+                client.skip_bulk()
+                client.fail(op, INVALID_VALUE)  # a number that no parameter of CUDA holds
+            except KeyError:
+                # A handle that never was, or is no more: the client's mistake, as with CUDA.
+                client.skip_bulk()
+                client.fail(op, INVALID_HANDLE)
+            start += size
+            count += 1
+        if bulk or client.bulk:
+            raise RemoteProtocolError("bytes behind a frame that nobody asked for")
+        client.session.stream.calls += count
+
+    def _posted(self, count: int, method: Callable[..., Any]) -> Callable[[int], None]:
+        values = self.client.values
+
+        def run(_flags: int) -> None:
+            method(*values(count))
+
+        return run
+
+    def _asked(self, count: int, method: Callable[..., bytes | None]) -> Callable[[int], None]:
+        client = self.client
+
+        def run(flags: int) -> None:
+            if not flags & 1:
+                raise RemoteProtocolError("a call that waits came without a request")
+            request, *values = client.values(1 + count)
+            client.request = request
+            try:
+                body = method(*values)
+            except client.api.errors as error:
+                client.skip_bulk()
+                status = client.api.status_of(error)
+                client.session.reply(request, status)
+                client.waiter.heard(status)
+            except KeyError:
+                client.skip_bulk()
+                client.session.reply(request, INVALID_HANDLE)
+            except OverflowError:
+                client.skip_bulk()
+                client.session.reply(request, INVALID_VALUE)
+            else:
+                if body is not None:
+                    client.session.reply(request, 0, body)
+
+        return run

@@ -1,0 +1,69 @@
+"""Calls that need nothing but their parameters, as annotations.py describes them."""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from gpupool.remoting.driver_api.executor.client_state import SIGNED, Area, Client
+from gpupool.remoting.driver_api.schema import table
+
+ENDS_WAIT = "cuEventElapsedTime"
+"""Its answer says that both events are over, so what they cover must be in place."""
+
+
+class Generic(Area):
+    """Executes ``table.CALLS``."""
+
+    def __init__(self, client: Client, replaced: dict[str, Callable[..., None]]) -> None:
+        """Call what ``replaced`` has under a name in place of that function of cuda.bindings."""
+        super().__init__(client)
+        for op, (name, tokens, asked) in table.CALLS.items():
+            words = tokens.split()
+            if asked:
+                self.asked[op] = (len(words), self._call(name, words))
+            else:
+                self.posted[op] = (len(words), replaced.get(name) or self._call(name, words))
+
+    def _call(self, name: str, tokens: list[str]) -> Callable[..., Any]:
+        """Return a method that converts the words of a record and calls cuda.bindings."""
+        made = next((token[1] for token in tokens if token[0] == "+"), "")
+        ended = next((token[1] for token in tokens if token[0] == "!"), "")
+
+        def run(*words: int) -> bytes:
+            arguments: list[Any] = []
+            new = gone = 0
+            for token, word in zip(tokens, words, strict=True):
+                if token[0] == "+":
+                    new = word
+                    continue
+                if token[0] == "!":
+                    gone = word
+                arguments.append(self._argument(token.lstrip("!"), word))
+            output = self.api.call(name, *arguments)
+            if name == ENDS_WAIT:
+                self.waiter.push()
+            if ended:
+                del self.objects[ended][gone]
+                for tell in self.client.ended:
+                    tell(ended, gone)
+                if ended == "s" and self.client.launcher is not None:
+                    self.client.launcher.end_stream(gone)
+            if made:
+                self.client.keep(made, new, int(output))
+                return b""
+            if isinstance(output, float):
+                return struct.pack("<f", output)
+            return struct.pack("<q", int(output)) if isinstance(output, int) else b""
+
+        return run
+
+    def _argument(self, kind: str, word: int) -> Any:
+        if kind == "f":
+            return self.client.functions[word].handle
+        if kind in self.objects:
+            return self.objects[kind][word]
+        if kind == "d":
+            return self.client.ordinals[self.client.index(word)]
+        if kind.startswith("="):
+            return self.api.enumerated(kind[1:], word)
+        return word - 2 * SIGNED if word >= SIGNED else word

@@ -1,0 +1,1 @@
+"""CUDA graphs: captured, built, changed and launched."""

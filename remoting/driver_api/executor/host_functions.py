@@ -1,0 +1,149 @@
+"""Host functions: the client's, which a stream calls between two of its operations."""
+
+import ctypes
+import queue
+import threading
+from typing import Any
+
+from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE
+from gpupool.remoting.driver_api.executor.client_state import Area, Client
+from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.out_of_band import Overtaker
+from gpupool.remoting.driver_api.schema import table
+
+FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+
+
+def _address_of(function: Any) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+class HostFunctions(Area):
+    """Has the driver come to a function's place in its stream, and wait there for the client.
+
+    The driver calls us on a thread of its own, which may not call CUDA, so another one sends what
+    the function may read and tells the client. A callback tells of errors, unlike a host function,
+    which is then not called at all; only graphs cannot have callbacks. Their host nodes call
+    ``function`` with the client's number.
+    """
+
+    def __init__(self, client: Client, direct: Direct, overtaker: Overtaker) -> None:
+        super().__init__(client)
+        self._direct = direct
+        self._overtaker = overtaker
+        # Kept: the driver calls them until the process ends.
+        self._functions = (FUNCTION(self._node), CALLBACK(self._callback))
+        self.function, self._callback_address = map(_address_of, self._functions)
+        self._turns: queue.SimpleQueue[tuple[int, int, int]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._tickets = 0
+        self._waiting: dict[int, threading.Lock] = {}
+        self._expected: set[int] = set()  # numbers of functions to which no stream has come yet
+        self._overtaken: set[int] = set()  # tickets of answers that were found before their turn
+        self._teller: threading.Thread | None = None
+        self._ready = threading.Event()
+        self.posted = {
+            table.HOST_CALL: (3, self._call),
+            table.HOST_NODE: (2, self._capture),
+            table.HOST_DONE: (1, self._done),
+        }
+
+    def begin(self) -> None:
+        """Get ready to tell the client of turns: before anything is given ``function`` to call."""
+        if self._teller is not None:
+            return
+        self._teller = threading.Thread(target=self._tell, daemon=True)
+        self._teller.start()
+        self.waiter.when_broken.append(self._broken)
+        self._ready.wait()  # it calls CUDA only before the first stream can stand still
+        self._overtaker.answer(self._waiting.__contains__, self._overtake)
+        self._overtaker.start()
+
+    def _call(self, stream: int, number: int, waits: int) -> None:
+        """Call function ``number`` in a stream, which waits for its end if it ``waits``."""
+        self.begin()
+        try:
+            handle = self.streams[stream]
+            data = number << 1 | (waits & 1)
+            self.waiter.freeing.wait_for_calls()
+            with self._lock:
+                self._expected.add(number)
+            self._direct.call("cuStreamAddCallback", handle, self._callback_address, data, 0)
+        except (*self.api.errors, KeyError) as error:
+            with self._lock:
+                self._expected.discard(number)
+            known = not isinstance(error, KeyError)
+            self.session.host(number, self.api.status_of(error) if known else INVALID_HANDLE, 0)
+            raise
+
+    def _capture(self, stream: int, number: int) -> None:
+        handle = self.streams[stream]
+        self.begin()
+        self._direct.call("cuLaunchHostFunc", handle, self.function, number)
+
+    def _done(self, ticket: int) -> None:
+        with self._lock:
+            if ticket in self._overtaken:
+                self._overtaken.remove(ticket)
+            else:
+                self._end_turn(ticket)
+
+    def _overtake(self, ticket: int) -> None:
+        """Let a stream go on before the executor has come to the answer."""
+        with self._lock:
+            self._end_turn(ticket)
+            self._overtaken.add(ticket)
+
+    def _end_turn(self, ticket: int) -> None:
+        self._waiting.pop(ticket).release()
+        if not self._waiting:
+            self._overtaker.leave()
+
+    def _callback(self, _stream: int | None, status: int, data: int | None) -> None:
+        word = data or 0
+        with self._lock:
+            if word >> 1 not in self._expected:
+                return  # the client has heard of the error already
+            self._expected.remove(word >> 1)
+        self._turn(word >> 1, status, waits=bool(word & 1))
+
+    def _broken(self, status: int) -> None:
+        """Tell of the functions to which no stream will come: a program may wait for their end."""
+        with self._lock:
+            lost, self._expected = sorted(self._expected), set()
+        for number in lost:
+            self._turns.put((number, status, 0))
+
+    def _node(self, data: int | None) -> None:
+        self._turn(data or 0, 0, waits=True)
+
+    def _turn(self, number: int, status: int, *, waits: bool) -> None:
+        """Hand a function's turn to the teller, on the driver's thread, and wait for its end."""
+        if not waits or status:
+            self._turns.put((number, status, 0))
+            return
+        turn = threading.Lock()
+        turn.acquire()
+        with self._lock:
+            self._tickets += 1
+            ticket = self._tickets
+            if not self._waiting:
+                self._overtaker.need()
+            self._waiting[ticket] = turn
+        self._turns.put((number, status, ticket))
+        turn.acquire()
+
+    def _tell(self) -> None:
+        self.api.runtime.setDevice(self.client.ordinals[0])
+        self._ready.set()
+        while True:
+            number, status, ticket = self._turns.get()
+            try:
+                self.waiter.deliver()  # the bytes of copies that came before the function
+            except self.api.errors as error:
+                self.client.log(f"CUDA session: downloads before a host function: {error}")
+            try:
+                self.session.host(number, status, ticket)
+            except ConnectionError:
+                return  # the client has gone, and the main thread notices as well

@@ -1,0 +1,1 @@
+"""Device, pinned, managed and shared memory of a client process."""

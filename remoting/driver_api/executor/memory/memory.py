@@ -1,0 +1,244 @@
+"""Device memory: allocated and freed against the partition."""
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpupool.remoting.driver_api.executor.api import OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.memory import address_slices
+from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
+from gpupool.remoting.driver_api.executor.memory.memory_pools import Pools
+from gpupool.remoting.driver_api.schema import table
+
+SMALL_SIZE = 512
+LARGE_SIZE = 1 << 20
+LARGE_UNIT = 2 << 20
+
+
+def charged(size: int) -> int:
+    """Return what an allocation costs: small ones share pages of CUDA, large ones fill theirs."""
+    unit = LARGE_UNIT if size >= LARGE_SIZE else SMALL_SIZE
+    return (size + unit - 1) // unit * unit
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A place in a stream, and what is free there."""
+
+    event: int
+    device: int
+    op: int
+    freed: Callable[[], None]
+
+
+class Memory(Area):
+    """Allocations of a client process."""
+
+    def __init__(self, client: Client, pools: Pools, tokens: Tokens) -> None:
+        super().__init__(client)
+        self.pools = pools
+        self.tokens = tokens
+        self._reached: queue.SimpleQueue[Reached] = queue.SimpleQueue()
+        self._reaping = False
+        self.of_graphs: set[int] = set()  # addresses that launches left, of graphs that are no more
+        self.posted = {
+            table.FREE: (1, self.free),
+            table.FREE_ASYNC: (2, self._free_async),
+            table.RESET_DEVICE: (1, self._reset_device),
+        }
+        self.asked = {
+            table.ALLOCATE: (1, self._allocate),
+            table.ALLOCATE_ASYNC: (3, self._allocate_async),
+            table.MEMORY_INFO: (0, self._memory_info),
+        }
+
+    def _allocate(self, size: int) -> bytes | None:
+        device = self.client.device
+        return self.once_freed(lambda: self._allocate_now(device, size))
+
+    def once_freed(self, work: Callable[[], bytes]) -> bytes | None:
+        """Return what ``work`` gives; if memory is short, answer once frees before it are over."""
+        try:
+            return work()
+        except self.api.errors as error:
+            if self.api.status_of(error) != OUT_OF_MEMORY or not self.waiter.freeing.pending:
+                raise
+        self._after_frees(work)
+        return None
+
+    def _allocate_now(self, device: int, size: int) -> bytes:
+        cost = charged(size)
+        self.reserve(device, cost)
+        try:
+            address = self.api.runtime.malloc(size)
+        except self.api.errors:
+            self.client.budget.release(device, cost)
+            raise
+        if not address_slices.holds(address, size):
+            self.api.runtime.free(address)
+            self.client.budget.release(device, cost)
+            raise self._astray(address)
+        self.client.allocations[address] = (device, cost)
+        return WORDS[1].pack(address)
+
+    def _astray(self, address: int) -> CudaError:
+        """Return what a client of several servers gets for memory where another's may be."""
+        self.client.log(f"CUDA session: memory at {address:#x}, outside of this server's part")
+        return CudaError(OUT_OF_MEMORY, "cuMemAlloc")
+
+    def reserve(self, device: int, cost: int) -> None:
+        """Take ``cost`` bytes from the partition, and what pools have free if it must be.
+
+        Raises:
+            CudaError: when it has not so much left.
+        """
+        budget = self.client.budget
+        if cost == 0 or budget.reserve(device, cost):
+            return
+        # As CUDA does: memory that lies idle in a pool is for whoever needs it.
+        if not (self.pools.squeeze(device) and budget.reserve(device, cost)):
+            raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
+
+    def _after_frees(self, work: Callable[[], bytes]) -> None:
+        """Answer the request with what ``work`` gives once nothing is being freed any more."""
+        request, waiter = self.client.request, self.waiter
+
+        def run() -> None:
+            waiter.freeing.wait()
+            try:
+                body = work()
+            except self.api.errors as error:
+                self.session.reply(request, self.api.status_of(error))
+            else:
+                self.session.reply(request, 0, body)
+
+        waiter.start(self.client.device, run)
+
+    def _allocate_async(self, size: int, pool: int, stream: int) -> bytes | None:
+        device, handle = self.client.device, self.streams[stream]
+        self.pools.refuse_capture(handle, "cuMemAllocAsync")
+
+        def work() -> bytes:
+            address = self.pools.allocate(device, size, pool, handle)
+            if size and not address_slices.holds(address, size):
+                self.pools.freed(address)
+                self.api.runtime.freeAsync(address, handle)
+                raise self._astray(address)
+            if size:
+                self.client.allocations[address] = (device, 0)
+            return WORDS[1].pack(address)
+
+        try:
+            return work()
+        except self.api.errors as error:
+            pending = self.waiter.freeing.pending or self.pools.pending
+            if self.api.status_of(error) != OUT_OF_MEMORY or not pending:
+                raise
+
+        def work_when_idle() -> bytes:
+            # CUDA, too, waits for frees that are under way before it refuses.
+            self.api.runtime.deviceSynchronize()
+            self.pools.settle()
+            return work()
+
+        self._after_frees(work_when_idle)
+        return None
+
+    def free(self, address: int) -> None:
+        """Free memory on a thread of its own: CUDA waits for the GPU before it does."""
+        if self.pools.imports.outlives(address):
+            return
+        device, freed = self.take(address)
+        freeing = self.waiter.freeing
+        freeing.begin(keeps=True)
+
+        def run() -> None:
+            try:
+                self.api.runtime.free(address)
+                if self.pools.pending:
+                    self.pools.settle()
+                # In this order: whoever waits must find the memory in the books.
+                if freed is not None:
+                    freed()
+            except self.api.errors as error:  # and CUDA still has the memory
+                self.client.fail(table.FREE, self.api.status_of(error))
+            finally:
+                freeing.end(keeps=True)
+
+        self.waiter.start(device, run)
+
+    def take(self, address: int) -> tuple[int, Callable[[], None] | None]:
+        """Take an allocation that ends; return its device, and what to do once it is free."""
+        device, cost = self.client.allocations.pop(address)
+        if self.pools.owns(address):
+            self.pools.freed(address)
+        token, imported = self.tokens.freed(address), self.pools.imports.take(address)
+        if imported is not None:
+            return device, lambda: self.pools.import_freed(imported)
+        of_graph = address in self.of_graphs
+        self.of_graphs.discard(address)
+        if not cost:
+            return device, None  # a pool's, or a graph's that is charged for it
+
+        def freed() -> None:
+            if of_graph:  # CUDA keeps it for graphs
+                self.pools.trim_graphs(device)
+            self.tokens.release(token, device, cost)
+
+        return device, freed
+
+    def _free_async(self, address: int, stream: int) -> None:
+        handle = self.streams[stream]
+        self.pools.refuse_capture(handle, "cuMemFreeAsync")
+        if self.pools.imports.outlives(address):
+            return
+        _, freed = self.take(address)
+        self.api.runtime.freeAsync(address, handle)
+        if freed is not None:
+            self.when_reached(handle, table.FREE_ASYNC, freed)
+
+    def when_reached(self, stream: int, op: int, freed: Callable[[], None]) -> None:
+        """Call ``freed`` once a stream of CUDA has come to this place."""
+        device = self.client.device
+        event = self.waiter.event(device)
+        self.api.record(event, stream)
+        self.waiter.freeing.begin()
+        self._reached.put(Reached(event, device, op, freed))
+        if not self._reaping:
+            self._reaping = True
+            self.waiter.start(device, self._reap)
+
+    def _reap(self) -> None:
+        """Wait for one place after the other: a thread for each might be more than there are."""
+        while True:
+            one = self._reached.get()
+            try:
+                self.api.runtime.eventSynchronize(one.event)
+                one.freed()
+            except self.api.errors as error:
+                self.client.fail(one.op, self.api.status_of(error))
+            finally:
+                self.waiter.freeing.end()
+                self.waiter.give_event(one.device, one.event)
+
+    def _reset_device(self, device: int) -> None:
+        self.client.index(device)
+        for address, (owner, _) in list(self.client.allocations.items()):
+            while owner == device and address in self.client.allocations:
+                self.free(address)
+
+    def _memory_info(self) -> bytes | None:
+        device = self.client.device
+        if self.waiter.freeing.pending:
+            self._after_frees(lambda: self._memory_info_now(device))
+            return None
+        return self._memory_info_now(device)
+
+    def _memory_info_now(self, device: int) -> bytes:
+        if self.pools.pending:
+            self.pools.settle()
+        total = self.client.devices[device].memory
+        left = max(0, total - self.client.budget.usage(device))
+        free, _ = self.api.runtime.memGetInfo()
+        return WORDS[2].pack(min(left, free), total)

@@ -1,0 +1,144 @@
+"""Pinned memory that stands for the client's in graphs that copy it: slots.
+
+A graph's node reads and writes a slot. The client fills it before each launch of the graph, and
+asks behind the launch for what the graph writes there.
+"""
+
+from dataclasses import dataclass, field
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver_api.executor.client_state import HEADER, Area, Client
+from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer
+from gpupool.remoting.driver_api.executor.sync_waiter import Download, Lent, Window
+from gpupool.remoting.driver_api.schema import table
+
+SLOTS_SIZE_MAX = 1 << 30
+"""Bytes of slots that a client may have, all together."""
+
+PIECES_MAX = 4096
+
+
+@dataclass(slots=True)
+class Slot:
+    """Memory of the worker in place of the client's."""
+
+    buffer: Buffer
+    size: int
+    device: int
+
+
+@dataclass(slots=True)
+class Ended:
+    """Slots that go once the launches that used them are over."""
+
+    slots: list[Slot] = field(default_factory=list[Slot])
+    events: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+
+class Slots(Area):
+    """The slots of a client process."""
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._slots: dict[int, Slot] = {}
+        self._held = 0
+        # Of an executable graph: the device and an event behind its last launch.
+        self._last: dict[int, tuple[int, int]] = {}
+        self._ended = Ended()
+        self.posted = {
+            table.SLOT_MAKE: (2, self._make),
+            table.SLOT_WRITE: (3, self._write),
+            table.SLOT_READ: (3, self._read),
+            table.SLOT_FREE: (1, self._free),
+        }
+
+    def address(self, number: int, offset: int, size: int) -> int:
+        """Return where ``size`` bytes of a slot lie.
+
+        Raises:
+            KeyError: when there is no such slot.
+            CudaError: when it is smaller.
+        """
+        slot = self._slots[number]
+        if size > slot.size or offset > slot.size - size:
+            raise CudaError(INVALID_VALUE, "cuGraphAddMemcpyNode")
+        return slot.buffer.address + offset
+
+    def find(self, address: int) -> tuple[int, int] | None:
+        """Return the slot in which an address lies, and how far behind its start."""
+        for number, slot in self._slots.items():
+            if 0 <= address - slot.buffer.address < slot.size:
+                return number, address - slot.buffer.address
+        return None
+
+    def _make(self, number: int, size: int) -> None:
+        self._sweep()
+        if number in self._slots or not size:
+            raise RemoteProtocolError("a slot that cannot be made")
+        if self._held + size > SLOTS_SIZE_MAX:
+            raise CudaError(OUT_OF_MEMORY, "cuGraphAddMemcpyNode")
+        device = self.client.device
+        self._slots[number] = Slot(self.waiter.take(device, size), size, device)
+        self._held += size
+
+    def _free(self, number: int) -> None:
+        self._ended.slots.append(self._slots.pop(number))
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Let go of slots whose graphs are gone, once nothing that used them still runs."""
+        ended = self._ended
+        ended.events = [one for one in ended.events if not self._over(*one)]
+        if ended.events:
+            return
+        for slot in ended.slots:
+            self._held -= slot.size
+            self.waiter.give(slot.device, slot.buffer)
+        ended.slots.clear()
+
+    def _over(self, device: int, event: int) -> bool:
+        if not self.api.done(event):
+            return False
+        self.waiter.give_event(device, event)
+        return True
+
+    def _write(self, number: int, offset: int, size: int) -> None:
+        slot = self._slots.get(number)
+        if slot is None or size > slot.size or offset > slot.size - size:
+            self.client.skip_bulk()
+            raise CudaError(INVALID_VALUE, "cuGraphLaunch")
+        target = slot.buffer.view[offset : offset + size]
+        if not self.client.bulk:
+            target[:] = self.client.rest(3, size)
+            return
+        if size != self.client.bulk:
+            raise RemoteProtocolError("malformed bytes behind a record")
+        self.session.reader.into(target)
+        self.client.bulk = 0
+
+    def _read(self, executable: int, stream: int, count: int) -> None:
+        """Send what a launch writes to slots once it is over, as downloads of the client's."""
+        if count > PIECES_MAX:
+            raise RemoteProtocolError("malformed record")
+        device, handle = self.client.device, self.streams[stream]
+        if self._last.get(executable, (-1, 0))[0] != device:
+            self.forget(executable)
+            self._last[executable] = (device, self.waiter.event(device))
+        self.api.record(self._last[executable][1], handle)
+        if not count:
+            return
+        event = self.waiter.event(device)
+        self.api.record(event, handle)
+        lent = Lent(event, count)
+        for at in range(count):
+            number, offset, size, download = self.client.values(4, HEADER + 24 + at * 32)
+            self.address(number, offset, size)
+            view = self._slots[number].buffer.view[offset : offset + size]
+            self.waiter.download(Download(download, device, Window(event, view, lent), size))
+
+    def forget(self, executable: int) -> None:
+        """Note that an executable graph is gone, though its last launch may still run."""
+        last = self._last.pop(executable, None)
+        if last is not None:
+            self._ended.events.append(last)

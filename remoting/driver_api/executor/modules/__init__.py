@@ -1,0 +1,1 @@
+"""Modules, kernels and what is compiled or linked for them."""

@@ -1,0 +1,167 @@
+"""Kernels and functions: their layouts and attributes, launches that are not plain, occupancy."""
+
+import ctypes
+import struct
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api.executor.client_state import (
+    HEADER,
+    OBJECTS_MAX,
+    REQUEST,
+    SIGNED,
+    WORDS,
+    Area,
+    Client,
+    Function,
+)
+from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.schema import table
+
+LAUNCH = struct.Struct("<QQ6III")
+LAUNCH_ATTRIBUTE_SIZE = 72
+TOGETHER = struct.Struct("<Q7I4xQQ")
+"""CUDA_LAUNCH_PARAMS."""
+
+TOGETHER_MAX = 64
+FUNCTION_ATTRIBUTE_COUNT = 16
+
+
+def prepare(handle: int, parameters: list[tuple[int, int]], *, kernel: bool) -> Function:
+    """Return a function whose launch costs one copy of the parameters' bytes."""
+    size = max((offset + length for offset, length in parameters), default=0)
+    values = ctypes.create_string_buffer(max(size, 1))
+    base = ctypes.addressof(values)
+    addresses = [base + offset for offset, _ in parameters]
+    pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+    view = memoryview(values).cast("B")[:size]
+    where = ctypes.addressof(pointers)
+    offsets = tuple(offset for offset, _ in parameters)
+    return Function(handle, kernel, size, view, base, where, (values, pointers), offsets)
+
+
+class Kernels(Area):
+    """The kernels of a client process that it has looked up."""
+
+    def __init__(self, client: Client, direct: Direct) -> None:
+        super().__init__(client)
+        self._direct = direct
+        self.posted = {
+            table.SET_FUNCTION_ATTRIBUTE: (4, self._set_function_attribute),
+        }
+        self.asked = {
+            table.FUNCTION_ATTRIBUTES: (2, self._function_attributes),
+            table.OCCUPANCY: (5, self._occupancy),
+            table.OCCUPANCY_SHARED: (5, self._occupancy_shared),
+            table.OCCUPANCY_CLUSTERS: (0, self._occupancy_clusters),
+            table.LAUNCH_TOGETHER: (2, self._launch_together),
+        }
+        self.raw = {table.LAUNCH: self._launch_cooperative, table.LAUNCH_EX: self._launch_ex}
+
+    def keep(self, number: int, handle: int, *, kernel: bool) -> bytes:
+        """Prepare launches of a kernel; return the layout of its parameters."""
+        if number in self.client.functions or len(self.client.functions) >= OBJECTS_MAX:
+            raise RemoteProtocolError("a function that cannot be made")
+        parameters = self.api.parameters(handle, kernel=kernel)
+        made = prepare(handle, parameters, kernel=kernel)
+        self.client.functions[number] = made
+        if self.client.launcher is not None:
+            self.client.launcher.function(number, handle, made.values, made.pointers, made.size)
+        flat = [value for pair in parameters for value in pair]
+        return struct.pack(f"<II{len(flat)}I", len(parameters), 0, *flat)
+
+    def _function_attributes(self, number: int, device: int) -> bytes:
+        function = self.client.functions[number]
+        ordinal = self.client.ordinals[self.client.index(device)]
+        cu = self.api.cu
+        statuses: list[int] = []
+        values: list[int] = []
+        for attribute in range(FUNCTION_ATTRIBUTE_COUNT):
+            name = cu.CUfunction_attribute(attribute)
+            if function.kernel:
+                status, value = cu.cuKernelGetAttribute(name, function.handle, ordinal)
+            else:
+                status, value = cu.cuFuncGetAttribute(name, function.handle)
+            statuses.append(int(status))
+            values.append(0 if status else int(value))
+        return struct.pack("<32i", *statuses, *values)
+
+    def _set_function_attribute(self, number: int, device: int, attribute: int, value: int) -> None:
+        function = self.client.functions[number]
+        ordinal = self.client.ordinals[self.client.index(device)]
+        name = self.api.enumerated("CUfunction_attribute", attribute)
+        value = value - 2 * SIGNED if value >= SIGNED else value
+        if function.kernel:
+            self.api.call("cuKernelSetAttribute", name, value, function.handle, ordinal)
+        else:
+            self.api.call("cuFuncSetAttribute", function.handle, name, value)
+
+    def _launch_together(self, count: int, flags: int) -> bytes:
+        """Launch kernels on several devices that wait for each other."""
+        if count > TOGETHER_MAX:
+            raise RemoteProtocolError("malformed launch")
+        launches, keep, at = b"", list[object](), HEADER + REQUEST + 16
+        for _ in range(count):
+            number, stream, *head, length = LAUNCH.unpack(self.client.rest(0, LAUNCH.size, at))
+            function = self.client.functions[number]
+            if length != function.size:
+                raise RemoteProtocolError("malformed launch")
+            given = bytes(self.client.rest(0, length, at + LAUNCH.size))
+            values, pointers = function.parameters_of(given)
+            keep += (values, pointers)
+            where = ctypes.addressof(pointers)
+            launches += TOGETHER.pack(function.handle, *head, self.streams[stream], where)
+            at += LAUNCH.size + (length + 7 & ~7)
+        self._direct.call("cuLaunchCooperativeKernelMultiDevice", launches, count, flags)
+        return b""
+
+    def _launch_head(self) -> tuple[Function, int, tuple[int, ...], int]:
+        if self.client.record_end - self.client.record_start < HEADER + LAUNCH.size:
+            raise RemoteProtocolError("malformed launch")
+        number, stream, *head, length = LAUNCH.unpack_from(
+            self.client.buffer, self.client.record_start + HEADER
+        )
+        function = self.client.functions[number]
+        if length != function.size:
+            raise RemoteProtocolError("malformed launch")
+        return function, self.streams[stream], tuple(head), length
+
+    def _launch_cooperative(self, _flags: int) -> None:
+        function, stream, head, length = self._launch_head()
+        function.view[:] = self.client.rest(0, length, HEADER + LAUNCH.size)
+        self.api.driver.launchCooperativeKernel(function.handle, *head, stream, function.pointers)
+
+    def _launch_ex(self, _flags: int) -> None:
+        function, stream, head, length = self._launch_head()
+        (count,) = self.client.values(1, HEADER + LAUNCH.size)
+        if count > 32:
+            raise RemoteProtocolError("malformed launch")
+        start = HEADER + LAUNCH.size + 8
+        attributes = bytes(self.client.rest(0, count * LAUNCH_ATTRIBUTE_SIZE, start))
+        start += count * LAUNCH_ATTRIBUTE_SIZE
+        function.view[:] = self.client.rest(0, length, start)
+        self.api.launch_ex(function.handle, head, attributes, stream, function.pointers)
+
+    def _occupancy(self, number: int, *values: int) -> bytes:
+        block, shared, flags, _ = values
+        name = "cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags"
+        handle = self.client.functions[number].handle
+        return WORDS[1].pack(int(self.api.call(name, handle, block, shared, flags)))
+
+    def _occupancy_shared(self, number: int, *values: int) -> bytes:
+        blocks, block, _, _ = values
+        name = "cuOccupancyAvailableDynamicSMemPerBlock"
+        handle = self.client.functions[number].handle
+        return WORDS[1].pack(int(self.api.call(name, handle, blocks, block)))
+
+    def _occupancy_clusters(self) -> bytes:
+        number, stream, *head, _ = LAUNCH.unpack_from(
+            self.client.rest(0, LAUNCH.size, HEADER + REQUEST)
+        )
+        start = HEADER + REQUEST + LAUNCH.size
+        potential, count = self.client.values(2, start)
+        if count > 32:
+            raise RemoteProtocolError("malformed launch")
+        attributes = bytes(self.client.rest(2, count * LAUNCH_ATTRIBUTE_SIZE, start))
+        config = self.api.config(tuple(head), attributes, self.streams[stream])
+        name = "cuOccupancyMaxPotentialClusterSize" if potential else "cuOccupancyMaxActiveClusters"
+        return WORDS[1].pack(int(self.api.call(name, self.client.functions[number].handle, config)))

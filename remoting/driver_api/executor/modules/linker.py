@@ -1,0 +1,61 @@
+"""cuLink*: what a client adds is compiled and linked by the server's driver."""
+
+import ctypes
+
+from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, OUT_OF_MEMORY, CudaError
+from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.executor.modules.compiler import Options
+
+LINKS_MAX = 1024
+ADDED_SIZE_MAX = 1 << 30
+"""Of what is added to links that have not ended, all together: the driver keeps it."""
+
+IMAGE_SIZE_MAX = 64 << 20
+"""Of a linked image: what fits into the body of a reply."""
+
+
+class Linker:
+    """The links of one client process that have not ended. Numbers are the client's."""
+
+    def __init__(self, direct: Direct) -> None:
+        self._direct = direct
+        self._links: dict[int, tuple[int, Options]] = {}
+        self._added: dict[int, int] = {}  # bytes, by link
+
+    def create(self, number: int, *given: int) -> None:
+        """Start a link; ``given`` is what ``Options`` takes."""
+        if number in self._links or len(self._links) >= LINKS_MAX:
+            raise CudaError(INVALID_HANDLE, "cuLinkCreate")
+        options, state = Options(given), ctypes.c_uint64(0)
+        arguments = (options.count, options.names, options.values, state)
+        self._direct.call("cuLinkCreate_v2", *arguments)
+        self._links[number] = (state.value, options)
+        self._added[number] = 0
+
+    def add(self, number: int, kind: int, image: bytearray, size: int, name: bytes) -> None:
+        """Add ``size`` bytes of ``image``; ``kind`` is a CUjitInputType."""
+        data = ctypes.c_char.from_buffer(image)
+        state, _ = self._links[number]
+        if sum(self._added.values()) + size > ADDED_SIZE_MAX:
+            raise CudaError(OUT_OF_MEMORY, "cuLinkAddData")
+        self._added[number] += size
+        self._direct.call("cuLinkAddData_v2", state, kind, data, size, name, 0, None, None)
+
+    def complete(self, number: int) -> bytes:
+        """Link and return the image."""
+        address, size = ctypes.c_uint64(0), ctypes.c_size_t(0)
+        self._direct.call("cuLinkComplete", self._links[number][0], address, size)
+        if size.value > IMAGE_SIZE_MAX:
+            raise CudaError(OUT_OF_MEMORY, "cuLinkComplete")
+        return ctypes.string_at(address.value, size.value)
+
+    def said(self, number: int) -> bytes:
+        """Return the logs so far."""
+        return self._links[number][1].said()
+
+    def destroy(self, number: int) -> None:
+        """End a link."""
+        state, options = self._links.pop(number)
+        del self._added[number]
+        self._direct.call("cuLinkDestroy", state)
+        del options  # not before: the driver writes its logs there

@@ -1,0 +1,119 @@
+"""What gets past an executor that stands still: what the client wrote, and answers.
+
+The driver keeps its caller when a stream's queue is full, and while memory is freed it keeps most
+callers until all kernels are over (seen on an H200). A kernel may wait for what the client writes
+to mapped memory, though, and a stream for the client's answer to a host function. Both lie behind,
+and nothing goes on without them. The client sends little ahead of an answer that comes soon
+(``shim/host.c``), but a function may wait for what the program calls next, and one launch of a
+graph with many functions is more than any queue holds.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api.executor.client_state import WORDS
+from gpupool.remoting.driver_api.executor.memory.mirrors import Write
+from gpupool.remoting.driver_api.executor.reader import Reader
+from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
+from gpupool.remoting.driver_api.schema import table
+
+PATIENCE_S = 0.005
+"""So long an executor has not moved before anybody looks at what it has not read."""
+
+IDLE_PATIENCE_S = 0.02
+"""The same while it waits for the client."""
+
+
+def _never(_ticket: int) -> bool:
+    return False
+
+
+class Overtaker:
+    """Executes writes to mapped memory and answers to host functions before their turn.
+
+    Neither calls the driver. A write comes too early for no kernel: with CUDA, it would be there
+    as soon as the program makes it.
+    """
+
+    def __init__(self, reader: Reader, waiter: Waiter) -> None:
+        """Prepare.
+
+        Args:
+            reader: that the executor reads from.
+            waiter: has the mirrors of mapped memory.
+        """
+        self._reader = reader
+        self._waiter = waiter
+        self._reasons = 0
+        self._needed = threading.Event()
+        self._lock = threading.Lock()
+        self._started = False
+        self._waits: Callable[[int], bool] = _never
+        self._let_go: Callable[[int], object] = _never
+
+    def start(self) -> None:
+        """Get ready to look after the executor; called by the thread that executes."""
+        if not self._started:
+            self._started = True
+            self._reader.share()
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def answer(self, waits: Callable[[int], bool], let_go: Callable[[int], object]) -> None:
+        """Look for answers to host functions.
+
+        Args:
+            waits: says whether that with a ticket does.
+            let_go: ends its waiting.
+        """
+        self._waits, self._let_go = waits, let_go
+
+    def need(self) -> None:
+        """Look after the executor: there is one thing more that may have to get past it."""
+        with self._lock:
+            self._reasons += 1
+            self._needed.set()
+
+    def leave(self) -> None:
+        """Take a ``need`` back."""
+        with self._lock:
+            self._reasons -= 1
+            if not self._reasons:
+                self._needed.clear()
+
+    def _run(self) -> None:
+        """Look after the executor until the client has gone."""
+        going = True
+        while going:
+            self._needed.wait()
+            steps = self._reader.steps()
+            time.sleep(IDLE_PATIENCE_S if self._reader.receiving else PATIENCE_S)
+            if self._needed.is_set():
+                going = self._reader.read_ahead(steps, self)
+
+    def begin(self) -> None:
+        """Begin anew, with the frame at hand."""
+
+    def record(
+        self, op: int, body: memoryview, frame: int, bulk: Callable[[], bytes] | None
+    ) -> bool:
+        """Look at a record; False when what is behind it cannot be executed before it."""
+        if op == table.MANAGED_WRITE:
+            return False  # that needs the driver
+        if op == table.MAP_WRITE:
+            return bulk is not None and len(body) >= 32 and self._write(frame, body, bulk())
+        if op == table.HOST_DONE and len(body) >= 8:
+            (ticket,) = WORDS[1].unpack_from(body)
+            if self._waits(ticket):
+                self._let_go(ticket)
+        return True
+
+    def _write(self, frame: int, body: memoryview, data: bytes) -> bool:
+        """Execute a write, unless that was done before; say whether it can be."""
+        number, first, size, masked = WORDS[4].unpack_from(body)
+        try:
+            self._waiter.overtake_mirror(frame, number, Write.of(first, size, masked, data))
+        except (KeyError, RemoteProtocolError):
+            return False  # the memory is not mapped yet, or the client will hear what is wrong
+        return True

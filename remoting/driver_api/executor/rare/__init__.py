@@ -1,0 +1,1 @@
+"""Driver calls that few programs make."""

@@ -1,0 +1,128 @@
+"""The worker's side of the CUDA door: frames in, calls executed in their order, replies out."""
+
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+
+from gpupool.pool.errors import ProtocolError
+from gpupool.remoting.devices.base import Budget, DeviceSpec
+from gpupool.remoting.driver_api.executor.api import ASSERT, Api
+from gpupool.remoting.driver_api.executor.executor import Executor
+from gpupool.remoting.driver_api.executor.modules.image_cache import Images
+from gpupool.remoting.driver_api.executor.reader import ClosedError, Reader, Stream
+from gpupool.remoting.worker.peer_links import Links
+
+ANSWER = struct.Struct("<IiQIiQ")
+REPLY, DATA, NOTICE, MIRROR, PRINTED, HOST, PART = 1, 2, 3, 4, 5, 6, 7
+SWITCH_INTERVAL_S = 50e-6
+"""A thread that has waited for the GPU gets Python back this soon, however busy the others are."""
+
+
+class Session:
+    """One client process: its connection, and what its calls reply."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.reader = Reader(stream)
+        self.sending = threading.RLock()
+        self.before_assert: Callable[[], None] | None = None
+        """Called before the program hears that an assertion of a kernel has failed."""
+
+    def reply(
+        self,
+        request: int,
+        status: int,
+        body: bytes = b"",
+        *,
+        failed: int = 0,
+        bulk: Sequence[memoryview] = (),
+    ) -> None:
+        """Answer a request."""
+        if status == ASSERT and self.before_assert is not None:
+            self.before_assert()
+        head = ANSWER.pack(REPLY, status, request, len(body), failed, sum(map(len, bulk)))
+        self._send([head, body, *bulk])
+
+    def part(self, request: int, bulk: memoryview) -> None:
+        """Send some of the bytes that a request wants, in their order; its reply follows."""
+        self._send([ANSWER.pack(PART, 0, request, 0, 0, len(bulk)), bulk])
+
+    def end(self) -> None:
+        """End the session: one of its calls will never be answered."""
+        self.stream.close()
+
+    def data(self, download: int, bulk: memoryview) -> None:
+        """Deliver the bytes of a download."""
+        self._send([ANSWER.pack(DATA, 0, download, 0, 0, len(bulk)), bulk])
+
+    def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
+        """Deliver what kernels wrote to mapped memory: the bytes whose bits are set, or all."""
+        head = ANSWER.pack(MIRROR, 0, number, 8 + len(mask), 0, len(bulk))
+        self._send([head, offset.to_bytes(8, "little"), mask, bulk])
+
+    def printed(self, descriptor: int, text: bytes) -> None:
+        """Write what kernels printed to the program's standard output, or error."""
+        self._send([ANSWER.pack(PRINTED, 0, descriptor, len(text), 0, 0), text])
+
+    def host(self, number: int, status: int, ticket: int) -> None:
+        """Say that a host function's turn has come; ``ticket`` 0: its stream does not wait."""
+        head = ANSWER.pack(HOST, status, number, 8, 0, 0)
+        self._send([head, ticket.to_bytes(8, "little")])
+
+    def _send(self, buffers: list[bytes | memoryview]) -> None:
+        with self.sending:
+            self.stream.send_buffers(buffers)
+
+    def notice(self, text: str) -> None:
+        """Say something to the user of the program."""
+        body = text.encode()[:1000]
+        self._send([ANSWER.pack(NOTICE, 0, 0, len(body), 0, 0), body])
+
+    def run(self, executor: Executor) -> None:
+        """Execute frames until the client leaves.
+
+        Raises:
+            ClosedError: when it has.
+            ProtocolError: when it sends what no shim of ours sends.
+        """
+        reader = self.reader
+        while True:
+            start, end, bulk = reader.next_frame()
+            executor.execute(reader.buffer, reader.view, start, end, bulk)
+
+
+def serve(
+    stream: Stream,
+    devices: Sequence[DeviceSpec],
+    budget: Budget,
+    log: Callable[[str], None],
+    links: Links | None = None,
+) -> None:
+    """Serve one client process of the CUDA door until it leaves; blocks.
+
+    Args:
+        stream: connected and authenticated; closed on return.
+        devices: the partitions of this session, in the client's order; all real GPUs.
+        budget: where their memory is reserved.
+        log: takes one line about something that an operator may want to know.
+        links: to the workers of the other servers of the lease.
+    """
+    session, images = Session(stream), Images.of_worker()
+    try:
+        if any(spec.ordinal is None for spec in devices):
+            session.notice("emulated GPUs have the array door only: use gpupool run --door arrays")
+            return
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        executor = Executor(Api(), session, devices, budget, log, images, links)
+        session.run(executor)
+    except ClosedError:
+        images.finish()  # the client's process is gone; nothing is left to answer
+    except (ConnectionError, TimeoutError) as error:
+        log(f"CUDA session: the connection broke ({error})")
+    except (ProtocolError, struct.error) as error:
+        log(f"CUDA session: ended because of the client: {error}")
+    finally:
+        if links is not None:
+            links.close()
+        stream.close()

@@ -1,0 +1,125 @@
+"""Streams and events: recorded, waited for, queried."""
+
+from gpupool.remoting.driver_api.executor.api import CudaError
+from gpupool.remoting.driver_api.executor.client_state import Area, Client
+from gpupool.remoting.driver_api.executor.direct import Direct
+from gpupool.remoting.driver_api.schema import table
+
+OPERATION_SIZE = 48
+"""Of CUstreamBatchMemOpParams."""
+
+
+class Streams(Area):
+    """What a client process does with its streams and events."""
+
+    def __init__(self, client: Client, direct: Direct) -> None:
+        super().__init__(client)
+        self._direct = direct
+        self._contexts: dict[int, int] = {}
+        self.posted = {
+            table.RECORD_EVENT: (3, self._record_event),
+            table.WAIT_EVENT: (3, self._wait_event),
+            table.STREAM_VALUES: (3, self._values),
+            table.CONTEXT_EVENT: (3, self._context_event),
+        }
+        self.asked = {
+            table.PEER_ACCESS: (2, self._peer_access),
+            table.SYNC_STREAM: (1, self._sync_stream),
+            table.SYNC_EVENT: (1, self._sync_event),
+            table.SYNC_DEVICE: (1, self._sync_device),
+            table.QUERY_STREAM: (1, self._query_stream),
+            table.QUERY_EVENT: (1, self._query_event),
+        }
+
+    def _record_event(self, event: int, stream: int, flags: int) -> None:
+        if flags:
+            self.api.call(
+                "cuEventRecordWithFlags", self.objects["e"][event], self.streams[stream], flags
+            )
+        else:
+            self.api.record(self.objects["e"][event], self.streams[stream])
+
+    def _wait_event(self, stream: int, event: int, flags: int) -> None:
+        self.api.runtime.streamWaitEvent(self.streams[stream], self.objects["e"][event], flags)
+
+    def _wait(self, event: int, *, lent: bool) -> None:
+        """Answer the request when ``event`` has completed."""
+        request, device, waiter = self.client.request, self.client.device, self.waiter
+
+        def job() -> None:
+            self.api.runtime.eventSynchronize(event)
+
+        finish = waiter.guarded(request, job)
+        if waiter.soon(event):
+            finish()
+            if lent:
+                waiter.give_event(device, event)
+            return
+
+        def run() -> None:
+            finish()
+            if lent:
+                waiter.give_event(device, event)
+
+        waiter.start(device, run)
+
+    def _sync_stream(self, stream: int) -> None:
+        if self.client.take_failure(self.client.request):
+            return
+        event = self.waiter.event(self.client.device)
+        self.api.record(event, self.streams[stream])
+        self._wait(event, lent=True)
+
+    def _sync_event(self, event: int) -> None:
+        if not self.client.take_failure(self.client.request):
+            self._wait(self.objects["e"][event], lent=False)
+
+    def _sync_device(self, device: int) -> None:
+        if self.client.take_failure(self.client.request):
+            return
+        self.client.index(device)
+        job = self.waiter.guarded(self.client.request, self.api.runtime.deviceSynchronize)
+        self.waiter.start(device, job)
+
+    def _query(self, status: int, name: str) -> bytes:
+        if status:
+            raise CudaError(status, name)
+        self.waiter.push()
+        return b""
+
+    def _query_stream(self, stream: int) -> bytes | None:
+        if self.client.take_failure(self.client.request):
+            return None
+        status = self.api.cu.cuStreamQuery(self.streams[stream])[0]
+        return self._query(int(status), "cuStreamQuery")
+
+    def _query_event(self, event: int) -> bytes | None:
+        if self.client.take_failure(self.client.request):
+            return None
+        status = self.api.cu.cuEventQuery(self.objects["e"][event])[0]
+        return self._query(int(status), "cuEventQuery")
+
+    # --- values in memory, and contexts -----------------------------------------------------------
+
+    def _values(self, stream: int, count: int, flags: int) -> None:
+        operations = bytes(self.client.rest(3, count * OPERATION_SIZE))
+        handle = self.streams[stream]
+        self._direct.call("cuStreamBatchMemOp_v2", handle, count, operations, flags)
+
+    def _context(self, device: int) -> int:
+        if device not in self._contexts:
+            ordinal = self.client.ordinals[self.client.index(device)]
+            self._contexts[device] = self._direct.get("cuDevicePrimaryCtxRetain", ordinal)
+        return self._contexts[device]
+
+    def _context_event(self, device: int, event: int, waits: int) -> None:
+        name = "cuCtxWaitEvent" if waits else "cuCtxRecordEvent"
+        self._direct.call(name, self._context(device), self.objects["e"][event])
+
+    def _peer_access(self, device: int, on: int) -> bytes:
+        peer = self._context(device)
+        if on:
+            self._direct.call("cuCtxEnablePeerAccess", peer, 0)
+        else:
+            self._direct.call("cuCtxDisablePeerAccess", peer)
+        return b""

@@ -1,0 +1,319 @@
+"""What waits for the GPU on behalf of a client's thread, while the others go on."""
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpupool.remoting.driver_api.executor.api import EVENT_DISABLE_TIMING, Api
+from gpupool.remoting.driver_api.executor.memory.mirrors import Mirror, Write
+from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer, Staging
+
+THREADS_MAX = 256
+SPIN_COUNT = 12
+"""Queries of an event before a thread is woken for it: about as long as a small copy takes."""
+
+BREAKING = frozenset({214, 220, 226, 700, 702, 710, *range(714, 720), 721})
+"""Errors that stay, by CUresult: of memory, of links, of kernels."""
+
+
+class Replies(Protocol):
+    """Where answers go."""
+
+    def reply(
+        self,
+        request: int,
+        status: int,
+        body: bytes = b"",
+        *,
+        failed: int = 0,
+        bulk: Sequence[memoryview] = (),
+    ) -> None:
+        """Answer a request."""
+        ...
+
+    def data(self, download: int, bulk: memoryview) -> None:
+        """Deliver the bytes of a download."""
+        ...
+
+    def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
+        """Deliver what kernels wrote to mapped memory: the bytes whose bits are set, or all."""
+        ...
+
+    def end(self) -> None:
+        """End the session: one of its calls will never be answered."""
+        ...
+
+
+@dataclass(slots=True)
+class Lent:
+    """An event that several downloads wait for."""
+
+    event: int
+    count: int
+
+
+@dataclass(slots=True)
+class Window:
+    """Bytes of memory that is somebody else's, in place of a buffer."""
+
+    event: int
+    view: memoryview
+    lent: Lent
+
+
+@dataclass(slots=True)
+class Download:
+    """Bytes on their way to pinned memory of the client."""
+
+    number: int
+    device: int
+    buffer: Buffer | Window
+    size: int
+
+
+class Freeing:
+    """Counts what is being freed, because CUDA waits for the GPU before it frees."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self._keeping = 0
+        self._changed = threading.Condition()
+
+    def begin(self, *, keeps: bool = False) -> None:
+        """Note that something is being freed; ``keeps``: by a call that others wait for in CUDA."""
+        with self._changed:
+            self.pending += 1
+            self._keeping += keeps
+
+    def end(self, *, keeps: bool = False) -> None:
+        """Note that it is free."""
+        with self._changed:
+            self.pending -= 1
+            self._keeping -= keeps
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until nothing is being freed."""
+        with self._changed:
+            while self.pending:
+                self._changed.wait()
+
+    def wait_for_calls(self) -> None:
+        """Wait until no call is freeing anything.
+
+        Before a host function is given to the driver: a call that came to it only then would wait
+        for the function, and keep what the function waits for, such as its managed memory.
+        """
+        with self._changed:
+            while self._keeping:
+                self._changed.wait()
+
+
+class Waiter:
+    """Threads that wait, downloads that go out when they are done, events that are lent."""
+
+    def __init__(self, api: Api, replies: Replies, ordinals: list[int]) -> None:
+        self._api = api
+        self._replies = replies
+        self._ordinals = ordinals
+        self._jobs: queue.SimpleQueue[tuple[int, Callable[[], None]]] = queue.SimpleQueue()
+        self._idle = 0
+        self._threads = 0
+        self._lock = threading.Lock()
+        self._downloads: list[Download] = []
+        self.held = 0
+        """Bytes of downloads that have not been sent."""
+        self._download_lock = threading.Lock()
+        self.mirrors: dict[int, Mirror] = {}
+        self._overtaken: set[int] = set()  # frames whose writes to mirrors were executed early
+        self._staging_lock = threading.Lock()
+        self.staging = Staging(api)
+        self._events: dict[int, list[int]] = {}
+        self.freeing = Freeing()
+        self.when_broken: list[Callable[[int], None]] = []
+        """Told of an error after which nothing that was queued is executed any more."""
+        self.after: list[Callable[[], None]] = []
+        """What looks for changes after whatever has waited for the GPU, before the reply."""
+
+    def heard(self, status: int) -> None:
+        """Take note of an error that a synchronisation ended with."""
+        if status in BREAKING:
+            for tell in self.when_broken:
+                tell(status)
+
+    def event(self, device: int) -> int:
+        """Lend an event of a device."""
+        with self._lock:
+            free = self._events.setdefault(device, [])
+            if free:
+                return free.pop()
+        return self._api.runtime.eventCreateWithFlags(EVENT_DISABLE_TIMING)
+
+    def give_event(self, device: int, event: int) -> None:
+        """Take an event back."""
+        with self._lock:
+            self._events[device].append(event)
+
+    def take(self, device: int, size: int) -> Buffer:
+        """Lend a staging buffer."""
+        with self._staging_lock:
+            found = self.staging.take(device, size)
+        # Without the lock: making one may wait for the GPU, and who gives one back does not.
+        return found or self.staging.make(size)
+
+    def give(self, device: int, buffer: Buffer | Window) -> None:
+        """Take a staging buffer back, or the event of a window once all of its windows are."""
+        if isinstance(buffer, Window):
+            buffer.lent.count -= 1
+            if not buffer.lent.count:
+                self.give_event(device, buffer.lent.event)
+            return
+        with self._staging_lock:
+            self.staging.give(device, buffer)
+
+    def start(self, device: int, job: Callable[[], None]) -> None:
+        """Run ``job`` in a thread that has this device current."""
+        with self._lock:
+            new = self._idle == 0 and self._threads < THREADS_MAX
+            if new:
+                self._threads += 1
+            else:
+                self._idle -= 1
+        self._jobs.put((device, job))
+        if new:
+            threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        current = -1
+        while True:
+            device, job = self._jobs.get()
+            if device != current:
+                self._api.runtime.setDevice(self._ordinals[device])
+                current = device
+            try:
+                job()
+            except ConnectionError:
+                return  # the client has gone, and the main thread notices as well
+            except BaseException:
+                self._replies.end()
+                raise
+            with self._lock:
+                self._idle += 1
+
+    def soon(self, event: int) -> bool:
+        """Say whether an event completes within a moment."""
+        return any(self._api.done(event) for _ in range(SPIN_COUNT))
+
+    def download(self, download: Download) -> None:
+        """Remember bytes that go out before the next synchronisation that covers them ends."""
+        with self._download_lock:
+            self._downloads.append(download)
+            self.held += download.size
+
+    def push(self) -> None:
+        """Send all downloads that are done.
+
+        Whatever a synchronisation covers was completed before it, so that calling this between
+        the synchronisation and its reply puts every byte in place in time.
+        """
+        for look in self.after:
+            look()
+        self.deliver()
+
+    def deliver(self) -> None:
+        """Send the downloads that are done, and nothing else: it waits for no lock of an area."""
+        if self.mirrors:
+            self._push_mirrors()
+        if not self._downloads:
+            return
+        with self._download_lock:
+            ready: list[Download] = []
+            left: list[Download] = []
+            for entry in self._downloads:  # an error comes before anything is sent
+                (ready if self._api.done(entry.buffer.event) else left).append(entry)
+            for entry in ready:
+                self._replies.data(entry.number, entry.buffer.view[: entry.size])
+                self.give(entry.device, entry.buffer)
+                self.held -= entry.size
+            # Not before: another thread that finds none here answers at once.
+            self._downloads = left
+
+    def _push_mirrors(self) -> None:
+        with self._download_lock:
+            for number, mirror in self.mirrors.items():
+                for first, fresh, mask in mirror.take_changes():
+                    self._replies.mirror(number, first, fresh.data, mask)
+
+    def add_mirror(self, number: int, mirror: Mirror) -> None:
+        """Look after a mirror from now on."""
+        with self._download_lock:
+            self.mirrors[number] = mirror
+
+    def take_mirror(self, number: int) -> Mirror:
+        """Forget a mirror; nobody looks at it any more.
+
+        Raises:
+            KeyError: when there is none.
+        """
+        with self._download_lock:
+            return self.mirrors.pop(number)
+
+    def write_mirror(self, frame: int, number: int, write: Write) -> None:
+        """Take over what the client wrote, by a record of this frame."""
+        with self._download_lock:
+            if frame in self._overtaken:
+                self._overtaken.remove(frame)  # and what kernels have written since stays
+            else:
+                self.mirrors[number].write(write)
+
+    def overtake_mirror(self, frame: int, number: int, write: Write) -> None:
+        """Take over what the client wrote before the record's turn has come."""
+        with self._download_lock:
+            if frame not in self._overtaken:
+                self.mirrors[number].write(write)
+                self._overtaken.add(frame)
+
+    def drain(self) -> None:
+        """Wait for all downloads, and send them."""
+        with self._download_lock:
+            waiting = list(self._downloads)
+        for entry in waiting:
+            self._api.runtime.eventSynchronize(entry.buffer.event)
+        self.push()
+
+    def answer(self, request: int, device: int, buffer: Buffer, size: int) -> None:
+        """Answer a request with ``size`` bytes of a buffer once its event has completed."""
+
+        def finish() -> None:
+            status = 0
+            try:
+                self._api.runtime.eventSynchronize(buffer.event)
+                self.push()
+            except self._api.errors as error:
+                status = self._api.status_of(error)
+            bulk = () if status else (buffer.view[:size],)
+            self._replies.reply(request, status, bulk=bulk)
+            self.heard(status)
+            self.give(device, buffer)
+
+        if self.soon(buffer.event):
+            finish()
+        else:
+            self.start(device, finish)
+
+    def guarded(self, request: int, job: Callable[[], Any]) -> Callable[[], None]:
+        """Return ``job`` followed by the reply that says whether it failed."""
+
+        def run() -> None:
+            status = 0
+            try:
+                job()
+                self.push()
+            except self._api.errors as error:
+                status = self._api.status_of(error)
+            self._replies.reply(request, status)
+            self.heard(status)
+
+        return run

@@ -1,0 +1,1 @@
+"""The tables of driver calls and records, and the generators that read them."""

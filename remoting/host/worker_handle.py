@@ -1,0 +1,317 @@
+"""One worker process as its host sees it: its state, what can be sent to it, how it ends."""
+
+import array
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import trio
+
+from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
+from gpupool.remoting.host.users import LeaseUser
+from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.worker.worker_channel import DESCRIPTOR_COUNT_MAX, receive_with_descriptors
+
+RECEIVE_SIZE = 65536
+
+LOG_TEXT_MAX = 64 * 1024
+"""Characters of one worker that reach the log; a program could make it talk for ever."""
+
+PLEDGES_MAX = 1 << 16
+"""Pieces of memory of one lease that are charged under tokens, with those that are not to be found
+any more while somebody has them."""
+
+LAST_WORDS_TIMEOUT_S = 1.0
+"""A dead worker's sockets are read for so long; they end at once unless a child of it lives on."""
+
+
+class WorkerState(Enum):
+    """How far a worker is. Every state may go to ``ENDED``."""
+
+    STARTING = "starting"
+    WARM = "warm"
+    WAITING = "waiting"  # for the client's data connection
+    CONNECTED = "connected"
+    ENDED = "ended"
+
+
+class WorkerFailedError(GpupoolError):
+    """A worker died, or does not do what it must."""
+
+    code = "worker"
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker process and everything that the host keeps for it."""
+
+    number: int
+    process: "subprocess.Popen[bytes]"
+    pidfd: int  # opened before anything could reap the process; readable once it has ended
+    control: socket.socket  # non-blocking
+    errors: int  # read end of the pipe that is the worker's stderr
+    directory: Path
+    start_time: int
+    state: WorkerState = WorkerState.STARTING
+    claimed: bool = False  # for a session, though it may not be assigned yet
+    ready: trio.Event = field(default_factory=trio.Event)
+    assigned: trio.Event = field(default_factory=trio.Event)
+    connected: trio.Event = field(default_factory=trio.Event)
+    exited: trio.Event = field(default_factory=trio.Event)  # the process is reaped
+    ended: trio.Event = field(default_factory=trio.Event)  # and nothing of it is left
+    certificate_sha256: bytes = b""
+    confinement: tuple[str, ...] = ()
+    cuda_problem: str = ""
+    lease: LeaseId | None = None
+    user: LeaseUser | None = None  # that it runs as, once it is assigned; None: the host's
+    user_name: str = ""  # whose lease it is, once it may have that user's kernels
+    session: bytes = b""
+    devices: tuple[GpuId, ...] = ()
+    real: tuple[GpuId, ...] = ()  # those of ``devices`` that are not emulated
+    contexts: bool = False  # its CUDA contexts exist
+    peers: frozenset[ServerId] = frozenset()  # the other servers of its lease
+    expects_peers: bool = False  # it takes connections of the workers there
+    dialling: bool = False  # a connection for it is being made
+    budget: socket.socket | None = None  # non-blocking
+    totals: worker_messages.Report = worker_messages.Report(0, 0, 0)
+    kill_reason: str = ""  # why the host killed it, if it did
+    said_reason: str = ""  # why it exits, by its own last message
+    failed: bool = False  # its end is worth a line in the log
+    log_left: int = LOG_TEXT_MAX
+
+    @property
+    def uid(self) -> int:
+        """Return its lease's uid; -1 when it has the host's."""
+        return -1 if self.user is None else self.user.uid
+
+    @property
+    def label(self) -> str:
+        """Return how the log names it."""
+        lease = f", lease {self.lease:04x}" if self.lease is not None else ""
+        return f"worker {self.process.pid}{lease}"
+
+    def send(self, message: worker_messages.HostMessage, descriptor: int | None = None) -> None:
+        """Send one message, with a descriptor that stays the caller's to close.
+
+        Never waits: a worker reads its control socket at all times, so one whose socket buffer is
+        full is broken.
+
+        Raises:
+            WorkerFailedError: when the worker does not take the whole message.
+        """
+        data = worker_messages.encode(message)
+        rights = [] if descriptor is None else [array.array("i", [descriptor])]
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, each) for each in rights]
+        try:
+            sent = self.control.sendmsg([data], ancillary)
+        except OSError as error:
+            raise WorkerFailedError("the worker takes no messages", why=str(error)) from error
+        if sent != len(data):
+            raise WorkerFailedError("the worker takes no messages", why="its socket is full")
+
+    def say(self, text: str, log: Callable[[str], None]) -> None:
+        """Log a line that this worker or its client has caused, unless there were too many."""
+        if self.log_left <= 0:
+            return
+        self.log_left -= len(text) + 1
+        last = "" if self.log_left > 0 else " (and nothing more of it is logged)"
+        log(f"{self.label}: {text}{last}")
+
+    def kill(self, reason: str, *, failed: bool = True) -> None:
+        """Kill the process; the first reason given stays."""
+        if self.state is WorkerState.ENDED:
+            return
+        if not self.kill_reason:
+            self.kill_reason = reason
+            self.failed = self.failed or failed
+        # Popen looks first whether the process was reaped, so this never hits a stranger's pid.
+        self.process.kill()
+
+    def exit_reason(self) -> str:
+        """Return why it ended, once the process has been waited for.
+
+        A process that crashed is often noticed first by what no longer works, and killed for
+        that; so a reason to kill it counts only if that is what it died of.
+        """
+        code = self.process.returncode
+        if code == -signal.SIGKILL and self.kill_reason:
+            return self.kill_reason
+        if self.said_reason:
+            return self.said_reason
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+
+async def wait_exit(worker: Worker) -> None:
+    """Wait until the process of ``worker`` has ended, and reap it."""
+    await trio.lowlevel.wait_readable(worker.pidfd)
+    worker.process.wait()
+    worker.exited.set()
+
+
+async def read_messages(
+    worker: Worker, handle: Callable[[worker_messages.WorkerMessage], None]
+) -> None:
+    """Hand on everything that ``worker`` says, until it closes or says what it may not."""
+    reader = worker_messages.frame_reader()
+    control = trio.socket.from_stdlib_socket(worker.control)
+    try:
+        while data := await control.recv(RECEIVE_SIZE):
+            reader.feed(data)
+            for frame in reader.frames():
+                handle(worker_messages.decode_from_worker(frame))
+        # A process that dies closes its sockets first, and its exit status says more than that.
+        with trio.move_on_after(LAST_WORDS_TIMEOUT_S):
+            await worker.exited.wait()
+        if not worker.exited.is_set():
+            worker.kill("it closed its control socket")
+    except RemoteProtocolError as error:
+        worker.kill(f"it broke the protocol: {error}")
+    except OSError as error:
+        worker.kill(f"its control socket failed: {error}")
+
+
+async def serve_budget(worker: Worker, budget: Budget, sharing: Sharing) -> None:
+    """Answer the calls of ``worker`` on the budget, until it closes or asks what it may not."""
+    assert worker.budget is not None
+    sock = worker.budget
+    buffer = bytearray()
+    descriptors: list[int] = []
+    try:
+        while True:
+            await trio.lowlevel.wait_readable(sock)
+            try:
+                data, found = receive_with_descriptors(sock, RECEIVE_SIZE, DESCRIPTOR_COUNT_MAX)
+            except BlockingIOError:
+                continue
+            descriptors += found
+            if not data:
+                break
+            buffer += data
+            for call in worker_messages.decode_budget_calls(buffer):
+                if call.operation >= worker_messages.PLEDGE:
+                    answer, passed = answer_holding(worker, budget, call), []
+                elif call.operation >= worker_messages.SHARE:
+                    answer, passed = answer_sharing(worker, budget, sharing, call, descriptors)
+                else:
+                    answer, passed = answer_budget_call(worker, budget, call), []
+                # A worker has one call in hand at most, so the answer always fits.
+                if answer and socket.send_fds(sock, [answer], passed) != len(answer):
+                    raise WorkerFailedError("answers are not read")
+            if descriptors and not buffer:
+                raise RemoteProtocolError("a descriptor that nobody asked for")
+    except (RemoteProtocolError, BudgetError, WorkerFailedError) as error:
+        worker.kill(f"it broke the rules of the budget: {error}")
+    except OSError as error:
+        worker.kill(f"its budget socket failed: {error}")
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def answer_sharing(
+    worker: Worker,
+    budget: Budget,
+    sharing: Sharing,
+    call: worker_messages.BudgetCall,
+    descriptors: list[int],
+) -> tuple[bytes, list[int]]:
+    """Share, find or forget a handle; return the answer, and the descriptor that goes with it.
+
+    A shared descriptor is taken out of ``descriptors``.
+
+    Raises:
+        BudgetError: when the worker asks for what it cannot have.
+    """
+    if worker.lease is None or len(call.payload) < TOKEN_SIZE:
+        raise BudgetError("a handle without a token, or without a lease")
+    token, value = call.payload[:TOKEN_SIZE], call.payload[TOKEN_SIZE:]
+    if call.operation == worker_messages.SHARE:
+        if call.device and not descriptors:
+            raise BudgetError("a descriptor is missing")
+        descriptor = descriptors.pop() if call.device else -1
+        if budget.shared(worker.lease) >= PLEDGES_MAX:
+            if descriptor >= 0:
+                os.close(descriptor)
+            return worker_messages.BUDGET_ANSWER.pack(0, 0), []
+        granted = sharing.share(worker.number, worker.lease, token, value, descriptor)
+        return worker_messages.BUDGET_ANSWER.pack(granted, 0), []
+    if call.operation == worker_messages.FORGET:
+        sharing.forget(worker.number, worker.lease, token)
+        return worker_messages.BUDGET_ANSWER.pack(1, 0), []
+    found = sharing.find(worker.lease, token)
+    if found is None:
+        return worker_messages.BUDGET_ANSWER.pack(0, 0), []
+    if call.device:
+        budget.hold(worker.number, token)
+    passed = [found.descriptor] if found.descriptor >= 0 else []
+    return worker_messages.BUDGET_ANSWER.pack(
+        1 + len(passed), len(found.value)
+    ) + found.value, passed
+
+
+def answer_holding(worker: Worker, budget: Budget, call: worker_messages.BudgetCall) -> bytes:
+    """Note who holds shared memory; return the answer, which only a pledge has.
+
+    Raises:
+        BudgetError: when the worker says what it cannot do.
+    """
+    token, rest = call.payload[:TOKEN_SIZE], call.payload[TOKEN_SIZE:]
+    if call.operation == worker_messages.LET_GO:
+        budget.let_go(worker.number, token)
+        return b""
+    if len(rest) != worker_messages.PLEDGED.size:
+        raise BudgetError("a pledge without its size")
+    (size,) = worker_messages.PLEDGED.unpack(rest)
+    if call.operation == worker_messages.TAKE_BACK:
+        budget.take_back(worker.number, token, size)
+        return b""
+    if call.device >= len(worker.devices):
+        raise BudgetError(f"no device {call.device}")
+    budget.pledge(worker.number, worker.devices[call.device], token, size)
+    return worker_messages.BUDGET_ANSWER.pack(1, 0)
+
+
+def answer_budget_call(worker: Worker, budget: Budget, call: worker_messages.BudgetCall) -> bytes:
+    """Carry out one call and return its answer; a release has none.
+
+    Raises:
+        BudgetError: when the worker asks for what it cannot have.
+    """
+    if call.device >= len(worker.devices) or worker.lease is None:
+        raise BudgetError(f"no device {call.device}")
+    gpu = worker.devices[call.device]
+    granted = False
+    if call.operation == worker_messages.RESERVE:
+        granted = budget.reserve(worker.number, gpu, call.size)
+    elif call.operation == worker_messages.RELEASE:
+        budget.release(worker.number, gpu, call.size)
+        return b""
+    return worker_messages.BUDGET_ANSWER.pack(granted, budget.usage(worker.lease, gpu))
+
+
+async def read_errors(worker: Worker, log: Callable[[str], None]) -> None:
+    """Log what ``worker`` prints, up to a limit, and keep reading so that it never blocks."""
+    pending = b""
+    async with trio.lowlevel.FdStream(worker.errors) as stream:
+        async for data in stream:
+            *lines, pending = (pending + data).split(b"\n")
+            pending = pending[: worker_messages.TEXT_SIZE_MAX]
+            for line in lines:
+                _log_line(worker, line, log)
+    _log_line(worker, pending, log)
+
+
+def _log_line(worker: Worker, line: bytes, log: Callable[[str], None]) -> None:
+    text = worker_messages.shortened(line.decode(errors="replace")).strip()
+    if text:
+        worker.say(text, log)

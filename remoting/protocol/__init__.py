@@ -1,0 +1,1 @@
+"""The control and data protocols as pure code: framing, messages, state machines; no trio."""

@@ -1,0 +1,133 @@
+"""One control connection as a state machine over bytes: which message may come when.
+
+Rule 1: everything that decides whether a message is allowed lives here. Rule 2: nothing here
+knows what a message means; the steward and the client do.
+
+    CONNECTING --opening--> GREETING --Welcome--> OPEN --closed()--> CLOSED
+                                     --CaCertificate, Refused----->  CLOSED
+
+Both ends walk through the same states. Limits grow at ``OPEN``: before it a stranger gets
+``UNAUTHENTICATED_SIZE_MAX`` bytes and one message.
+"""
+
+from collections.abc import Iterator
+from enum import Enum
+
+from gpupool.pool.errors import LocalProtocolError, RemoteProtocolError
+from gpupool.remoting.protocol import messages
+from gpupool.remoting.protocol.framing import (
+    ANSWER_SIZE_MAX,
+    REQUEST_SIZE_MAX,
+    UNAUTHENTICATED_SIZE_MAX,
+    FrameReader,
+)
+from gpupool.remoting.protocol.messages import Message
+
+
+class End(Enum):
+    """Which end of the connection this is."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class Phase(Enum):
+    """How far the connection is."""
+
+    CONNECTING = "connecting"  # the client has to open
+    GREETING = "greeting"  # the server has to answer the opening
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+_OPENINGS = frozenset(messages.OPENINGS.values())
+_CALLS = frozenset(messages.CALLS.values())
+_ANSWERS = frozenset(messages.ANSWERS.values()) - {messages.Welcome, messages.CaCertificate}
+_PUSHES = frozenset(messages.PUSHES.values())
+_GREETINGS = frozenset({messages.Welcome, messages.CaCertificate, messages.Refused})
+
+# What each end may send in each phase, and nothing else.
+ALLOWED: dict[tuple[End, Phase], frozenset[type[Message]]] = {
+    (End.CLIENT, Phase.CONNECTING): _OPENINGS,
+    (End.SERVER, Phase.GREETING): _GREETINGS,
+    (End.CLIENT, Phase.OPEN): _CALLS,
+    (End.SERVER, Phase.OPEN): _ANSWERS | _PUSHES,
+}
+
+
+class Connection:
+    """Both directions of one control connection, without I/O."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self.phase = Phase.CONNECTING
+        other = End.SERVER if end is End.CLIENT else End.CLIENT
+        self._other = other
+        first = UNAUTHENTICATED_SIZE_MAX if other is End.CLIENT else REQUEST_SIZE_MAX
+        self._reader = FrameReader(first)
+
+    def send(self, call: int, message: Message) -> bytes:
+        """Return the bytes of ``message``, after checking that it may be sent now.
+
+        Raises:
+            LocalProtocolError: when it may not; nothing has changed then.
+        """
+        if type(message) not in ALLOWED.get((self.end, self.phase), frozenset()):
+            raise LocalProtocolError(
+                f"{type(message).__name__} cannot be sent", why=f"connection is {self.phase.value}"
+            )
+        if (call == 0) is not (type(message) in _PUSHES):
+            raise LocalProtocolError("only pushes have call number 0")
+        size_max = ANSWER_SIZE_MAX
+        if self.end is End.CLIENT:
+            greeted = self.phase is Phase.OPEN
+            size_max = REQUEST_SIZE_MAX if greeted else UNAUTHENTICATED_SIZE_MAX
+        data = messages.to_frame(call, message, size_max=size_max)
+        self._advance(message)
+        return data
+
+    def receive(self, data: bytes) -> Iterator[tuple[int, Message]]:
+        """Take received bytes, and yield each whole message with its call number.
+
+        Raises:
+            RemoteProtocolError: for a message that is malformed, too large or out of turn. The
+                connection is closed then.
+        """
+        self._reader.feed(data)
+        try:
+            # One at a time: a frame may change what is allowed for the frame after it.
+            while self.phase is not Phase.CLOSED and (frame := self._reader.next()) is not None:
+                if frame.kind not in messages.KINDS and self._may_be_newer(frame.kind):
+                    continue
+                call, message = messages.from_body(frame.kind, frame.body)
+                if type(message) not in ALLOWED.get((self._other, self.phase), frozenset()):
+                    raise RemoteProtocolError(
+                        f"{type(message).__name__} out of turn",
+                        why=f"connection is {self.phase.value}",
+                    )
+                if (call == 0) is not (type(message) in _PUSHES):
+                    raise RemoteProtocolError("only pushes have call number 0")
+                self._advance(message)
+                yield call, message
+        except RemoteProtocolError:
+            self.phase = Phase.CLOSED
+            raise
+
+    def closed(self) -> None:
+        """Say that the transport is gone."""
+        self.phase = Phase.CLOSED
+
+    def _may_be_newer(self, kind: int) -> bool:
+        """Return whether a frame may be a push that only newer clients know."""
+        return self.end is End.CLIENT and self.phase is Phase.OPEN and kind >= messages.PUSH_MIN
+
+    def _advance(self, message: Message) -> None:
+        if self.phase is Phase.CONNECTING:
+            self.phase = Phase.GREETING
+        elif self.phase is Phase.GREETING:
+            if type(message) is messages.Welcome:
+                self.phase = Phase.OPEN
+                is_server = self.end is End.SERVER
+                self._reader.size_max = REQUEST_SIZE_MAX if is_server else ANSWER_SIZE_MAX
+            else:
+                self.phase = Phase.CLOSED

@@ -1,0 +1,122 @@
+"""The token that people paste: ``gpupool-`` and base32 of everything that a first contact needs.
+
+Inside is a canonical CBOR array, ``[version, cluster id, kind, token id, secret, SHA-256 of the
+CA certificate (DER), addresses]``, behind the first 4 bytes of its SHA-256, so that a truncated or
+mistyped paste is told from a wrong one. Base32 (RFC 4648) survives double-clicks and change of
+case. The pool's table holds the SHA-256 of the secret only.
+"""
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import cast
+
+from gpupool.pool.errors import AuthenticationError, GpupoolError
+from gpupool.pool.model.ids import Plain, TokenId
+from gpupool.pool.model.state import TokenKind
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.framing import dump, load
+
+PREFIX = "gpupool-"
+VERSION = 1
+SECRET_SIZE = 32
+CHECKSUM_SIZE = 4
+TEXT_LENGTH_MAX = 4096
+ADDRESS_COUNT_MAX = 16
+
+_PASTE_HINT = "copy the whole token again, as `gpupool token create` printed it"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """What a token says. Whoever holds it can act as ``kind`` until it expires."""
+
+    cluster_id: str
+    kind: TokenKind
+    token: TokenId
+    secret: bytes
+    ca_sha256: bytes
+    addresses: tuple[Address, ...]
+
+    @property
+    def secret_hash(self) -> bytes:
+        """Return what the pool's table keeps of the secret."""
+        return hash_secret(self.secret)
+
+    def __repr__(self) -> str:
+        """Leave the secret out, so that no log or traceback shows it."""
+        return f"TokenText({self.kind.value} {self.token} of {self.cluster_id})"
+
+
+def hash_secret(secret: bytes) -> bytes:
+    """Return the SHA-256 of a secret. The secrets are random, so no slow hash is needed."""
+    return hashlib.sha256(secret).digest()
+
+
+def format_token(token: TokenText) -> str:
+    """Return ``token`` as people paste it."""
+    fields: list[Plain] = [
+        VERSION,
+        token.cluster_id,
+        token.kind.value,
+        token.token,
+        token.secret,
+        token.ca_sha256,
+        [str(address) for address in token.addresses[:ADDRESS_COUNT_MAX]],
+    ]
+    body = dump(fields)
+    data = hashlib.sha256(body).digest()[:CHECKSUM_SIZE] + body
+    return PREFIX + base64.b32encode(data).decode().rstrip("=").lower()
+
+
+def parse_token(text: str) -> TokenText:
+    """Return what the pasted ``text`` says.
+
+    Raises:
+        AuthenticationError: when it is no token, is damaged, or is of another version.
+    """
+    text = "".join(text.split())
+    if not text.lower().startswith(PREFIX) or len(text) > TEXT_LENGTH_MAX:
+        raise AuthenticationError(
+            "this is not a gpupool token", why=f"tokens begin with {PREFIX}", hint=_PASTE_HINT
+        )
+    code = text[len(PREFIX) :].upper()
+    try:
+        data = base64.b32decode(code + "=" * (-len(code) % 8))
+    except ValueError as error:  # not base32, or not even ASCII
+        raise AuthenticationError("the token is damaged", hint=_PASTE_HINT) from error
+    checksum, body = data[:CHECKSUM_SIZE], data[CHECKSUM_SIZE:]
+    if hashlib.sha256(body).digest()[:CHECKSUM_SIZE] != checksum:
+        raise AuthenticationError(
+            "the token is damaged", why="it is truncated or mistyped", hint=_PASTE_HINT
+        )
+    try:
+        return _from_plain(load(body))
+    except (GpupoolError, ValueError) as error:
+        raise AuthenticationError("the token is malformed", why=str(error)[:200]) from error
+
+
+def _from_plain(plain: Plain) -> TokenText:
+    if not isinstance(plain, list) or not plain or plain[0] != VERSION:
+        raise ValueError("it is of another version of gpupool")
+    if len(plain) != 7:
+        raise ValueError("fields are missing")
+    _, cluster_id, kind, token, secret, ca_sha256, addresses = plain
+    if not isinstance(cluster_id, str) or not isinstance(token, str):
+        raise ValueError("names are no text")
+    if not isinstance(secret, bytes) or len(secret) != SECRET_SIZE:
+        raise ValueError("the secret is not 32 bytes long")
+    if not isinstance(ca_sha256, bytes) or len(ca_sha256) != 32:
+        raise ValueError("the fingerprint is not 32 bytes long")
+    if not isinstance(addresses, list) or not 0 < len(addresses) <= ADDRESS_COUNT_MAX:
+        raise ValueError("no addresses, or too many")
+    if not all(isinstance(address, str) for address in addresses):
+        raise ValueError("addresses are no text")
+    return TokenText(
+        cluster_id=cluster_id,
+        kind=TokenKind(kind),
+        token=TokenId(token),
+        secret=secret,
+        ca_sha256=ca_sha256,
+        addresses=tuple(parse_address(text) for text in cast("list[str]", addresses)),
+    )

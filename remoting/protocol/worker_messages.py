@@ -1,0 +1,284 @@
+"""What the host and a worker process say to each other over their socket pair, as bytes.
+
+Control messages are CBOR in the frames of ``remoting.wire``; a descriptor that belongs to a
+message travels beside it (SCM_RIGHTS). Calls on the budget have a socket pair of their own and a
+fixed binary form, because a program may wait for each of them. The worker is not trusted with more
+than its lease: the host decodes what it says as strictly as what a stranger says.
+"""
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.model import codec
+from gpupool.pool.model.ids import Plain
+from gpupool.remoting.protocol import framing
+
+MESSAGE_SIZE_MAX = 48 * 1024
+"""The largest assignment, 256 devices, needs half of it; all fit an empty socket buffer."""
+
+TEXT_SIZE_MAX = 2000
+"""Characters of a log line or a reason that a worker reports; the rest is cut off."""
+
+
+# --- from the host to the worker ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How the worker confines itself before it hears of any client; sent once, first."""
+
+    own_uid: bool  # it will become the user of its lease, so it must be able to
+    cuda: bool  # whether to import CuPy
+    landlock: bool
+    directory: str  # its private directory, the only one that it may write to
+    readable: tuple[str, ...]  # what it may read beside the operating system
+    expose: tuple[str, ...]  # what it must bring within reach before it changes its uid
+    doors: dict[str, str]  # name of a door to "module:function"
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedDevice:
+    """One partition of the session, in the order in which the program sees them."""
+
+    index: int
+    uuid: str
+    name: str
+    memory: int
+    emulated: bool
+    ordinal: int  # CUDA ordinal in the worker; -1 for an emulated device
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """The session that this worker serves; the socket of its budget comes with it."""
+
+    lease: int
+    session: bytes
+    ticket: bytes = field(repr=False)
+    door: str
+    program: str
+    cuda_visible: str  # value of CUDA_VISIBLE_DEVICES
+    devices: tuple[AssignedDevice, ...]
+    place: int = 0  # of this server among those of the lease, in the program's order
+    servers: int = 1  # of the lease
+    uid: int = -1  # to become, of the lease, and its group; -1 to stay who it is
+    groups: tuple[int, ...] = ()  # supplementary, only what GPU device nodes ask for
+    settings: dict[str, str] = field(default_factory=dict[str, str])  # more for CUDA's environment
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An untouched connection, which comes with it; ``plain`` allows it to be unencrypted."""
+
+    plain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """The overhead of the worker's CUDA contexts has been measured: it may allocate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """The answer to ``Dial``; the connection comes with it, unless ``reason`` says why not."""
+
+    reason: str
+
+
+# --- from the worker to the host ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker is warm and confined, and waits for a session."""
+
+    certificate_sha256: bytes
+    confinement: tuple[str, ...]  # what holds for it, for people and tests
+    cuda_problem: str  # why it cannot use CUDA; empty when it can or need not
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """The worker knows its session and can take connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextReady:
+    """The worker's CUDA contexts exist, and hold nothing yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A client has proven itself."""
+
+    transport: str  # "tls", "tcp" or "unix"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A connection failed its handshake; the worker waits for another one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expecting:
+    """The client has introduced the process's other workers: they may connect from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """The worker wants a connection to another server of its lease; one at a time."""
+
+    server: str  # its id
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Totals of the session so far; sent at most once a second, while it is used."""
+
+    calls: int
+    bytes_in: int
+    bytes_out: int
+    busy: bool = False  # a call is being executed
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One line for the server's log."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last message: why the worker exits. ``failed`` when it was not the client's wish."""
+
+    reason: str
+    failed: bool
+
+
+HostMessage = Start | Assign | Connection | Proceed | Dialled
+WorkerMessage = (
+    Ready | Assigned | ContextReady | Connected | Rejected | Report | Log | Ended | Expecting | Dial
+)
+Message = HostMessage | WorkerMessage
+
+# The position is the kind on the wire. Both ends are always of the same build.
+_HOST_KINDS: tuple[type[Any], ...] = (Start, Assign, Connection, Proceed, Dialled)
+_WORKER_KINDS: tuple[type[Any], ...] = (
+    *(Ready, Assigned, ContextReady, Connected),
+    *(Rejected, Report, Log, Ended),
+    *(Expecting, Dial),
+)
+_KIND_OF = {
+    kind: number for kinds in (_HOST_KINDS, _WORKER_KINDS) for number, kind in enumerate(kinds)
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame that carries ``message``."""
+    body = framing.dump(codec.encode(message))
+    return framing.frame_bytes(_KIND_OF[type(message)], body, size_max=MESSAGE_SIZE_MAX)
+
+
+def frame_reader() -> framing.FrameReader:
+    """Return what cuts the received bytes into frames."""
+    return framing.FrameReader(MESSAGE_SIZE_MAX)
+
+
+def decode_from_host(frame: framing.Frame) -> HostMessage:
+    """Return the message of the host that ``frame`` carries.
+
+    Raises:
+        RemoteProtocolError: when it is none.
+    """
+    return cast(HostMessage, _decode(_HOST_KINDS, frame))
+
+
+def decode_from_worker(frame: framing.Frame) -> WorkerMessage:
+    """Return the message of a worker that ``frame`` carries.
+
+    Raises:
+        RemoteProtocolError: when it is none.
+    """
+    return cast(WorkerMessage, _decode(_WORKER_KINDS, frame))
+
+
+def _decode(kinds: tuple[type[Any], ...], frame: framing.Frame) -> object:
+    if frame.kind >= len(kinds):
+        raise RemoteProtocolError("unknown message", why=f"kind {frame.kind}")
+    plain: Plain = framing.load(frame.body)
+    try:
+        return codec.decode(kinds[frame.kind], plain)
+    except codec.CodecError as error:
+        raise RemoteProtocolError("malformed message", why=str(error)) from error
+
+
+def shortened(text: str) -> str:
+    """Return ``text`` cut to what a message may carry, without control characters."""
+    kept = "".join(c if c.isprintable() else " " for c in text[:TEXT_SIZE_MAX])
+    return kept if len(text) <= TEXT_SIZE_MAX else kept + "..."
+
+
+# --- the budget ---------------------------------------------------------------------------------
+
+RESERVE, RELEASE, USAGE, SHARE, FIND, FORGET, PLEDGE, TAKE_BACK, LET_GO = range(1, 10)
+
+BUDGET_CALL = struct.Struct(">BxHxxxxQ")
+"""Operation, device index, bytes. ``RELEASE``, ``TAKE_BACK`` and ``LET_GO`` have no answer.
+
+From ``SHARE`` on, all have instead of bytes the size of what follows: a token, and behind it for
+``SHARE`` the handle that it stands for, for ``PLEDGE`` and ``TAKE_BACK`` bytes as ``PLEDGED``.
+Instead of a device, ``SHARE`` has whether a descriptor comes with it, and ``FIND`` whether the
+finder opens what it finds, of which it lets go later.
+"""
+
+PLEDGED = struct.Struct(">Q")
+
+BUDGET_ANSWER = struct.Struct(">BxxxxxxxQ")
+"""1 when granted, else 0; and the bytes that the whole lease holds on that GPU.
+
+To ``FIND``: 2 when a descriptor comes with it; and the size of the handle, which follows.
+"""
+
+BUDGET_PAYLOAD_SIZE_MAX = 1024
+SIZE_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetCall:
+    """One call on the budget."""
+
+    operation: int
+    device: int
+    size: int
+    payload: bytes = b""
+
+
+def decode_budget_calls(buffer: bytearray) -> list[BudgetCall]:
+    """Take every whole call off the front of ``buffer``.
+
+    Raises:
+        RemoteProtocolError: for an operation that does not exist, or too large a payload.
+    """
+    calls: list[BudgetCall] = []
+    at = 0
+    while len(buffer) - at >= BUDGET_CALL.size:
+        operation, device, size = BUDGET_CALL.unpack_from(buffer, at)
+        end = at + BUDGET_CALL.size
+        if not RESERVE <= operation <= LET_GO:
+            raise RemoteProtocolError("malformed budget call", why=f"operation {operation}")
+        if operation >= SHARE:
+            if size > BUDGET_PAYLOAD_SIZE_MAX:
+                raise RemoteProtocolError("malformed budget call", why=f"{size} bytes behind it")
+            end += size
+        if end > len(buffer):
+            break
+        payload = bytes(buffer[at + BUDGET_CALL.size : end])
+        calls.append(BudgetCall(operation, device, size, payload))
+        at = end
+    del buffer[:at]
+    return calls

@@ -1,0 +1,87 @@
+"""The desk's calls about backups: making one, taking its parts, restoring it. Operators only."""
+
+from gpupool.pool.errors import DeniedError, UsageError
+from gpupool.pool.model import commands
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.backup import (
+    Backup,
+    BackupError,
+    make_backup,
+    restore_refusal,
+    to_file,
+    unpack,
+)
+from gpupool.pool.transitions.uploads import assemble
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.server.service_context import Client, Front
+
+REFUSED = "the backup cannot be restored"
+HINT = "restore into a pool that was made just now, before anything is decided in it"
+
+
+def get_backup(steward: Front, client: Client, call: int) -> None:
+    """Answer with a backup that holds whatever was committed before the call."""
+
+    def then(_result: Result) -> m.Message:
+        return m.BackupIs(to_file(make_backup(steward.state)))
+
+    steward.propose_for(client, call, commands.Tick(), then)
+
+
+def put_part(steward: Front, client: Client, call: int, message: m.PutPart) -> None:
+    """Have one part replicated; ``apply`` checks its size and number."""
+    command = commands.StagePart(message.upload, message.part, message.data)
+
+    def then(result: Result) -> m.Message:
+        if not result.ok:
+            raise DeniedError("the backup cannot be sent", why=result.why)
+        return m.Done()
+
+    steward.propose_for(client, call, command, then)
+
+
+def restore(steward: Front, client: Client, call: int, message: m.RestoreBackup) -> None:
+    """Check the whole upload, and have it taken into the table.
+
+    Raises:
+        DeniedError, UsageError: when it is no backup, or the pool is not one to restore into.
+    """
+    backup = _checked(steward.state, message)
+
+    def then(result: Result) -> m.Message:
+        if not result.ok:
+            raise DeniedError(REFUSED, why=result.why, hint=HINT)
+        return m.Done(_summary(backup, steward.state) if backup else "this backup before")
+
+    command = commands.RestoreBackup(
+        message.upload, message.part_count, message.digest, client.user
+    )
+    steward.propose_for(client, call, command, then)
+
+
+def _checked(state: PoolState, message: m.RestoreBackup) -> Backup | None:
+    """Return the backup before it is proposed, so that nothing malformed enters the log.
+
+    None when the same one was restored already, and only the answer was lost.
+    """
+    if state.former is not None and state.former.digest == message.digest:
+        return None
+    if why := restore_refusal(state):
+        raise DeniedError(REFUSED, why=why, hint=HINT)
+    _, data = assemble(state, message.upload, message.part_count, message.digest)
+    if isinstance(data, Result):
+        raise DeniedError(REFUSED, why=data.why)
+    try:
+        return unpack(data)
+    except BackupError as error:
+        raise UsageError(REFUSED, why=str(error)) from error
+
+
+def _summary(backup: Backup, state: PoolState) -> str:
+    policy = f"policy version {backup.policy.version}" if backup.policy.version else "no policy"
+    here = len(backup.labels) - len(state.labels_awaited)
+    labels = f"labels of {here} servers"
+    if state.labels_awaited:
+        labels += f" ({len(state.labels_awaited)} more when they have joined)"
+    return f"{policy}, {len(backup.tokens)} tokens, {labels}, {len(backup.acts)} acts of the audit"

@@ -1,0 +1,135 @@
+"""The desk's calls about the pool's policy: showing it, putting one in force, explaining it."""
+
+from dataclasses import replace
+from hashlib import sha256
+
+from gpupool.pool.errors import ConflictError, DeniedError, GpupoolError, UsageError
+from gpupool.pool.model import commands
+from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.policy import Policy
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.policy.policy_document import PolicyTextError, parse_policy
+from gpupool.pool.scheduling.policy_explain import explain
+from gpupool.pool.transitions import policy_versions
+from gpupool.pool.transitions.uploads import parts_of
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.time_zones import zone_of
+from gpupool.remoting.server.proposer import Decision
+from gpupool.remoting.server.service_context import Client, Front
+
+PUT_S = 5.0
+"""For all parts of a document together, and its last command."""
+
+REFUSED = "the policy is not put in force"
+
+
+def policy_is(state: PoolState, version: int) -> m.PolicyIs:
+    """Return one version of the policy; 0 stands for the one in force.
+
+    Raises:
+        UsageError: when that version is not kept.
+    """
+    wanted = version or state.policy.version
+    if not wanted:
+        return m.PolicyIs(0, "", Milliseconds(0), policy_versions.pack_text(""))
+    found = next((each for each in state.policies if each.version == wanted), None)
+    if found is None:
+        kept = ", ".join(str(each.version) for each in state.policies)
+        why = f"kept are {kept}" if kept else "the pool has no policy yet"
+        raise UsageError(f"version {wanted} of the policy is not kept", why=why)
+    return m.PolicyIs(found.version, found.by, found.at, found.packed)
+
+
+def history(state: PoolState) -> m.PolicyHistory:
+    """Return the versions that are kept, without their texts."""
+    return m.PolicyHistory(
+        tuple(m.PolicyIs(each.version, each.by, each.at, b"") for each in state.policies)
+    )
+
+
+def put_policy(steward: Front, client: Client, call: int, message: m.PutPolicy) -> None:
+    """Compile a document, replicate it in parts, and put it in force.
+
+    Raises:
+        UsageError: when the document has mistakes.
+        ConflictError: when it is not made from the version in force.
+    """
+    current = steward.state.policy
+    policy = _compile(steward, message.packed)
+    data = policy_versions.pack_draft(policy_versions.Draft(message.packed, policy))
+    digest = policy_versions.digest_of(data)
+    # A later version than this server knows may well be in force: the table decides.
+    if message.base < current.version and current.digest != digest:
+        raise _conflict(steward.state, message.base)
+    parts = parts_of(data)
+    # Named by its content: sent again after a lost answer, the parts are the same.
+    upload = sha256(digest + client.user.encode()).digest()[:16]
+    queue: list[commands.Command] = [
+        commands.StagePart(upload, number, part) for number, part in enumerate(parts)
+    ]
+    queue.append(
+        commands.ApplyPolicy(upload, len(parts), digest, message.base, client.user),
+    )
+    deadline = steward.clock.monotonic() + PUT_S
+
+    def next_one(decision: Decision | None) -> None:
+        if decision is not None and decision.result is None:
+            why = decision.why
+            error = GpupoolError("it is not known whether the policy is in force", why=why)
+            steward.answer(client, call, m.refused(error))
+        elif decision is not None and decision.result is not None and not decision.result.ok:
+            steward.answer(client, call, m.refused(_error(steward.state, message, decision.result)))
+        elif queue:
+            left_s = max(0.1, deadline - steward.clock.monotonic())
+            steward.proposals.propose(queue.pop(0), next_one, timeout_s=left_s)
+        else:
+            steward.answer(client, call, m.Done(str(message.base + 1)))
+
+    steward.require_majority()
+    next_one(None)
+
+
+def check_policy(steward: Front, client: Client, message: m.CheckPolicy) -> m.PolicyVerdict:
+    """Return what the policy, or a draft, says to a request of a user.
+
+    Raises:
+        UsageError: when the draft has mistakes.
+    """
+    state = replace(steward.state, now=Milliseconds(steward.proposals.at_ms()))
+    if message.packed:
+        policy = _compile(steward, message.packed)
+        digest = sha256(message.packed).digest()
+        version = state.policy.version + 1
+        state = replace(state, policy=replace(policy, version=version, digest=digest))
+    user = message.user or client.user
+    kind, lines = explain(state, user[:64], message.request)
+    return m.PolicyVerdict(kind, lines)
+
+
+def _compile(steward: Front, packed: bytes) -> Policy:
+    now_ms = steward.proposals.at_ms()
+    try:
+        text = policy_versions.unpack_text(packed)
+        return parse_policy(text, lambda name: zone_of(name, now_ms))
+    except policy_versions.UnpackError as error:
+        raise UsageError(REFUSED, why=str(error)) from error
+    except PolicyTextError as error:
+        raise UsageError(REFUSED, why=str(error)[:500], hint="gpupool policy check FILE") from error
+
+
+def _error(state: PoolState, message: m.PutPolicy, result: Result) -> GpupoolError:
+    if result.kind == "conflict" and state.policy.version != message.base:
+        return _conflict(state, message.base)
+    return DeniedError(REFUSED, why=result.why)
+
+
+def _conflict(state: PoolState, base: int) -> ConflictError:
+    now = "the pool has no policy yet"
+    if state.policies:
+        now = f"{state.policies[-1].by} has applied version {state.policy.version}"
+    return ConflictError(
+        REFUSED,
+        why=f"it was made from version {base}, and {now}" if base else now,
+        hint="gpupool policy show, and make your changes to that",
+    )

@@ -1,0 +1,268 @@
+"""What a server does unasked, without I/O: compare the table with what it sees, and propose.
+
+Level-triggered: each look proposes whatever is still to be done, so that nothing depends on any
+one proposal getting through. The plans themselves are ``pool.duties``; this adds a server's own
+inventory and readings, and keeps the same command from being under way twice.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+
+from gpupool.pool.model.commands import Command, GpuReading, ReportGpus, ServerUp
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus
+from gpupool.pool.policy.idleness import idle_notice, idle_plan
+from gpupool.pool.ports import Clock, LedgerHealth, Role
+from gpupool.pool.reconcile import host_plan, leader_plan, leases_at
+from gpupool.remoting.protocol.sessions import SessionHost
+from gpupool.remoting.server.proposer import Decision, Proposals
+
+FOREIGN_STEP = 256 << 20
+"""Memory of processes that are not ours is reported when it moved by more than this."""
+
+REPORT_EVERY_S = 1.0
+"""Readings are reported at most so often; a flapping process must not fill the log."""
+
+ATTEMPT_S = 2.0
+"""One look's proposal is given up after so long; the next look proposes it again."""
+
+GONE_REASON = "its client disconnected"
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """What a server says of itself besides its GPUs."""
+
+    address: str  # host:port under which peers and clients reach it
+    version: str = ""
+    driver_version: str = ""
+    cuda_version: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    link_speed: int = 0  # Mbit/s of the interface that has the address; 0 when unknown
+    rdma: bool = False
+
+
+class Caretaker:
+    """The duties of one server."""
+
+    def __init__(
+        self,
+        *,
+        self_id: ServerId,
+        incarnation: Incarnation,
+        software: Software,
+        host: SessionHost,
+        clock: Clock,
+        proposals: Proposals,
+        kill: Callable[[LeaseId, str], None],
+        notify: Callable[[LeaseId, str], None],
+    ) -> None:
+        self._self = self_id
+        self._incarnation = incarnation
+        self._software = software
+        self._host = host
+        self._clock = clock
+        self._proposals = proposals
+        self._kill = kill
+        self._notify = notify
+        self._under_way: set[tuple[str, object]] = set()
+        self._unattached: dict[LeaseId, float] = {}
+        self._used_since: dict[LeaseId, float] = {}
+        self._nearly_since: dict[LeaseId, float] = {}
+        self._reported_at = float("-inf")
+        self._agreed: tuple[object, ...] | None = None  # on what the table and the host agreed last
+        self.gone: dict[LeaseId, str] = {}
+        """Leases held here whose client has disappeared, with the reason."""
+        self.busy: dict[LeaseId, int] = {}
+        """Workers that are being started: they count as alive."""
+
+    def look(
+        self, state: PoolState, health: LedgerHealth | None, attached: Mapping[LeaseId, object]
+    ) -> None:
+        """Propose and do whatever is to be done now.
+
+        Args:
+            state: the table as applied here.
+            health: of consensus, as the leader has it; others have nothing to do about it.
+            attached: the leases that have a client's connection here.
+        """
+        now = self._clock.monotonic()
+        counts = dict(self._host.worker_count())
+        for lease, count in self.busy.items():
+            counts[lease] = counts.get(lease, 0) + count
+        self._follow_leases(state, attached, now)
+        unattached_s = {lease: now - since for lease, since in self._unattached.items()}
+        plan = host_plan(state, self._self, self._incarnation, counts, unattached_s, self.gone)
+        for lease in plan.kill:
+            self._kill(lease, "the table does not hold this lease here")
+        for command in plan.propose:
+            self._once(command)
+        self._look_for_idle(state, now)
+        if health is not None and health.role is Role.LEADER:
+            wall_ms = self._clock.wall_ms()
+            for command in leader_plan(state, health.contact_age_s, wall_ms, self._self):
+                self._once(command)
+        server = state.servers.get(self._self)
+        if server is not None:
+            self._report(server)
+
+    def _follow_leases(
+        self, state: PoolState, attached: Mapping[LeaseId, object], now: float
+    ) -> None:
+        """Note since when each lease held here has had no client."""
+        held = {
+            lease.id
+            for lease in leases_at(state, self._self)
+            if lease.held and lease.parts[self._self] is PartStatus.HELD
+        }
+        busy, used_since, unattached = self.busy, self._used_since, self._unattached
+        for lease in held:
+            # To open a session is use, however long it takes.
+            if lease in busy or lease not in used_since:
+                used_since[lease] = now
+            if lease not in attached:
+                unattached.setdefault(lease, now)
+            elif lease in unattached:
+                del unattached[lease]
+        for noted in (unattached, used_since, self.gone):
+            if not noted.keys() <= held:
+                for lease in noted.keys() - held:
+                    del noted[lease]
+
+    def _look_for_idle(self, state: PoolState, now: float) -> None:
+        """Announce and end leases that nobody uses; see ``pool.idleness``."""
+        leases = state.leases
+        bounded = [
+            (lease, since)
+            for lease, since in self._used_since.items()
+            if leases[lease].idle_timeout_s
+        ]
+        if not bounded and not self._nearly_since:
+            return  # most leases have no idle timeout, and what was measured is not asked for
+        measured_s = self._host.idle_s()
+        idle_s = {
+            lease: min(now - since, measured_s.get(lease, now - since)) for lease, since in bounded
+        }
+        nearly_s = {lease: now - since for lease, since in self._nearly_since.items()}
+        plan = idle_plan(state, self._self, self._incarnation, idle_s, nearly_s)
+        for lease in plan.nearly - self._nearly_since.keys():
+            self._notify(lease, idle_notice(state.leases[lease].idle_timeout_s))
+        self._nearly_since = {lease: self._nearly_since.get(lease, now) for lease in plan.nearly}
+        for command in plan.propose:
+            self._once(command)
+
+    def _report(self, server: Server) -> None:
+        """Propose the inventory when the table has another one, else readings that moved."""
+        readings, devices = self._host.readings(), self._host.gpus()
+        agreed = self._agreed
+        if agreed is not None and agreed[0] is server and agreed[1:] == (readings, devices):
+            return  # as most of the time: the table has changed elsewhere
+        self._agreed = None
+        gpus = tuple(_with_reading(gpu, readings.get(gpu.id)) for gpu in devices)
+        if self._inventory_differs(server, gpus):
+            software = self._software
+            self._once(
+                ServerUp(
+                    server=self._self,
+                    incarnation=self._incarnation,
+                    address=software.address,
+                    version=software.version,
+                    driver_version=software.driver_version,
+                    cuda_version=software.cuda_version,
+                    gpus=gpus,
+                    labels=dict(software.labels),
+                    link_speed=software.link_speed,
+                    rdma=software.rdma,
+                )
+            )
+            return
+        now = self._clock.monotonic()
+        moved = {
+            gpu_id: reading
+            for gpu_id, reading in readings.items()
+            if (known := server.gpus.get(gpu_id)) is not None and _has_moved(known, reading)
+        }
+        if not moved:
+            self._agreed = (server, readings, devices)
+        elif now - self._reported_at >= REPORT_EVERY_S:
+            self._reported_at = now
+            self._once(ReportGpus(self._self, self._incarnation, moved))
+
+    def _inventory_differs(self, server: Server, gpus: tuple[Gpu, ...]) -> bool:
+        if server.incarnation > self._incarnation:
+            return False  # a later process of this server exists; this one has nothing to say
+        software = self._software
+        if server.incarnation < self._incarnation or server.status is ServerStatus.JOINED:
+            return True
+        said = Software(
+            address=server.address,
+            version=server.version,
+            driver_version=server.driver_version,
+            cuda_version=server.cuda_version,
+            labels=tuple(sorted(server.labels_said.items())),
+            link_speed=server.link_speed,
+            rdma=server.rdma,
+        )
+        if said != replace(software, labels=tuple(sorted(dict(software.labels).items()))):
+            return True
+        known = {gpu.id: _fixed(gpu) for gpu in server.gpus.values()}
+        present = {gpu.id: _fixed(gpu) for gpu in gpus}
+        for gpu in gpus:
+            granted = server.gpus[gpu.id].memory_granted if gpu.id in known else 0
+            if granted > gpu.capacity:
+                present[gpu.id] = known[gpu.id]  # the table takes the new size when that is over
+        # What fell off the bus stays in the table, faulty, until its leases are over.
+        lost = {
+            gpu_id
+            for gpu_id in known.keys() - present.keys()
+            if not (server.gpus[gpu_id].fault and server.gpus[gpu_id].memory_granted)
+        }
+        return bool(lost) or any(known.get(gpu_id) != gpu for gpu_id, gpu in present.items())
+
+    def _once(self, command: Command) -> None:
+        """Propose ``command`` unless the same is under way."""
+        key = (type(command).__name__, _subject(command))
+        if key in self._under_way:
+            return
+        self._under_way.add(key)
+
+        def decided(_decision: Decision) -> None:
+            # Refused or lost, the next look sees what is still to be done.
+            self._under_way.discard(key)
+
+        self._proposals.propose(command, decided, timeout_s=ATTEMPT_S)
+
+
+def _subject(command: Command) -> object:
+    return getattr(command, "lease", None) or getattr(command, "server", None)
+
+
+_CHANGING = ("memory_foreign", "memory_granted", "fault", "clash")
+_FIXED = attrgetter(*(each.name for each in fields(Gpu) if each.name not in _CHANGING))
+
+
+def _fixed(gpu: Gpu) -> object:
+    """Return what of ``gpu`` does not change by the hour, to be compared."""
+    return _FIXED(gpu)
+
+
+def _with_reading(gpu: Gpu, reading: GpuReading | None) -> Gpu:
+    if reading is None or (gpu.memory_foreign, gpu.fault) == (
+        reading.memory_foreign,
+        reading.fault,
+    ):
+        return gpu
+    return with_changes(gpu, memory_foreign=reading.memory_foreign, fault=reading.fault)
+
+
+def _has_moved(known: Gpu, reading: GpuReading) -> bool:
+    if known.fault != reading.fault[:200]:
+        return True
+    return abs(known.memory_foreign - reading.memory_foreign) > FOREIGN_STEP
+
+
+def readings_of(gpus: tuple[Gpu, ...]) -> dict[GpuId, GpuReading]:
+    """Return the readings that ``gpus`` themselves carry; for hosts that measure nothing else."""
+    return {gpu.id: GpuReading(gpu.memory_foreign, gpu.fault) for gpu in gpus}

@@ -1,0 +1,1 @@
+"""Connections over trio, sockets and TLS: streams, dialling, peers, certificates."""

@@ -1,0 +1,210 @@
+"""From an address to a welcomed control connection, and the first contact of a new machine."""
+
+import hmac
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import trio
+
+from gpupool.pool.errors import (
+    AuthenticationError,
+    GpupoolError,
+    RemoteProtocolError,
+    UnreachableError,
+)
+from gpupool.pool.model.ids import TokenId
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.connection import Connection, End
+from gpupool.remoting.protocol.token_text import TokenText
+from gpupool.remoting.transport.failures import GONE, explain
+from gpupool.remoting.transport.message_stream import MessageStream
+from gpupool.remoting.transport.pki import (
+    CONTROL_NAME,
+    client_context,
+    fingerprint,
+    first_contact_context,
+    server_of,
+)
+from gpupool.remoting.transport.socket_options import tune
+
+DIAL_TIMEOUT_S = 4.0
+"""TCP, TLS and the welcome together; a server that needs longer is no help."""
+
+SERVER_TIMEOUT_S = 10.0
+"""A server whose network is silently lost is noticed by the kernel within this."""
+
+Dial = Callable[[Address, ssl.SSLContext], Awaitable[trio.abc.Stream]]
+"""Returns a stream to a server that the TLS settings have verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a client says of itself."""
+
+    token: TokenId
+    secret: bytes
+    version: str
+    client: str  # user@host
+
+
+async def dial_tls(address: Address, context: ssl.SSLContext) -> trio.abc.Stream:
+    """Return a handshaken TLS connection to the control server at ``address``."""
+    tcp = await trio.open_tcp_stream(address.host, address.port)
+    tune(tcp.socket, timeout_s=SERVER_TIMEOUT_S)
+    tls = trio.SSLStream(tcp, context, server_hostname=CONTROL_NAME, https_compatible=True)
+    try:
+        await tls.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(tls)
+        raise
+    return tls
+
+
+async def connect(
+    address: Address,
+    context: ssl.SSLContext,
+    greeting: Greeting,
+    *,
+    cluster_id: str,
+    dial: Dial = dial_tls,
+) -> tuple[MessageStream, m.Welcome]:
+    """Return a welcomed control connection.
+
+    Raises:
+        UnreachableError: nothing answers there, or not in time.
+        AuthenticationError: either side refuses the other.
+    """
+    connection: MessageStream | None = None
+    try:
+        with trio.fail_after(DIAL_TIMEOUT_S):
+            stream = await dial(address, context)
+            connection = MessageStream(stream, Connection(End.CLIENT))
+            hello = m.Hello(
+                protocol=m.PROTOCOL,
+                version=greeting.version,
+                token=greeting.token,
+                secret=greeting.secret,
+                client=greeting.client[:100],
+            )
+            await connection.send(1, hello)
+            received = await connection.receive()
+        welcome = _expect_welcome(received, address)
+        _check_server(stream, welcome, cluster_id)
+    except BaseException as error:
+        if connection is not None:
+            await connection.aclose()
+        if isinstance(error, GONE):
+            raise _refusal(error, address) from error
+        raise
+    return connection, welcome
+
+
+def _expect_welcome(received: tuple[int, m.Message] | None, address: Address) -> m.Welcome:
+    if received is None:
+        raise UnreachableError(f"cannot reach {address}", why="it hung up")
+    match received[1]:
+        case m.Welcome() as welcome:
+            return welcome
+        case m.Refused() as refused:
+            raise m.to_error(refused)
+        case other:
+            raise RemoteProtocolError(f"a {type(other).__name__} in place of a welcome")
+
+
+def _check_server(stream: trio.abc.Stream, welcome: m.Welcome, cluster_id: str) -> None:
+    if welcome.cluster_id != cluster_id:
+        raise AuthenticationError(
+            "the server belongs to another pool", why=f"it is one of {welcome.pool!r}"
+        )
+    # All servers of the pool may answer as control.gpupool; none may say that it is another one.
+    if isinstance(stream, trio.SSLStream):
+        certificate: dict[str, object] = stream.getpeercert()
+        if server_of(certificate) != welcome.server:
+            raise AuthenticationError(
+                "the server is not the one that it says", why=f"it says {welcome.server}"
+            )
+
+
+def _refusal(error: BaseException, address: Address) -> GpupoolError:
+    why = explain(error)
+    cause = error.__cause__ if isinstance(error, trio.BrokenResourceError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return AuthenticationError(
+            f"{address} is not a server of this pool",
+            why=cause.verify_message or why,
+            hint="if the pool was made anew, log in to it again",
+        )
+    if isinstance(error, RemoteProtocolError):
+        return RemoteProtocolError(f"{address} does not follow the protocol", why=why)
+    return UnreachableError(
+        f"cannot reach {address}", why=why, hint="is `gpupool join` running there?"
+    )
+
+
+async def fetch_ca(token: TokenText, address: Address, *, dial: Dial = dial_tls) -> bytes:
+    """Return the CA certificate (PEM) that ``address`` shows, if it is that of the token.
+
+    Raises:
+        UnreachableError: nothing answers there.
+        AuthenticationError: what answers belongs to another pool.
+    """
+    try:
+        with trio.fail_after(DIAL_TIMEOUT_S):
+            stream = await dial(address, first_contact_context())
+            async with MessageStream(stream, Connection(End.CLIENT)) as connection:
+                await connection.send(1, m.FetchCa(m.PROTOCOL))
+                received = await connection.receive()
+    except GONE as error:
+        raise _refusal(error, address) from error
+    if received is None:
+        raise UnreachableError(f"cannot reach {address}", why="it hung up")
+    answer = received[1]
+    if isinstance(answer, m.Refused):
+        raise m.to_error(answer)
+    if not isinstance(answer, m.CaCertificate) or not hmac.compare_digest(
+        fingerprint(answer.pem), token.ca_sha256
+    ):
+        raise AuthenticationError(
+            f"{address} does not belong to the pool of this token",
+            why="its CA has another fingerprint",
+            hint="check the address, or ask for a new token; nothing secret was sent",
+        )
+    return answer.pem
+
+
+async def first_contact(
+    token: TokenText, greeting: Greeting, *, dial: Dial = dial_tls
+) -> tuple[MessageStream, m.Welcome, bytes]:
+    """Return a welcomed connection to any server of the token, and the CA certificate (PEM).
+
+    Raises:
+        AuthenticationError: a server of the pool refuses the token.
+        UnreachableError: no address of the token answers.
+    """
+    failures: list[GpupoolError] = []
+    for address in token.addresses:
+        try:
+            ca_pem = await fetch_ca(token, address, dial=dial)
+            connection, welcome = await connect(
+                address, client_context(ca_pem), greeting, cluster_id=token.cluster_id, dial=dial
+            )
+        except GpupoolError as error:
+            failures.append(error)
+        else:
+            return connection, welcome, ca_pem
+    raise worst(failures, tuple(token.addresses))
+
+
+def worst(failures: list[GpupoolError], addresses: tuple[Address, ...]) -> GpupoolError:
+    """Return the one error to show when no address helped: what needs a person comes first."""
+    for error in failures:
+        if not isinstance(error, UnreachableError):
+            return error
+    tried = ", ".join(str(address) for address in addresses[:4])
+    more = f" and {len(addresses) - 4} more" if len(addresses) > 4 else ""
+    why = f"{failures[0].why}; tried {tried}{more}" if failures else "no address is known"
+    return UnreachableError(
+        "cannot reach the pool", why=why, hint="is `gpupool join` running there?"
+    )

@@ -1,0 +1,75 @@
+"""The trio adapter of ``connection``: messages in and out of any byte stream; no parsing here."""
+
+from collections import deque
+from types import TracebackType
+
+import trio
+
+from gpupool.remoting.protocol.connection import Connection
+from gpupool.remoting.protocol.messages import Message
+
+READ_SIZE = 16 * 1024
+
+
+class MessageStream:
+    """One end of a control connection over a ``trio.abc.Stream``.
+
+    ``send`` may be called by many tasks, ``receive`` by one.
+    """
+
+    def __init__(self, stream: trio.abc.Stream, connection: Connection) -> None:
+        self.stream = stream
+        self.connection = connection
+        self._lock = trio.Lock()
+        self._received: deque[tuple[int, Message]] = deque()
+        self.reads = 0
+        """How often something has come: also pieces of a message that is not whole yet."""
+
+    async def send(self, call: int, message: Message) -> None:
+        """Send one message whole.
+
+        Raises:
+            trio.BrokenResourceError, trio.ClosedResourceError: the connection is gone.
+            LocalProtocolError: the message may not be sent now.
+        """
+        async with self._lock:
+            data = self.connection.send(call, message)
+            try:
+                await self.stream.send_all(data)
+            except BaseException:
+                # A cancelled or failed send may have written half a frame: no more can follow.
+                self.connection.closed()
+                await trio.aclose_forcefully(self.stream)
+                raise
+
+    async def receive(self) -> tuple[int, Message] | None:
+        """Return the next call number and message, or None once the other end has closed.
+
+        Raises:
+            RemoteProtocolError: the other end broke the rules.
+            trio.BrokenResourceError, trio.ClosedResourceError: the connection is gone.
+        """
+        while not self._received:
+            data = await self.stream.receive_some(READ_SIZE)
+            if not data:
+                self.connection.closed()
+                return None
+            self.reads += 1
+            self._received.extend(self.connection.receive(bytes(data)))
+        return self._received.popleft()
+
+    async def aclose(self) -> None:
+        """Close at once, without a farewell that the other end would have to wait for."""
+        self.connection.closed()
+        await trio.aclose_forcefully(self.stream)
+
+    async def __aenter__(self) -> "MessageStream":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()

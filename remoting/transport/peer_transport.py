@@ -1,0 +1,430 @@
+"""Links between servers: one mutually authenticated connection per pair, kept up and in order.
+
+``Links`` implements ``ports.PeerLinks`` and reports to a ``ports.PeerEvents``. The server with the
+smaller id dials; the other one only when that has not worked for a while, so that a firewall which
+is open in one direction is enough. A newer connection always replaces an older one, because the
+side that opened it evidently has none.
+
+A frame has a kind: Raft's own, opaque here; the greeting with the sender's wall clock, repeated
+every ``CLOCK_EVERY_S``; and the CA's key, which a newly promoted voter asks another voter for.
+
+Public: ``Links(identity, ...)``, ``await run(events)``, ``await accept(stream, peer)``,
+``send``, ``set_peers``, ``clock_offset_s(peer)``, ``ask_key(peer)``.
+"""
+
+import contextlib
+import logging
+import ssl
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import trio
+
+from gpupool.pool.errors import GpupoolError, RemoteProtocolError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import Clock, PeerEvents, Randomness
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.framing import FrameReader, frame_bytes
+from gpupool.remoting.transport.failures import GONE, explain
+from gpupool.remoting.transport.pki import Identity, peer_client_context, server_name, server_of
+from gpupool.remoting.transport.socket_options import tune
+
+FRAME_SIZE_MAX = 16 * 1024 * 1024
+"""Of Raft's own frames; the same as consensus allows."""
+
+QUEUE_SIZE_MAX = 32 * 1024 * 1024
+QUEUE_COUNT_MAX = 16_384
+"""A peer that reads nothing may make us keep this much; then Raft is told that it is gone."""
+
+WRITE_SIZE_MAX = 256 * 1024
+"""Small frames are sent together up to here: one TLS record each would cost more than Raft."""
+
+READ_SIZE = 64 * 1024
+DIAL_TIMEOUT_S = 3.0
+GREETING_TIMEOUT_S = 3.0
+PEER_TIMEOUT_S = 10.0
+BACKOFF_BASE_S = 0.05
+BACKOFF_MAX_S = 2.0
+FALLBACK_DIAL_S = 0.5
+"""How long the server with the larger id waits to be dialled before it dials itself. Short, since a
+restarted server may not know any address before its table has caught up with somebody's."""
+
+CLOCK_EVERY_S = 20.0
+GREETING = struct.Struct(">HQ")  # version of the links, wall clock in milliseconds
+VERSION = 2
+"""Grows with every change that another server would read, or carry out, differently: of these
+frames, of Raft's, of the table's commands and what ``apply`` does with them. Tables must agree."""
+
+KEY_SIZE_MAX = 4096
+LONG_S = 3600.0
+
+Dial = Callable[[ServerId, Address], Awaitable[trio.abc.Stream]]
+
+
+class Kind(IntEnum):
+    """What a frame between peers carries."""
+
+    RAFT = 0
+    GREETING = 1
+    KEY_ASK = 2
+    KEY_GIVE = 3
+    REMOVED = 4  # the receiver is not a member of the pool any more
+
+
+@dataclass(eq=False, slots=True)
+class _Link:
+    """One live connection."""
+
+    peer: ServerId
+    stream: trio.abc.Stream
+    queue: deque[bytes] = field(default_factory=deque[bytes])
+    queue_size: int = 0
+    more: trio.Event = field(default_factory=trio.Event)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    greeted: bool = False
+
+    def put(self, data: bytes) -> bool:
+        if len(self.queue) >= QUEUE_COUNT_MAX or self.queue_size + len(data) > QUEUE_SIZE_MAX:
+            return False
+        self.queue.append(data)
+        self.queue_size += len(data)
+        self.more.set()
+        return True
+
+    def take(self) -> bytes:
+        """Return what to write next: small frames together, a large one alone."""
+        parts: list[bytes] = []
+        size = 0
+        while self.queue and (not parts or size + len(self.queue[0]) <= WRITE_SIZE_MAX):
+            parts.append(self.queue.popleft())
+            size += len(parts[-1])
+        self.queue_size -= size
+        return b"".join(parts)
+
+
+@dataclass(eq=False, slots=True)
+class _Peer:
+    """A server to stay connected to."""
+
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    changed: trio.Event = field(default_factory=trio.Event)
+    failure: str = ""  # the last one that was logged
+    other_version: int = VERSION  # of its links, if that was logged
+
+
+class Links:
+    """Connections to all peers; see the module."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        *,
+        clock: Clock,
+        chance: Randomness,
+        address_of: Callable[[ServerId], str | None],
+        log: logging.Logger,
+        dial: Dial | None = None,
+    ) -> None:
+        """Make links that are all down.
+
+        Args:
+            identity: of this server.
+            clock: both clocks; the wall clock is told to peers.
+            chance: for the jitter of the back-off.
+            address_of: ``host:port`` of a peer, or None when it is not known yet.
+            log: where connections and their failures are reported.
+            dial: how to connect; tests and simulations replace it.
+        """
+        self._self = identity.server
+        self._clock = clock
+        self._chance = chance
+        self._address_of = address_of
+        self._log = log
+        self._dial: Dial = dial or _TlsDialler(identity)
+        self._events: PeerEvents | None = None
+        self._nursery: trio.Nursery | None = None
+        self._peers: dict[ServerId, _Peer] = {}
+        self._links: dict[ServerId, _Link] = {}
+        self._offsets: dict[ServerId, float] = {}
+        self.give_key: Callable[[ServerId], bytes] = lambda _peer: b""
+        """Returns the CA's key for a peer that may have it, else nothing."""
+        self.take_key: Callable[[ServerId, bytes], None] = lambda _peer, _key: None
+        """Takes the CA's key that a peer sent."""
+        self.removed_by: set[ServerId] = set()
+        """Servers that hung up on this one because it was removed from the pool."""
+
+    # --- the port that consensus uses ----------------------------------------------------------
+
+    def send(self, peer: ServerId, frame: bytes) -> bool:
+        """Queue one frame; False when there is no connection or its queue is full."""
+        return self._put(peer, Kind.RAFT, frame)
+
+    def set_peers(self, peers: Sequence[ServerId]) -> None:
+        """Say which servers to stay connected to; all others are disconnected."""
+        wanted = set(peers) - {self._self}
+        for peer in [p for p in self._peers if p not in wanted]:
+            self._peers.pop(peer).scope.cancel()
+            self._offsets.pop(peer, None)
+            if (link := self._links.get(peer)) is not None:
+                self._drop(link)
+        for peer in sorted(wanted - self._peers.keys()):
+            self._peers[peer] = _Peer()
+            if self._nursery is not None:
+                self._nursery.start_soon(self._keep, peer, self._peers[peer])
+
+    # --- what the control server uses ----------------------------------------------------------
+
+    async def run(
+        self,
+        events: PeerEvents,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Keep the connections up until cancelled; ``set_peers`` may be called before."""
+        self._events = events
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                for peer, state in self._peers.items():
+                    nursery.start_soon(self._keep, peer, state)
+                nursery.start_soon(self._tell_time)
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    async def accept(self, stream: trio.abc.Stream, peer: ServerId) -> None:
+        """Use a connection that ``peer`` opened and proved itself on, until it ends.
+
+        The caller has checked that the table does not exclude it. One that is not among the peers
+        is welcome: a server that was away may hear first from a voter that it does not know yet.
+        """
+        if self._nursery is not None:
+            await self._converse(_Link(peer, stream))
+        else:
+            await trio.aclose_forcefully(stream)
+
+    async def reject(self, stream: trio.abc.Stream, peer: ServerId) -> None:
+        """Tell a server that it was removed from the pool, and hang up."""
+        wall = GREETING.pack(VERSION, self._clock.wall_ms())
+        data = frame_bytes(Kind.GREETING, wall, size_max=GREETING.size)
+        data += frame_bytes(Kind.REMOVED, b"", size_max=0)
+        self._log.warning("refused a link from server %s, which was removed from the pool", peer)
+        with trio.move_on_after(GREETING_TIMEOUT_S), contextlib.suppress(*GONE):
+            await stream.send_all(data)
+            while await stream.receive_some(READ_SIZE):
+                pass  # until it hangs up, so that it reads what was sent
+        await trio.aclose_forcefully(stream)
+
+    def wants(self, peer: ServerId) -> bool:
+        """Return whether consensus wants to stay connected to ``peer``."""
+        return peer in self._peers
+
+    def clock_offset_s(self, peer: ServerId) -> float | None:
+        """Return by how much the wall clock of ``peer`` is ahead of ours, when last heard."""
+        return self._offsets.get(peer)
+
+    def connected(self) -> tuple[ServerId, ...]:
+        """Return the peers with a live connection."""
+        return tuple(peer for peer, link in self._links.items() if link.greeted)
+
+    def ask_key(self, peer: ServerId) -> bool:
+        """Ask ``peer`` for the CA's key; ``take_key`` gets the answer, if there is one."""
+        return self._put(peer, Kind.KEY_ASK, b"")
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _put(self, peer: ServerId, kind: Kind, body: bytes) -> bool:
+        link = self._links.get(peer)
+        if link is None or not link.greeted:
+            return False
+        return link.put(frame_bytes(kind, body, size_max=FRAME_SIZE_MAX))
+
+    async def _keep(self, peer: ServerId, state: _Peer) -> None:
+        """Dial ``peer`` again and again whenever there is no connection."""
+        failures = 0
+        with state.scope:
+            if self._self > peer:
+                await self._wait_for_change(state, FALLBACK_DIAL_S * (1 + self._chance.random()))
+            while True:
+                if peer in self._links:
+                    failures = 0
+                    await self._wait_for_change(state, LONG_S)
+                    if peer not in self._links and self._self > peer:
+                        delay_s = FALLBACK_DIAL_S * (1 + self._chance.random())
+                        await self._wait_for_change(state, delay_s)
+                    continue
+                stream = await self._try_dial(peer, state)
+                if stream is not None:
+                    started = trio.current_time()
+                    await self._converse(_Link(peer, stream))
+                    # A peer that greets and hangs up at once must not be dialled in a hot loop.
+                    failures = 0 if trio.current_time() - started > BACKOFF_MAX_S else failures + 1
+                else:
+                    failures += 1
+                limit = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
+                await self._wait_for_change(state, limit * (0.5 + 0.5 * self._chance.random()))
+
+    async def _wait_for_change(self, state: _Peer, timeout_s: float) -> None:
+        """Return once a connection came up or went down, or after ``timeout_s``."""
+        with trio.move_on_after(timeout_s):
+            await state.changed.wait()
+
+    async def _try_dial(self, peer: ServerId, state: _Peer) -> trio.abc.Stream | None:
+        text = self._address_of(peer)
+        if text is None:
+            return None
+        try:
+            with trio.fail_after(DIAL_TIMEOUT_S):
+                stream = await self._dial(peer, parse_address(text))
+        except (*GONE, GpupoolError) as error:
+            failure = explain(error)
+            if state.failure != failure:
+                state.failure = failure
+                self._log.info("no link to server %s at %s: %s", peer, text, failure)
+            return None
+        state.failure = ""
+        return stream
+
+    async def _converse(self, link: _Link) -> None:
+        """Greet, then carry frames both ways until the connection ends or is replaced."""
+        reason = "closed by the peer"
+        wall = GREETING.pack(VERSION, self._clock.wall_ms())
+        link.put(frame_bytes(Kind.GREETING, wall, size_max=GREETING.size))
+        try:
+            with link.scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write, link)
+                    await self._read(link)
+                    nursery.cancel_scope.cancel()
+            if link.scope.cancelled_caught:
+                reason = "replaced or no longer wanted"
+        except* GONE as group:
+            reason = explain(group)
+        finally:
+            self._drop(link)
+            await trio.aclose_forcefully(link.stream)
+            if link.greeted:
+                self._log.info("link to server %s is down: %s", link.peer, reason)
+            else:
+                self._log.debug("no link to server %s: %s", link.peer, reason)
+
+    def _raise(self, link: _Link) -> None:
+        """Put a greeted connection into use, in the place of any older one."""
+        assert self._events is not None
+        if (old := self._links.get(link.peer)) is not None:
+            self._drop(old)
+        link.greeted = True
+        self._links[link.peer] = link
+        if (peer := self._peers.get(link.peer)) is not None:
+            peer.other_version = VERSION
+        self._log.info("link to server %s is up", link.peer)
+        self._tell_change(link.peer)
+        self._events.connected(link.peer)
+
+    def _drop(self, link: _Link) -> None:
+        """Take a connection out of use; what is still in it is lost."""
+        link.scope.cancel()
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+            self._tell_change(link.peer)
+            if self._events is not None:
+                self._events.disconnected(link.peer)
+
+    def _tell_change(self, peer: ServerId) -> None:
+        if (state := self._peers.get(peer)) is not None:
+            state.changed.set()
+            state.changed = trio.Event()
+
+    async def _write(self, link: _Link) -> None:
+        while True:
+            while link.queue:
+                await link.stream.send_all(link.take())
+            link.more = trio.Event()
+            await link.more.wait()
+
+    async def _read(self, link: _Link) -> None:
+        reader = FrameReader(GREETING.size)
+        with trio.fail_after(GREETING_TIMEOUT_S) as greeting:
+            while data := await link.stream.receive_some(READ_SIZE):
+                reader.feed(bytes(data))
+                # One at a time: the greeting raises the limit for the frame after it.
+                while (frame := reader.next()) is not None:
+                    if link.scope.cancel_called:
+                        return
+                    if not link.greeted:
+                        self._take_greeting(link, frame.kind, frame.body)
+                        self._raise(link)
+                        reader.size_max = FRAME_SIZE_MAX
+                        greeting.deadline = float("inf")
+                    else:
+                        self._take(link, frame.kind, frame.body)
+
+    def _take(self, link: _Link, kind: int, body: bytes) -> None:
+        assert self._events is not None
+        match kind:
+            case Kind.RAFT:
+                self._events.received(link.peer, body)
+            case Kind.GREETING:
+                self._take_greeting(link, kind, body)
+            case Kind.KEY_ASK:
+                if key := self.give_key(link.peer):
+                    link.put(frame_bytes(Kind.KEY_GIVE, key, size_max=KEY_SIZE_MAX))
+            case Kind.KEY_GIVE if len(body) <= KEY_SIZE_MAX:
+                self.take_key(link.peer, body)
+            case Kind.REMOVED:
+                self._log.warning("server %s says that this one was removed", link.peer)
+                self.removed_by.add(link.peer)
+            case _:
+                raise RemoteProtocolError("unknown frame from a peer", why=f"kind {kind}")
+
+    def _take_greeting(self, link: _Link, kind: int, body: bytes) -> None:
+        if kind != Kind.GREETING or len(body) != GREETING.size:
+            raise RemoteProtocolError("a peer did not greet")
+        version, wall_ms = GREETING.unpack(body)
+        if version != VERSION:
+            what = f"server {link.peer} has another version of gpupool"
+            why = f"it speaks version {version} of the links, this server {VERSION}"
+            if (peer := self._peers.get(link.peer)) is not None and peer.other_version != version:
+                peer.other_version = version
+                self._log.warning("%s: %s; install the same version on both", what, why)
+            raise RemoteProtocolError(what, why=why)
+        self._offsets[link.peer] = (wall_ms - self._clock.wall_ms()) / 1000
+
+    async def _tell_time(self) -> None:
+        while True:
+            await trio.sleep(CLOCK_EVERY_S)
+            body = GREETING.pack(VERSION, self._clock.wall_ms())
+            for peer in list(self._links):
+                self._put(peer, Kind.GREETING, body)
+
+
+class _TlsDialler:
+    """Opens a mutually authenticated TLS connection to a peer."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._context: ssl.SSLContext | None = None
+        self._identity = identity
+
+    async def __call__(self, peer: ServerId, address: Address) -> trio.abc.Stream:
+        if self._context is None:
+            self._context = peer_client_context(self._identity)
+        tcp = await trio.open_tcp_stream(address.host, address.port)
+        tune(tcp.socket, timeout_s=PEER_TIMEOUT_S)
+        stream = trio.SSLStream(
+            tcp, self._context, server_hostname=server_name(peer), https_compatible=True
+        )
+        try:
+            await stream.do_handshake()
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return stream
+
+
+def proven_peer(stream: "trio.SSLStream[trio.SocketStream]") -> ServerId | None:
+    """Return which server the other end of a handshaken, mutual TLS connection has proven to be."""
+    return server_of(stream.getpeercert())

@@ -1,0 +1,324 @@
+"""The connection of a session as its door sees it: blocking, full duplex, plain or TLS."""
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from gpupool.remoting.transport.tcp_liveness import wait_for_room
+
+IOV_COUNT_MAX = 512
+"""Buffers handed to one ``sendmsg``; Linux accepts 1024 (IOV_MAX)."""
+
+COALESCE_SIZE_MAX = 64 * 1024
+"""Buffers smaller than this are joined before TLS encrypts them: four full TLS records."""
+
+SEND_SIZE_MAX = 1 << 20
+"""Bytes per SSL_write: large enough to amortise the call, short enough to let reads in between."""
+
+RECORD_SIZE = 16 * 1024
+"""Bytes of a full TLS record."""
+
+SPIN_S = 0.00005
+"""How long the next message is awaited awake after one was sent, where sending is mostly
+answering: a program that waits for each answer asks again within microseconds, and sleeping and
+waking would cost it as much as the rest of the round trip."""
+
+SPIN_PAUSE = 32
+"""Messages after a vain wait of this kind for which there is none."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class SessionStream(Protocol):
+    """What a door gets. One thread may receive while others send."""
+
+    transport: str
+    #: Totals for telemetry. The door adds to ``calls``; the stream counts the bytes.
+    calls: int
+    bytes_in: int
+    bytes_out: int
+    #: Whether a thread waits for the client to send, or to take what is sent.
+    receiving: bool
+    sending: bool
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 means that the client has closed."""
+        ...
+
+    def send_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Send all bytes of all buffers, in order.
+
+        Raises:
+            ConnectionError: when the client has gone.
+        """
+        ...
+
+    def send_descriptor(self, data: bytes, descriptor: int) -> bool:
+        """Send ``data`` with a descriptor; False, and nothing sent, where that is impossible."""
+        ...
+
+    def hang_up(self) -> None:
+        """End the connection for threads that are in the middle of using it; close it later."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection; harmless when it is closed already."""
+        ...
+
+
+def byte_view(buffer: Buffer) -> memoryview:
+    """Return a C-contiguous buffer as a flat view of its bytes."""
+    view = memoryview(buffer)
+    return view if view.ndim == 1 and view.format == "B" else view.cast("B")
+
+
+class Spinner:
+    """Decides when to wait awake: after an answer, while that was worth it lately."""
+
+    def __init__(self) -> None:
+        self.answered = False
+        # With one processor, the other side could not do anything meanwhile.
+        self._pause = 0 if (os.cpu_count() or 1) > 1 else 1 << 62
+
+    def until(self) -> float:
+        """Return the time until which to wait awake, 0.0 if not at all."""
+        if not self.answered:
+            return 0.0
+        self.answered = False
+        if self._pause:
+            self._pause -= 1
+            return 0.0
+        return time.perf_counter() + SPIN_S
+
+    def in_vain(self) -> None:
+        """Take note that nothing came in that time."""
+        self._pause = SPIN_PAUSE
+
+
+class PlainStream:
+    """A TCP or Unix connection without encryption."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(True)
+        if sock.family != socket.AF_UNIX:
+            # Or the end of a message waits for an acknowledgement, which the client delays.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.transport = "unix" if sock.family == socket.AF_UNIX else "tcp"
+        self.calls = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.receiving = False
+        self.sending = False
+        self.lost_after_s = 0.0  # without an answer to what was sent; 0: the kernel decides
+        self._socket = sock
+        self._send_lock = threading.Lock()
+        self._spinner = Spinner()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 means that the client has closed."""
+        self.receiving = True
+        try:
+            count = self._receive_awake(buffer) if self._spinner.answered else None
+            if count is None:
+                count = self._socket.recv_into(buffer)
+        except ConnectionError:
+            return 0
+        self.receiving = False
+        self.bytes_in += count
+        return count
+
+    def _receive_awake(self, buffer: memoryview) -> int | None:
+        until = self._spinner.until()
+        if not until:
+            return None
+        while True:
+            try:
+                return self._socket.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                if time.perf_counter() >= until:
+                    self._spinner.in_vain()
+                    return None
+
+    def send_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Send all bytes of all buffers, in order."""
+        views = [view for view in map(byte_view, buffers) if len(view)]
+        self._spinner.answered = True
+        with self._send_lock:
+            first = 0
+            self.sending = True
+            while first < len(views):
+                sent = self._send_some(views[first : first + IOV_COUNT_MAX])
+                self.bytes_out += sent
+                while first < len(views) and sent >= len(views[first]):
+                    sent -= len(views[first])
+                    first += 1
+                if sent:
+                    views[first] = views[first][sent:]
+            self.sending = False
+
+    def _send_some(self, views: list[memoryview]) -> int:
+        if not self.lost_after_s:
+            return self._socket.sendmsg(views)
+        while True:
+            try:
+                return self._socket.sendmsg(views, [], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                wait_for_room(self._socket, self.lost_after_s)
+
+    def send_descriptor(self, data: bytes, descriptor: int) -> bool:
+        """Send ``data`` with a descriptor, over a Unix socket only."""
+        if self._socket.family != socket.AF_UNIX:
+            return False
+        with self._send_lock:
+            sent = socket.send_fds(self._socket, [data], [descriptor])
+            self.bytes_out += sent
+        self.send_buffers([data[sent:]])
+        return True
+
+    def hang_up(self) -> None:
+        """End the connection for threads that are in the middle of using it."""
+        _hang_up(self._socket)
+
+    def close(self) -> None:
+        """Close the connection."""
+        _hang_up(self._socket)
+        self._socket.close()
+
+
+class TlsStream:
+    """A TLS connection whose handshake is done.
+
+    OpenSSL allows one call at a time on a connection, and a blocking SSL_read would keep every
+    writer out. So each call is made under a lock on a non-blocking socket, and waiting for the
+    socket happens outside of the lock.
+    """
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.transport = "tls"
+        self.calls = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.receiving = False
+        self.sending = False
+        self.lost_after_s = 0.0  # without an answer to what was sent; 0: the kernel decides
+        self._socket = sock
+        self._ssl_lock = threading.Lock()
+        # Held for a whole message: an SSL_write that had to wait must be repeated with the same
+        # bytes before any other.
+        self._send_lock = threading.Lock()
+        self._spinner = Spinner()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive some bytes; 0 means that the client has closed.
+
+        One SSL_read returns at most one record of 16 KiB, so reads go on while records are there.
+        """
+        view, count = byte_view(buffer), 0
+        while count < len(view):
+            try:
+                with self._ssl_lock:
+                    received = self._socket.recv_into(view[count:])
+            except ssl.SSLWantReadError:
+                if count:
+                    break
+                self.receiving = True
+                self._wait(select.POLLIN, awake=self._spinner.answered)
+                self.receiving = False
+                continue
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT)
+                continue
+            except (ssl.SSLError, ConnectionError):
+                received = 0
+            if not received:
+                break
+            count += received
+            if received < RECORD_SIZE and not self._socket.pending():
+                break  # the end of a message, mostly; asking for more costs an exception
+        self.bytes_in += count
+        return count
+
+    def send_buffers(self, buffers: Sequence[Buffer]) -> None:
+        """Send all bytes of all buffers, in order."""
+        small: list[memoryview] = []
+        size = 0
+        self._spinner.answered = True
+        with self._send_lock:
+            for view in map(byte_view, buffers):
+                if size + len(view) > COALESCE_SIZE_MAX:
+                    self._send_small(small)
+                    size = 0
+                if len(view) >= COALESCE_SIZE_MAX:
+                    self._send_all(view)
+                else:
+                    small.append(view)
+                    size += len(view)
+            self._send_small(small)
+
+    def send_descriptor(self, data: bytes, descriptor: int) -> bool:
+        """Send nothing: TLS carries bytes only."""
+        return False
+
+    def hang_up(self) -> None:
+        """End the connection for threads that are in the middle of using it."""
+        _hang_up(self._socket)
+
+    def close(self) -> None:
+        """Close the connection; the kernel's FIN is what the client waits for."""
+        _hang_up(self._socket)
+        self._socket.close()
+
+    def _send_small(self, views: list[memoryview]) -> None:
+        if len(views) == 1:
+            self._send_all(views[0])
+        elif views:
+            self._send_all(memoryview(b"".join(views)))
+        views.clear()
+
+    def _send_all(self, view: memoryview) -> None:
+        sent = 0
+        while sent < len(view):
+            try:
+                with self._ssl_lock:
+                    count = self._socket.send(view[sent : sent + SEND_SIZE_MAX])
+            except ssl.SSLWantWriteError:
+                self.sending = True
+                if self.lost_after_s:
+                    wait_for_room(self._socket, self.lost_after_s)
+                else:
+                    self._wait(select.POLLOUT)
+                self.sending = False
+                continue
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN)
+                continue
+            except ssl.SSLError as error:
+                # Such as SSLEOFError: to a door, one kind of broken connection is enough.
+                raise BrokenPipeError(str(error)) from error
+            sent += count
+            self.bytes_out += count
+
+    def _wait(self, events: int, *, awake: bool = False) -> None:
+        poll = select.poll()
+        poll.register(self._socket.fileno(), events)
+        until = self._spinner.until() if awake else 0.0
+        while time.perf_counter() < until:
+            if poll.poll(0):
+                return
+        if until:
+            self._spinner.in_vain()
+        poll.poll()
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # Not connected any more: closing is all that is left.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -1,0 +1,1 @@
+"""The worker process: sandbox, channel to its host, links to other workers."""

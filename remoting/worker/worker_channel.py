@@ -1,0 +1,193 @@
+"""The worker's blocking end of its sockets to the host: messages with descriptors, and budget."""
+
+import array
+import collections
+import os
+import socket
+import threading
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.protocol import worker_messages
+
+DESCRIPTOR_COUNT_MAX = 8
+"""Descriptors that one read takes; the host sends one with a message."""
+
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+def receive_with_descriptors(
+    sock: socket.socket, size: int, count: int, flags: int = 0
+) -> tuple[bytes, list[int]]:
+    """Receive bytes and the descriptors that come with them, none of them inheritable.
+
+    ``socket.recv_fds`` ignores its flags in Python 3.11.
+    """
+    descriptors = array.array("i")
+    space = socket.CMSG_SPACE(count * descriptors.itemsize)
+    data, ancillary, _flags, _address = sock.recvmsg(size, space, flags | _CLOEXEC)
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return data, list(descriptors)
+
+
+class HostGoneError(Exception):
+    """The host closed its end: it died, or it wants this worker to end."""
+
+
+class WorkerChannel:
+    """The control socket. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._reader = worker_messages.frame_reader()
+        self._descriptors: collections.deque[int] = collections.deque()
+        self._send_lock = threading.Lock()
+
+    def send(self, message: worker_messages.WorkerMessage) -> None:
+        """Send one message.
+
+        Raises:
+            HostGoneError: when nobody listens any more.
+        """
+        try:
+            with self._send_lock:
+                self._socket.sendall(worker_messages.encode(message))
+        except OSError as error:
+            raise HostGoneError(str(error)) from error
+
+    def receive(self) -> worker_messages.HostMessage:
+        """Wait for the next message.
+
+        Raises:
+            HostGoneError: when the host has closed its end.
+        """
+        while (frame := self._reader.next()) is None:
+            self._read_some()
+        return worker_messages.decode_from_host(frame)
+
+    def take_descriptor(self) -> socket.socket:
+        """Return the socket that came with the message just received."""
+        if not self._descriptors:
+            raise RemoteProtocolError("message without its descriptor")
+        return socket.socket(fileno=self._descriptors.popleft())
+
+    def _read_some(self) -> None:
+        try:
+            data, found = receive_with_descriptors(self._socket, 65536, DESCRIPTOR_COUNT_MAX)
+        except OSError as error:
+            raise HostGoneError(str(error)) from error
+        self._descriptors.extend(found)
+        if not data:
+            raise HostGoneError("closed")
+        self._reader.feed(data)
+
+
+class BudgetClient:
+    """The ``budget`` of a door: each call asks the host, which holds the books.
+
+    Thread-safe; callers take turns, so that the host has at most one call of a worker in hand.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._lock = threading.Lock()
+        self._descriptors: list[int] = []  # that came with the last answer
+
+    def reserve(self, device_index: int, nbytes: int) -> bool:
+        """Reserve ``nbytes`` of the partition if the lease has them left."""
+        if nbytes > worker_messages.SIZE_MAX:
+            return False  # more than any partition, and than a call can say
+        return self._ask(worker_messages.RESERVE, device_index, nbytes)[0]
+
+    def release(self, device_index: int, nbytes: int) -> None:
+        """Return ``nbytes`` that were reserved."""
+        with self._lock:
+            self._send(worker_messages.RELEASE, device_index, nbytes)
+
+    def usage(self, device_index: int) -> int:
+        """Return the bytes that the whole lease holds on that GPU."""
+        return self._ask(worker_messages.USAGE, device_index, 0)[1]
+
+    def share(self, token: bytes, value: bytes, descriptor: int = -1) -> bool:
+        """Let the other workers of the lease find a handle; False if there are too many.
+
+        The descriptor, if any, is passed on, and stays the caller's.
+        """
+        payload = token + value
+        with self._lock:
+            self._send(
+                worker_messages.SHARE,
+                int(descriptor >= 0),
+                len(payload),
+                payload,
+                descriptor=descriptor,
+            )
+            return self._answer()[0] > 0
+
+    def find(self, token: bytes, *, opens: bool = False) -> tuple[bytes, int] | None:
+        """Return a handle of another worker of the lease, and its descriptor or -1.
+
+        The descriptor is the caller's to close. Whoever ``opens`` memory has a hold on it then.
+        """
+        with self._lock:
+            self._send(worker_messages.FIND, int(opens), len(token), token)
+            granted, size = self._answer()
+            value = self._socket.recv(size, socket.MSG_WAITALL) if size else b""
+        if len(value) != size:
+            raise HostGoneError("closed")
+        return (value, self._descriptors.pop() if granted > 1 else -1) if granted else None
+
+    def forget(self, token: bytes) -> None:
+        """Let nobody find a handle any more that this worker has shared, from the return on."""
+        with self._lock:
+            self._send(worker_messages.FORGET, 0, len(token), token)
+            self._answer()
+
+    def pledge(self, token: bytes, device_index: int, nbytes: int) -> None:
+        """Have bytes that were reserved be charged as long as anybody holds what was shared."""
+        payload = token + worker_messages.PLEDGED.pack(nbytes)
+        with self._lock:
+            self._send(worker_messages.PLEDGE, device_index, len(payload), payload)
+            self._answer()
+
+    def take_back(self, token: bytes, nbytes: int) -> None:
+        """Return bytes that were pledged, unless others hold what was shared."""
+        payload = token + worker_messages.PLEDGED.pack(nbytes)
+        with self._lock:
+            self._send(worker_messages.TAKE_BACK, 0, len(payload), payload)
+
+    def let_go(self, token: bytes) -> None:
+        """Give up one hold of memory: that of who pledged it, or of who opened it."""
+        with self._lock:
+            self._send(worker_messages.LET_GO, 0, len(token), token)
+
+    def _ask(self, operation: int, device: int, size: int) -> tuple[bool, int]:
+        with self._lock:
+            self._send(operation, device, size)
+            granted, usage = self._answer()
+        return bool(granted), usage
+
+    def _answer(self) -> tuple[int, int]:
+        size = worker_messages.BUDGET_ANSWER.size
+        answer, descriptors = receive_with_descriptors(self._socket, size, 1, socket.MSG_WAITALL)
+        self._descriptors = descriptors
+        if len(answer) != size:
+            raise HostGoneError("closed")
+        return worker_messages.BUDGET_ANSWER.unpack(answer)
+
+    def _send(
+        self, operation: int, device: int, size: int, payload: bytes = b"", *, descriptor: int = -1
+    ) -> None:
+        if size < 0:
+            raise ValueError("negative size")
+        call = worker_messages.BUDGET_CALL.pack(operation, device, size) + payload
+        try:
+            if descriptor >= 0:
+                socket.send_fds(self._socket, [call], [descriptor])
+            else:
+                self._socket.sendall(call)
+        except OSError as error:
+            raise HostGoneError(str(error)) from error

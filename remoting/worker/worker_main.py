@@ -1,0 +1,423 @@
+"""The worker process: one client process's calls, executed with nothing but its lease at hand.
+
+Started as ``python -P -m gpupool.remoting.worker.worker_main CONTROL_FD PARENT_PID``. It confines
+itself, waits warm for a session, does the handshake with the client itself, and hands the
+connection to the door. Whatever ends the connection, or the host, ends the process: ``os._exit`` leaves it to
+the kernel and the driver to free everything, at once.
+"""
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import queue
+import select
+import socket
+import ssl
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpupool.pool.errors import AuthenticationError, GpupoolError, ProtocolError
+from gpupool.remoting.protocol import handshake, worker_messages
+from gpupool.remoting.transport.data_connection import read_exactly
+from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
+from gpupool.remoting.worker import sandbox
+from gpupool.remoting.worker.peer_links import INTRODUCTION, Peers
+from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""For the whole handshake of one connection, however slowly its bytes arrive."""
+
+HANDSHAKE_COUNT_MAX = 8
+"""Handshakes at a time: a stranger who saw the session's name can hold up no more than these."""
+
+HANGUP_GRACE_S = 2.0
+"""A door that has not noticed so long after its client hung up is busy with nobody's work."""
+
+REPORT_INTERVAL_S = 1.0
+
+KEEPALIVE_CLIENT = (4, 2, 3)
+KEEPALIVE_LINK = (1, 1, 3)
+"""Seconds before the first probe and between probes, and how many. A client has 10 s before its
+session ends; another worker, for which a copy waits, has 4 s."""
+"""A client that vanished without a word is noticed in 10 s, as on its control connection."""
+
+PRELOADED = (
+    *("numpy", "numpy.fft", "numpy.linalg", "numpy.random", "numpy.polynomial", "numpy.ma"),
+    *("numpy.lib.stride_tricks", "cbor2", "importlib.metadata", "encodings.idna", "unicodedata"),
+)
+"""Imported while warm, so that no session waits for it."""
+
+PRELOADED_DEVICES = ("gpupool.remoting.devices.base", "gpupool.remoting.devices.emulated")
+
+PRELOADED_CUDA = (
+    *("cupy", "cupyx", "cupyx.scipy.sparse", "cupyx.scipy.special", "cupyx.scipy.fft"),
+    *("gpupool.remoting.devices.cuda", "cuda.bindings.driver"),
+)
+
+EXIT_DONE, EXIT_FAILED, EXIT_HOST_GONE = 0, 1, 3
+
+Door = Callable[[Any, Sequence[Any], Any, Callable[[str], None], Peers], None]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run one worker; never returns."""
+    faulthandler.enable()
+    descriptor, parent_pid = (int(text) for text in arguments)
+    sandbox.die_with_parent(parent_pid)
+    os.set_inheritable(descriptor, False)
+    channel = WorkerChannel(socket.socket(fileno=descriptor))
+    try:
+        start = channel.receive()
+        assert isinstance(start, worker_messages.Start)
+        context, ready = _prepare(start, parent_pid)
+        channel.send(ready)
+        Worker(channel, start, context, parent_pid).run()
+    except HostGoneError:
+        os._exit(EXIT_HOST_GONE)
+    except BaseException as error:  # noqa: BLE001 - the last place where it can be told
+        traceback.print_exc()
+        # What the machine refuses, such as room on its disk, is no bug of ours.
+        said = error.strerror if isinstance(error, OSError) else ""
+        why = f"its machine says: {said}" if said else f"bug: {error!r}"
+        _try_send(channel, worker_messages.Ended(worker_messages.shortened(why), failed=True))
+        os._exit(EXIT_FAILED)
+
+
+def _prepare(
+    start: worker_messages.Start, parent_pid: int
+) -> tuple[ssl.SSLContext, worker_messages.Ready]:
+    """Confine this process and import what it will need; return its TLS context and report."""
+    holds: list[str] = []
+    own_uid = start.own_uid and (not start.expose or sandbox.expose(start.expose))
+    sandbox.keep_descendants()
+    if sandbox.forbid_new_privileges():
+        holds.append("no-new-privileges")
+    # Before the first thread: NumPy's BLAS starts some when it is imported.
+    if start.landlock and sandbox.restrict_files(start.readable, (start.directory,)):
+        holds.append("landlock")
+    sandbox.limit_resources(own_uid=own_uid)
+    if own_uid:
+        holds.append("own-uid")  # once it is assigned: whose it is depends on the lease
+    elif os.geteuid() == 0 and sandbox.drop_capabilities():
+        holds.append("few-capabilities")  # of this thread, and so of those that it starts
+    problem = _preload(start)
+    # Imported here and not above, where it would slow down everything before the confinement.
+    from gpupool.remoting.worker.certificate import worker_context
+
+    context, fingerprint = worker_context(Path(start.directory))
+    sandbox.die_with_parent(parent_pid)
+    if sandbox.hide_memory():
+        holds.append("not-dumpable")
+    return context, worker_messages.Ready(fingerprint, tuple(holds), problem)
+
+
+def _preload(start: worker_messages.Start) -> str:
+    """Import what sessions need, without touching a GPU; return why CUDA cannot be used."""
+    doors = [path.partition(":")[0] for path in start.doors.values()]
+    wanted = (*PRELOADED, *PRELOADED_DEVICES, *doors, *(PRELOADED_CUDA if start.cuda else ()))
+    cuda_problem = ""
+    for name in wanted:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - CuPy raises all kinds on a broken installation
+            # Only a session that needs it may fail for it, and it will say so.
+            if name == "cupy":
+                cuda_problem = f"CuPy cannot be imported on this server: {error}"
+                break
+            sys.stderr.write(f"not preloaded: {name}: {error}\n")
+    return cuda_problem
+
+
+class Worker:
+    """One worker from the moment in which it is warm."""
+
+    def __init__(
+        self,
+        channel: WorkerChannel,
+        start: worker_messages.Start,
+        context: ssl.SSLContext,
+        parent_pid: int,
+    ) -> None:
+        self._channel = channel
+        self._doors = start.doors
+        self._parent_pid = parent_pid
+        self._context = context
+        self._assign: worker_messages.Assign | None = None
+        self._budget: BudgetClient | None = None
+        self._prepared = threading.Event()
+        self._measured = threading.Event()
+        self._handshakes = threading.BoundedSemaphore(HANDSHAKE_COUNT_MAX)
+        self._winner = threading.Lock()  # held for good by the client's connection
+        self._dialled: queue.SimpleQueue[socket.socket | str] = queue.SimpleQueue()
+        self._peers = Peers(self._dial, lambda: channel.send(worker_messages.Expecting()))
+
+    def run(self) -> None:
+        """Do what the host says until it closes its end."""
+        while True:
+            message = self._channel.receive()
+            if isinstance(message, worker_messages.Assign):
+                self._assigned(message)
+            elif isinstance(message, worker_messages.Connection):
+                self._connection(self._channel.take_descriptor(), plain=message.plain)
+            elif isinstance(message, worker_messages.Proceed):
+                self._measured.set()
+            elif isinstance(message, worker_messages.Dialled):
+                self._dialled.put(message.reason or self._channel.take_descriptor())
+            else:
+                raise ProtocolError("unexpected message", why=type(message).__name__)
+
+    def _assigned(self, assign: worker_messages.Assign) -> None:
+        if self._assign is not None:
+            raise ProtocolError("a worker serves one session")
+        if assign.uid >= 0:
+            sandbox.become(assign.uid, assign.uid, assign.groups)
+            sandbox.die_with_parent(self._parent_pid)
+            sandbox.hide_memory()
+        self._assign = assign
+        self._budget = BudgetClient(self._channel.take_descriptor())
+        os.environ |= assign.settings | {"CUDA_VISIBLE_DEVICES": assign.cuda_visible}
+        self._channel.send(worker_messages.Assigned())
+        self._start_thread(self._make_contexts)
+
+    def _make_contexts(self) -> None:
+        """Create the CUDA contexts, so that their overhead is measured before anything else."""
+        assert self._assign is not None
+        ordinals = [device.ordinal for device in self._assign.devices if not device.emulated]
+        if ordinals:
+            if self._assign.door == "cuda" and self._assign.servers > 1:
+                slices: Any = importlib.import_module(
+                    "gpupool.remoting.driver_api.executor.memory.address_slices"
+                )
+                slices.confine(self._assign.place, self._assign.servers)
+            runtime: Any = importlib.import_module("cupy").cuda.runtime
+            for ordinal in reversed(ordinals):  # ends on the first device, the current one
+                runtime.setDevice(ordinal)
+                runtime.free(0)
+            self._channel.send(worker_messages.ContextReady())
+            self._measured.wait()
+        self._prepared.set()
+
+    def _connection(self, sock: socket.socket, *, plain: bool) -> None:
+        if self._assign is None or not self._handshakes.acquire(blocking=False):
+            sock.close()
+            self._channel.send(worker_messages.Rejected("too many handshakes at a time"))
+            return
+        self._start_thread(lambda: self._serve_connection(sock, plain=plain))
+
+    def _serve_connection(self, sock: socket.socket, *, plain: bool) -> None:
+        assert self._assign is not None
+        # A descriptor of its own: ``ssl`` takes the other one out of ``sock``.
+        line = sock.dup()
+        deadline = threading.Timer(HANDSHAKE_TIMEOUT_S, _hang_up, (line,))
+        deadline.daemon = True
+        deadline.start()
+        try:
+            set_options(sock)
+            if self._winner.locked():
+                self._accept_peer(sock, plain=plain)
+                return
+            proven = accept_client(sock, self._context, self._assign, plain=plain)
+            if not self._winner.acquire(blocking=False):
+                raise AuthenticationError("data connection refused", why="there is one already")
+            # Only now: a client that was accepted but came second must hear of its refusal.
+            proven.sendall(handshake.ACCEPTED)
+        except (OSError, GpupoolError) as error:
+            sock.close()
+            _hang_up(line)
+            self._channel.send(worker_messages.Rejected(worker_messages.shortened(str(error))))
+            return
+        finally:
+            deadline.cancel()
+            line.close()
+            self._handshakes.release()
+        self._serve(proven)
+
+    def _accept_peer(self, sock: socket.socket, *, plain: bool) -> None:
+        """Do the handshake with another worker of the client, which has introduced them.
+
+        Raises:
+            GpupoolError: when it is none.
+            OSError: when the connection broke.
+        """
+        assert self._assign is not None
+        set_options(sock, KEEPALIVE_LINK)
+        if not self._peers.key:
+            raise AuthenticationError("data connection refused", why="there is one already")
+        expected = replace(self._assign, ticket=self._peers.key)
+        proven = accept_client(sock, self._context, expected, plain=plain)
+        try:
+            proven.sendall(handshake.ACCEPTED)
+            (index,) = INTRODUCTION.unpack(read_exactly(proven, INTRODUCTION.size))
+            self._peers.accept(index, _stream(proven))
+        except BaseException:
+            proven.close()
+            raise
+
+    def _dial(self, server: str) -> socket.socket:
+        """Have the host connect to another server of the lease; raise OSError if it cannot."""
+        self._channel.send(worker_messages.Dial(server))
+        dialled = self._dialled.get()
+        if isinstance(dialled, str):
+            raise OSError(dialled)
+        set_options(dialled, KEEPALIVE_LINK)
+        return dialled
+
+    def _serve(self, sock: socket.socket) -> None:
+        """Run the door until the client has gone, then end the process."""
+        from gpupool.remoting.devices.base import DeviceSpec
+
+        assert self._assign is not None
+        stream = _stream(sock)
+        self._channel.send(worker_messages.Connected(stream.transport))
+        self._start_thread(lambda: self._watch_hangup(sock.fileno()))
+        self._start_thread(lambda: self._report(stream))
+        self._prepared.wait()
+        devices = [
+            DeviceSpec(
+                index=device.index,
+                uuid=device.uuid,
+                name=device.name,
+                memory=device.memory,
+                emulated=device.emulated,
+                ordinal=None if device.emulated else device.ordinal,
+            )
+            for device in self._assign.devices
+        ]
+        door = self._find_door(self._assign.door)
+        door(stream, devices, self._budget, self._log, self._peers)
+        stream.close()
+        self._channel.send(self._totals(stream))
+        self._end("the client has closed", failed=False)
+
+    def _find_door(self, name: str) -> Door:
+        module, _, function = self._doors[name].partition(":")
+        return getattr(importlib.import_module(module), function)
+
+    def _report(self, stream: SessionStream) -> None:
+        """Send the totals while they change, and while a call takes long."""
+        last = worker_messages.Report(0, 0, 0, busy=False)
+        pause = threading.Event()
+        while not pause.wait(REPORT_INTERVAL_S):
+            totals = self._totals(stream)
+            # A door that waits neither for its client's next call nor for its client to take an
+            # answer executes one.
+            busy = not (stream.receiving or stream.sending)
+            if totals != last or busy:
+                self._channel.send(replace(totals, busy=busy))
+                last = totals
+
+    def _totals(self, stream: SessionStream) -> worker_messages.Report:
+        return worker_messages.Report(
+            stream.calls,
+            stream.bytes_in + self._peers.bytes_in,
+            stream.bytes_out + self._peers.bytes_out,
+            busy=False,
+        )
+
+    def _watch_hangup(self, descriptor: int) -> None:
+        """End the process when the client hangs up while the door is busy and does not read."""
+        poll = select.poll()
+        poll.register(descriptor, getattr(select, "POLLRDHUP", select.POLLHUP))
+        poll.poll()
+        # The door usually notices by itself, and ends the process before this time is over.
+        threading.Event().wait(HANGUP_GRACE_S)
+        self._end("the client has gone", failed=False)
+
+    def _log(self, text: str) -> None:
+        self._channel.send(worker_messages.Log(worker_messages.shortened(text)))
+
+    def _start_thread(self, target: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                target()
+            except HostGoneError:
+                os._exit(EXIT_HOST_GONE)
+            except BaseException as error:  # noqa: BLE001 - ends this process, with its reason
+                traceback.print_exc()
+                self._end(f"{type(error).__name__}: {error}", failed=True)
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _end(self, reason: str, *, failed: bool) -> None:
+        _try_send(self._channel, worker_messages.Ended(worker_messages.shortened(reason), failed))
+        os._exit(EXIT_FAILED if failed else EXIT_DONE)
+
+
+def accept_client(
+    sock: socket.socket, context: ssl.SSLContext, assign: worker_messages.Assign, *, plain: bool
+) -> socket.socket:
+    """Do the worker's side of the handshake, except for the final byte.
+
+    Args:
+        sock: untouched since it was accepted; ``HANDSHAKE_TIMEOUT_S`` bounds each read here, and
+            the caller bounds the whole.
+        context: holds the worker's certificate.
+        assign: the session whose client is expected.
+        plain: whether an unencrypted connection is acceptable.
+
+    Raises:
+        GpupoolError: when the client did not prove that it knows the ticket.
+        OSError: when the connection broke.
+    """
+    sock.settimeout(HANDSHAKE_TIMEOUT_S)
+    first = sock.recv(1, socket.MSG_PEEK)
+    if first and first[0] == handshake.TLS_FIRST_BYTE:
+        wrapped = context.wrap_socket(sock, server_side=True)
+        try:
+            handshake.check_ticket(assign.ticket, read_exactly(wrapped, handshake.TICKET_SIZE))
+        except BaseException:
+            wrapped.close()
+            raise
+        return wrapped
+    if not plain:
+        raise AuthenticationError("data connection refused", why="it is not encrypted")
+    hello = read_exactly(sock, handshake.CLIENT_HELLO_SIZE)
+    client_nonce = handshake.parse_client_hello(hello, assign.session)
+    server_nonce = os.urandom(handshake.NONCE_SIZE)
+    sock.sendall(handshake.server_proof(assign.ticket, client_nonce, server_nonce))
+    proof = read_exactly(sock, handshake.PROOF_SIZE)
+    handshake.check_client_proof(assign.ticket, client_nonce, server_nonce, proof)
+    return sock
+
+
+def set_options(sock: socket.socket, keepalive: tuple[int, int, int] = KEEPALIVE_CLIENT) -> None:
+    """Prepare a TCP connection for small frames and for another end that vanishes.
+
+    No TCP_USER_TIMEOUT: since Linux 5.11 it also ends a connection whose peer is alive but reads
+    nothing, and a program stopped with Ctrl-Z keeps its session.
+    """
+    sock.setblocking(True)
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
+    for name, value in zip(names, keepalive, strict=True):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _stream(sock: socket.socket) -> SessionStream:
+    return TlsStream(sock) if isinstance(sock, ssl.SSLSocket) else PlainStream(sock)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # It is closed already, by the client or the handshake.
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _try_send(channel: WorkerChannel, message: worker_messages.WorkerMessage) -> None:
+    try:
+        channel.send(message)
+    except HostGoneError:
+        os._exit(EXIT_HOST_GONE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

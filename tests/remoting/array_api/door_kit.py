@@ -1,0 +1,379 @@
+"""A pool of one process for tests: an agent's socket, and workers that serve emulated devices."""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.array_api.server.serve import serve
+from gpupool.remoting.devices.base import DeviceSpec
+from gpupool.remoting.transport.session_stream import PlainStream, SessionStream, TlsStream
+from gpupool.remoting.worker.peer_links import Peers
+from gpupool.remoting.worker.worker_main import KEEPALIVE_LINK, set_options
+
+DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "array_api" / "dropin"
+MIB = 1 << 20
+
+
+class MemoryBudget:
+    """A lease's account in this process."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+        self.used = [0] * len(sizes)
+        self._lock = threading.Lock()
+
+    def reserve(self, device_index: int, nbytes: int) -> bool:
+        with self._lock:
+            if self.used[device_index] + nbytes > self.sizes[device_index]:
+                return False
+            self.used[device_index] += nbytes
+            return True
+
+    def release(self, device_index: int, nbytes: int) -> None:
+        with self._lock:
+            self.used[device_index] -= nbytes
+            assert self.used[device_index] >= 0
+
+    def usage(self, device_index: int) -> int:
+        return self.used[device_index]
+
+
+def stream_of(connection: socket.socket) -> SessionStream:
+    """Return what a worker would hand to the door."""
+    if isinstance(connection, ssl.SSLSocket):
+        return TlsStream(connection)
+    return PlainStream(connection)
+
+
+def emulated(count: int, memory: int) -> list[DeviceSpec]:
+    return [
+        DeviceSpec(at, f"EMU-{at}", "Emulated GPU", memory, emulated=True, ordinal=None)
+        for at in range(count)
+    ]
+
+
+def start_worker(
+    connection: socket.socket,
+    devices: Sequence[DeviceSpec],
+    log: list[str] | None = None,
+    links: Peers | None = None,
+) -> tuple[threading.Thread, MemoryBudget]:
+    """Serve one connection in a thread."""
+    budget = MemoryBudget([spec.memory for spec in devices])
+    lines = [] if log is None else log
+    stream = stream_of(connection)
+    thread = threading.Thread(
+        target=serve, args=(stream, devices, budget, lines.append, links), daemon=True
+    )
+    thread.start()
+    return thread, budget
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = connection.recv(count - len(data))
+        assert piece
+        data += piece
+    return data
+
+
+def accept_proof(connection: socket.socket, session: bytes, ticket: bytes) -> None:
+    """Do the worker's side of the handshake without TLS."""
+    hello = _exactly(connection, 40)
+    assert hello[:8] == b"gpupool\x01"
+    assert hello[8:24] == session
+    client, server = hello[24:], secrets.token_bytes(16)
+    connection.sendall(server + hmac.digest(ticket, b"server" + client + server, "sha256"))
+    proof = _exactly(connection, 32)
+    good = hmac.digest(ticket, b"client" + client + server, "sha256")
+    if hmac.compare_digest(proof, good):
+        connection.sendall(b"\x01")
+    else:
+        connection.close()
+
+
+@dataclass
+class Server:
+    """One GPU server: where it listens and what it has."""
+
+    name: str
+    listener: socket.socket
+    devices: list[DeviceSpec]
+    session: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    ticket: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    tls: tuple[str, str, str] | None = None  # certificate file, key file, fingerprint
+    connections: list[socket.socket] = field(default_factory=list[socket.socket])
+    budgets: list[MemoryBudget] = field(default_factory=list[MemoryBudget])
+    log: list[str] = field(default_factory=list[str])
+    # Where the workers of other servers connect; one client process at a time then.
+    peer_listener: socket.socket | None = None
+    links: Peers | None = None
+
+    def serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            try:
+                connection = self._authenticate(connection)
+            except (AssertionError, OSError):
+                connection.close()  # the client did not like this server
+                continue
+            self.connections.append(connection)
+            _thread, budget = start_worker(connection, self.devices, self.log, self.links)
+            self.budgets.append(budget)
+
+    def serve_peers(self) -> None:
+        """Take the links of other servers' workers."""
+        assert self.peer_listener is not None
+        while True:
+            try:
+                connection, _ = self.peer_listener.accept()
+            except OSError:
+                return
+            self.connections.append(connection)
+            set_options(connection, KEEPALIVE_LINK)
+            assert self.links is not None
+            with contextlib.suppress(GpupoolError, OSError):
+                accept_proof(connection, self.session, self.links.key)
+                index = int.from_bytes(_exactly(connection, 4), "little")
+                self.links.accept(index, PlainStream(connection))
+
+    def _authenticate(self, connection: socket.socket) -> socket.socket:
+        if self.tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.load_cert_chain(self.tls[0], self.tls[1])
+            secured = context.wrap_socket(connection, server_side=True)
+            try:
+                assert _exactly(secured, 32) == self.ticket
+            except BaseException:
+                secured.close()
+                raise
+            secured.sendall(b"\x01")
+            return secured
+        accept_proof(connection, self.session, self.ticket)
+        return connection
+
+    def offer(self) -> dict[str, Any]:
+        unix = self.listener.family == socket.AF_UNIX
+        return {
+            "server": self.name,
+            "server_id": self.name,
+            "address": ["127.0.0.1", 1] if unix else list(self.listener.getsockname()),
+            "unix": self.listener.getsockname() if unix else None,
+            "session": self.session.hex(),
+            "server_name": f"{self.session.hex()}.session.gpupool",
+            "certificate_sha256": self.tls[2] if self.tls else "0" * 64,
+            "ticket": self.ticket.hex(),
+            "encryption": "tls" if self.tls else "off",
+            "devices": [
+                {
+                    "index": spec.index,
+                    "name": spec.name,
+                    "uuid": spec.uuid,
+                    "memory": spec.memory,
+                    "emulated": spec.emulated,
+                }
+                for spec in self.devices
+            ],
+        }
+
+
+class Agent:
+    """What ``gpupool run`` is to a program: one Unix socket that hands out sessions."""
+
+    def __init__(self, folder: Path, servers: list[Server]) -> None:
+        self.path = str(folder / "agent.sock")
+        self.servers = servers
+        self.clients: list[socket.socket] = []
+        self.requests: list[dict[str, Any]] = []
+        self.refusal: dict[str, Any] | None = None
+        self.lost = ""  # what a program is told that asks whether the lease is lost
+        self.checks = 0
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        for target in (self._accept, *(server.serve for server in servers)):
+            threading.Thread(target=target, daemon=True).start()
+        for server in servers:
+            if server.peer_listener is not None:
+                threading.Thread(target=server.serve_peers, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.clients.append(client)
+            threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        for line in self._lines(client):
+            request = json.loads(line)
+            if request["op"] == "check":
+                self.checks += 1
+                client.sendall(json.dumps({"ok": True, "lost": self.lost}).encode() + b"\n")
+                continue
+            self.requests.append(request)
+            sessions = [server.offer() for server in self.servers]
+            answer: dict[str, Any] = {
+                "ok": True,
+                "lease": "7f3a",
+                "notices": [],
+                "sessions": sessions,
+            }
+            client.sendall(json.dumps(self.refusal or answer).encode() + b"\n")
+
+    def _lines(self, client: socket.socket) -> Iterator[bytes]:
+        with contextlib.suppress(OSError), client.makefile("rb") as lines:
+            yield from lines
+
+    def push(self, message: dict[str, Any]) -> None:
+        for client in self.clients:
+            with contextlib.suppress(OSError):
+                client.sendall(json.dumps(message).encode() + b"\n")
+
+    def close(self) -> None:
+        peers = [s.peer_listener for s in self.servers if s.peer_listener is not None]
+        for item in (self._listener, *peers, *(server.listener for server in self.servers)):
+            with contextlib.suppress(OSError):
+                item.shutdown(socket.SHUT_RDWR)
+            item.close()
+        for item in (*self.clients, *(c for server in self.servers for c in server.connections)):
+            item.close()
+
+
+def certificate(folder: Path) -> tuple[str, str, str]:
+    """Make a self-signed certificate; return its file, its key's file and its fingerprint."""
+    import datetime
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "worker")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    files = folder / "worker.crt", folder / "worker.key"
+    files[0].write_bytes(made.public_bytes(pem))
+    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    files[1].write_bytes(secret)
+    digest = hashlib.sha256(made.public_bytes(serialization.Encoding.DER)).hexdigest()
+    return str(files[0]), str(files[1]), digest
+
+
+@contextlib.contextmanager
+def pool(
+    *counts: int,
+    memory: int = 256 * MIB,
+    transport: str = "unix",
+    devices: list[DeviceSpec] | None = None,
+    linked: bool = False,
+    listen: Callable[[int], socket.socket] | None = None,
+) -> Generator[Agent]:
+    """Run an agent with one server per count of emulated devices, or with the given devices.
+
+    The workers of ``linked`` servers can connect to one another, where ``listen`` says.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        servers: list[Server] = []
+        for at, count in enumerate(counts or (1,)):
+            if transport == "unix":
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                listener.bind(str(folder / f"server{at}.sock"))
+            else:
+                listener = socket.socket()
+                listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            tls = certificate(folder) if transport == "tls" else None
+            own = devices or emulated(count, memory)
+            servers.append(Server(f"server{at}", listener, own, tls=tls))
+        if linked:
+            link(servers, listen or (lambda _: socket.create_server(("127.0.0.1", 0))))
+        agent = Agent(folder, servers)
+        try:
+            yield agent
+        finally:
+            agent.close()
+
+
+def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
+    """Let the workers of these servers connect to one another."""
+    by_name = {server.name: server for server in servers}
+
+    def dial(name: str) -> socket.socket:
+        listener = by_name[name].peer_listener
+        assert listener is not None
+        connection = socket.create_connection(listener.getsockname())
+        set_options(connection, KEEPALIVE_LINK)
+        return connection
+
+    for at, server in enumerate(servers):
+        server.peer_listener = listen(at)
+        server.links = Peers(dial, lambda: None)
+
+
+def run_program(
+    agent: Agent | None, source: str, *arguments: str, timeout_s: float = 60, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python source as a user's program would run, with the drop-in first on its path."""
+    variables = {**os.environ, "PYTHONPATH": str(DROPIN), **environment}
+    variables.pop("GPUPOOL_AGENT", None)
+    if agent is not None:
+        variables["GPUPOOL_AGENT"] = agent.path
+    return subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def main() -> None:
+    """Serve until standard input ends; print where the agent's socket is."""
+    words = sys.argv[1:]
+    transport = next((word for word in words if not word.isdigit()), "unix")
+    counts = [int(word) for word in words if word.isdigit()] or [1]
+    with pool(*counts, memory=4096 * MIB, transport=transport) as agent:
+        sys.stdout.write(agent.path + "\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+        for server in agent.servers:
+            for line in server.log:
+                sys.stderr.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

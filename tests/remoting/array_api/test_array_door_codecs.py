@@ -1,0 +1,316 @@
+"""Both ends of every format of the array door, and what they do with rubbish."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import io
+import math
+import sys
+from typing import Any
+
+import cbor2
+import door_kit
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.array_executor import Executor
+from gpupool.remoting.array_api.server.serve import Session
+from gpupool.remoting.array_api.server.templates import compile_template
+from gpupool.remoting.devices.base import DeviceMemoryError
+from gpupool.remoting.devices.emulated import EmulatedBackend
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 64), (1 << 64) - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@given(PLAIN)
+@settings(deadline=None)
+def test_the_workers_decoder_reads_the_dropins_cbor(dropin: Any, value: Any) -> None:
+    data = dropin._door.cbor.encode(value)
+    assert cbor2.loads(data) == value
+    assert array_wire.decode_body(data) == value
+
+
+@given(PLAIN)
+@settings(deadline=None)
+def test_the_dropin_reads_the_workers_cbor(dropin: Any, value: Any) -> None:
+    assert dropin._door.cbor.decode(array_wire.encode_body(value)) == value
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 0.1, -0.0, 1e300])
+def test_special_floats_survive(dropin: Any, value: float) -> None:
+    assert dropin._door.cbor.decode(array_wire.encode_body(value)) == value
+    assert array_wire.decode_body(dropin._door.cbor.encode(value)) == value
+    assert math.isnan(dropin._door.cbor.decode(array_wire.encode_body(math.nan)))
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=400, deadline=None)
+def test_rubbish_is_one_kind_of_error_to_the_dropin(dropin: Any, data: bytes) -> None:
+    try:
+        value = dropin._door.cbor.decode(data)
+    except dropin._door.cbor.CborError:
+        return
+    # Whatever is accepted is plain, and the strict decoder of the worker agrees with it.
+    assert dropin._door.cbor.encode(value) is not None
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=400, deadline=None)
+def test_rubbish_is_one_kind_of_error_to_the_worker(data: bytes) -> None:
+    try:
+        array_wire.check_plain(array_wire.decode_body(data), 0)
+    except RemoteProtocolError:
+        return
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x01\x01",  # something left over
+        b"\x82\x01",  # cut short
+        b"\xa2\x61a\x01\x61a\x02",  # a key twice
+        b"\xa1\x01\x02",  # a key that is a number
+        b"\x9f\xff",  # indefinite length
+        b"\xc1\x00",  # a tag
+        b"\xc2\x49\x01" + bytes(8),  # a big number
+        b"\x81" * 40 + b"\x01",  # too deep
+        b"\x61\xff",  # text that is not UTF-8
+        b"",
+    ],
+)
+def test_both_decoders_refuse_what_the_protocol_does_not_use(dropin: Any, data: bytes) -> None:
+    with pytest.raises(dropin._door.cbor.CborError):
+        dropin._door.cbor.decode(data)
+    with pytest.raises(RemoteProtocolError):
+        array_wire.decode_body(data)
+
+
+def test_both_ends_have_the_same_constants(dropin: Any) -> None:
+    theirs = dropin._door.wire
+    for name in dir(theirs):
+        if not name.isupper() or name in ("DTYPES",):
+            continue
+        ours: Any = getattr(array_wire, name, None)
+        if ours is None:
+            ours = array_wire.Kind[name]
+        mine = getattr(theirs, name)
+        if hasattr(mine, "format"):
+            assert (mine.format, mine.size) == (ours.format, ours.size), name
+        else:
+            assert mine == ours, name
+    assert theirs.DTYPES == array_wire.DTYPES
+    assert {kind.name for kind in array_wire.Kind} <= set(dir(theirs))
+
+
+@given(st.binary(min_size=array_wire.HEADER.size, max_size=array_wire.HEADER.size))
+@settings(deadline=None)
+def test_a_header_is_decoded_or_refused(data: bytes) -> None:
+    try:
+        header = array_wire.decode_header(data)
+    except RemoteProtocolError:
+        return
+    assert header.length <= array_wire.MAX_BODY
+    assert header.bulk <= array_wire.MAX_BULK
+
+
+def test_limits_of_a_header() -> None:
+    for fields in (
+        (array_wire.MAX_BODY + 1, 2, 0, 0, 0, 0, 0),
+        (0, 4, 0, 0, 0, 0, array_wire.MAX_BULK + 1),
+        (0, 2, 0, 0, 0, 0, 1),  # bulk bytes where none belong
+        (0, 16, 0, 0, 0, 0, 0),  # a frame of the other direction
+        (0, 2, 1, 0, 0, 0, 0),
+    ):
+        with pytest.raises(RemoteProtocolError):
+            array_wire.decode_header(array_wire.HEADER.pack(*fields))
+
+
+NODES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 5)
+    | st.sampled_from(["h", "i", "f", "c", "e", "x"])
+    | st.binary(max_size=3),
+    lambda inner: (
+        st.tuples(
+            st.sampled_from(["t", "l", "s", "m", "q", "b", "d", "n", "z"]),
+            st.lists(inner, max_size=3),
+        ).map(lambda pair: [pair[0], *pair[1]])
+        | st.just(["d", "<f8"])
+        | st.just(["n", "<f4"])
+        | st.just(["q", "text"])
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    PLAIN
+    | st.tuples(
+        st.integers(16, 20),
+        st.integers(0, 2),
+        st.integers(0, 40),
+        st.lists(NODES, max_size=3),
+        st.lists(NODES, max_size=2),
+    ).map(list)
+)
+@settings(max_examples=300, deadline=None)
+def test_templates_are_compiled_or_refused(body: Any) -> None:
+    try:
+        number, template = compile_template(body, ["a", "b"], [max, min])
+    except RemoteProtocolError:
+        return
+    assert number >= array_wire.FIRST_TEMPLATE
+    assert template.name in ("a", "b")
+
+
+class FakeClient:
+    """Takes what an executor pushes."""
+
+    def __init__(self) -> None:
+        self.pushed: list[tuple[array_wire.Kind, Any]] = []
+
+    def push(self, kind: array_wire.Kind, body: Any) -> None:
+        self.pushed.append((kind, body))
+
+    def collect(self) -> bytes | None:
+        return None
+
+    def names(self, handle: int) -> bool:
+        return False
+
+    def free_later(self, handles: bytes) -> None:
+        raise AssertionError
+
+
+def executor() -> Executor:
+    devices = door_kit.emulated(1, door_kit.MIB)
+    backend = EmulatedBackend(devices, door_kit.MemoryBudget([door_kit.MIB]))
+    return Executor(backend, FakeClient(), lambda line: None)
+
+
+@given(st.binary(max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_records_are_run_or_refused(data: bytes) -> None:
+    made = executor()
+    for ask in (False, True):
+        try:
+            made.run(memoryview(data), ask=ask)
+        except (RemoteProtocolError, DeviceMemoryError):
+            continue
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 2, 3, 4, 5, 16, 17]), st.binary(max_size=40)), max_size=6
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_records_that_begin_well_are_run_or_refused(records: list[tuple[int, bytes]]) -> None:
+    made = executor()
+    template = array_wire.encode_body([16, made.names.index("add"), 1, ["h", "h"], []])
+    made.run(
+        memoryview(array_wire.SIZED_RECORD.pack(array_wire.TEMPLATE, len(template)) + template),
+        ask=False,
+    )
+    body = b"".join(code.to_bytes(4, "little") + rest for code, rest in records)
+    try:
+        made.run(memoryview(body), ask=False)
+    except RemoteProtocolError:
+        return
+
+
+class BytesStream:
+    """A stream that plays bytes and keeps what is sent."""
+
+    def __init__(self, data: bytes) -> None:
+        self._source = io.BytesIO(data)
+        self.sent = b""
+        self.calls = 0
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        piece = self._source.read(min(7, buffer.nbytes))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
+        self.sent += b"".join(bytes(buffer) for buffer in buffers)
+
+    def send_descriptor(self, data: bytes, descriptor: int, /) -> bool:
+        return False
+
+    def close(self) -> None:
+        return
+
+
+@given(st.binary(max_size=200), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_a_connection_of_rubbish_ends_with_one_line(data: bytes, greeted: bool) -> None:
+    from gpupool.remoting.array_api.server.serve import serve
+
+    lines: list[str] = []
+    hello = array_wire.encode_body({"protocol": array_wire.PROTOCOL})
+    start = array_wire.HEADER.pack(len(hello), 1, 0, 0, 0, 0, 0) + hello if greeted else b""
+    budget = door_kit.MemoryBudget([door_kit.MIB])
+    serve(BytesStream(start + data), door_kit.emulated(1, door_kit.MIB), budget, lines.append)
+    assert len(lines) <= 1
+    assert budget.used == [0]
+
+
+def test_a_frame_in_small_pieces_is_read_whole() -> None:
+    hello = array_wire.encode_body({"protocol": array_wire.PROTOCOL})
+    data = array_wire.HEADER.pack(len(hello), 1, 0, 0, 9, 0, 0) + hello
+    devices = door_kit.emulated(1, door_kit.MIB)
+    stream = BytesStream(data)
+    backend = EmulatedBackend(devices, door_kit.MemoryBudget([door_kit.MIB]))
+    Session(stream, backend, lambda line: None).greet()
+    length, kind, _, _, request, _, bulk = array_wire.HEADER.unpack(
+        stream.sent[: array_wire.HEADER.size]
+    )
+    assert (kind, request, bulk) == (array_wire.Kind.REPLY, 9, 0)
+    welcome = array_wire.decode_body(stream.sent[array_wire.HEADER.size :])
+    assert length == len(stream.sent) - array_wire.HEADER.size
+    assert "add" in welcome["operations"]
+
+
+def test_the_dropin_ends_a_session_on_a_malformed_frame(dropin: Any) -> None:
+    import socket
+
+    ours, theirs = socket.socketpair()
+    theirs.sendall(array_wire.HEADER.pack(3, 17, 0, 0, 0, 0, 0) + b"\xff\xff\xff")
+    session = dropin._door.session.Session(dropin._door.link.Link(ours), None, 0)
+    with pytest.raises(dropin.cuda.runtime.CUDARuntimeError, match="malformed frame"):
+        session.greet("0")
+    theirs.close()
+
+
+def test_the_dropin_imports_nothing_but_numpy_and_the_standard_library() -> None:
+    source = """
+import sys
+import cupy, cupyx
+names = {name.split('.')[0] for name in sys.modules}
+print(sorted(n for n in names if n not in sys.stdlib_module_names and not n.startswith('_')))
+"""
+    done = door_kit.run_program(None, source)
+    assert done.returncode == 0, done.stderr
+    known = set(eval(done.stdout))
+    assert {"cupy", "cupyx", "numpy"} <= known
+    assert not known & {"gpupool", "cbor2", "trio", "click", "cryptography"}
+    assert sys.version_info >= (3, 11)
+    assert np.__version__

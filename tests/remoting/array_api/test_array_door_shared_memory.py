@@ -1,0 +1,187 @@
+"""Large copies between a program and a worker of the same machine, through shared memory."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import mmap
+import os
+import socket
+import threading
+from typing import Any
+
+import door_kit
+import numpy as np
+import pytest
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.array_executor import Executor
+from gpupool.remoting.array_api.server.shared_memory import make_region
+from gpupool.remoting.devices.emulated import EmulatedBackend
+
+SLOT = array_wire.SHARED_SLOT
+MIB = door_kit.MIB
+
+
+@pytest.mark.parametrize(
+    "size", [256 * 1024 - 1, 256 * 1024, SLOT - 1, SLOT, SLOT + 1, 4 * SLOT, 9 * SLOT + 5]
+)
+def test_every_byte_arrives_whatever_the_size(cp: Any, size: int) -> None:
+    assert cp._door.pool.current().shared is not None
+    host = np.random.default_rng(size).integers(0, 255, size, np.uint8)
+    array = cp.asarray(host)
+    assert np.array_equal(array.get(), host)
+    array.set(host[::-1].copy())
+    out = np.empty_like(host)
+    assert array.get(out=out) is out
+    assert np.array_equal(out, host[::-1])
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_orders_and_parts_arrive(cp: Any, order: str) -> None:
+    host = np.asarray(np.random.default_rng(1).random((700, 900)), order=order)  # type: ignore[call-overload]
+    array = cp.asarray(host)
+    assert array.flags.f_contiguous == (order == "F")
+    for wanted in "CFA":
+        assert np.array_equal(array.get(order=wanted), host)
+    assert np.array_equal(array[::2, ::-1].get(), host[::2, ::-1])
+    assert np.array_equal(array.T.get(), host.T)
+
+
+def test_what_was_sent_may_be_changed_at_once(cp: Any) -> None:
+    host = np.zeros(3 * SLOT, np.uint8)
+    arrays: list[Any] = []
+    for value in range(5):
+        host[:] = value
+        arrays.append(cp.asarray(host))
+    for value, array in enumerate(arrays):
+        assert (array.get() == value).all()
+
+
+def test_threads_copy_at_the_same_time(cp: Any) -> None:
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        host = np.full(SLOT + 1000 * number, number, np.uint8)
+        same = [(cp.asarray(host).get() == number).all() for _ in range(6)]
+        wrong.extend([number] * same.count(False))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_upload_that_has_no_room_fails_and_the_next_arrives(cp: Any) -> None:
+    with pytest.raises(cp.cuda.memory.OutOfMemoryError):
+        cp.asarray(np.zeros(600 * MIB, np.uint8))
+    host = np.arange(SLOT, dtype=np.uint32)
+    assert np.array_equal(cp.asarray(host).get(), host)
+
+
+def test_a_client_that_takes_no_memory_gets_everything_by_the_socket() -> None:
+    with door_kit.pool(1) as agent:
+        source = """
+import cupy, numpy
+from cupy._door import link
+link.Link.expect_descriptor = lambda self: False
+host = numpy.arange(3_000_000)
+array = cupy.asarray(host)
+assert array._session.shared is None
+assert (array.get() == host).all()
+"""
+        done = door_kit.run_program(agent, source)
+        assert done.returncode == 0, done.stderr
+
+
+class NoClient:
+    """A client that hears nothing."""
+
+    def push(self, kind: array_wire.Kind, body: Any) -> None:
+        raise AssertionError(body)
+
+    def collect(self) -> bytes | None:
+        return None
+
+    def names(self, handle: int) -> bool:
+        return False
+
+    def free_later(self, handles: bytes) -> None:
+        raise AssertionError(handles)
+
+
+def executor(*, shared: bool = True) -> Executor:
+    devices = door_kit.emulated(1, 64 * MIB)
+    backend = EmulatedBackend(devices, door_kit.MemoryBudget([64 * MIB]))
+    made = Executor(backend, NoClient(), lambda line: None)
+    if shared:
+        made.share(mmap.mmap(-1, array_wire.SHARED_SLOTS * SLOT))
+    made.objects[1] = backend.adopt(np.zeros(1000, np.uint8))
+    made.objects[2] = made.objects[1][::2]
+    made.objects[3] = "no array"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("handle", "offset", "slot", "size"),
+    [
+        (1, 0, 8, 10),
+        (1, 0, -1, 10),
+        (1, 991, 0, 10),
+        (1, -1, 0, 10),
+        (1, 0, 0, 0),
+        (1, 0, 0, SLOT + 1),
+        (1, 0, 0, 10.0),
+        (2, 0, 0, 10),
+        (3, 0, 0, 1),
+        (9, 0, 0, 1),
+    ],
+)
+def test_a_copy_beyond_an_array_or_a_slot_is_refused(
+    handle: int, offset: int, slot: int, size: Any
+) -> None:
+    made = executor()
+    with pytest.raises(RemoteProtocolError):
+        made.fill(handle, offset, slot, size)
+    if handle in made.objects:
+        with pytest.raises(RemoteProtocolError):
+            made.fetch(made.find(handle), offset, slot, size)
+
+
+def test_a_copy_without_shared_memory_is_refused() -> None:
+    made = executor(shared=False)
+    with pytest.raises(RemoteProtocolError):
+        made.fill(1, 0, 0, 10)
+
+
+def test_the_client_cannot_cut_the_memory_off() -> None:
+    region = make_region()
+    assert region is not None
+    descriptor, memory = region
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(descriptor, 1 << 40)
+    memory.close()
+    os.close(descriptor)
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(dropin: Any) -> None:
+    ours, theirs = socket.socketpair()
+    link = dropin._door.link.Link(ours)
+    assert link.expect_descriptor()
+    before = len(os.listdir("/proc/self/fd"))
+    pipes = [os.pipe() for _ in range(2)]
+    socket.send_fds(theirs, [b"hello"], [pipes[0][0], pipes[0][1], pipes[1][0]])
+    assert link.receive_into(memoryview(bytearray(100)))
+    assert link.counts == [5]
+    taken = link.take_descriptor()
+    for descriptor in (taken, *pipes[0], *pipes[1]):
+        os.close(descriptor)
+    assert len(os.listdir("/proc/self/fd")) == before
+    link.close()
+    theirs.close()

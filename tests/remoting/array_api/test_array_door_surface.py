@@ -1,0 +1,310 @@
+"""Every function that the drop-in offers gives what NumPy gives."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+import door_calls
+import numpy as np
+import pytest
+
+from gpupool.remoting.array_api import surface
+from gpupool.remoting.devices.emulated_operations import operations
+
+# Names that are exercised by tests of their own, or that have nothing to compute.
+ELSEWHERE = frozenset(
+    [
+        "asfarray",
+        "asnumpy",
+        "from_dlpack",
+        "fromDlpack",
+        "fromfile",
+        "genfromtxt",
+        "loadtxt",
+        "load",
+        "save",
+        "savez",
+        "savez_compressed",
+        "savetxt",
+        "get_array_module",
+        "byte_bounds",
+        "is_available",
+        "flatiter",
+        "memoize",
+        "clear_memo",
+        "fuse",
+        "show_config",
+        "in1d",
+        "msort",
+        "row_stack",
+    ]
+)
+
+
+def run(call: Any, module: Any) -> Any:
+    return call(module, door_calls.arrays(module))
+
+
+@pytest.mark.parametrize("name", sorted(door_calls.CALLS))
+def test_a_function_agrees_with_numpy(cp: Any, name: str) -> None:
+    call = door_calls.CALLS[name]
+    with np.errstate(all="ignore"):
+        wanted = run(call, np)
+    assert not door_calls.difference(run(call, cp), wanted)
+
+
+@pytest.mark.parametrize("name", sorted(door_calls.METHODS))
+def test_a_method_agrees_with_numpy(cp: Any, name: str) -> None:
+    call = door_calls.METHODS[name]
+    with np.errstate(all="ignore"):
+        wanted = run(call, np)
+    assert not door_calls.difference(run(call, cp), wanted)
+
+
+@pytest.mark.parametrize("name", sorted(door_calls.DRAWS))
+def test_a_distribution_has_the_shape_that_is_inferred(cp: Any, name: str) -> None:
+    call = door_calls.DRAWS[name]
+    wanted = call(np.random.RandomState(1), None)
+    for source in (cp.random, cp.random.RandomState(1)):
+        drawn = call(source, None)
+        assert drawn.shape == wanted.shape
+        assert drawn.get().dtype.kind == wanted.dtype.kind
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "random",
+        "uniform",
+        "poisson",
+        "gamma",
+        "standard_normal",
+        "beta",
+        "binomial",
+        "chisquare",
+        "exponential",
+        "f",
+        "geometric",
+        "hypergeometric",
+        "logseries",
+        "power",
+        "standard_exponential",
+        "standard_gamma",
+    ],
+)
+def test_generators_draw(cp: Any, name: str) -> None:
+    generator = cp.random.default_rng(3)
+    parameters = {
+        "gamma": (2.0,),
+        "beta": (1.0, 2.0),
+        "binomial": (5, 0.5),
+        "chisquare": (2.0,),
+        "f": (2.0, 3.0),
+        "geometric": (0.5,),
+        "hypergeometric": (5, 5, 3),
+        "logseries": (0.5,),
+        "power": (2.0,),
+        "standard_gamma": (2.0,),
+    }.get(name, ())
+    assert getattr(generator, name)(*parameters, size=(2, 3)).get().shape == (2, 3)
+    assert generator.integers(5, size=4).get().max() < 5
+    assert generator.dirichlet([1.0, 1.0], 3).shape == (3, 2)
+
+
+def test_random_states_repeat(cp: Any) -> None:
+    cp.random.seed(5)
+    first = cp.random.rand(4).get()
+    cp.random.seed(5)
+    assert np.array_equal(first, cp.random.rand(4).get())
+    array = cp.arange(10)
+    cp.random.shuffle(array)
+    assert sorted(array.tolist()) == list(range(10))
+    assert len(cp.random.bytes(7)) == 7
+    assert cp.random.random_integers(3, size=20).get().max() <= 3
+    assert cp.random.multinomial(5, [0.5, 0.5], 3).get().sum(axis=1).tolist() == [5, 5, 5]
+    assert cp.random.get_random_state().tomaxint(3).shape == (3,)
+
+
+def test_every_offered_function_is_called_by_some_test(cp: Any) -> None:
+    from cupy._core.functions import FUNCTIONS  # pyright: ignore[reportMissingImports]
+    from cupy._core.host import HOST  # pyright: ignore[reportMissingImports]
+    from cupy._core.poly import POLY  # pyright: ignore[reportMissingImports]
+    from cupy._core.ufunc import ALIASES, UFUNCS  # pyright: ignore[reportMissingImports]
+
+    offered = {*FUNCTIONS, *HOST, *POLY, *UFUNCS} - set(ALIASES)
+    offered |= {
+        f"linalg.{n}" for n in surface.SURFACE["cupy.linalg"].split() if hasattr(cp.linalg, n)
+    }
+    offered |= {f"fft.{n}" for n in surface.SURFACE["cupy.fft"].split() if hasattr(cp.fft, n)}
+    assert offered - set(door_calls.CALLS) - ELSEWHERE == {"linalg.LinAlgError", "fft.config"}
+
+
+def test_every_operation_of_a_worker_is_asked_for_by_the_dropin() -> None:
+    from pathlib import Path
+
+    folder = surface.DROPIN
+    text = "".join(path.read_text() for path in sorted(Path(folder).rglob("*.py")))
+    table = operations(None)  # type: ignore[arg-type]
+    families = ("linalg.", "fft.", "random.", "generator.", "kernel.")
+    unknown = [name for name in table if f'"{name}"' not in text and not name.startswith(families)]
+    # Ufuncs and plain functions are named by tables or by their own name.
+    assert all(name.split(".")[-1] in text for name in unknown), unknown
+
+
+def test_missing_names_are_listed_and_not_there(cp: Any) -> None:
+    missing = surface.missing()
+    assert "cupy.vectorize" in missing
+    assert "cupy.add" not in missing
+    assert not hasattr(cp, "vectorize")
+    assert not hasattr(cp, "insert")  # NumPy has it, CuPy has not
+    top = [name for name in missing if name.count(".") == 1 and name.startswith("cupy.")]
+    assert len(top) < 40
+    assert missing == sorted(set(missing))
+
+
+def test_helpers_without_a_device(cp: Any, tmp_path: Any) -> None:
+    array = cp.arange(6.0).reshape(2, 3)
+    assert cp.get_array_module(array) is cp
+    assert cp.get_array_module(np.zeros(1)) is np
+    cp.save(tmp_path / "a.npy", array)
+    assert cp.load(tmp_path / "a.npy").tolist() == array.tolist()
+    cp.savez(tmp_path / "b.npz", x=array)
+    cp.savez_compressed(tmp_path / "c.npz", x=array)
+    for name in ("b.npz", "c.npz"):
+        with cp.load(tmp_path / name) as found:
+            assert found["x"].tolist() == array.tolist()
+    cp.savetxt(tmp_path / "d.txt", array)
+    assert cp.loadtxt(tmp_path / "d.txt").tolist() == array.tolist()
+    assert cp.genfromtxt(tmp_path / "d.txt").tolist() == array.tolist()
+    array.tofile(tmp_path / "e.bin")
+    assert cp.fromfile(tmp_path / "e.bin").tolist() == array.ravel().tolist()
+    assert cp.from_dlpack(np.arange(3)).tolist() == [0, 1, 2]
+    assert np.from_dlpack(array, device="cpu").tolist() == array.tolist()
+    with pytest.raises(BufferError):
+        array.toDlpack()
+    with pytest.raises(BufferError):
+        cp.fromDlpack(None)
+    assert cp.asfarray([1, 2]).dtype == np.float64
+    assert cp.asnumpy(array, order="F").flags.f_contiguous
+    low, high = cp.byte_bounds(array)
+    assert high - low == array.nbytes
+    assert cp.in1d(cp.arange(3), cp.array([1])).tolist() == [False, True, False]
+    assert cp.msort(cp.array([2, 1])).tolist() == [1, 2]
+    assert cp.row_stack([cp.arange(2), cp.arange(2)]).shape == (2, 2)
+    assert cp.fuse(lambda x: x)(3) == 3
+    assert cp.is_available()
+    calls: list[int] = []
+    remembered = cp.memoize(for_each_device=True)(lambda x: calls.append(x) or x)
+    assert [remembered(1), remembered(1)] == [1, 1]
+    assert calls == [1]
+    cp.clear_memo()
+
+
+def test_numpys_functions_and_ufuncs_dispatch(cp: Any) -> None:
+    array = cp.arange(6.0).reshape(2, 3)
+    for made in (
+        np.sum(array),
+        np.add(array, 1),
+        np.concatenate([array, array]),
+        np.linalg.norm(array),
+        np.fft.fft(array),
+        np.add.reduce(array),
+    ):
+        assert isinstance(made, cp.ndarray)
+    with pytest.raises(TypeError):
+        np.add(array, np.ones(3))
+    with pytest.raises(TypeError):
+        np.block([array])
+
+
+def test_other_libraries_protocols(cp: Any) -> None:
+    array = cp.arange(4.0)
+    described = array.__cuda_array_interface__
+    assert described["shape"] == (4,)
+    assert described["data"][0] == array.data.ptr
+
+    class Priority:
+        __array_priority__ = 200
+
+        def __radd__(self, other: Any) -> str:
+            return "theirs"
+
+    assert array + Priority() == "theirs"
+    assert (array == None).tolist() == [False] * 4  # noqa: E711 - the comparison is the test
+
+
+def test_subclasses_are_kept(cp: Any) -> None:
+    class Special(cp.ndarray):
+        def __array_finalize__(self, obj: Any) -> None:
+            self.info = getattr(obj, "info", None)
+
+    array = cp.arange(4).view(Special)
+    array.info = "mine"
+    assert type(array[1:]) is Special
+    assert array[1:].info == "mine"
+    assert type(array + 1) is Special
+
+
+def test_memory_can_be_seen_as_another_array(cp: Any) -> None:
+    array = cp.arange(8, dtype=cp.int32)
+    inner = cp.ndarray((3,), cp.int32, memptr=array.data + 8)
+    assert inner.tolist() == [2, 3, 4]
+    inner[0] = 99
+    assert array.tolist()[2] == 99
+    with pytest.raises(ValueError, match="outside its allocation"):
+        cp.ndarray((9,), cp.int32, memptr=array.data).get()
+    memory = cp.cuda.alloc(16)
+    memory.memset(1, 16)
+    host = bytearray(16)
+    memory.copy_to_host(host, 16)
+    assert bytes(host) == b"\x01" * 16
+    windows = cp.lib.stride_tricks.sliding_window_view(cp.arange(5), 3)
+    assert windows.tolist() == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+
+
+def test_streams_and_events(cp: Any) -> None:
+    with cp.cuda.Stream() as stream:
+        assert cp.cuda.get_current_stream() == stream
+        start = stream.record()
+        array = cp.arange(10) + 1
+        end = cp.cuda.Event()
+        end.record()
+    end.synchronize()
+    assert end.done
+    assert stream.done
+    assert cp.cuda.get_elapsed_time(start, end) >= 0
+    stream.wait_event(end)
+    stream.synchronize()
+    assert cp.cuda.get_current_stream() == cp.cuda.Stream.null
+    assert int(array.sum()) == 55
+    seen: list[Any] = []
+    stream.launch_host_func(seen.append, 7)
+    assert seen == [7]
+
+
+def test_kernels_say_why_an_emulated_device_cannot_run_them(cp: Any) -> None:
+    array = cp.arange(3.0)
+    kernels: list[Any] = [
+        lambda: cp.ElementwiseKernel("T x", "T y", "y = x", "k")(array),
+        lambda: cp.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "k")(array),
+        lambda: cp.RawKernel("extern", "k")((1,), (1,), (array,)),
+        lambda: cp.RawModule(code="extern").get_function("k")((1,), (1,), (array,)),
+    ]
+    for kernel in kernels:
+        with pytest.raises(NotImplementedError, match="needs a real GPU: this device is emulated"):
+            kernel()
+
+
+def test_looks_of_a_device(cp: Any) -> None:
+    device = cp.cuda.Device(1)
+    free, total = device.mem_info
+    assert free <= total == 512 << 20
+    assert device.compute_capability == "90"
+    assert cp.cuda.device.from_pci_bus_id(device.pci_bus_id) == device
+    assert cp.cuda.runtime.getDeviceCount() == 2
+    assert cp.cuda.runtime.deviceCanAccessPeer(0, 1) == 1
+    assert cp.cuda.runtime.getDeviceProperties(0)["totalGlobalMem"] == total
+    with pytest.raises(cp.cuda.runtime.CUDARuntimeError, match="cudaErrorInvalidDevice"):
+        cp.cuda.Device(5).use()

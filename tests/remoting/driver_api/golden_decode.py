@@ -1,0 +1,122 @@
+"""Has the worker's code decode records, and says what it would call for each.
+
+    golden_decode.py FRAMES
+
+runs in a process with the fake driver. Each frame of the file has one record. What executes records
+is replaced, after the executor's areas are made: nothing is executed but the decoding.
+"""
+
+import ctypes
+import struct
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from loopback import CountingBudget
+from test_cuda_door import MEMORY, ScriptedStream
+
+from gpupool.remoting.devices.base import DeviceSpec
+from gpupool.remoting.driver_api.executor import executor
+from gpupool.remoting.driver_api.executor.api import Api
+from gpupool.remoting.driver_api.executor.client_state import Area, Client, Function
+from gpupool.remoting.driver_api.executor.modules.image_cache import Images
+from gpupool.remoting.driver_api.executor.reader import ClosedError
+from gpupool.remoting.driver_api.executor.serve import Session
+from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.worker.peer_links import Links
+
+SPEC = DeviceSpec(0, "GPU-0", "GPU", MEMORY, emulated=False, ordinal=0)
+areas_of = executor.areas_of
+
+
+class Anything(dict[int, Any]):
+    """Has every number."""
+
+    def __init__(self, made: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.made = made
+
+    def __missing__(self, number: int) -> Any:
+        return self.made(number)
+
+
+def name_of(op: int, method: Callable[..., Any]) -> str:
+    """Return which function executes a record."""
+    name = method.__qualname__
+    if "<lambda>" in name:
+        return name.split(".<locals>")[0]
+    return f"Generic {table.CALLS[op][0]}" if "<locals>" in name else name
+
+
+def said(client: Client, name: str) -> Callable[..., bytes]:
+    """Return a function that says what it was called with."""
+
+    def run(*words: int) -> bytes:
+        print(name, *words)
+        client.skip_bulk()
+        return b""
+
+    return run
+
+
+def replaced_areas(client: Client, images: Images, links: Links | None) -> list[Area]:
+    """Return the areas of the executor, which say what they are to do."""
+    areas = areas_of(client, images, links)
+    for area in areas:
+        for kind in (area.posted, area.asked):
+            for op, (count, method) in list(kind.items()):
+                run = said(client, name_of(op, method))
+                kind[op] = (count, run)  # type: ignore[assignment]
+        for op, handler in list(area.raw.items()):
+            area.raw[op] = said(client, name_of(op, handler))  # type: ignore[assignment]
+    return areas
+
+
+def function(rest: tuple[Any, ...], number: int) -> Function:
+    """Return a function with any number."""
+    return Function(number, *rest)
+
+
+def launch(handle: int, *rest: int) -> None:
+    """Say what a plain launch would do: the executor decodes these itself."""
+    *head, _pointers, _extra = rest
+    print("launch", handle, *head)
+
+
+def main(frames: Path) -> None:
+    ctypes.CDLL("libcuda.so.1").cuInit(0)
+    session = Session(ScriptedStream(frames.read_bytes()))
+    executor.areas_of = replaced_areas
+    made = executor.Executor(
+        Api(), session, [SPEC], CountingBudget(MEMORY), print, Images.of_worker(), None
+    )
+    client, reader = made.client, session.reader
+    client.launcher, client.api.launch = None, launch
+    client.streams = Anything(lambda number: number)
+    while True:
+        try:
+            start, end, bulk = reader.next_frame()
+        except ClosedError:
+            return
+        # As if every kernel had parameters of the size that its launch says.
+        (size,) = struct.unpack_from("<I", reader.buffer, min(start + 52, end))
+        view = memoryview(bytearray(size % (1 << 16)))
+        client.functions = Anything(
+            partial(
+                Function,
+                kernel=False,
+                size=size,
+                view=view,
+                values=0,
+                pointers=0,
+                keep=(),
+                offsets=(),
+            )
+        )
+        made.execute(reader.buffer, reader.view, start, end, bulk)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

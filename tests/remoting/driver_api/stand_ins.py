@@ -1,0 +1,117 @@
+"""What stands around a worker in tests: a tap on its line, and what its host would do for it."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from gpupool.remoting.devices.base import Budget
+from gpupool.remoting.driver_api.executor.reader import Stream
+from gpupool.remoting.worker.peer_links import Peer, PeerLostError
+
+
+class TappedStream:
+    """A stream that also writes to a file what it receives."""
+
+    def __init__(self, stream: Stream, path: Path) -> None:
+        self.stream = stream
+        self.calls = 0
+        self.file = path.open("wb", buffering=0)
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Receive some bytes."""
+        count = self.stream.recv_into(buffer)
+        self.file.write(buffer[:count])
+        return count
+
+    def send_buffers(self, buffers: list[bytes | memoryview], /) -> None:
+        """Send everything."""
+        self.stream.send_buffers(buffers)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self.stream.close()
+
+
+class SharingBudget:
+    """A budget that passes handles on between the workers of one program, as files of a folder."""
+
+    def __init__(self, budget: Budget, folder: Path) -> None:
+        self.budget, self.folder = budget, folder
+
+    def reserve(self, device_index: int, nbytes: int) -> bool:
+        """Reserve memory of this worker."""
+        return self.budget.reserve(device_index, nbytes)
+
+    def release(self, device_index: int, nbytes: int) -> None:
+        """Return memory of this worker."""
+        self.budget.release(device_index, nbytes)
+
+    def usage(self, device_index: int) -> int:
+        """Return how much this worker has reserved."""
+        return self.budget.usage(device_index)
+
+    def share(self, token: bytes, value: bytes, descriptor: int = -1) -> bool:
+        """Let the other workers find a handle; its descriptor by its name under /proc."""
+        name = f"/proc/{os.getpid()}/fd/{os.dup(descriptor)}" if descriptor >= 0 else ""
+        fresh = self.folder / f"{token.hex()}.{os.getpid()}"
+        fresh.write_bytes(name.encode() + b"\n" + value)
+        fresh.rename(self.folder / token.hex())
+        return True
+
+    def find(self, token: bytes, *, opens: bool = False) -> tuple[bytes, int] | None:
+        """Return a handle, and its descriptor or -1."""
+        with contextlib.suppress(FileNotFoundError):
+            name, _, value = (self.folder / token.hex()).read_bytes().partition(b"\n")
+            return value, os.open(name, os.O_RDWR) if name else -1
+        return None
+
+    def forget(self, token: bytes) -> None:
+        """Let nobody find a handle any more."""
+        (self.folder / token.hex()).unlink(missing_ok=True)
+
+    def pledge(self, token: bytes, device_index: int, nbytes: int) -> None:
+        """Do nothing: no memory is counted here."""
+
+    def take_back(self, token: bytes, nbytes: int) -> None:
+        """Do nothing: no memory is counted here."""
+
+    def let_go(self, token: bytes) -> None:
+        """Do nothing: no memory is counted here."""
+
+
+class LinksInVain:
+    """Connects to every other worker, and loses it at the first copy."""
+
+    def introduce(self, key: bytes, index: int, others: Sequence[Peer | None]) -> None:
+        """Take the client's word for it."""
+
+    def connect(self, index: int) -> str:
+        """Say that the other worker is connected."""
+        return ""
+
+    def send(self, index: int, number: int, size: int, pieces: Iterable[memoryview]) -> None:
+        """Lose the other worker."""
+        raise PeerLostError("a link of a test")
+
+    def send_failure(self, index: int, number: int, text: str) -> None:
+        """Lose the other worker."""
+        raise PeerLostError("a link of a test")
+
+    def begin(self, index: int, number: int, size: int) -> None:
+        """Lose the other worker."""
+        raise PeerLostError("a link of a test")
+
+    def read(self, index: int, target: memoryview) -> None:
+        """Lose the other worker."""
+        raise PeerLostError("a link of a test")
+
+    def skip(self, index: int, size: int) -> None:
+        """Lose the other worker."""
+        raise PeerLostError("a link of a test")
+
+    def cut(self, index: int) -> None:
+        """Do nothing: there is no link."""
+
+    def close(self) -> None:
+        """Do nothing: there is no link."""
