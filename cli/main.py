@@ -16,8 +16,8 @@ from typing import NoReturn, cast
 
 import click
 
-from gpupool.cli.output import Invocation, report, say
-from gpupool.cli.places import config_files
+from gpupool.cli.lib.output import Invocation, report, say
+from gpupool.cli.lib.paths import config_files
 from gpupool.pool.errors import ExitCode, GpupoolError, StorageError, UsageError
 
 # Name, module and short help of every command, the most used first.
@@ -78,7 +78,7 @@ class Commands(click.Group):
         """Return a command, importing its module."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"gpupool.cli.{COMMANDS[cmd_name][0]}")
+        module = importlib.import_module(f"gpupool.cli.commands.{COMMANDS[cmd_name][0]}")
         return _finished(cast(click.Command, module.command), f"GPUPOOL_{cmd_name}")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -94,7 +94,7 @@ class Commands(click.Group):
             raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
         found = super().resolve_command(ctx, args)
         if not ctx.resilient_parsing and any(path.is_file() for path in config_files()):
-            from gpupool.cli.config import default_map
+            from gpupool.cli.commands.config import default_map
 
             ctx.default_map = default_map(self, ctx, [args[0]])
         return found
@@ -210,7 +210,7 @@ def _run(args: list[str], invocation: Invocation) -> int:
     except click.Abort:
         return 128 + signal.SIGINT
     except KeyboardInterrupt:
-        from gpupool.cli.exits import die_of
+        from gpupool.cli.lib.exits import die_of
 
         die_of(signal.SIGINT)
     except GpupoolError as error:

@@ -1,6 +1,6 @@
 """The replicated table on trio: the ``Ledger`` that others use, and the driver of one ``RaftNode``.
 
-How to use it (``cli/join.py`` wires these parts)::
+How to use it (``cli/commands/join.py`` wires these parts)::
 
     storage = open_storage(state_dir, create=identity_is_new)
     if this_is_the_first_server and storage.empty:

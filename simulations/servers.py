@@ -1,4 +1,4 @@
-"""One server process: the real consensus, table and steward, in the place of ``cli/join.py``."""
+"""One server process: the real consensus, table and steward, in the place of ``gpupool join``."""
 
 import itertools
 import traceback

@@ -19,8 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.pool.pool_strategies import founding
 
-from gpupool.cli import audit, auditlog, kill, program, statedir, values
-from gpupool.cli import settings as settings_files
+from gpupool.cli.commands import audit, kill
+from gpupool.cli.lib import config_files as settings_files
+from gpupool.cli.lib import values
+from gpupool.cli.run import door_choice
+from gpupool.cli.server import audit_file, state_dir
 from gpupool.consensus.protocol import membership, raft_messages
 from gpupool.consensus.storage import snapshot
 from gpupool.consensus.storage.disk import FileDisk
@@ -87,7 +90,7 @@ def file(name: str, decode: Callable[[Path], object], folder: Path) -> Callable[
 
 
 def read_state_dir(folder: Path) -> object:
-    opened = statedir.open_state_dir(folder)
+    opened = state_dir.open_state_dir(folder)
     opened.close()
     return opened.identity
 
@@ -224,7 +227,7 @@ def cases(folder: Path) -> dict[str, Case]:
         "lease name": Case(text(kill.parse_lease), (ValueError,), b"7f3a"),
         "time": Case(text(audit.parse_since), (ValueError,), b"2026-11-21T14:30"),
         "program's Python": Case(
-            text(lambda t: program.parse_answer("python", t)), (), b"python:3.11\ncupy:\n"
+            text(lambda t: door_choice.parse_answer("python", t)), (), b"python:3.11\ncupy:\n"
         ),
         # from files
         "settings": Case(
@@ -252,7 +255,9 @@ def cases(folder: Path) -> dict[str, Case]:
             json.dumps(IDENTITY).encode(),
         ),
         "audit file": Case(
-            file("audit.jsonl", lambda path: auditlog.read_acts(path.parent), folder), storage, ACT
+            file("audit.jsonl", lambda path: audit_file.read_acts(path.parent), folder),
+            storage,
+            ACT,
         ),
         "former workers": Case(
             text(orphan_reaper._parse),  # pyright: ignore[reportPrivateUsage]

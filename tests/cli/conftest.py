@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 import trio
 
-from gpupool.cli.connect import connected
-from gpupool.cli.output import to_plain
-from gpupool.cli.tables import Rate, Seen
+from gpupool.cli.lib.columns import Rate, Seen
+from gpupool.cli.lib.connect import connected
+from gpupool.cli.lib.output import to_plain
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import Event, Partition
 from gpupool.pool.view import (

@@ -13,7 +13,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli.agent import (
+from gpupool.cli.run.agent import (
     LINE_LENGTH_MAX,
     Agent,
     SessionRequest,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpupool.cli import auditlog
-from gpupool.cli.auditlog import MISSED, NAME, AuditLog, read_acts
+from gpupool.cli.server import audit_file
+from gpupool.cli.server.audit_file import MISSED, NAME, AuditLog, read_acts
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Act
@@ -71,12 +71,12 @@ def test_acts_that_were_dropped_meanwhile_leave_a_line(tmp_path: Path) -> None:
 
 
 def test_the_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auditlog, "FILE_SIZE_MAX", 400)
+    monkeypatch.setattr(audit_file, "FILE_SIZE_MAX", 400)
     log = AuditLog(tmp_path, LOG)
     for number in range(1, 200):
         log.told((act(number),))
         log.flush()
-    assert len(list(tmp_path.iterdir())) == auditlog.FILE_COUNT_MAX
+    assert len(list(tmp_path.iterdir())) == audit_file.FILE_COUNT_MAX
     assert all(path.stat().st_size <= 400 for path in tmp_path.iterdir())
     numbers = [each.number for each in read_acts(tmp_path)]
     assert numbers == list(range(numbers[0], 200))
@@ -109,7 +109,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 async def test_it_writes_while_it_runs_and_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(auditlog, "EVERY_S", 0.001)
+    monkeypatch.setattr(audit_file, "EVERY_S", 0.001)
     log = AuditLog(tmp_path, LOG)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(log.run)

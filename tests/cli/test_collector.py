@@ -2,8 +2,8 @@
 
 import pytest
 
-from gpupool.cli.collector import Collector
-from gpupool.cli.tables import Rate, Seen, server_rows
+from gpupool.cli.lib.columns import Rate, Seen, server_rows
+from gpupool.cli.tui.collector import Collector
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
 from gpupool.remoting.client.pool_client import PoolUpdate

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli import connect
+from gpupool.cli.lib import connect
 from gpupool.pool.errors import AuthenticationError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client.credentials import (

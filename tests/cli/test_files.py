@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.files import replace_file, write_private
+from gpupool.cli.lib.files import replace_file, write_private
 from gpupool.pool.errors import StorageError
 
 

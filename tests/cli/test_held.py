@@ -14,9 +14,10 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli import held
-from gpupool.cli.agent import Agent, Held
-from gpupool.cli.held import (
+from gpupool.cli.commands.release import release
+from gpupool.cli.run import held_leases as held
+from gpupool.cli.run.agent import Agent, Held
+from gpupool.cli.run.held_leases import (
     ENDED_COUNT_MAX,
     HeldLease,
     HeldRecord,
@@ -27,8 +28,7 @@ from gpupool.cli.held import (
     parse_record,
     release_held,
 )
-from gpupool.cli.leasing import held_record
-from gpupool.cli.release import release
+from gpupool.cli.run.lease_source import held_record
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client.credentials import Credentials, save_credentials

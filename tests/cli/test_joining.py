@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli import serving
-from gpupool.cli.serving import JoinOptions, serve
+from gpupool.cli.server import compose
+from gpupool.cli.server.compose import JoinOptions, serve
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TokenKind
@@ -46,7 +46,7 @@ class NoDriver:
 async def test_without_a_gpu_nothing_is_created(
     options: JoinOptions, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
-    monkeypatch.setattr(serving, "PynvmlNvml", NoDriver)
+    monkeypatch.setattr(compose, "PynvmlNvml", NoDriver)
     with pytest.raises(GpupoolError, match="this machine has no GPU to offer: no NVIDIA driver"):
         await serve(replace(options, token=given), logging.getLogger("test"))
     assert not options.state_dir.exists()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli.keys import (
+from gpupool.cli.tui.keys import (
     INTERVALS_S,
     KEYS,
     Action,

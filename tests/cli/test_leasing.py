@@ -11,9 +11,9 @@ import trio.testing
 from tests.remoting.control.control_cluster import Cluster, request
 from tests.remoting.control.control_kit import until
 
-from gpupool.cli import holder, leasing
-from gpupool.cli.leasing import LazyLease
-from gpupool.cli.running import ends_text
+from gpupool.cli.run import holder, lease_source
+from gpupool.cli.run.lease_source import LazyLease
+from gpupool.cli.run.program_run import ends_text
 from gpupool.pool.errors import NeverFitsError
 from gpupool.remoting.client.pool_client import LeaseHold, Pool
 from gpupool.remoting.client.server_connections import gist
@@ -52,7 +52,7 @@ async def asked(
         async with cluster.client() as pool:
             yield pool
 
-    monkeypatch.setattr(leasing, "connected", connected)
+    monkeypatch.setattr(lease_source, "connected", connected)
     return Asked(cluster)
 
 

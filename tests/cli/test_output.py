@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.connect import first_error
-from gpupool.cli.logs import JsonFormatter, TextFormatter
+from gpupool.cli.lib.connect import first_error
+from gpupool.cli.lib.logs import JsonFormatter, TextFormatter
+from gpupool.cli.lib.output import error_lines, to_plain
 from gpupool.cli.main import COMMANDS, run
-from gpupool.cli.output import error_lines, to_plain
-from gpupool.cli.waiting import waiting_text
+from gpupool.cli.run.waiting_line import waiting_text
 from gpupool.pool.errors import GpupoolError, NotNowError
 from gpupool.pool.model.state import TokenKind
 
@@ -183,7 +183,7 @@ def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_server_names_complete_from_the_cache(
     tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpupool.cli.completion import SERVER_NAME, remember_servers, remembered_servers
+    from gpupool.cli.commands.completion import SERVER_NAME, remember_servers, remembered_servers
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert remembered_servers() == []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli import program
-from gpupool.cli.program import (
+from gpupool.cli.run import door_choice
+from gpupool.cli.run.door_choice import (
     choose_door,
     cuda_dir,
     dropin_dir,
@@ -55,7 +55,7 @@ def test_an_answer_that_is_none(text: str) -> None:
 @pytest.fixture(autouse=True)
 def unbuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that the CUDA door's library is not there, unless a test asks for ``built``."""
-    monkeypatch.setattr(program, "cuda_library", lambda: tmp_path / "no library")
+    monkeypatch.setattr(door_choice, "cuda_library", lambda: tmp_path / "no library")
 
 
 def test_our_own_python_gets_the_drop_in() -> None:
@@ -115,7 +115,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library = tmp_path / "library" / "libcuda.so.1"
     library.parent.mkdir()
     library.touch()
-    monkeypatch.setattr(program, "cuda_library", lambda: library)
+    monkeypatch.setattr(door_choice, "cuda_library", lambda: library)
     return library
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpupool.cli.keys import KEYS, Mode, UiState
-from gpupool.cli.listing import print_table
-from gpupool.cli.screen import chosen_row, extent, gpu_counts, quorum_counts, render, row_json
-from gpupool.cli.tables import LEASE_COLUMNS, Look, Seen, ServerRow, bar, mini_cell
+from gpupool.cli.lib.columns import LEASE_COLUMNS, Look, Seen, ServerRow, bar, mini_cell
+from gpupool.cli.lib.listing import print_table
+from gpupool.cli.tui.keys import KEYS, Mode, UiState
+from gpupool.cli.tui.screen import chosen_row, extent, gpu_counts, quorum_counts, render, row_json
 
 LOOK = Look()
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpupool.cli.lib.config_files import ConfigFile, check_sections, options_of, parse
 from gpupool.cli.main import run
-from gpupool.cli.settings import ConfigFile, check_sections, options_of, parse
 from gpupool.pool.errors import UsageError
 
 ETC = Path("/etc/gpupool/config.toml")

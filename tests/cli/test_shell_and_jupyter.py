@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gpupool.cli.jupyter import command as jupyter
-from gpupool.cli.jupyter import kernel_dir
-from gpupool.cli.running import program_text
-from gpupool.cli.shell import marked_shell
+from gpupool.cli.commands.jupyter import command as jupyter
+from gpupool.cli.commands.jupyter import kernel_dir
+from gpupool.cli.commands.shell import marked_shell
+from gpupool.cli.run.program_run import program_text
 from gpupool.pool.errors import GpupoolError, UsageError
 
 GPUPOOL = [sys.executable, "-m", "gpupool.cli.main"]

@@ -3,8 +3,8 @@
 import pytest
 from click.testing import CliRunner
 
-from gpupool.cli import smi
-from gpupool.cli.smi_query import chosen, listed, query
+from gpupool.cli.commands import smi
+from gpupool.cli.run.smi_query import chosen, listed, query
 from gpupool.pool.errors import UsageError
 
 GIB = 1 << 30

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.statedir import Member, ServerIdentity, StateDir, open_state_dir
+from gpupool.cli.server.state_dir import Member, ServerIdentity, StateDir, open_state_dir
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
 
@@ -68,7 +68,8 @@ def test_permissions_are_tightened(tmp_path: Path) -> None:
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     state = open_state_dir(tmp_path)
-    code = "import sys; from pathlib import Path; from gpupool.cli.statedir import open_state_dir; "
+    code = "import sys; from pathlib import Path; "
+    code += "from gpupool.cli.server.state_dir import open_state_dir; "
     code += "open_state_dir(Path(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpupool.cli.values import (
+from gpupool.cli.lib.values import (
     Emulation,
     duration_text,
     parse_count,

@@ -14,8 +14,9 @@ from typing import Any
 from tests.golden.samples import bare, full
 from tests.remoting.array_api import door_kit
 
-from gpupool.cli import agent, auditlog, held
-from gpupool.cli.statedir import IDENTITY, Member, ServerIdentity, open_state_dir
+from gpupool.cli.run import agent, held_leases
+from gpupool.cli.server import audit_file
+from gpupool.cli.server.state_dir import IDENTITY, Member, ServerIdentity, open_state_dir
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Act
@@ -213,7 +214,7 @@ AGENT_REQUESTS: dict[str, tuple[bytes, agent.AgentRequest]] = {
     "watch": (b'{"op":"watch"}', agent.Watch()),
     "release": (b'{"op":"release"}', agent.ReleaseLease()),
 }
-HOLDER = replace(full(held.HeldRecord, "held"), format=held.FORMAT)
+HOLDER = replace(full(held_leases.HeldRecord, "held"), format=held_leases.FORMAT)
 IDENTITY_SAMPLE = ServerIdentity(
     server=ServerId("0123456789ab"),
     cluster_id="c0ffee",
@@ -247,7 +248,7 @@ def _at(opened: SessionOpened, address: str) -> SessionOpened:
 
 def files() -> dict[str, bytes]:
     """Return a line of a server's audit file, and its identity file."""
-    found = {"audit": "".join(auditlog.lines_of(list(ACTS))).encode()}
+    found = {"audit": "".join(audit_file.lines_of(list(ACTS))).encode()}
     with tempfile.TemporaryDirectory() as folder:
         state = open_state_dir(Path(folder))
         state.begin(IDENTITY_SAMPLE)
@@ -257,7 +258,7 @@ def files() -> dict[str, bytes]:
         for path in sorted(Path(folder).iterdir()):
             found[f"file {path.name}"] = path.read_bytes()
         state.close()
-        kept = held.RecordFile(Path(folder), HOLDER)
+        kept = held_leases.RecordFile(Path(folder), HOLDER)
         kept.close()
         found["file of a holder"] = kept.path.read_bytes()
         found["file of a holder, name"] = kept.path.name.encode() + b"\n"

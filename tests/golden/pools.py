@@ -12,8 +12,8 @@ from typing import Any
 
 import trio
 
-from gpupool.cli.connect import connected, first_error
-from gpupool.cli.output import to_plain
+from gpupool.cli.lib.connect import connected, first_error
+from gpupool.cli.lib.output import to_plain
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import Pool
 

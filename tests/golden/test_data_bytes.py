@@ -7,8 +7,9 @@ import numpy as np
 from tests.golden import data_samples as samples
 from tests.golden.recorded import check, read
 
-from gpupool.cli import agent, auditlog, held
-from gpupool.cli.statedir import IDENTITY, open_state_dir
+from gpupool.cli.run import agent, held_leases
+from gpupool.cli.server import audit_file
+from gpupool.cli.server.state_dir import IDENTITY, open_state_dir
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.templates import compile_template
 from gpupool.remoting.protocol import handshake, worker_messages
@@ -90,8 +91,8 @@ def test_recorded_lines_of_the_agent_are_read_as_what_was_asked() -> None:
 
 def test_recorded_files_of_a_server_are_read(tmp_path: Path) -> None:
     recorded = read(FILE)
-    (tmp_path / auditlog.NAME).write_bytes(recorded["audit"])
-    assert auditlog.read_acts(tmp_path) == list(samples.ACTS)
+    (tmp_path / audit_file.NAME).write_bytes(recorded["audit"])
+    assert audit_file.read_acts(tmp_path) == list(samples.ACTS)
     for name in json.loads(recorded["files of a new server"]):
         (tmp_path / name).write_bytes(recorded[f"file {name}"])
     state = open_state_dir(tmp_path)
@@ -100,4 +101,4 @@ def test_recorded_files_of_a_server_are_read(tmp_path: Path) -> None:
     assert state.next_incarnation() == 2
     state.close()
     assert f"file {IDENTITY}" in recorded
-    assert held.parse_record(recorded["file of a holder"].decode()) == samples.HOLDER
+    assert held_leases.parse_record(recorded["file of a holder"].decode()) == samples.HOLDER

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gpupool.cli.simulate import SCENARIOS as NAMES
-from gpupool.cli.simulate import command
+from gpupool.cli.commands.simulate import SCENARIOS as NAMES
+from gpupool.cli.commands.simulate import command
 from gpupool.pool.errors import ExitCode
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server

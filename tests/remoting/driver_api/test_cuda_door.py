@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
 
-from gpupool.cli.agent import SessionRequest, parse_request
+from gpupool.cli.run.agent import SessionRequest, parse_request
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE
 from gpupool.remoting.driver_api.schema import table

@@ -1,0 +1,1 @@
+"""The commands of ``gpupool``, one module each, imported when they are called."""

@@ -1,0 +1,190 @@
+"""``gpupool doctor``: the path from here to the pool, step by step, with what to do about it."""
+
+import os
+import ssl
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.connect import connected, credentials_file, run_async, stored_credentials
+from gpupool.cli.lib.output import print_json
+from gpupool.cli.lib.values import duration_text
+from gpupool.pool.errors import ExitCode, GpupoolError
+
+if TYPE_CHECKING:
+    from gpupool.pool.view import PoolView
+    from gpupool.remoting.client.credentials import Credentials
+    from gpupool.remoting.protocol.addresses import Address
+
+SKEW_MAX_S = 5.0
+"""Servers refuse to move the table's time when their clocks differ by more than this."""
+
+GOOD, WARN, FAIL = "ok", "warn", "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked."""
+
+    check: str
+    result: str  # "ok", "warn" or "fail"
+    text: str
+    hint: str = ""
+
+
+@click.command()
+@pool_options
+@json_option
+def command(credentials: str | None, as_json: bool) -> int:
+    """Check the path from here to the pool, and say what to do about what is wrong.
+
+    Credentials, every server, quorum, clocks, and whether programs here can use a door. Exits
+    with 3 when the pool answers and something is wrong, with 1 when no server answers.
+    """
+    findings, reached = run_async(partial(examine, credentials))
+    if as_json:
+        print_json(healthy=all(f.result != FAIL for f in findings), findings=findings)
+    else:
+        for finding in findings:
+            color = {GOOD: "green", WARN: "yellow", FAIL: "red"}[finding.result]
+            mark = click.style(f"{finding.result:<5}", fg=color)
+            click.echo(f"{mark} {finding.check:<12} {finding.text}")
+            if finding.hint:
+                click.echo(f"{'':19}hint: {finding.hint}")
+    if all(finding.result != FAIL for finding in findings):
+        return ExitCode.DONE
+    return ExitCode.UNHEALTHY if reached else ExitCode.FAILED
+
+
+async def examine(given: str | None) -> tuple[list[Finding], bool]:
+    """Return everything that was found, and whether any server answered."""
+    findings: list[Finding] = []
+    reached = False
+    path = credentials_file(given)
+    try:
+        credentials = stored_credentials(given)
+    except GpupoolError as error:
+        findings.append(Finding("login", FAIL, str(error), error.hint))
+    else:
+        text = f"user {credentials.user} of pool {credentials.pool} ({path})"
+        findings.append(Finding("login", GOOD, text))
+        reached, more = await _pool(given, credentials)
+        findings += more
+    findings.append(await _door())
+    findings.append(_runtime())
+    return findings, reached
+
+
+async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, list[Finding]]:
+    from gpupool.remoting.protocol.addresses import parse_address
+
+    view: PoolView | None = None
+    findings: list[Finding] = []
+    addresses = dict.fromkeys(credentials.addresses)
+    try:
+        async with connected(given) as pool:
+            view = await pool.view()
+    except GpupoolError as error:
+        findings.append(Finding("pool", FAIL, str(error), error.hint))
+    names: dict[Address, str] = {}
+    if view is not None:
+        names = {parse_address(server.address): server.name for server in view.servers}
+        addresses = dict.fromkeys(names)
+    findings += await _all_servers(list(addresses), names, credentials)
+    if view is not None:
+        findings.append(_quorum(view))
+        findings.append(_clock(view.now))
+        findings += [Finding("pool", WARN, warning) for warning in view.warnings[:5]]
+    return any(f.check == "server" and f.result == GOOD for f in findings), findings
+
+
+async def _all_servers(
+    addresses: "list[Address]", names: "dict[Address, str]", credentials: "Credentials"
+) -> list[Finding]:
+    import trio
+
+    found: dict[Address, Finding] = {}
+
+    async def examine_one(address: "Address") -> None:
+        found[address] = await _server(address, names.get(address, ""), credentials)
+
+    async with trio.open_nursery() as nursery:
+        for address in addresses[:64]:
+            nursery.start_soon(examine_one, address)
+    return [found[address] for address in addresses if address in found]
+
+
+async def _server(address: "Address", name: str, credentials: "Credentials") -> Finding:
+    """Connect to one server as ``run`` would, and say how long it took."""
+    from gpupool import __version__
+    from gpupool.remoting.transport.dial import Greeting, connect
+    from gpupool.remoting.transport.pki import client_context
+
+    started = time.monotonic()
+    greeting = Greeting(credentials.token, credentials.secret, __version__, "doctor")
+    try:
+        context: ssl.SSLContext = client_context(credentials.ca_pem.encode())
+        connection, welcome = await connect(
+            address, context, greeting, cluster_id=credentials.cluster_id
+        )
+        await connection.aclose()
+    except GpupoolError as error:
+        what = f"{name} at {address}" if name else str(address)
+        hint = error.hint or "does a firewall stand between?"
+        return Finding("server", FAIL, f"{what}: {error.why or error.what}", hint)
+    took_ms = (time.monotonic() - started) * 1000
+    text = f"{welcome.server_name} at {address}, gpupool {welcome.version}, {took_ms:.0f} ms"
+    if welcome.version != __version__:
+        hint = f"this is {__version__}; the same version on both sides is best"
+        return Finding("server", WARN, text, hint)
+    return Finding("server", GOOD, text)
+
+
+def _quorum(view: "PoolView") -> Finding:
+    from gpupool.cli.tui.screen import quorum_counts
+
+    reached, voters = quorum_counts(view)
+    if view.raft.quorum:
+        return Finding("quorum", GOOD, f"{reached} of {voters} voters, leader {view.raft.leader}")
+    hint = "start the missing servers; if most are lost for good: gpupool recover on one"
+    return Finding("quorum", FAIL, f"{reached} of {voters} voters: nothing can be granted", hint)
+
+
+def _clock(their_ms: int) -> Finding:
+    skew_s = time.time() - their_ms / 1000
+    if abs(skew_s) > SKEW_MAX_S:
+        ahead = "ahead of" if skew_s > 0 else "behind"
+        text = f"this machine is {duration_text(abs(skew_s))} {ahead} the pool"
+        return Finding("clock", WARN, text, "set the time, with chrony or systemd-timesyncd")
+    return Finding("clock", GOOD, f"within {max(abs(skew_s), 0.1):.1f} s of the pool")
+
+
+async def _door() -> Finding:
+    import shutil
+
+    import trio
+
+    from gpupool.cli.run.door_choice import choose_door
+
+    python = shutil.which("python3") or shutil.which("python")
+    if python is None:
+        return Finding("door", WARN, "no python3 is on the PATH")
+    choice = await trio.to_thread.run_sync(choose_door, "auto", python, [python], os.environ)
+    text = f"python3 on the PATH: {choice.door or 'no'} door, {choice.why}"
+    result = GOOD if choice.door and not choice.warning else WARN
+    return Finding("door", result, text, choice.warning)
+
+
+def _runtime() -> Finding:
+    from gpupool.cli.run.agent import private_dir
+
+    try:
+        with private_dir() as folder:
+            return Finding("runtime", GOOD, f"sockets go to {folder.parent}")
+    except OSError as error:
+        hint = "set XDG_RUNTIME_DIR or TMPDIR to a folder of your own"
+        return Finding("runtime", FAIL, f"no folder for sockets: {error}", hint)

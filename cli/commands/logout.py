@@ -1,0 +1,27 @@
+"""``gpupool logout``: forget the stored token."""
+
+import click
+
+from gpupool.cli.lib.common_options import pool_options
+from gpupool.cli.lib.connect import credentials_file
+from gpupool.cli.lib.output import say
+from gpupool.pool.errors import StorageError
+
+
+@click.command()
+@pool_options
+def command(credentials: str | None) -> None:
+    """Forget the stored token.
+
+    The token itself stays good: "gpupool token revoke" ends it for everybody who has it. This file
+    may be its only copy; an operator's is made anew by "gpupool join --operator-token".
+    """
+    path = credentials_file(credentials)
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        say("gpupool: nobody was logged in here")
+    except OSError as error:
+        raise StorageError(f"cannot remove {path}", why=error.strerror or str(error)) from error
+    else:
+        say(f"gpupool: logged out; {path} is removed")

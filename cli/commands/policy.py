@@ -1,0 +1,268 @@
+"""``gpupool policy``: who may hold how much of the pool, and when."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.run.request_options import Wanted, request_options
+from gpupool.pool.errors import ConflictError, ExitCode, GpupoolError, UsageError
+
+if TYPE_CHECKING:
+    from gpupool.pool.model.state import Request
+    from gpupool.remoting.protocol.messages import PolicyIs, PolicyVerdict
+
+NEW = """\
+# The policy of this pool; docs/policy.md describes it.
+# [defaults]              # for each user
+# max_gpus = 2.5
+# idle_timeout = "2h"
+"""
+
+
+@click.group()
+def command() -> None:
+    """Show, check and change the policy: limits, classes of users, hours, reservations."""
+
+
+@command.command("show")
+@click.option("--version", type=click.IntRange(1), help="An earlier version that is kept.")
+@pool_options
+@json_option
+def show(credentials: str | None, version: int | None, as_json: bool) -> None:
+    """Print the policy in force, as it was written."""
+    policy = run_async(lambda: _get(credentials, version or 0))
+    text = _unpack(policy)
+    if as_json:
+        print_json(version=policy.version, by=policy.by, at=policy.at, text=text)
+    elif policy.version:
+        say(f"gpupool: version {policy.version}, applied by {policy.by} at {_when(policy.at)}")
+        click.echo(text, nl=not text.endswith("\n"))
+    else:
+        say("gpupool: the pool has no policy; gpupool policy edit writes the first")
+
+
+@command.command("history")
+@pool_options
+@json_option
+def history(credentials: str | None, as_json: bool) -> None:
+    """List the versions that are kept."""
+
+    async def ask() -> "tuple[PolicyIs, ...]":
+        async with connected(credentials) as pool:
+            return await pool.policy_history()
+
+    versions = run_async(ask)
+    if as_json:
+        print_json(versions=[{"version": v.version, "by": v.by, "at": v.at} for v in versions])
+        return
+    if not versions:
+        say("gpupool: the pool has no policy; gpupool policy edit writes the first")
+    for each in versions:
+        click.echo(f"{each.version:>4}  {_when(each.at)}  {each.by}")
+
+
+@command.command("check")
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True), required=False)
+@click.option("--user", help="Explain what applies to this user (default with --request: you).")
+@click.option("--request", "request_text", help='Judge this request: "-n 2 -p 0.5".')
+@pool_options
+@json_option
+def check(
+    credentials: str | None,
+    file: str | None,
+    user: str | None,
+    request_text: str | None,
+    as_json: bool,
+) -> int:
+    r"""Find mistakes in FILE, and say what a policy means for a request.
+
+    \b
+      gpupool policy check new.toml
+      gpupool policy check --user ada --request "-n 2 -p 0.5"
+      gpupool policy check new.toml --user ada --request "-n 8"
+
+    Without FILE it is the policy in force that is asked. The exit code is 0 when the request would
+    be granted, 1 when it is denied, 75 when it would have to wait.
+    """
+    packed = b""
+    if file is not None:
+        packed = _checked(_read(file), file)
+    elif user is None and request_text is None:
+        raise UsageError(
+            "there is nothing to check", hint="name a file, or give --user and --request"
+        )
+    if user is None and request_text is None:
+        if as_json:
+            print_json(problems=[])
+        else:
+            say(f"gpupool: {file} has no mistakes")
+        return ExitCode.DONE
+    request = _parse_request(request_text) if request_text is not None else None
+
+    async def ask() -> "PolicyVerdict":
+        async with connected(credentials) as pool:
+            return await pool.check_policy(user or "", request, packed)
+
+    verdict = run_async(ask)
+    if as_json:
+        print_json(kind=verdict.kind, lines=verdict.lines)
+    else:
+        for line in verdict.lines:
+            click.echo(line)
+    codes = {"": ExitCode.DONE, "busy": ExitCode.NOT_NOW}
+    return codes.get(verdict.kind, ExitCode.FAILED)
+
+
+@command.command("apply")
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
+@click.option(
+    "--base",
+    type=click.IntRange(0),
+    help="The version that FILE was made from; refuse when another one is in force.",
+)
+@pool_options
+def apply(credentials: str | None, file: str, base: int | None) -> None:
+    """Put the policy in FILE in force; operators only.
+
+    It holds for whatever is granted from then on. What runs goes on.
+    """
+    packed = _checked(_read(file), file)
+    version = run_async(lambda: _put(credentials, packed, base))
+    say(f"gpupool: version {version} of the policy is in force")
+
+
+@command.command("edit")
+@pool_options
+def edit(credentials: str | None) -> None:
+    """Change the policy in $EDITOR, and put it in force; operators only.
+
+    When it has mistakes, or somebody else was faster, the text is kept.
+    """
+    before = run_async(lambda: _get(credentials, 0))
+    text = _unpack(before) if before.version else NEW
+    handle, name = tempfile.mkstemp(prefix="gpupool-policy-", suffix=".toml")
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(text)
+    try:
+        _open_editor(name)
+    except GpupoolError as error:
+        if _read(name) == text:
+            Path(name).unlink()
+        else:
+            error.hint = f"your text is kept in {name}"
+        raise
+    changed = _read(name)
+    if changed == text:
+        Path(name).unlink()
+        say("gpupool: nothing was changed")
+        return
+    try:
+        packed = _checked(changed, name)
+        version = run_async(lambda: _put(credentials, packed, before.version))
+    except GpupoolError as error:
+        say(f"gpupool: your text is kept in {name}")
+        if isinstance(error, ConflictError):
+            error.hint = f"see gpupool policy show, then: gpupool policy apply {name}"
+        raise
+    Path(name).unlink()
+    say(f"gpupool: version {version} of the policy is in force")
+
+
+# --- inside ---------------------------------------------------------------------------------------
+
+
+async def _get(credentials: str | None, version: int) -> "PolicyIs":
+    async with connected(credentials) as pool:
+        return await pool.policy(version)
+
+
+async def _put(credentials: str | None, packed: bytes, base: int | None) -> int:
+    async with connected(credentials) as pool:
+        if base is None:
+            base = (await pool.policy()).version
+        return await pool.put_policy(packed, base)
+
+
+def _unpack(policy: "PolicyIs") -> str:
+    from gpupool.pool.transitions.policy_versions import unpack_text
+
+    return unpack_text(policy.packed)
+
+
+def _read(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise UsageError(f"cannot read {file}", why=why) from error
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is no text in UTF-8") from error
+
+
+def _checked(text: str, name: str) -> bytes:
+    """Return the packed text.
+
+    Raises:
+        UsageError: with every mistake of it on a line of its own.
+    """
+    import time
+
+    from gpupool.pool.policy.policy_document import PolicyTextError, parse_policy
+    from gpupool.pool.transitions.policy_versions import UnpackError, pack_text
+    from gpupool.remoting.protocol.time_zones import zone_of
+
+    now_ms = time.time_ns() // 1_000_000
+    try:
+        parse_policy(text, lambda zone: zone_of(zone, now_ms))
+        return pack_text(text)
+    except PolicyTextError as error:
+        count = len(error.problems)
+        what = f"{name} has {count} mistake{'s' if count > 1 else ''}"
+        why = "\n  ".join(str(problem) for problem in error.problems)
+        hint = "docs/policy.md shows what can be written"
+        raise UsageError(what, why=why, hint=hint) from error
+    except UnpackError as error:
+        raise UsageError(f"{name} is too large", why=str(error)) from error
+
+
+def _parse_request(text: str) -> "Request":
+    """Return the request that options of ``gpupool run`` describe."""
+    found: list[Wanted] = []
+
+    @click.command("request", add_help_option=False)
+    @request_options
+    def ask(wanted: Wanted) -> None:
+        found.append(wanted)
+
+    try:
+        # Under the name of the command whose options these are.
+        ask.main(shlex.split(text), prog_name="gpupool run", standalone_mode=False)
+    except ValueError as error:
+        raise UsageError("--request cannot be read", why=str(error)) from error
+    return found[0].request("policy check")
+
+
+def _open_editor(name: str) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        done = subprocess.run([*shlex.split(editor), name], check=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot start the editor {editor!r}", hint="set EDITOR") from error
+    if done.returncode:
+        raise GpupoolError(f"the editor ended with {done.returncode}")
+
+
+def _when(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,206 @@
+"""``gpupool recover``: go on alone with the one server that is left of a pool."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib import paths
+from gpupool.cli.lib.common_options import verbose_option
+from gpupool.cli.lib.output import say
+from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+
+if TYPE_CHECKING:
+    from gpupool.cli.server.state_dir import StateDir
+    from gpupool.consensus.recovery import Survivor
+    from gpupool.pool.model.state import PoolState, Server
+
+ANSWER_S = 2.0
+"""How long the other voters have to answer before they count as lost."""
+
+
+@click.command()
+@click.option("--state-dir", type=click.Path(file_okay=False), help="Where this server lives.")
+@click.option("--force", is_flag=True, help="Do it; without, only say what would be done.")
+@verbose_option
+def command(state_dir: str | None, force: bool) -> int:
+    r"""Make this machine's server the only one of its pool, after most voters were lost for good.
+
+    A pool grants while a majority of its voters lives. When that majority will never return, one
+    survivor can go on with what it knows: it alone votes, and all other servers are removed.
+    Whatever only they had is lost. The server must not run meanwhile.
+
+    \b
+    1. On every survivor: stop it, then "gpupool recover". Choose the one with the highest term,
+       and of these the one with the most entries.
+    2. There: "gpupool recover --force", then "gpupool join".
+    3. Everywhere else: delete the old state directory, then join with a new token. A server that
+       starts with its old directory would go on with the old pool.
+    """
+    from gpupool.cli.server.state_dir import open_state_dir
+
+    folder = Path(state_dir) if state_dir else paths.state_dir()
+    if not folder.is_dir():
+        raise UsageError(f"no server lives in {folder}", hint="--state-dir says where it lives")
+    try:
+        state = open_state_dir(folder)
+    except StorageError as error:
+        if "in use" in error.what:
+            hint = "stop it first: the pool is recovered while the server is down"
+            raise StorageError(f"the server in {folder} runs", hint=hint) from error
+        raise
+    try:
+        return _recover(state, force=force)
+    finally:
+        state.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What is to be decided, as the survivor knows it."""
+
+    pool: "PoolState"
+    survivor: "Survivor"
+    me: "Server"
+    has_ca_key: bool
+
+    @property
+    def others(self) -> "list[Server]":
+        """Return the servers that would be removed."""
+        return [server for server in self.pool.servers.values() if server.id != self.me.id]
+
+    def voter_names(self) -> str:
+        """Return who votes, for people."""
+        servers = self.pool.servers
+        return ", ".join(
+            sorted(servers[v].name if v in servers else v for v in self.survivor.voters)
+        )
+
+
+def _recover(state: "StateDir", *, force: bool) -> int:
+    from gpupool.consensus.recovery import recover, replay
+    from gpupool.consensus.storage.store import open_storage
+    from gpupool.pool.model.commands import RemoveServer, seal
+    from gpupool.pool.model.state import PoolState
+    from gpupool.pool.transitions.state_machine import PoolMachine
+
+    if state.is_new or state.identity is None:
+        raise UsageError(f"no server lives in {state.path}", hint="--state-dir says where it lives")
+    storage = open_storage(state.path)
+    try:
+        machine = PoolMachine(PoolState())
+        survivor = replay(storage, machine)
+        case = _examined(state, machine.state, survivor)
+        _require_loss(case)
+        _describe(case)
+        if not force:
+            raise UsageError(
+                f"recovering pool {case.pool.name} is a last resort",
+                why="nothing has been changed",
+                hint="if most voters are lost for good: gpupool recover --force",
+            )
+        at_ms = max(case.pool.now, time.time_ns() // 1_000_000)
+        removals = [
+            seal(RemoveServer(server.id, "gpupool recover"), at_ms=at_ms, ttl_ms=0)
+            for server in case.others
+        ]
+        recover(storage, case.me.id, removals)
+    finally:
+        storage.close()
+    say(f"gpupool: {case.me.name} is now the only server of pool {case.pool.name}")
+    say('  hint: start it with "gpupool join", then let the others join with new tokens')
+    return 0
+
+
+def _examined(state: "StateDir", pool: "PoolState", survivor: "Survivor") -> _Case:
+    """Return the case; raises when this server cannot carry the pool on."""
+    from gpupool.cli.server.state_dir import CA_KEY
+
+    assert state.identity is not None
+    me = pool.servers.get(state.identity.server)
+    if me is None:
+        raise GpupoolError(
+            f"{state.identity.name} cannot carry the pool on",
+            why="its table does not know it: it was removed, or never got that far",
+            hint="recover another server",
+        )
+    if set(survivor.voters) == {me.id}:
+        raise UsageError(
+            f"{me.name} is the only voter already",
+            hint='there is nothing to recover: "gpupool join" starts it',
+        )
+    return _Case(pool, survivor, me, bool(state.read(CA_KEY)))
+
+
+def _require_loss(case: _Case) -> None:
+    """Refuse while so many voters answer that the pool may live, or come to life."""
+    from gpupool.cli.lib.connect import run_async
+
+    voters = [s for s in case.others if s.id in case.survivor.voters]
+    answering = run_async(lambda: _answering(voters))
+    needed = len(case.survivor.voters) // 2 + 1
+    mine = case.me.id in case.survivor.voters
+    if len(answering) + mine >= needed:
+        also = f", and with {case.me.name} that is" if mine else ":"
+        raise GpupoolError(
+            f"pool {case.pool.name} is not lost",
+            why=f"{', '.join(answering)} can be reached{also} a majority of the voters",
+            hint='start this server instead: "gpupool join"; or stop the others for good first',
+        )
+
+
+async def _answering(servers: "Sequence[Server]") -> list[str]:
+    """Return the names of those whose port takes connections."""
+    import trio
+
+    from gpupool.remoting.protocol.addresses import parse_address
+
+    found: list[str] = []
+
+    async def try_one(server: "Server") -> None:
+        address = parse_address(server.address)
+        with trio.move_on_after(ANSWER_S):
+            try:
+                stream = await trio.open_tcp_stream(address.host, address.port)
+            except OSError:
+                return
+            await stream.aclose()
+            found.append(server.name)
+
+    async with trio.open_nursery() as nursery:
+        for server in servers:
+            nursery.start_soon(try_one, server)
+    return sorted(found)
+
+
+def _describe(case: _Case) -> None:
+    """Say what is there, what may be lost, and what must be done with the others."""
+    pool, me = case.pool, case.me
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(pool.now / 1000))
+    others = ", ".join(server.name for server in case.others)
+    lines = [
+        f"Pool {pool.name}, as {me.name} knows it:",
+        f"  log       {case.survivor.last_index} entries, the last of term "
+        f"{case.survivor.last_term}, written about {when}",
+        f"  voters    {case.voter_names()}",
+        f"  leases    {len(pool.leases)}, of which those on other servers end now, and those on "
+        f"{me.name} with its next start",
+        f"  removed   {others or 'nobody'}",
+        "",
+        f"May be lost: every grant, release, token, revocation and change of policy that {me.name}",
+        "has not heard of. What its log holds is kept, even if it was never confirmed to anybody.",
+        "",
+        "The others must never start again with their old state directories: together they would",
+        "go on with the old pool and grant their GPUs a second time. Delete the directories; a",
+        'machine comes back with a token of "gpupool token create --server".',
+    ]
+    if not case.has_ca_key:
+        lines += [
+            "",
+            f"{me.name} has no key of the pool's authority, so that nobody can join afterwards.",
+            "Recover a server that had a vote, if one is left.",
+        ]
+    click.echo("\n".join(lines))

@@ -1,0 +1,219 @@
+"""``gpupool simulate``: a whole pool in one process, under faults drawn from a seed."""
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib.common_options import json_option, verbose_option
+from gpupool.cli.lib.output import print_json, say, to_plain
+from gpupool.cli.lib.values import DURATION
+from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
+
+if TYPE_CHECKING:
+    from gpupool.simulations.options import Options
+    from gpupool.simulations.search import Totals
+
+SCENARIOS = (
+    "swarm",
+    "rolling-restart",
+    "split-brain",
+    "flapping-network",
+    "disk-trouble",
+    "mass-client-death",
+)
+"""As ``gpupool.simulations.scenarios`` has them; written here as well to keep ``--help`` fast."""
+
+
+@click.command()
+@click.option("--seed", type=int, default=0, show_default=True, help="The first seed.")
+@click.option("--seeds", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option("--scenario", type=click.Choice(SCENARIOS), default="swarm", show_default=True)
+@click.option("--servers", type=click.IntRange(1, 1000), help="Servers, instead of a draw.")
+@click.option("--clients", type=click.IntRange(1, 1000), help="Clients, instead of a draw.")
+@click.option("--duration", type=DURATION, help="Virtual time with faults.  [default: 30s]")
+@click.option("--keep", help="Numbers of the faults that happen, as a failure prints them.")
+@click.option("--transcript", type=click.Path(dir_okay=False), help="Write a failure's here.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes."
+)
+@click.option("--keep-going", is_flag=True, help="Run all seeds, and list those that fail.")
+@click.option("--real", is_flag=True, help="Real processes and real time: kill -9, stops, cuts.")
+@verbose_option
+@json_option
+def command(
+    seed: int,
+    seeds: int,
+    scenario: str,
+    servers: int | None,
+    clients: int | None,
+    duration: float | None,
+    keep: str | None,
+    transcript: str | None,
+    jobs: int,
+    keep_going: bool,
+    real: bool,
+    as_json: bool,
+) -> int:
+    """Run a whole pool in virtual time, and look for anything that must never happen.
+
+    One seed is 30 virtual seconds of faults and 10 of healing: real servers, real allocation, no
+    sockets, no threads, no real time. The same seed does the same everywhere. The first failure
+    ends the search; its transcript is printed, shrunk, with the command that repeats it. The
+    trace that is printed is a hash over all that happened: on any machine it is the same.
+
+    With --real, servers and clients are processes of this machine, and the same rules are checked
+    on what they leave behind.
+    """
+    if real:
+        return _run_real(seed, servers or 3, clients or 4, duration or 30.0, as_json=as_json)
+    from gpupool.simulations.scenarios import options_of
+
+    kept = _numbers(keep)
+
+    def options(number: int) -> "Options":
+        return options_of(
+            scenario, number, servers=servers, clients=clients, fault_s=duration, keep=kept
+        )
+
+    runs = [options(number) for number in range(seed, seed + seeds)]
+    first, found = _search(runs, jobs=jobs, keep_going=keep_going)
+    if first is not None and not keep_going:
+        _print_failure(first, shrunk_already=kept is not None, to=transcript, as_json=as_json)
+    else:
+        found.print(as_json=as_json)
+    return ExitCode.DONE if first is None else ExitCode.FAILED
+
+
+def _run_real(seed: int, servers: int, clients: int, duration_s: float, *, as_json: bool) -> int:
+    """Run chaos on real processes of this machine."""
+    import trio
+
+    from gpupool.simulations.real import Chaos
+
+    began = time.monotonic()
+
+    def tell(text: str) -> None:
+        say(f"{time.monotonic() - began:7.1f} s  {text}")
+
+    chaos = Chaos(seed, servers=servers, clients=clients, duration_s=duration_s, say=tell)
+    report = trio.run(chaos.run)
+    if as_json:
+        print_json(ok=not report.failures, **to_plain(report))
+    elif not report.failures:
+        click.echo(
+            f"passed: {sum(report.faults.values())} faults, {report.granted} leases granted, "
+            f"{report.entries} log entries, healed within {report.converged_s:.1f} s"
+        )
+    if report.failures:
+        for failure in report.failures:
+            say(f"gpupool: {failure}")
+        say(f"  hint: everything that the processes left is in {report.folder}")
+        return ExitCode.FAILED
+    return ExitCode.DONE
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(",")) if text != "none" else ()
+    except ValueError as error:
+        raise UsageError(
+            f"--keep {text} makes no sense", hint="numbers with commas, or none"
+        ) from error
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a search came to, in all and process by process."""
+
+    totals: "Totals"
+    by_process: "dict[int, Totals]" = field(default_factory=dict[int, "Totals"])
+    real_s: float = 0.0
+
+    def print(self, *, as_json: bool) -> None:
+        totals = self.totals
+        if as_json:
+            processes = [self.by_process[key].plain() for key in sorted(self.by_process)]
+            print_json(
+                ok=not totals.failed,
+                **totals.plain(),
+                real_s=round(self.real_s, 3),
+                processes=processes,
+            )
+            return
+        passed = totals.seeds - len(totals.failed)
+        click.echo(
+            f"{passed} of {totals.seeds} seed(s) passed: {totals.virtual_s:.0f} virtual seconds "
+            f"({totals.virtual_s / max(totals.processor_s, 1e-9):.0f} a processor second), "
+            f"{totals.grants} leases granted, {totals.histories} histories checked, "
+            f"healed within {totals.converged_s_max:.1f} s"
+        )
+        click.echo(f"trace {totals.digest}")
+
+
+def _search(
+    runs: "list[Options]", *, jobs: int, keep_going: bool
+) -> "tuple[Options | None, _Found]":
+    """Run all, or until the first failure; returns a run that failed, and the sums."""
+    import logging
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from gpupool.simulations.search import Totals, search
+
+    # Servers that are killed and cut off complain a lot, and it would all be about nothing.
+    logging.disable(logging.CRITICAL)
+    by_seed = {options.seed: options for options in runs}
+    first: Options | None = None
+    found = _Found(Totals())
+    began = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("seeds", total=len(runs))
+        for result in search(runs, jobs=jobs):
+            found.totals.add(result)
+            found.by_process.setdefault(result.process, Totals()).add(result)
+            found.real_s = time.monotonic() - began
+            progress.advance(task)
+            if result.failure:
+                first = first or by_seed[result.seed]
+                if not keep_going:
+                    break
+                say(f"gpupool: seed {result.seed} failed: {result.failure}")
+    return first, found
+
+
+def _print_failure(
+    failed: "Options", *, shrunk_already: bool, to: str | None, as_json: bool
+) -> None:
+    from gpupool.simulations.runner import run
+    from gpupool.simulations.shrink import reproduce, shrink
+
+    report = run(failed)
+    if report.failure is None:
+        raise GpupoolError(f"seed {failed.seed} failed once, and passed when it was repeated")
+    if not shrunk_already:
+        say(f"gpupool: seed {report.options.seed} failed: {report.failure}; making it smaller")
+        report = shrink(report, run)
+    again = reproduce(report.options)
+    if as_json:
+        print_json(ok=False, failure=report.failure, digest=report.digest, command=again)
+        return
+    lines = [*report.options.lines(), "", *map(str, report.lines)]
+    if to is not None:
+        with open(to, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    else:
+        click.echo("\n".join(lines))
+    say(f"gpupool: {report.failure}")
+    say(f"  trace {report.digest}")
+    say(f"  hint: {again}")

@@ -1,0 +1,119 @@
+"""``gpupool token``: who may join the pool, and who may use it."""
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.output import print_json, say
+from gpupool.cli.lib.paths import user_name
+from gpupool.cli.lib.values import DURATION, NAME_TYPE, duration_text
+from gpupool.pool.errors import UsageError
+from gpupool.pool.model.ids import TokenId
+from gpupool.pool.model.state import TokenKind
+
+if TYPE_CHECKING:
+    from gpupool.remoting.protocol.messages import TokenView
+
+USER_TOKEN_S = 365 * 86400.0
+SERVER_TOKEN_S = 3600.0
+"""A server's token is used once, and soon."""
+
+
+@click.group()
+def command() -> None:
+    """Create, list and revoke tokens."""
+
+
+@command.command("create")
+@click.option("--user", type=NAME_TYPE, help="Whom it names (default: you).")
+@click.option("--server", "for_server", is_flag=True, help="Let one server join, once.")
+@click.option("--operator", is_flag=True, help="May drain, remove, revoke and create tokens.")
+@click.option(
+    "--expires",
+    type=DURATION,
+    help="How long it is good (default: 365d; for a server 1h).",
+)
+@pool_options
+@json_option
+def create(
+    credentials: str | None,
+    user: str | None,
+    for_server: bool,
+    operator: bool,
+    expires: float | None,
+    as_json: bool,
+) -> None:
+    """Make a token, and print it together with the command that uses it.
+
+    Only this output ever shows it: the pool keeps a hash.
+    """
+    if for_server and (operator or user):
+        raise UsageError("a server's token names no user", hint="leave out --user and --operator")
+    if expires is not None and expires <= 0:
+        raise UsageError("a token that has expired already is no use", hint="--expires 30d")
+    kind = TokenKind.SERVER if for_server else TokenKind.OPERATOR if operator else TokenKind.USER
+    valid_s = expires or (SERVER_TOKEN_S if for_server else USER_TOKEN_S)
+    name = user or user_name()
+    text = run_async(lambda: _create(credentials, kind, name, valid_s))
+    if as_json:
+        print_json(token=text, kind=kind, user=name, valid_s=valid_s)
+        return
+    use = f"gpupool join --token {text}" if for_server else f"gpupool login {text}"
+    what = "one server" if for_server else f"{kind.value} {name}"
+    say(f"gpupool: for {what}, good for {duration_text(valid_s)}; shown only here:")
+    # For eyes the whole command, for scripts (token=$(gpupool token create)) the token alone.
+    click.echo(use if sys.stdout.isatty() else text)
+
+
+async def _create(credentials: str | None, kind: TokenKind, user: str, valid_s: float) -> str:
+    async with connected(credentials) as pool:
+        return await pool.create_token(kind, user, valid_s)
+
+
+@command.command("list")
+@pool_options
+@json_option
+def list_tokens(credentials: str | None, as_json: bool) -> None:
+    """List all tokens of the pool; secrets are not kept, and so not shown."""
+
+    async def ask() -> "tuple[TokenView, ...]":
+        async with connected(credentials) as pool:
+            return await pool.list_tokens()
+
+    tokens = run_async(ask)
+    if as_json:
+        print_json(tokens=tokens)
+        return
+    lines = [("TOKEN", "KIND", "USER", "STATE", "EXPIRES", "CREATED BY")]
+    for each in tokens:
+        expires = datetime.fromtimestamp(each.expires_at / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+        lines.append(
+            (each.token, each.kind.value, each.user or "-", each.state, expires, each.created_by)
+        )
+    widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]))]
+    for line in lines:
+        click.echo("  ".join(word.ljust(w) for word, w in zip(line, widths, strict=True)).rstrip())
+
+
+@command.command("revoke")
+@click.argument("token")
+@pool_options
+def revoke(credentials: str | None, token: str) -> None:
+    """Refuse TOKEN from now on, and end the leases that it got.
+
+    TOKEN is its name in "gpupool token list", or the whole token.
+    """
+    from gpupool.remoting.protocol.token_text import PREFIX, parse_token
+
+    name = parse_token(token).token if token.lower().startswith(PREFIX) else TokenId(token)
+
+    async def revoke_it() -> None:
+        async with connected(credentials) as pool:
+            await pool.revoke_token(name)
+
+    run_async(revoke_it)
+    say(f"gpupool: token {name} is revoked")

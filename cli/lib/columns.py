@@ -1,0 +1,571 @@
+"""Rows and columns of servers, GPUs and leases: pure, and the same for ``top`` and for lists."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.scheduling.filters import short_model
+from gpupool.pool.view import (
+    GpuTelemetry,
+    GpuView,
+    LeaseView,
+    PoolView,
+    ServerView,
+    Telemetry,
+    WaitingView,
+)
+
+R = TypeVar("R")
+
+STALE_AFTER_S = 5.0
+"""A server's own measurements older than this are shown dimmed, with their age."""
+
+UTILIZATION_THRESHOLDS = (0.10, 0.75)
+MEMORY_THRESHOLDS = (0.10, 0.80)
+"""Moderate from the first, heavy from the second; nvitop's figures."""
+
+STATE_STYLES = {
+    "idle": "green",
+    "mix": "green",
+    "full": "yellow",
+    "drain": "cyan",
+    "new": "dim",
+    "down": "bold red",
+    "held": "green",
+    "ending": "dim",
+    "unreachable": "bold red",
+    "waiting": "yellow",
+}
+BLOCKS = " ▁▂▃▄▅▆▇█"
+NOT_KNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How to draw: with or without block characters."""
+
+    ascii: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a lease moves over the wire."""
+
+    bytes_per_s: float
+    calls_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that is known of a pool at one moment, and how old each piece of it is."""
+
+    view: PoolView
+    view_age_s: float = 0.0
+    telemetry: Mapping[ServerId, Telemetry] = field(default_factory=dict[ServerId, Telemetry])
+    telemetry_age_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
+    ping_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
+    rates: Mapping[LeaseId, Rate] = field(default_factory=dict[LeaseId, Rate])
+    silent: frozenset[ServerId] = frozenset()  # members that have no connection with us
+    trouble: str = ""  # why nothing newer arrives
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: its text, and rich's name of its style."""
+
+    text: str
+    style: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[R]):
+    """One column: what it shows of a row, and what it sorts by."""
+
+    title: str
+    cell: Callable[[R, Look], Cell]
+    key: Callable[[R], Any]
+    right: bool = False
+    wide: bool = False  # shown only when asked for
+    live: bool = False  # only where measurements of the servers are at hand
+    classes: bool = False  # only where the pool's policy puts somebody in a class
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRow:
+    """One server with what it measures of itself."""
+
+    server: ServerView
+    telemetry: Telemetry | None
+    age_s: float  # of the telemetry
+    ping_s: float | None
+    silent: bool = False
+
+    @property
+    def stale(self) -> bool:
+        """Return whether what this server measures is missing or old."""
+        return self.silent or self.telemetry is None or self.age_s > STALE_AFTER_S
+
+    @property
+    def state(self) -> str:
+        """Return sinfo's word, with its ``*`` for a server that does not answer now."""
+        return self.server.state + ("*" if self.stale else "")
+
+    @property
+    def wrong(self) -> bool:
+        """Return whether somebody should look at this server."""
+        faulty = any(gpu.fault for gpu in self.server.gpus)
+        return self.stale or faulty or self.server.state in ("down", "drain", "new")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One GPU, its books, and what it measures."""
+
+    server: ServerRow
+    gpu: GpuView
+    telemetry: GpuTelemetry | None
+    leases: tuple[LeaseView, ...]
+
+    @property
+    def state(self) -> str:
+        """Return idle, mix, full, or the server's word when that says more."""
+        if self.gpu.fault:
+            return "down"
+        if self.server.server.state in ("down", "drain", "new"):
+            return self.server.state
+        if not self.gpu.memory_granted:
+            return "idle"
+        return "full" if self.gpu.memory_free < self.gpu.capacity // 20 else "mix"
+
+    @property
+    def wrong(self) -> bool:
+        """Return whether somebody should look at this GPU."""
+        errors = self.telemetry.ecc_errors if self.telemetry else None
+        return bool(self.gpu.fault) or bool(errors) or self.server.wrong
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """One lease, or one request that waits for one."""
+
+    id: str
+    user: str
+    client: str
+    program: str
+    state: str
+    reason: str
+    gpus: str
+    memory: int
+    age_s: float
+    rate: Rate | None
+    source: LeaseView | WaitingView
+    user_class: str = ""
+    priority: int | None = None  # of a request that waits, where the pool has a policy
+
+    @property
+    def wrong(self) -> bool:
+        """Return whether somebody should look at this lease."""
+        return self.state in ("unreachable", "waiting")
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def server_rows(seen: Seen) -> list[ServerRow]:
+    """Return one row per server, in the order of the table."""
+    return [
+        ServerRow(
+            server,
+            seen.telemetry.get(server.id),
+            seen.telemetry_age_s.get(server.id, 0.0),
+            seen.ping_s.get(server.id),
+            server.id in seen.silent,
+        )
+        for server in seen.view.servers
+    ]
+
+
+def gpu_rows(seen: Seen, server: ServerId | None = None) -> list[GpuRow]:
+    """Return one row per GPU of the pool, or of one server."""
+    leases = {lease.id: lease for lease in seen.view.leases}
+    rows: list[GpuRow] = []
+    for row in server_rows(seen):
+        if server is not None and row.server.id != server:
+            continue
+        measured: dict[GpuId, GpuTelemetry] = {}
+        if row.telemetry is not None:
+            measured = {gpu.gpu: gpu for gpu in row.telemetry.gpus}
+        for gpu in row.server.gpus:
+            owners = tuple(leases[each] for each in gpu.leases if each in leases)
+            rows.append(GpuRow(row, gpu, measured.get(gpu.id), owners))
+    return rows
+
+
+def lease_rows(seen: Seen) -> list[LeaseRow]:
+    """Return leases, the oldest first."""
+    return [_lease_row(lease, seen) for lease in seen.view.leases]
+
+
+def waiting_rows(seen: Seen) -> list[LeaseRow]:
+    """Return requests that wait, the next to be served first."""
+    return [_waiting_row(each, seen.view) for each in seen.view.waiting]
+
+
+def _lease_row(lease: LeaseView, seen: Seen) -> LeaseRow:
+    models = {gpu.id: short_model(gpu.name) for s in seen.view.servers for gpu in s.gpus}
+    names = {server.id: server.name for server in seen.view.servers}
+    groups: dict[tuple[str, str], int] = {}
+    for part in lease.partitions:
+        key = (models.get(part.gpu, "GPU"), names.get(part.server, part.server))
+        groups[key] = groups.get(key, 0) + 1
+    gpus = ", ".join(f"{count} x {model} on {name}" for (model, name), count in groups.items())
+    return LeaseRow(
+        id=lease.name,
+        user=lease.user,
+        client=lease.client,
+        program=lease.program,
+        state=lease.state,
+        reason=lease.reason,
+        gpus=gpus,
+        memory=sum(part.memory for part in lease.partitions),
+        age_s=lease.age_s + seen.view_age_s,
+        rate=seen.rates.get(lease.id),
+        source=lease,
+        user_class=lease.user_class,
+    )
+
+
+def _waiting_row(waiting: WaitingView, view: PoolView) -> LeaseRow:
+    size = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:g}"
+    return LeaseRow(
+        id=waiting.request[:4] + "?",
+        user=waiting.user,
+        client=waiting.client,
+        program=waiting.program,
+        state="waiting",
+        reason=waiting.reason,
+        gpus=f"{waiting.count} x {size}",
+        memory=waiting.memory * waiting.count,
+        age_s=waiting.waited_s,
+        rate=None,
+        source=waiting,
+        user_class=waiting.user_class,
+        priority=waiting.priority if view.policy_version else None,
+    )
+
+
+# --- cells ----------------------------------------------------------------------------------------
+
+
+def load_style(ratio: float, thresholds: tuple[float, float]) -> str:
+    """Return the colour of a load between 0 and 1."""
+    moderate, heavy = thresholds
+    return "green" if ratio < moderate else "yellow" if ratio < heavy else "red"
+
+
+def bar(ratio: float, width: int, look: Look) -> str:
+    """Return a bar of ``width`` characters, filled to ``ratio``."""
+    filled = min(width, max(0, round(min(1.0, max(0.0, ratio)) * width)))
+    if ratio > 0 and not filled:
+        filled = 1  # something is never shown as nothing
+    return ("#" if look.ascii else "█") * filled + ("." if look.ascii else "░") * (width - filled)
+
+
+def mini_cell(gpu: GpuView, telemetry: GpuTelemetry | None, look: Look) -> str:
+    """Return one character for a GPU: how busy it is, else how much of it is granted."""
+    if gpu.fault:
+        return "x"
+    load = telemetry.utilization if telemetry is not None else None
+    if load is None:
+        load = gpu.memory_granted / gpu.capacity if gpu.capacity else 0.0
+    load = min(1.0, max(0.0, load))
+    if look.ascii:
+        return str(min(9, round(load * 9)))
+    return BLOCKS[max(1, round(load * 8))]
+
+
+def _optional(value: float | None, unit: str = "", digits: int = 0) -> str:
+    return NOT_KNOWN if value is None else f"{value:.{digits}f}{unit}"
+
+
+def _server_memory(row: ServerRow) -> tuple[int, int]:
+    granted = sum(gpu.memory_granted for gpu in row.server.gpus)
+    return granted, sum(gpu.capacity for gpu in row.server.gpus)
+
+
+def _memory_cell(granted: int, capacity: int, look: Look) -> Cell:
+    ratio = granted / capacity if capacity else 0.0
+    text = f"{bar(ratio, 8, look)} {size_text(granted):>5}/{size_text(capacity):<5}"
+    return Cell(text, load_style(ratio, MEMORY_THRESHOLDS))
+
+
+def _power(row: ServerRow) -> float | None:
+    values = [g.power_w for g in row.telemetry.gpus] if row.telemetry is not None else []
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _temperature(row: ServerRow) -> float | None:
+    values = [g.temperature_c for g in row.telemetry.gpus] if row.telemetry is not None else []
+    return max((value for value in values if value is not None), default=None)
+
+
+def _mini_cells(row: ServerRow, look: Look) -> Cell:
+    measured = {g.gpu: g for g in row.telemetry.gpus} if row.telemetry is not None else {}
+    text = "".join(mini_cell(gpu, measured.get(gpu.id), look) for gpu in row.server.gpus)
+    return Cell(text or ("witness" if row.server.witness else NOT_KNOWN))
+
+
+def _state_cell(state: str) -> Cell:
+    return Cell(state, STATE_STYLES.get(state.rstrip("*"), ""))
+
+
+def _server_reason(row: ServerRow) -> str:
+    if row.server.reason:
+        return row.server.reason
+    if row.stale and row.telemetry is not None:
+        return f"measured {duration_text(row.age_s)} ago"
+    faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in row.server.gpus if gpu.fault]
+    return "; ".join(faults) or ("does not answer" if row.stale else "")
+
+
+def _link_text(server: ServerView) -> str:
+    """Return the speed of a server's network, such as ``25G rdma``."""
+    speed = server.link_speed
+    text = f"{speed // 1000}G" if speed >= 1000 else f"{speed}M" if speed else NOT_KNOWN
+    return f"{text} rdma" if server.rdma else text
+
+
+def _labels(row: ServerRow) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(row.server.labels.items()))
+
+
+SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
+    Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.server.state),
+    Column(
+        "SERVER",
+        lambda r, _: Cell(r.server.name + (" (leader)" if r.server.leader else ""), "bold"),
+        lambda r: r.server.name,
+    ),
+    Column("GPUS", _mini_cells, lambda r: -len(r.server.gpus)),
+    Column(
+        "MEMORY GRANTED",
+        lambda r, look: _memory_cell(*_server_memory(r), look),
+        lambda r: -_server_memory(r)[0],
+    ),
+    Column(
+        "LEASES",
+        lambda r, _: Cell(str(r.server.lease_count)),
+        lambda r: -r.server.lease_count,
+        right=True,
+    ),
+    Column(
+        "POWER",
+        lambda r, _: Cell(_optional(_power(r), "W")),
+        lambda r: -(_power(r) or 0),
+        right=True,
+        live=True,
+    ),
+    Column(
+        "TEMP",
+        lambda r, _: Cell(_optional(_temperature(r), "C")),
+        lambda r: -(_temperature(r) or 0),
+        right=True,
+        live=True,
+    ),
+    Column(
+        "PING",
+        lambda r, _: Cell(_optional(None if r.ping_s is None else r.ping_s * 1000, "ms", 1)),
+        lambda r: r.ping_s or 0.0,
+        right=True,
+        live=True,
+    ),
+    Column("ADDRESS", lambda r, _: Cell(r.server.address), lambda r: r.server.address),
+    Column(
+        "VERSION",
+        lambda r, _: Cell(r.server.version or NOT_KNOWN),
+        lambda r: r.server.version,
+        wide=True,
+    ),
+    Column(
+        "DRIVER",
+        lambda r, _: Cell(r.server.driver_version or NOT_KNOWN),
+        lambda r: r.server.driver_version,
+        wide=True,
+    ),
+    Column(
+        "LINK",
+        lambda r, _: Cell(_link_text(r.server)),
+        lambda r: -r.server.link_speed,
+        right=True,
+        wide=True,
+    ),
+    Column("LABELS", lambda r, _: Cell(_labels(r)), lambda r: _labels(r), wide=True),
+    Column("ID", lambda r, _: Cell(r.server.id, "dim"), lambda r: r.server.id, wide=True),
+    Column(
+        "REASON",
+        lambda r, _: Cell(_server_reason(r), "red" if r.server.state == "down" else ""),
+        lambda r: r.server.reason,
+    ),
+)
+
+
+def _utilization(row: GpuRow) -> float | None:
+    return row.telemetry.utilization if row.telemetry is not None else None
+
+
+def _utilization_cell(row: GpuRow, look: Look) -> Cell:
+    ratio = _utilization(row)
+    if ratio is None:
+        return Cell(NOT_KNOWN)
+    text = f"{bar(ratio, 8, look)} {ratio * 100:3.0f}%"
+    return Cell(text, load_style(ratio, UTILIZATION_THRESHOLDS))
+
+
+def _measured(
+    read: Callable[[GpuTelemetry], float | int | None], unit: str
+) -> Callable[[GpuRow, Look], Cell]:
+    def cell(row: GpuRow, look: Look) -> Cell:
+        value = read(row.telemetry) if row.telemetry is not None else None
+        return Cell(_optional(value, unit))
+
+    return cell
+
+
+def _owners(row: GpuRow) -> str:
+    return ", ".join(dict.fromkeys(f"{lease.name} {lease.user}" for lease in row.leases))
+
+
+GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
+    Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.state),
+    Column("SERVER", lambda r, _: Cell(r.server.server.name), lambda r: r.server.server.name),
+    Column("GPU", lambda r, _: Cell(str(r.gpu.index)), lambda r: r.gpu.index, right=True),
+    Column("MODEL", lambda r, _: Cell(short_model(r.gpu.name), "bold"), lambda r: r.gpu.name),
+    Column("UTIL", _utilization_cell, lambda r: -(_utilization(r) or 0.0), live=True),
+    Column(
+        "MEMORY GRANTED",
+        lambda r, look: _memory_cell(r.gpu.memory_granted, r.gpu.capacity, look),
+        lambda r: -r.gpu.memory_granted,
+    ),
+    Column(
+        "FREE",
+        lambda r, _: Cell(size_text(r.gpu.memory_free)),
+        lambda r: -r.gpu.memory_free,
+        right=True,
+    ),
+    Column(
+        "USED",
+        lambda r, _: Cell(
+            size_text(r.telemetry.memory_used) if r.telemetry is not None else NOT_KNOWN
+        ),
+        lambda r: -(r.telemetry.memory_used if r.telemetry is not None else 0),
+        right=True,
+        live=True,
+    ),
+    Column(
+        "TEMP",
+        _measured(lambda t: t.temperature_c, "C"),
+        lambda r: -((r.telemetry and r.telemetry.temperature_c) or 0.0),
+        right=True,
+        live=True,
+    ),
+    Column(
+        "POWER",
+        _measured(lambda t: t.power_w, "W"),
+        lambda r: -((r.telemetry and r.telemetry.power_w) or 0.0),
+        right=True,
+        live=True,
+    ),
+    Column(
+        "ECC",
+        _measured(lambda t: t.ecc_errors, ""),
+        lambda r: -((r.telemetry and r.telemetry.ecc_errors) or 0),
+        right=True,
+        live=True,
+    ),
+    Column("CC", lambda r, _: Cell(r.gpu.compute_capability or NOT_KNOWN), lambda r: 0, wide=True),
+    Column("PCI", lambda r, _: Cell(r.gpu.pci_bus_id or NOT_KNOWN), lambda r: 0, wide=True),
+    Column("LABELS", lambda r, _: Cell(_labels(r.server)), lambda r: _labels(r.server), wide=True),
+    Column("UUID", lambda r, _: Cell(r.gpu.id, "dim"), lambda r: r.gpu.id, wide=True),
+    Column(
+        "OWNER",
+        lambda r, _: Cell(_owners(r) or NOT_KNOWN),
+        _owners,
+    ),
+    Column(
+        "AGE",
+        lambda r, _: Cell(
+            duration_text(max(lease.age_s for lease in r.leases)) if r.leases else NOT_KNOWN
+        ),
+        lambda r: -max((lease.age_s for lease in r.leases), default=0.0),
+        right=True,
+    ),
+    Column("FAULT", lambda r, _: Cell(r.gpu.fault, "bold red"), lambda r: r.gpu.fault),
+)
+
+
+def _rate(row: LeaseRow, read: Callable[[Rate], float]) -> float:
+    return read(row.rate) if row.rate is not None else 0.0
+
+
+LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
+    Column("STATE", lambda r, _: _state_cell(r.state), lambda r: r.state),
+    Column("LEASE", lambda r, _: Cell(r.id, "bold"), lambda r: r.id),
+    Column("USER", lambda r, _: Cell(r.user), lambda r: r.user),
+    Column("CLASS", lambda r, _: Cell(r.user_class), lambda r: r.user_class, classes=True),
+    Column(
+        "PRIORITY",
+        lambda r, _: Cell("" if r.priority is None else str(r.priority)),
+        lambda r: -(r.priority or 0),
+        right=True,
+        classes=True,
+    ),
+    Column("GPUS", lambda r, _: Cell(r.gpus), lambda r: r.gpus),
+    Column(
+        "MEMORY",
+        lambda r, _: Cell(size_text(r.memory) if r.memory else NOT_KNOWN),
+        lambda r: -r.memory,
+        right=True,
+    ),
+    Column("AGE", lambda r, _: Cell(duration_text(r.age_s)), lambda r: -r.age_s, right=True),
+    Column(
+        "BYTES/S",
+        lambda r, _: Cell(size_text(int(r.rate.bytes_per_s)) if r.rate else NOT_KNOWN),
+        lambda r: -_rate(r, lambda rate: rate.bytes_per_s),
+        right=True,
+        live=True,
+    ),
+    Column(
+        "CALLS/S",
+        lambda r, _: Cell(_optional(r.rate.calls_per_s if r.rate else None)),
+        lambda r: -_rate(r, lambda rate: rate.calls_per_s),
+        right=True,
+        live=True,
+    ),
+    Column("CLIENT", lambda r, _: Cell(r.client), lambda r: r.client, wide=True),
+    Column("PROGRAM", lambda r, _: Cell(r.program), lambda r: r.program),
+    Column("REASON", lambda r, _: Cell(r.reason), lambda r: r.reason),
+)
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def chosen_columns(
+    columns: Sequence[Column[R]], *, wide: bool = False, live: bool = False
+) -> list[Column[R]]:
+    """Return the columns to show."""
+    return [c for c in columns if (wide or not c.wide) and (live or not c.live)]
+
+
+def cells_of(columns: Sequence[Column[R]], rows: Iterable[R], look: Look) -> list[list[Cell]]:
+    """Return the cells of every row."""
+    return [[column.cell(row, look) for column in columns] for row in rows]
+
+
+def matches(cells: Sequence[Cell], text: str) -> bool:
+    """Return whether every word of ``text`` occurs in some cell, whatever the case."""
+    line = " ".join(cell.text for cell in cells).casefold()
+    return all(word in line for word in text.casefold().split())

@@ -1,0 +1,76 @@
+"""Options that several commands share."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from gpupool.cli.lib.output import Invocation
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _set_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    found = ctx.find_object(Invocation)
+    if found is not None:
+        found.json = value
+    return value
+
+
+def _set_verbose(ctx: click.Context, param: click.Parameter, value: int) -> int:
+    found = ctx.find_object(Invocation)
+    if found is not None:
+        found.verbose = max(found.verbose, value)
+    return value
+
+
+def _set_log_file(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    found = ctx.find_object(Invocation)
+    if found is not None:
+        found.log_file = value or None
+    return value
+
+
+def json_option(function: F) -> F:
+    """Add ``--json``: one object with a schema number, errors too."""
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        callback=_set_json,
+        help="Print one JSON object, with a schema number.",
+    )(function)
+
+
+def verbose_option(function: F) -> F:
+    """Add ``-v``, ``-vv`` and ``--log-file``."""
+    function = click.option(
+        "--log-file",
+        type=click.Path(dir_okay=False),
+        envvar="GPUPOOL_LOG",
+        is_eager=True,
+        expose_value=False,
+        callback=_set_log_file,
+        help="Append what -vv says to this file, with times.",
+    )(function)
+    return click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_verbose,
+        help="Say what is decided and why; twice, every message with its time.",
+    )(function)
+
+
+def pool_options(function: F) -> F:
+    """Add what every command that talks to a pool takes."""
+    function = click.option(
+        "--credentials",
+        type=click.Path(dir_okay=False),
+        envvar="GPUPOOL_CREDENTIALS",
+        help="File written by login, instead of the user's own.",
+    )(function)
+    return verbose_option(function)

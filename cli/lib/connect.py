@@ -1,0 +1,102 @@
+"""From a command to the pool and back: credentials, a connection, one error out of a group."""
+
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from gpupool.cli.lib.paths import user_name
+from gpupool.pool.errors import GpupoolError
+
+if TYPE_CHECKING:
+    from gpupool.remoting.client.credentials import Credentials
+    from gpupool.remoting.client.pool_client import Pool
+    from gpupool.remoting.protocol.addresses import Address
+
+T = TypeVar("T")
+
+
+def run_async(main: Callable[[], Awaitable[T]]) -> T:
+    """Run ``main`` under trio; a group of errors becomes the one that the user can act on."""
+    import trio
+
+    from gpupool.cli.lib.output import invocation
+
+    if invocation().verbose >= 2 or invocation().log_file:
+        from gpupool.cli.lib.logs import set_up_client
+
+        set_up_client(verbose=invocation().verbose, log_file=invocation().log_file)
+    try:
+        return trio.run(main)
+    except BaseExceptionGroup as group:
+        error = first_error(group)
+        if isinstance(error, GpupoolError | KeyboardInterrupt | SystemExit):
+            raise error from group
+        raise
+
+
+def first_error(group: BaseException) -> BaseException:
+    """Return what a group of errors is about: a bug before an interrupt before one of ours."""
+    if not isinstance(group, BaseExceptionGroup):
+        return group
+    group = cast("BaseExceptionGroup[BaseException]", group)
+    leaves = [first_error(each) for each in group.exceptions]
+
+    def weight(error: BaseException) -> int:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return 1
+        return 2 if isinstance(error, GpupoolError) else 0
+
+    return min(leaves, key=weight)
+
+
+def credentials_file(given: str | None) -> Path:
+    """Return the credentials file: as given, else the user's own."""
+    from gpupool.remoting.client.credentials import credentials_path
+
+    return Path(given) if given else credentials_path(os.environ)
+
+
+def stored_credentials(given: str | None) -> "Credentials":
+    """Return the credentials of this user.
+
+    Raises:
+        AuthenticationError: when nobody is logged in here.
+    """
+    from gpupool.remoting.client.credentials import load_credentials
+
+    return load_credentials(credentials_file(given))
+
+
+@asynccontextmanager
+async def connected(given: str | None) -> "AsyncGenerator[Pool]":
+    """Connect to the pool that this user is logged in to."""
+    from gpupool import __version__
+    from gpupool.remoting.client.pool_client import connect_pool
+
+    credentials = stored_credentials(given)
+    async with connect_pool(credentials, version=__version__, client=client_name()) as pool:
+        yield pool
+        _remember_addresses(given, credentials, pool.addresses())
+
+
+def client_name() -> str:
+    """Return who we are, for people: user@host."""
+    return f"{user_name()}@{os.uname().nodename}"
+
+
+def _remember_addresses(
+    given: str | None, credentials: "Credentials", addresses: "tuple[Address, ...]"
+) -> None:
+    """Keep the addresses of the servers that there are now; the first one may be gone one day."""
+    from gpupool.remoting.client.credentials import load_credentials, save_credentials
+
+    if set(addresses) == set(credentials.addresses):
+        return
+    # A read-only home, or a file that was removed meanwhile, is no reason to fail a command.
+    with suppress(GpupoolError):
+        path = credentials_file(given)
+        # A long run must not bring back a login that was replaced while it ran.
+        if load_credentials(path) == credentials:
+            save_credentials(path, credentials.at(addresses))

@@ -1,0 +1,87 @@
+"""Tables on stdout, for terminals and for pipes; and the one look at the pool behind them."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+
+from gpupool.cli.lib.columns import NOT_KNOWN, Column, Look, Seen, cells_of, chosen_columns
+from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.output import stdout_console
+from gpupool.pool.model.ids import ServerId
+
+if TYPE_CHECKING:
+    from gpupool.remoting.client.pool_client import Pool
+
+REACH_S = 1.5
+"""A server that cannot be connected to in this time is shown as one that does not answer."""
+
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def view_options(function: F) -> F:
+    """Add the options of every command that shows the pool once."""
+    function = click.option("--ascii", "in_ascii", is_flag=True, help="Draw with ASCII alone.")(
+        function
+    )
+    function = click.option("-w", "--wide", is_flag=True, help="Show every column.")(function)
+    return pool_options(json_option(function))
+
+
+def look_once(credentials: str | None) -> Seen:
+    """Return the pool as it is now, with what every server measures of itself."""
+    from gpupool.cli.commands.completion import remember_servers
+
+    async def ask() -> Seen:
+        async with connected(credentials) as pool:
+            view = await pool.view()
+            await _reach_all(pool, {s.id for s in view.servers if s.state != "down"})
+            return Seen(view, telemetry=await pool.telemetry())
+
+    seen = run_async(ask)
+    remember_servers(server.name for server in seen.view.servers)
+    return seen
+
+
+async def _reach_all(pool: "Pool", servers: set[ServerId]) -> None:
+    """Give the connections to all servers that should be up a moment to be made."""
+    import trio
+
+    pool.connections.widen(len(servers))
+    with trio.move_on_after(REACH_S):
+        while not servers <= pool.connections.by_server.keys():  # noqa: ASYNC110  there is no event
+            await trio.sleep(0.01)
+
+
+def print_table(
+    columns: Sequence[Column[R]], rows: Sequence[R], *, wide: bool, look: Look, live: bool = False
+) -> None:
+    """Print rows below a header; columns are separated by two spaces, and never cut on a pipe."""
+    from rich.text import Text
+
+    shown = chosen_columns(columns, wide=wide, live=live)
+    cells = cells_of(shown, rows, look)
+    # A column of which nothing is known only takes room.
+    keep = [
+        at
+        for at, column in enumerate(shown)
+        if not (rows or column.classes)
+        or {line[at].text for line in cells} - {"", NOT_KNOWN if column.live else ""}
+    ]
+    widths = [max([len(shown[at].title), *(len(line[at].text) for line in cells)]) for at in keep]
+    console = stdout_console()
+
+    def line(parts: Sequence[tuple[str, str]]) -> Text:
+        text = Text(no_wrap=True)
+        for at, width, (word, style) in zip(keep, widths, parts, strict=True):
+            pad = " " * (width - len(word))
+            text.append(pad + word if shown[at].right else word, style)
+            text.append("  " if shown[at].right else pad + "  ")
+        text.rstrip()
+        return text
+
+    console.print(line([(shown[at].title, "dim") for at in keep]), overflow="ellipsis")
+    for row in cells:
+        console.print(line([(row[at].text, row[at].style) for at in keep]), overflow="ellipsis")

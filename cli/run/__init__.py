@@ -1,0 +1,1 @@
+"""Running programs on leases: the child process, its agent, its door, held leases."""

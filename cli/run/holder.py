@@ -1,0 +1,319 @@
+"""The holder: the process behind ``gpupool alloc``, which keeps a lease for programs to come.
+
+Started in a session of its own, with a pipe to and from ``gpupool alloc``: it reads what to ask
+for, says what it waits for, what was granted or why nothing was, and goes on by itself once
+``alloc`` has heard that. If ``alloc`` ends before, so does the request. Afterwards the lease ends
+by ``gpupool release``, by its time, by SIGTERM, by the pool, or with this process.
+"""
+
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import cast
+
+import trio
+
+from gpupool.cli.lib.connect import connected, first_error
+from gpupool.cli.lib.logs import log_to_file
+from gpupool.cli.lib.values import duration_text
+from gpupool.cli.run.agent import Agent, Held
+from gpupool.cli.run.held_leases import HeldRecord, RecordFile, holder_dir
+from gpupool.cli.run.lease_devices import describe_lease
+from gpupool.cli.run.lease_source import RELEASE_S
+from gpupool.cli.run.program_run import lease_text
+from gpupool.cli.run.request_options import unknown_text
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.codec import CodecError, decode
+from gpupool.pool.model.state import Request
+from gpupool.pool.policy.idleness import notice_s
+from gpupool.remoting.client.pool_client import LeaseHold, Pool
+from gpupool.remoting.protocol.framing import load
+
+LOOK_EVERY_S = 2.0
+"""How often the holder looks whether somebody has removed its files."""
+
+FAREWELL_S = 1.0
+SPEC_SIZE_MAX = 64 * 1024
+LOG = logging.getLogger("gpupool.holder")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What to hold."""
+
+    request: Request
+    wait_s: float | None
+    time_s: float  # give it back after so long; 0: never
+    credentials: str | None
+    log_file: str | None
+
+
+def parse_spec(line: bytes) -> Spec:
+    """Return what ``gpupool alloc`` asks for.
+
+    Raises:
+        GpupoolError: when it was not ours that asked.
+    """
+    try:
+        body = cast("dict[str, object]", json.loads(line))
+        return Spec(
+            request=decode(Request, load(bytes.fromhex(str(body["request"])))),
+            wait_s=cast("float | None", body["wait_s"]),
+            time_s=float(cast("float", body["time_s"])),
+            credentials=cast("str | None", body["credentials"]),
+            log_file=cast("str | None", body["log_file"]),
+        )
+    except (ValueError, KeyError, TypeError, CodecError) as error:
+        raise GpupoolError("the holder is started by gpupool alloc", why=str(error)) from error
+
+
+def main() -> None:
+    """Hold one lease to its end."""
+    try:
+        trio.run(_main)
+    except BaseException as group:
+        error = first_error(group)
+        if not isinstance(error, GpupoolError):
+            LOG.exception("the holder failed")
+            error = GpupoolError("the holder failed", why=f"{type(error).__name__}: {error}")
+        _say(failed=_failure(error))
+        sys.exit(1)
+
+
+def _say(**fields: object) -> None:
+    """Tell ``gpupool alloc``; nobody listens any more once it has what it wanted."""
+    try:
+        os.write(1, json.dumps(fields).encode() + b"\n")
+    except OSError:
+        LOG.debug("gpupool alloc has gone")
+
+
+def _failure(error: GpupoolError) -> dict[str, object]:
+    return {
+        "code": error.code,
+        "exit_code": int(error.exit_code),
+        "what": error.what,
+        "why": error.why,
+        "hint": error.hint,
+    }
+
+
+async def _main() -> None:
+    async with trio.open_nursery() as nursery:
+        words = _Words(trio.lowlevel.FdStream(os.dup(0)))
+        spec = parse_spec(await words.line())
+        if spec.log_file:
+            log_to_file(spec.log_file)
+        holder = _Holder(spec)
+        nursery.start_soon(holder.watch_signals)
+        nursery.start_soon(holder.watch_parent, words)
+        await holder.run()
+        nursery.cancel_scope.cancel()
+
+
+class _Words:
+    """What ``gpupool alloc`` says: one line to ask, one when it has the answer."""
+
+    def __init__(self, stream: trio.lowlevel.FdStream) -> None:
+        self._stream = stream
+        self._buffer = bytearray()
+
+    async def line(self) -> bytes:
+        """Return the next line; an empty one when ``alloc`` has gone."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            piece = await self._stream.receive_some(4096)
+            if not piece or len(self._buffer) > SPEC_SIZE_MAX:
+                return b""
+            self._buffer += piece
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+
+class _Holder:
+    """One lease, from the request to its end."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._accepted = False
+        self._waiting = trio.CancelScope()
+        self._over = trio.Event()
+        self._why_over = ""
+
+    async def watch_parent(self, words: _Words) -> None:
+        """Give up when ``gpupool alloc`` ends before it has heard of the lease."""
+        self._accepted = await words.line() == b"taken"
+        if not self._accepted:
+            self._end("gpupool alloc was interrupted")
+
+    async def watch_signals(self) -> None:
+        """Give the lease back when asked to end."""
+        # The terminal's hangup does not reach this session; nohup-like wrappers may send it.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                self._end(f"its holder got {signal.Signals(number).name}")
+
+    def _end(self, why: str) -> None:
+        self._why_over = self._why_over or why
+        self._over.set()
+        self._waiting.cancel()
+
+    async def run(self) -> None:
+        """Allocate, hold, release."""
+        async with connected(self._spec.credentials) as pool:
+            unknown = pool.unknown_servers(self._spec.request.servers)
+            if unknown and unknown != self._spec.request.servers:
+                _say(warning=unknown_text(unknown))
+            hold: LeaseHold | None = None
+            with self._waiting:
+                hold = await pool.allocate(
+                    self._spec.request,
+                    wait_s=self._spec.wait_s,
+                    on_status=lambda text: _say(status=text),
+                )
+            if hold is None:
+                return
+            try:
+                await self._hold(pool, hold)
+            finally:
+                with trio.move_on_after(RELEASE_S, shield=True):
+                    await hold.release()
+
+    async def _hold(self, pool: Pool, hold: LeaseHold) -> None:
+        view = None
+        with trio.move_on_after(RELEASE_S):
+            view = await pool.view()
+        record = HeldRecord(
+            lease=hold.name,
+            cluster_id=pool.credentials.cluster_id,
+            pool=pool.credentials.pool,
+            user=pool.credentials.user,
+            pid=os.getpid(),
+            socket="",
+            text=lease_text(hold, view),
+            servers=hold.server_names(),
+            idle_timeout_s=hold.idle_timeout_s,
+            time_s=self._spec.time_s,
+            time_left_s=hold.time_left_s,
+        )
+        async with trio.open_nursery() as nursery:
+            place = _Place(record, hold, self._over)
+            await nursery.start(place.keep)
+            nursery.start_soon(self._watch_lease, hold)
+            nursery.start_soon(self._watch_time, place)
+            _say(granted=asdict(place.file.record))
+            await self._over.wait()
+            LOG.info("lease %s ends: %s", hold.name, self._why_over or place.why_released)
+            why = self._why_over or place.why_released
+            await place.lost(f"lease {hold.name} is void: {why}")
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + RELEASE_S):
+                await hold.release(why)
+            place.released.set()
+            with trio.move_on_after(FAREWELL_S):
+                await place.drained()
+            place.end(why)
+            nursery.cancel_scope.cancel()
+
+    async def _watch_lease(self, hold: LeaseHold) -> None:
+        self._end(await hold.wait_lost())
+
+    async def _watch_time(self, place: "_Place") -> None:
+        time_s = self._spec.time_s
+        if not time_s:
+            return
+        early_s = notice_s(time_s)
+        await trio.sleep(time_s - early_s)
+        text = f"it ends in {duration_text(early_s)}: {duration_text(time_s)} were asked for"
+        await place.notify(text)
+        await trio.sleep(early_s)
+        self._end(f"its time is over: {duration_text(time_s)} were asked for")
+
+
+class _Place:
+    """Where the holder is found: its agent and its file, made again when somebody removes them."""
+
+    def __init__(self, record: HeldRecord, hold: LeaseHold, over: trio.Event) -> None:
+        self._hold = hold
+        self._over = over
+        self._nursery: trio.Nursery | None = None
+        self.why_released = ""
+        self.released = trio.Event()
+        hold.on_notice = self._notice
+        self._agents: list[Agent] = []  # former ones, too: programs may be connected to them
+        self.file = self._make(record)
+
+    def _make(self, record: HeldRecord) -> RecordFile:
+        folder = holder_dir()
+        held = Held(lambda: asdict(self.file.record), self._release)
+        agent = Agent(
+            folder,
+            lease=record.lease,
+            open_session=self._hold.open_session,
+            held=held,
+            describe=partial(describe_lease, self._hold),
+            check=self._check,
+        )
+        agent.path = folder / f"{record.lease}-{secrets.token_hex(3)}.sock"
+        self._agents.append(agent)
+        return RecordFile(folder, replace(record, socket=str(agent.path)))
+
+    async def keep(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Serve until cancelled."""
+        started = False
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            while True:
+                agent = self._agents[-1]
+                await nursery.start(agent.serve)
+                if not started:
+                    started = True
+                    task_status.started()
+                while not self.file.vanished() and agent.path.exists():  # noqa: ASYNC110
+                    await trio.sleep(LOOK_EVERY_S)
+                LOG.info("the files of lease %s were removed; making them again", self._hold.name)
+                self.file.close()
+                self.file = self._make(self.file.record)
+
+    async def lost(self, what: str) -> None:
+        """Tell everybody who is connected that the lease is over."""
+        for agent in self._agents:
+            await agent.lost(what)
+
+    async def notify(self, text: str) -> None:
+        """Tell everybody who uses the lease something."""
+        for agent in self._agents:
+            await agent.notify(text)
+
+    async def drained(self) -> None:
+        """Wait until nobody is connected."""
+        for agent in self._agents:
+            await agent.drained()
+
+    def end(self, why: str) -> None:
+        """Remove the socket, and leave word of why the lease has ended."""
+        self._agents[-1].path.unlink(missing_ok=True)
+        self.file.end(replace(self.file.record, ended=why))
+
+    async def _release(self) -> None:
+        self.why_released = "released"
+        self._over.set()
+        await self.released.wait()
+
+    async def _check(self) -> str:
+        why = await self._hold.check()
+        return f"lease {self._hold.name} is void: {why}" if why else ""
+
+    def _notice(self, text: str) -> None:
+        LOG.info("lease %s: %s", self._hold.name, text)
+        if self._nursery is not None:
+            self._nursery.start_soon(self.notify, text)
+
+
+if __name__ == "__main__":
+    main()

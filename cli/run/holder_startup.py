@@ -1,0 +1,113 @@
+"""The side of ``gpupool alloc``: starts a holder, waits with it, and leaves it to itself."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import trio
+
+from gpupool.cli.lib.output import say
+from gpupool.cli.run.child_process import Supervisor, caught_signals
+from gpupool.cli.run.held_leases import HeldRecord, parse_record
+from gpupool.cli.run.request_options import Wanted
+from gpupool.cli.run.waiting_line import WaitingLine
+from gpupool.pool.errors import ExitCode, GpupoolError
+from gpupool.pool.model.codec import encode
+from gpupool.remoting.protocol.framing import dump
+
+LINE_LENGTH_MAX = 1 << 20
+
+
+async def start_holder(
+    wanted: Wanted,
+    *,
+    time_s: float,
+    credentials: str | None,
+    log_file: str | None,
+    shown: bool,
+) -> HeldRecord:
+    """Have a holder get a lease; return what it holds.
+
+    Raises:
+        GpupoolError: when there is no lease.
+    """
+    spec = {
+        "request": dump(encode(wanted.request("alloc"))).hex(),
+        "wait_s": wanted.wait_s,
+        "time_s": time_s,
+        "credentials": credentials,
+        "log_file": log_file,
+    }
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "gpupool.cli.run.holder"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",  # nobody wants to unmount it
+        start_new_session=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    granted: list[HeldRecord] = []
+    async with process.stdin, process.stdout:
+        await process.stdin.send_all(json.dumps(spec).encode() + b"\n")
+        line = WaitingLine(shown=shown)
+
+        def warn(text: str) -> None:
+            if shown:
+                say(f"gpupool: {text}")
+
+        interrupted = Supervisor(on_early=lambda _number: nursery.cancel_scope.cancel())
+        with caught_signals() as signals:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(line.show)
+                nursery.start_soon(interrupted.watch, signals)
+                granted.append(await _await_grant(process.stdout, line, warn))
+                await process.stdin.send_all(b"taken\n")
+                nursery.cancel_scope.cancel()
+    if not granted:
+        # Its end of the pipe is closed, so the holder takes its request back.
+        with trio.move_on_after(5.0):
+            await process.wait()
+        raise _interruption(interrupted.early)
+    return granted[0]
+
+
+def _interruption(number: int) -> BaseException:
+    from gpupool.cli.lib.exits import die_of
+
+    if number:
+        die_of(number)
+    return GpupoolError("interrupted")
+
+
+async def _await_grant(
+    stream: trio.abc.ReceiveStream, line: WaitingLine, warn: Callable[[str], None]
+) -> HeldRecord:
+    buffer = bytearray()
+    while True:
+        while (end := buffer.find(b"\n")) < 0:
+            piece = await stream.receive_some()
+            if not piece or len(buffer) > LINE_LENGTH_MAX:
+                raise GpupoolError("the process that should hold the lease has ended")
+            buffer += piece
+        body = cast("dict[str, object]", json.loads(bytes(buffer[:end])))
+        del buffer[: end + 1]
+        if "status" in body:
+            line.update(str(body["status"]))
+        elif "warning" in body:
+            warn(str(body["warning"]))
+        elif "granted" in body:
+            return parse_record(json.dumps(body["granted"]))
+        elif "failed" in body:
+            raise _error(cast("dict[str, object]", body["failed"]))
+
+
+def _error(failed: dict[str, object]) -> GpupoolError:
+    error = GpupoolError(
+        str(failed["what"]), why=str(failed.get("why", "")), hint=str(failed.get("hint", ""))
+    )
+    error.code = str(failed["code"])
+    error.exit_code = ExitCode(cast("int", failed["exit_code"]))
+    return error

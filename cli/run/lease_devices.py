@@ -1,0 +1,149 @@
+"""The GPUs of a lease or of the pool as ``gpupool smi`` and NVML show them."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from gpupool.cli.run.held_leases import HeldLease
+from gpupool.cli.run.lease_source import LazyLease, ProgramLease
+from gpupool.pool.errors import GpupoolError, UnreachableError
+from gpupool.pool.view import GpuTelemetry, GpuView, PoolView, ServerView, Telemetry
+from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.protocol import messages as m
+
+ANSWER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU or partition; sizes in bytes, None for what is not measured."""
+
+    index: int
+    server: str
+    name: str
+    uuid: str
+    bus_id: str
+    capability: str
+    emulated: bool
+    memory: int
+    used: int
+    utilization: float | None = None  # 0 to 1, of the whole GPU
+    temperature_c: float | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Devices that belong together, with the versions of their drivers."""
+
+    devices: tuple[Device, ...]
+    driver: str
+    cuda: str
+
+    def fields(self) -> dict[str, object]:
+        """Return what NVML's library and ``gpupool smi`` are told, as JSON carries it."""
+        devices = [asdict(device) for device in self.devices]
+        return {"driver": self.driver, "cuda": self.cuda, "devices": devices}
+
+
+def _device(
+    index: int,
+    server: ServerView,
+    gpu: GpuView,
+    measured: GpuTelemetry | None,
+    *,
+    memory: int,
+    used: int,
+) -> Device:
+    return Device(
+        index=index,
+        server=server.name,
+        name=gpu.name,
+        uuid=gpu.id,
+        bus_id=gpu.pci_bus_id,
+        capability=gpu.compute_capability,
+        emulated=gpu.emulated,
+        memory=memory,
+        used=used,
+        utilization=measured.utilization if measured else None,
+        temperature_c=measured.temperature_c if measured else None,
+        power_w=measured.power_w if measured else None,
+    )
+
+
+def _versions(servers: Iterable[ServerView]) -> tuple[str, str]:
+    for server in servers:
+        if server.driver_version:
+            return server.driver_version, server.cuda_version
+    return "", ""
+
+
+def pool_devices(view: PoolView, telemetry: Iterable[Telemetry]) -> Devices:
+    """Return every GPU of the pool; used is what NVML measures there."""
+    measured = {gpu.gpu: gpu for each in telemetry for gpu in each.gpus}
+    found: list[Device] = []
+    for server in view.servers:
+        for gpu in server.gpus:
+            reading = measured.get(gpu.id)
+            used = reading.memory_used if reading else 0
+            device = _device(gpu.index, server, gpu, reading, memory=gpu.memory_total, used=used)
+            found.append(device)
+    return Devices(tuple(found), *_versions(view.servers))
+
+
+async def describe_lease(lease: ProgramLease) -> dict[str, object]:
+    """Return the devices of a lease, however this process has it.
+
+    Raises:
+        GpupoolError: when nobody answers who knows.
+    """
+    if isinstance(lease, HeldLease):
+        answer = await lease.ask({"op": "nvml"})
+        return {key: answer[key] for key in ("driver", "cuda", "devices") if key in answer}
+    hold = lease.hold if isinstance(lease, LazyLease) else lease
+    if not isinstance(hold, LeaseHold):
+        return Devices((), "", "").fields()  # none is taken yet
+    return (await lease_devices(hold)).fields()
+
+
+async def lease_devices(hold: LeaseHold) -> Devices:
+    """Return the partitions of a lease in the program's order.
+
+    What is used is counted by lease and server; where a server gives several partitions, each
+    shows its part by size.
+
+    Raises:
+        GpupoolError: when no server answers.
+    """
+    connections = hold.connections()
+    found = next(iter(connections.values()), None)
+    if found is None:
+        raise UnreachableError("no server of the lease is connected")
+    view = await found.call(m.GetView(), timeout_s=ANSWER_S)
+    assert isinstance(view, m.ViewNow)
+    servers = {server.id: server for server in view.view.servers}
+    measured: dict[str, GpuTelemetry] = {}
+    reserved: dict[str, int] = {}
+    for server in hold.servers:
+        if server not in connections:
+            continue
+        try:
+            answer = await connections[server].call(m.GetTelemetry(), timeout_s=ANSWER_S)
+        except GpupoolError:
+            continue  # readings are missing then, and nothing else
+        assert isinstance(answer, m.TelemetryNow)
+        measured |= {gpu.gpu: gpu for gpu in answer.telemetry.gpus}
+        for session in answer.telemetry.sessions:
+            if session.lease == hold.lease:
+                reserved[server] = session.memory_reserved
+    devices: list[Device] = []
+    for partition in sorted(hold.partitions, key=lambda p: hold.servers.index(p.server)):
+        server = servers.get(partition.server)
+        gpu = next((g for g in server.gpus if g.id == partition.gpu), None) if server else None
+        if server is None or gpu is None:
+            continue
+        whole = sum(p.memory for p in hold.partitions if p.server == partition.server)
+        used = reserved.get(partition.server, 0) * partition.memory // max(whole, 1)
+        reading = measured.get(gpu.id)
+        device = _device(len(devices), server, gpu, reading, memory=partition.memory, used=used)
+        devices.append(device)
+    return Devices(tuple(devices), *_versions(servers[s] for s in hold.servers if s in servers))

@@ -1,0 +1,249 @@
+"""Where a program's lease comes from: taken for it, held already, or taken at its first use."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+import trio
+
+from gpupool.cli.lib.connect import connected, first_error, stored_credentials
+from gpupool.cli.run.held_leases import Found, HeldRecord, find_held
+from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
+from gpupool.pool.view import PoolView
+from gpupool.remoting.client.pool_client import LeaseHold, Pool
+
+RELEASE_S = 2.0
+"""Longest wait for the release to be confirmed; closing the connection ends the lease as well."""
+
+LOOK_S = 3.0
+"""How long the pool may take to say more of a lease that is not held on this machine."""
+
+
+class ProgramLease(Protocol):
+    """What a running program needs of its lease. ``LeaseHold`` and ``HeldLease`` are such."""
+
+    @property
+    def name(self) -> str:
+        """Return its name; empty while there is none."""
+        ...
+
+    def server_names(self) -> tuple[str, ...]:
+        """Return the names of its servers, as far as they are known."""
+        ...
+
+    async def open_session(
+        self,
+        door: str,
+        program: str,
+        visible: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> list[dict[str, object]]:
+        """Have a session opened on every server of the lease, for one process of the program.
+
+        Those without devices that ``visible``, a CUDA_VISIBLE_DEVICES, names are left out.
+        ``settings`` are variables of its environment for the servers' drivers.
+
+        Raises:
+            GpupoolError: when that cannot be done.
+        """
+        ...
+
+    async def wait_lost(self) -> str:
+        """Wait until the lease ends without having been released, and return why."""
+        ...
+
+    async def check(self) -> str:
+        """Ask its servers for a word; return what ``wait_lost`` would, empty while it is held."""
+        ...
+
+
+def void_text(hold: LeaseHold, why: str) -> str:
+    """Return what a program is told of the loss of its lease."""
+    return f"{why}; lease {hold.name} is void"
+
+
+class LazyLease:
+    """A lease that is taken when the program first asks for a session.
+
+    When it ends before the program, the next session takes a new one.
+    """
+
+    def __init__(
+        self,
+        credentials: str | None,
+        allocate: Callable[[Pool], Awaitable[LeaseHold]],
+        taken: Callable[[Pool, LeaseHold], Awaitable[None]],
+    ) -> None:
+        """Prepare; ``run`` must be running for anything to happen.
+
+        Args:
+            credentials: file of the credentials, if not the user's own.
+            allocate: waits for GPUs.
+            taken: called with each lease that was taken.
+        """
+        self._credentials = credentials
+        self._allocate = allocate
+        self._taken = taken
+        self._wanted = trio.Event()
+        self._settled = trio.Event()
+        self._lost = trio.Event()
+        self._hold: LeaseHold | None = None
+        self._failure: GpupoolError | None = None
+        self._why_lost = ""
+        self._closing = False
+        self._connecting = trio.CancelScope()
+        self._holding: trio.CancelScope | None = None
+
+    @property
+    def hold(self) -> LeaseHold | None:
+        """Return the lease that there is now."""
+        return self._hold
+
+    @property
+    def name(self) -> str:
+        """Return the name of the lease; empty while there is none."""
+        return self._hold.name if self._hold is not None else ""
+
+    def server_names(self) -> tuple[str, ...]:
+        """Return the names of its servers; none while there is no lease."""
+        return self._hold.server_names() if self._hold is not None else ()
+
+    async def run(self) -> None:
+        """Take a lease whenever one is wanted, until ``close``."""
+        while not self._closing:
+            await self._wanted.wait()
+            if self._closing:
+                return
+            try:
+                with trio.CancelScope() as self._connecting:
+                    async with connected(self._credentials) as pool:
+                        with trio.CancelScope() as self._holding:
+                            await self._hold_one(pool)
+            except Exception as group:
+                error = first_error(group)
+                if not isinstance(error, GpupoolError):
+                    raise
+                self._failure = error
+                self._settle()
+            finally:
+                self._holding = None
+
+    def close(self) -> None:
+        """Give the lease back, or the place in the line; ``run`` returns once that is done."""
+        self._closing = True
+        self._wanted.set()
+        # Once there are connections they are needed to take back what the pool knows of us.
+        (self._holding or self._connecting).cancel()
+
+    def _settle(self) -> None:
+        """Answer whoever asked; whoever asks next starts anew."""
+        self._wanted, settled = trio.Event(), self._settled
+        self._settled = trio.Event()
+        settled.set()
+
+    async def _hold_one(self, pool: Pool) -> None:
+        hold = await self._allocate(pool)
+        try:
+            await self._taken(pool, hold)
+            self._hold = hold
+            self._settle()
+            self._why_lost = void_text(hold, await hold.wait_lost())
+            lost, self._lost = self._lost, trio.Event()
+            lost.set()
+        finally:
+            self._hold = None
+            with trio.move_on_after(RELEASE_S, shield=True):
+                await hold.release()
+
+    async def open_session(
+        self,
+        door: str,
+        program: str,
+        visible: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> list[dict[str, object]]:
+        """Have a session opened, on a lease that is taken now if there is none.
+
+        Raises:
+            GpupoolError: when there is no lease to be had, or it cannot serve a session.
+        """
+        if self._hold is None:
+            self._failure = None
+            self._wanted.set()
+            await self._settled.wait()
+        hold = self._hold
+        if hold is None:
+            raise self._failure or LeaseLostError(self._why_lost)
+        return await hold.open_session(door, program, visible, settings)
+
+    async def wait_lost(self) -> str:
+        """Wait until a lease ends that was not released, and return why."""
+        await self._lost.wait()
+        return self._why_lost
+
+    async def check(self) -> str:
+        """Return why the latest lease is over; empty while it is held, and before there is one."""
+        hold = self._hold
+        if hold is None:
+            return self._why_lost
+        why = await hold.check()
+        return void_text(hold, why) if why else ""
+
+
+# --- held leases ----------------------------------------------------------------------------------
+
+
+def is_own(record: HeldRecord, credentials: str | None) -> bool:
+    """Say whether a held lease may be used by who is logged in now, or by anybody."""
+    with suppress(GpupoolError):
+        login = stored_credentials(credentials)
+        return record.cluster_id != login.cluster_id or record.user == login.user
+    return True
+
+
+def own_held(name: str, credentials: str | None) -> Found | None:
+    """Return the lease of that name that is held on this machine, if there is one.
+
+    Raises:
+        DeniedError: when it was taken by another user of the pool than who is logged in now. One
+            account of this machine may have the tokens of several.
+    """
+    cluster_id = ""
+    with suppress(GpupoolError):
+        cluster_id = stored_credentials(credentials).cluster_id
+    found = find_held(name, cluster_id)
+    if found is not None and not is_own(found.record, credentials):
+        why = f"you are logged in as {stored_credentials(credentials).user}"
+        raise DeniedError(f"lease {name} belongs to {found.record.user}", why=why)
+    return found
+
+
+async def held_record(name: str, credentials: str | None) -> HeldRecord:
+    """Return the record of a lease that ``gpupool alloc`` holds on this machine.
+
+    Raises:
+        LeaseLostError: when it does not, with what is known of that lease.
+        DeniedError: when it is another user's.
+    """
+    found = own_held(name, credentials)
+    if found is not None and not found.why_over:
+        return found.record
+    hint = 'take a new one with "gpupool alloc"'
+    if found is not None:
+        raise LeaseLostError(f"lease {name} has ended", why=found.why_over, hint=hint)
+    why = ""
+    with trio.move_on_after(LOOK_S), suppress(GpupoolError):
+        async with connected(credentials) as pool:
+            why = _who_holds(await pool.view(), name, pool.credentials.user)
+    raise LeaseLostError(f"no lease {name} is held on this machine", why=why, hint=hint)
+
+
+def _who_holds(view: PoolView, name: str, user: str) -> str:
+    lease = next((each for each in view.leases if each.name == name), None)
+    if lease is None:
+        return "the pool has no such lease: it has ended, or never was"
+    if lease.user != user:
+        return f"it belongs to {lease.user}"
+    if lease.program == "alloc":
+        return f"{lease.client} holds it, on the machine where it was taken"
+    return f"it is that of a program, {lease.program}, and ends with it"

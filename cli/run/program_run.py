@@ -1,0 +1,332 @@
+"""One run: GPUs asked for, the program with its agent beside it, the GPUs given back."""
+
+import logging
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from gpupool.cli.lib.connect import connected
+from gpupool.cli.lib.output import say
+from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.cli.run.agent import OPEN_TIMEOUT_S, Agent, private_dir
+from gpupool.cli.run.child_process import Ending, Supervisor, caught_signals, find_program
+from gpupool.cli.run.door_choice import DoorChoice, choose_door, program_environment, with_tools
+from gpupool.cli.run.held_leases import HeldLease
+from gpupool.cli.run.lease_devices import describe_lease
+from gpupool.cli.run.lease_source import RELEASE_S, LazyLease, ProgramLease, held_record, void_text
+from gpupool.cli.run.request_options import Wanted, unknown_text
+from gpupool.cli.run.waiting_line import WaitingLine
+from gpupool.pool.errors import ExitCode
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.policy.idleness import effective_timeout_s
+from gpupool.pool.scheduling.filters import short_model
+from gpupool.pool.view import PoolView
+from gpupool.remoting.client.pool_client import LeaseHold, Pool
+
+LOG = logging.getLogger("gpupool.run")
+
+ANNOUNCE_S = 0.5
+"""The names of the GPUs are nice to have; the program does not wait longer for them."""
+
+CHECK_S = 2.0
+"""A program that fails because its lease is lost may be seen to end before the news of the loss, so
+the servers are asked. Longer than this the user does not wait for those that are silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What was asked for."""
+
+    arguments: tuple[str, ...]
+    wanted: Wanted
+    door: str
+    env: tuple[tuple[str, str], ...]
+    quiet: bool
+    verbose: int
+    credentials: str | None
+    lease: str = ""  # of ``gpupool alloc``; then nothing is asked for
+    lazy: bool = False  # ask at the program's first use of a GPU
+    death_signal: int = signal.SIGTERM  # the program gets it when this process is killed
+
+
+async def run_program(options: RunOptions) -> Ending:
+    """Get GPUs, run the program, give the GPUs back; return how it ended.
+
+    Raises:
+        GpupoolError: for every failure of ours; then the program did not run, or its lease is lost.
+    """
+    environment = dict(os.environ) | dict(options.env)
+    program = find_program(options.arguments[0], with_tools(environment.get("PATH", os.defpath)))
+
+    def note(text: str) -> None:
+        LOG.info("%s", text)
+        if options.verbose:
+            say(f"gpupool: {text}")
+
+    def interrupt(_number: int) -> None:
+        run.interrupt()
+
+    supervisor = Supervisor(on_early=interrupt, decided=note, death_signal=options.death_signal)
+    run = _Run(options, program, environment, supervisor, note)
+    ending: Ending | None = None
+    with caught_signals() as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(supervisor.watch, signals)
+            nursery.start_soon(run.choose_door)
+            ending = await run.to_end()
+            nursery.cancel_scope.cancel()
+    return ending or Ending(0, supervisor.early)
+
+
+class _Run:
+    """One run, from the request to the release."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        program: str,
+        environment: dict[str, str],
+        supervisor: Supervisor,
+        note: Callable[[str], None],
+    ) -> None:
+        self._options = options
+        self._program = program
+        self._environment = environment
+        self._supervisor = supervisor
+        self._note = note
+        self._loud = not options.quiet and sys.stderr.isatty()
+        self._door = DoorChoice("", "")
+        self._door_chosen = trio.Event()
+        self._lost = ""
+        self._connecting = trio.CancelScope()
+        self._started: trio.CancelScope | None = None
+
+    def interrupt(self) -> None:
+        """Give up, before the program runs."""
+        # Once there are connections they are needed to take back what the pool knows of us.
+        (self._started or self._connecting).cancel()
+
+    async def to_end(self) -> Ending | None:
+        """Connect, wait for GPUs, run the program, release; None when interrupted before."""
+        ending: Ending | None = None
+        with self._connecting:
+            if self._options.lease:
+                ending = await self._on_held_lease()
+            elif self._options.lazy:
+                ending = await self._on_lazy_lease()
+            else:
+                async with connected(self._options.credentials) as pool:
+                    with trio.CancelScope() as self._started:
+                        ending = await self._on_own_lease(pool)
+        return ending
+
+    async def _on_own_lease(self, pool: Pool) -> Ending:
+        hold = await self._allocate(pool)
+        try:
+            await self._door_chosen.wait()
+            await self._announce(pool, hold)
+            return await self._with_lease(hold, partial(void_text, hold))
+        finally:
+            with trio.move_on_after(RELEASE_S, shield=True):
+                await hold.release()
+
+    async def _on_held_lease(self) -> Ending:
+        record = await held_record(self._options.lease, self._options.credentials)
+        async with HeldLease(record) as lease:
+            lease.on_notice = partial(self._notice, lease.name)
+            await self._door_chosen.wait()
+            if self._loud or self._options.verbose:
+                say(f"gpupool: {record.text}, held by process {record.pid}")
+            self._say_door()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lease.listen)
+                ending = await self._with_lease(lease, str)
+                nursery.cancel_scope.cancel()
+        return ending
+
+    async def _on_lazy_lease(self) -> Ending:
+        lease = LazyLease(self._options.credentials, self._allocate, self._taken)
+        await self._door_chosen.wait()
+        self._say_door()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lease.run)
+            ending = await self._with_lease(lease, str)
+            lease.close()
+        return ending
+
+    async def _taken(self, pool: Pool, hold: LeaseHold) -> None:
+        self._lost = ""
+        await self._announce(pool, hold, with_door=False)
+
+    def _notice(self, lease: str, text: str) -> None:
+        LOG.info("lease %s: %s", lease, text)
+        if not self._options.quiet:
+            say(f"gpupool: lease {lease}: {text}")
+
+    async def _allocate(self, pool: Pool) -> LeaseHold:
+        """Wait for GPUs, and say meanwhile what for."""
+        servers = self._options.wanted.servers
+        unknown = pool.unknown_servers(servers)
+        if unknown and unknown != servers and not self._options.quiet:
+            say(f"gpupool: {unknown_text(unknown)}")
+        line = WaitingLine(shown=not self._options.quiet)
+
+        def news(text: str) -> None:
+            line.update(text)
+            self._note(text)
+
+        async with trio.open_nursery() as drawing:
+            drawing.start_soon(line.show)
+            hold = await pool.allocate(
+                self._options.wanted.request(program_text(self._options.arguments)),
+                wait_s=self._options.wanted.wait_s,
+                on_status=news,
+                on_choice=self._note_choice,
+            )
+            drawing.cancel_scope.cancel()
+        return hold
+
+    def _note_choice(self, lines: tuple[str, ...]) -> None:
+        for line in lines:
+            self._note(line)
+
+    async def choose_door(self) -> None:
+        """Ask the program's own Python which door it needs, while the pool is being asked."""
+        choose = partial(
+            choose_door,
+            self._options.door,
+            self._program,
+            self._options.arguments,
+            self._environment,
+        )
+        self._door = await trio.to_thread.run_sync(choose, abandon_on_cancel=True)
+        self._door_chosen.set()
+
+    async def _with_lease(self, lease: ProgramLease, lost_text: Callable[[str], str]) -> Ending:
+        with private_dir() as folder:
+            return await self._with_agent(lease, lost_text, folder)
+
+    async def _with_agent(
+        self, lease: ProgramLease, lost_text: Callable[[str], str], folder: Path
+    ) -> Ending:
+        async def check() -> str:
+            why = await lease.check()
+            return lost_text(why) if why else ""
+
+        lazy = self._options.lazy
+        agent = Agent(
+            folder,
+            lease=lease.name,
+            open_session=lease.open_session,
+            open_timeout_s=float("inf") if lazy else OPEN_TIMEOUT_S,
+            describe=partial(describe_lease, lease),
+            check=check,
+        )
+        agent.log = self._note
+        environment = program_environment(
+            self._environment,
+            door=self._door.door,
+            agent=str(agent.path),
+            lease=lease.name,
+            servers=lease.server_names(),
+            extra=(("GPUPOOL_VERBOSE", str(self._options.verbose)),)
+            if self._options.verbose
+            else (),
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(agent.serve)
+            nursery.start_soon(self._watch_lease, lease, lost_text, agent)
+            ending = await self._supervisor.run(self._program, self._options.arguments, environment)
+            if ending.failed and agent.opened and not self._lost:
+                with trio.move_on_after(CHECK_S):
+                    why = await check()
+                    self._lost = self._lost or why
+            nursery.cancel_scope.cancel()
+        lost = self._lost or agent.broken
+        if lost and ending.failed:
+            say(f"gpupool: {lost}")
+            return Ending(ExitCode.RUN_FAILED)
+        # The end of a lazy lease is nothing special: its notice was, and the next use takes one.
+        if lost and not self._options.lazy and not self._options.quiet:
+            say(f"gpupool: {lost}; the program ended with 0 all the same")
+        return ending
+
+    async def _watch_lease(
+        self, lease: ProgramLease, lost_text: Callable[[str], str], agent: Agent
+    ) -> None:
+        while True:
+            self._lost = lost_text(await lease.wait_lost())
+            self._note(self._lost)
+            await agent.lost(self._lost, final=not self._options.lazy)
+            if not self._options.lazy:
+                return
+
+    async def _announce(self, pool: Pool, hold: LeaseHold, *, with_door: bool = True) -> None:
+        """Say what was granted, where somebody may read it, and hear what becomes of it."""
+        hold.on_notice = partial(self._notice, hold.name)
+        LOG.info("lease %s on %s", hold.name, ", ".join(hold.server_names()))
+        if not self._loud and not self._options.verbose:
+            return
+        view: PoolView | None = None
+        with trio.move_on_after(ANNOUNCE_S):
+            view = await pool.view()
+        ends = ends_text(hold.idle_timeout_s, hold.time_left_s)
+        say(f"gpupool: {lease_text(hold, view)}{ends}")
+        if with_door:
+            self._say_door()
+
+    def _say_door(self) -> None:
+        door = self._door
+        self._note(f"door: {door.door or 'none'}, because {door.why}")
+        if self._loud and (door.warning or not door.door):
+            say(f"gpupool: {door.warning or 'no door: ' + door.why}")
+
+
+def program_text(arguments: tuple[str, ...]) -> str:
+    """Return how people recognise a program: its name, and a script's rather than Python's."""
+    words = [os.path.basename(arguments[0])]
+    for word in arguments[1:]:
+        if word == "-c":
+            break  # code, of which no part is a name
+        if not word.startswith("-"):
+            words.append(os.path.basename(word))
+            break
+    return " ".join(words)[:200]
+
+
+def lease_text(hold: LeaseHold, view: PoolView | None) -> str:
+    """Return what was granted, such as ``2 x H200 (70G) on server-a, lease 7f3a``."""
+    models: dict[GpuId, str] = {}
+    names: dict[ServerId, str] = {}
+    for server in view.servers if view is not None else ():
+        names[server.id] = server.name
+        models |= {gpu.id: short_model(gpu.name) for gpu in server.gpus}
+    groups = Counter(
+        (models.get(p.gpu, "GPU"), p.memory, names.get(p.server, p.server)) for p in hold.partitions
+    )
+    parts = [
+        f"{count} x {model} ({size_text(memory)}) on {server}"
+        for (model, memory, server), count in groups.items()
+    ]
+    return f"{', '.join(parts)}, lease {hold.name}"
+
+
+def ends_text(idle_timeout_s: float, time_left_s: float, time_s: float = 0.0) -> str:
+    """Return when a lease ends by itself, such as ``, ends when unused for 30m``.
+
+    Args:
+        idle_timeout_s: its idle timeout; 0 for none.
+        time_left_s: from now, by the pool's policy; 0 for no limit.
+        time_s: from now, because that was asked for; 0 for no limit.
+    """
+    limit_s = effective_timeout_s(time_left_s, time_s)
+    ends = [f"when unused for {duration_text(idle_timeout_s)}"] if idle_timeout_s else []
+    ends += [f"in {duration_text(round(limit_s))} at the latest"] if limit_s else []
+    return f", ends {', and '.join(ends)}" if ends else ""

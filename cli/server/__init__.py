@@ -1,0 +1,1 @@
+"""The server side of the command line: composition, bootstrap and the state directory."""

@@ -1,0 +1,181 @@
+"""The first commands of a new pool, what its creator is told, and another operator's token."""
+
+import hashlib
+import logging
+import os
+import secrets
+import time
+from dataclasses import dataclass, field
+
+import click
+
+from gpupool.cli.lib.paths import user_name
+from gpupool.cli.server.state_dir import CA_CERTIFICATE, ServerIdentity, StateDir
+from gpupool.consensus.driver import RaftLedger
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, seal
+from gpupool.pool.model.ids import Milliseconds, TokenId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import TokenKind
+from gpupool.pool.ports import Committed
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.client.credentials import (
+    Credentials,
+    credentials_path,
+    keep_former,
+    save_credentials,
+)
+from gpupool.remoting.protocol.addresses import Address, parse_address
+from gpupool.remoting.protocol.token_text import ADDRESS_COUNT_MAX, TokenText, format_token
+from gpupool.remoting.transport.pki import fingerprint
+
+FIRST_COMMIT_S = 10.0
+DAY_MS = 86_400_000
+VALID_MS = {
+    TokenKind.SERVER: 3_600_000,
+    TokenKind.USER: 365 * DAY_MS,
+    TokenKind.OPERATOR: 10 * 365 * DAY_MS,
+}
+"""How long the first tokens are good."""
+
+
+@dataclass(slots=True)
+class Founder:
+    """Whoever creates a pool, and what was made for them."""
+
+    identity: ServerIdentity
+    address: str
+    data_encryption: str
+    log: logging.Logger
+    tokens: dict[TokenKind, str] = field(default_factory=dict[TokenKind, str])
+    logged_in: str = ""  # a sentence
+
+    def print_welcome(self) -> None:
+        """Print what to type next, once, on stdout."""
+        lines = [
+            "",
+            f"Pool {self.identity.pool} is up on {self.address}.",
+            f"{self.logged_in}",
+            "",
+            "On the next GPU server (this token lets one server in, within 1 hour):",
+            f"  gpupool join --token {self.tokens[TokenKind.SERVER]}",
+            "",
+            f"On a client, as user {user_name()} (good for 365 days):",
+            f"  gpupool login {self.tokens[TokenKind.USER]}",
+            "",
+            "Then:  gpupool status      gpupool run -n 1 -p 0.5 -- python train.py",
+            'More tokens: "gpupool token create", for a server with --server.',
+            "",
+        ]
+        click.echo("\n".join(lines))
+
+
+async def found_pool(
+    founder: Founder, ledger: RaftLedger, machine: PoolMachine, state: StateDir
+) -> None:
+    """Commit the first commands of a pool; repeated by a start after an interrupted one.
+
+    Raises:
+        GpupoolError: when they cannot be committed.
+    """
+    identity = founder.identity
+    now_ms = time.time_ns() // 1_000_000
+
+    async def commit(command: Command) -> None:
+        plain = seal(command, at_ms=max(machine.state.now, now_ms), ttl_ms=0)
+        outcome = await ledger.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
+        if not isinstance(outcome, Committed):
+            raise GpupoolError("the pool could not be created", why=outcome.reason)
+        result = decode(Result, outcome.result)
+        if not result.ok:
+            raise GpupoolError("the pool could not be created", why=result.why)
+
+    await commit(CreatePool(identity.cluster_id, identity.pool, founder.data_encryption))
+    await commit(
+        JoinServer(identity.server, identity.name, founder.address, identity.witness, None)
+    )
+    ca_pem = state.read(CA_CERTIFICATE)
+    addresses = (parse_address(founder.address),)
+    for kind in VALID_MS:
+        command, text = _new_token(identity, kind, ca_pem, addresses, now_ms)
+        await commit(command)
+        founder.tokens[kind] = format_token(text)
+        if kind is TokenKind.OPERATOR:
+            _log_in(founder, text, ca_pem)
+
+
+async def make_operator(
+    founder: Founder, ledger: RaftLedger, machine: PoolMachine, state: StateDir
+) -> None:
+    """Make an operator's token for a pool that has lost all of them, and print it once.
+
+    Whoever runs a server holds the pool's keys, so nobody gets more than they have. It goes on
+    until there is a majority that takes it.
+    """
+    identity, ca_pem = founder.identity, state.read(CA_CERTIFICATE)
+    while not await ledger.barrier(timeout_s=FIRST_COMMIT_S):
+        founder.log.warning("the operator's token waits for a majority of the pool's servers")
+    servers = sorted(machine.state.servers.values(), key=lambda each: each.id != identity.server)
+    addresses = tuple(parse_address(each.address) for each in servers[:ADDRESS_COUNT_MAX])
+    now_ms = max(machine.state.now, time.time_ns() // 1_000_000)
+    command, text = _new_token(identity, TokenKind.OPERATOR, ca_pem, addresses, now_ms)
+    plain = seal(command, at_ms=now_ms, ttl_ms=0)
+    while True:
+        outcome = await ledger.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
+        if isinstance(outcome, Committed):
+            break
+        founder.log.warning("the operator's token is not made yet: %s", outcome.reason)
+    result = decode(Result, outcome.result)
+    if not result.ok:
+        founder.log.warning("the operator's token is refused: %s", result.why)
+        return
+    click.echo(f"\nAs an operator, {user_name()}:\n  gpupool login {format_token(text)}\n")
+    founder.log.warning("made an operator's token for %s: %s", user_name(), command.token)
+
+
+def _new_token(
+    identity: ServerIdentity,
+    kind: TokenKind,
+    ca_pem: bytes,
+    addresses: tuple[Address, ...],
+    now_ms: int,
+) -> tuple[CreateToken, TokenText]:
+    """Return the command that makes a token of this machine's user, and the token."""
+    secret, token = secrets.token_bytes(32), TokenId(secrets.token_hex(6))
+    digest = hashlib.sha256(secret).digest()
+    expires_at = Milliseconds(now_ms + VALID_MS[kind])
+    command = CreateToken(token, kind, user_name(), digest, expires_at, identity.name)
+    text = TokenText(
+        cluster_id=identity.cluster_id,
+        kind=kind,
+        token=token,
+        secret=secret,
+        ca_sha256=fingerprint(ca_pem),
+        addresses=addresses,
+    )
+    return command, text
+
+
+def _log_in(founder: Founder, token: TokenText, ca_pem: bytes) -> None:
+    """Make the creator of the pool its operator on this machine."""
+    credentials = Credentials(
+        cluster_id=token.cluster_id,
+        pool=founder.identity.pool,
+        user=user_name(),
+        token=token.token,
+        secret=token.secret,
+        ca_pem=ca_pem.decode(),
+        addresses=token.addresses,
+    )
+    path = credentials_path(os.environ)
+    try:
+        kept = keep_former(path, credentials.token)
+        save_credentials(path, credentials)
+    except GpupoolError as error:
+        founder.log.warning("nobody is logged in: %s", error)
+        founder.logged_in = f"Nobody is logged in here: {error}"
+        return
+    founder.logged_in = f"You ({user_name()}) are logged in as its operator."
+    if kept is not None:
+        founder.logged_in += f" Your former login was kept as {kept}."

@@ -1,0 +1,305 @@
+"""What ``gpupool demo`` shows: real servers in processes of their own, and ordinary commands."""
+
+import importlib.util
+import json
+import os
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import trio
+
+from gpupool.cli.lib.connect import connected, run_async
+from gpupool.pool.errors import GpupoolError
+
+NAMES = ("server-a", "server-b", "server-c")
+START_S = 20.0
+STEP_S = 60.0
+EMULATE = "2:8G"
+
+
+@dataclass(slots=True)
+class Server:
+    """One running ``gpupool join``."""
+
+    name: str
+    process: subprocess.Popen[str]
+    log: Path
+
+
+class Demonstration:
+    """Tells the story, one step after the other."""
+
+    def __init__(self, *, keep: bool, color: bool) -> None:
+        self._keep = keep
+        self._color = color and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        self._folder = Path(tempfile.mkdtemp(prefix="gpupool-demo-"))
+        self._folder.chmod(0o711)  # workers have users of their own, and pass through here
+        self._servers: dict[str, Server] = {}
+        self._step = 0
+        self._env = self._environment()
+
+    def run(self) -> int:
+        """Run the whole story; return the exit code."""
+        started = time.monotonic()
+        kept = False
+        try:
+            self._tell_story()
+            kept = self._keep
+            took = time.monotonic() - started
+            self._say(f"\nThat was all, in {took:.0f} s. On real machines it is the same commands;")
+            self._say('leave out --emulate, and the GPUs are real. Begin with "gpupool join".')
+            if kept:
+                self._say_how_to_go_on()
+            return 0
+        finally:
+            if not kept:
+                self._clean_up()
+
+    def _tell_story(self) -> None:
+        self._head("Start a pool: three servers, each with two emulated GPUs of 8 GiB")
+        self._say("A server of a pool is one process. The first creates the pool:")
+        self._show(f"gpupool join --emulate {EMULATE}")
+        first = self._start(NAMES[0], [])
+        token = self._token_printed_by(first)
+        self._say("It printed a token, which lets the next one in (a token is good once):")
+        self._show(f"gpupool join --emulate {EMULATE} --token gpupool-...")
+        self._start(NAMES[1], ["--token", token])
+        self._start(NAMES[2], ["--token", self._new_token()])
+        self._wait_for(servers=3)
+        self._say("Whoever creates a pool is logged in. What is there:")
+        self._command("status")
+
+        self._head("Run a program on two half GPUs")
+        program = self._program()
+        self._say(f"{program.name} is plain CuPy, and knows nothing of gpupool. Its import of cupy")
+        self._say("finds the drop-in, which needs no CUDA, and the arrays live on the server:")
+        # On a GPU server CuPy itself may be installed, and would use that server's own GPU.
+        door = ["--door", "arrays"] if importlib.util.find_spec("cupy") else []
+        run = ["run", "-n", "2", "-p", "0.5", *door, "--", "python", str(program)]
+        self._command(*run)
+
+        self._head("Kill the leader, without a warning")
+        took_s = run_async(self._lose_the_leader)
+        self._say(f"The others have a new leader after {took_s * 1000:.0f} ms.")
+        self._say("The same program again:")
+        self._command(*run)
+        self._say("What is there now (exit code 3 says that a server is missing):")
+        self._command("status", expected=(0, 3))
+
+    # --- telling -------------------------------------------------------------------------------
+
+    def _head(self, text: str) -> None:
+        self._step += 1
+        click.echo()
+        click.echo(self._style(f"{self._step}. {text}", bold=True))
+
+    def _say(self, text: str) -> None:
+        click.echo(text)
+
+    def _show(self, command: str) -> None:
+        click.echo(self._style(f"  $ {command}", fg="cyan"))
+
+    def _style(self, text: str, *, bold: bool = False, fg: str | None = None) -> str:
+        return click.style(text, bold=bold, fg=fg) if self._color else text
+
+    def _say_how_to_go_on(self) -> None:
+        self._say("\nThe pool goes on. In another terminal:")
+        self._show(f"export GPUPOOL_CREDENTIALS={self._env['GPUPOOL_CREDENTIALS']}")
+        self._show("gpupool top")
+        pids = " ".join(str(server.process.pid) for server in self._servers.values())
+        self._say("and at the end:")
+        self._show(f"kill {pids}; rm -r {self._folder}")
+
+    # --- processes -----------------------------------------------------------------------------
+
+    def _environment(self) -> dict[str, str]:
+        """Return an environment in which nothing of the user's own pool is used or changed."""
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GPUPOOL_")}
+        env["GPUPOOL_CREDENTIALS"] = str(self._folder / "credentials.json")
+        env["XDG_CONFIG_HOME"] = str(self._folder / "config")
+        env["XDG_CACHE_HOME"] = str(self._folder / "cache")
+        # Sockets and the workers' files as well, since a killed server cannot remove its own.
+        env["RUNTIME_DIRECTORY"] = env["TMPDIR"] = str(self._folder)
+        # The program's Python is the one that has NumPy for certain: ours.
+        env["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), env.get("PATH", "")))
+        return env
+
+    def _argv(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "gpupool.cli.main", *arguments]
+
+    def _start(self, name: str, arguments: list[str]) -> Server:
+        log = self._folder / f"{name}.log"
+        argv = self._argv(
+            "join",
+            "--emulate",
+            EMULATE,
+            "--listen",
+            "127.0.0.1:0",
+            "--name",
+            name,
+            "--pool-name",
+            "demo",
+            "--state-dir",
+            str(self._folder / name),
+            *arguments,
+        )
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                argv,
+                env=self._env,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                # A Ctrl-C ends the story, which then ends its servers.
+                start_new_session=True,
+            )
+        server = Server(name, process, log)
+        self._servers[name] = server
+        return server
+
+    def _token_printed_by(self, server: Server) -> str:
+        """Return the server token that a new pool prints."""
+        assert server.process.stdout is not None
+        output = server.process.stdout.fileno()
+        text, end = "", time.monotonic() + START_S
+        while time.monotonic() < end:
+            if select.select([output], [], [], 0.1)[0]:
+                piece = os.read(output, 65536)
+                if not piece:
+                    break
+                text += piece.decode()
+            if found := re.search(r"join --token (gpupool-\S+)\n", text):
+                return found[1]
+        raise GpupoolError(f"{server.name} did not start", why=_last_line(server.log))
+
+    def _new_token(self) -> str:
+        done = self._run("token", "create", "--server", "--json")
+        return str(json.loads(done.stdout)["token"])
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self._argv(*arguments),
+            env=self._env,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=STEP_S,
+            check=False,
+        )
+
+    def _command(self, *arguments: str, expected: tuple[int, ...] = (0,)) -> None:
+        """Show a command and what it prints."""
+        shown = [Path(a).name if a.endswith(".py") else a for a in arguments]
+        self._show(shlex.join(["gpupool", *shown]))
+        sys.stdout.flush()
+        done = self._run(*arguments)
+        for line in (done.stderr + done.stdout).splitlines():
+            click.echo(f"  {line}" if line else "")
+        if done.returncode not in expected:
+            raise GpupoolError(
+                "the demonstration failed",
+                why=f"gpupool {arguments[0]} ended with {done.returncode}",
+                hint=f"the servers' logs are in {self._folder}; --keep leaves them there",
+            )
+
+    def _status(self) -> dict[str, Any]:
+        done = self._run("status", "--json")
+        if done.returncode not in (0, 3):
+            return {}
+        pool: dict[str, Any] = json.loads(done.stdout)["pool"]
+        return pool
+
+    def _wait_for(self, *, servers: int) -> None:
+        """Wait until so many servers vote and offer their GPUs."""
+        end = time.monotonic() + START_S
+        while time.monotonic() < end:
+            pool = self._status()
+            up = [each for each in pool.get("servers", ()) if each["state"] == "idle"]
+            if len(up) == servers == len(pool["raft"]["voters"]):
+                return
+            for server in self._servers.values():
+                if server.process.poll() is not None:
+                    raise GpupoolError(f"{server.name} ended", why=_last_line(server.log))
+            time.sleep(0.1)
+        raise GpupoolError("the servers did not find each other", why=f"in {START_S:.0f} s")
+
+    async def _lose_the_leader(self) -> float:
+        """Kill the leader, and return after how many seconds there is another."""
+        async with connected(self._env["GPUPOOL_CREDENTIALS"]) as pool:
+            leader = (await pool.view()).raft.leader
+            self._say(f"{leader} leads the pool and keeps its books. The hard way:")
+            self._kill(leader)
+            killed_at = trio.current_time()
+            while trio.current_time() - killed_at < START_S:
+                with suppress(GpupoolError):
+                    raft = (await pool.view()).raft
+                    if raft.quorum and raft.leader not in ("", leader):
+                        return trio.current_time() - killed_at
+                await trio.sleep(0.02)
+        raise GpupoolError("the pool has no new leader", why=f"after {START_S:.0f} s")
+
+    def _kill(self, name: str) -> None:
+        server = self._servers.pop(name)
+        self._show(f"kill -9 {server.process.pid}      # {name}")
+        server.process.kill()
+        server.process.wait()
+
+    def _program(self) -> Path:
+        """Return the example program: the repository's, or the installed copy."""
+        for folder in (Path(__file__).resolve().parents[2] / "examples", self._folder):
+            for name in ("kmeans.py", "solver.py"):
+                if (folder / name).is_file():
+                    return folder / name
+        path = self._folder / "solver.py"
+        path.write_text(FALLBACK_PROGRAM, encoding="utf-8")
+        return path
+
+    def _clean_up(self) -> None:
+        for server in self._servers.values():
+            server.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + 5
+        for server in self._servers.values():
+            try:
+                server.process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                server.process.kill()
+                server.process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "its log is empty"
+
+
+FALLBACK_PROGRAM = '''\
+"""Solve a linear system on each GPU, and check the result with NumPy."""
+
+import cupy as cp
+import numpy as np
+
+rng = np.random.default_rng(7)
+for gpu in range(cp.cuda.runtime.getDeviceCount()):
+    with cp.cuda.Device(gpu):
+        free, total = cp.cuda.runtime.memGetInfo()
+        a, b = rng.random((300, 300)), rng.random(300)
+        x = cp.linalg.solve(cp.asarray(a), cp.asarray(b))
+        residual = float(np.abs(a @ cp.asnumpy(x) - b).max())
+        assert residual < 1e-8, residual
+        print(f"GPU {gpu}: {total / 2**30:.1f} GiB, solved 300 equations, residual {residual:.1e}")
+'''

@@ -1,0 +1,297 @@
+"""A server's state directory: who it is, its keys, how often it started; one process at a time.
+
+``identity.json`` is written first with ``complete`` false and again at the end of a creation, so
+that a start after a crash in between knows that nothing here was ever used.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from gpupool.cli.lib.files import replace_file
+from gpupool.pool.errors import StorageError
+from gpupool.pool.model.ids import Incarnation, ServerId
+from gpupool.remoting.transport.pki import Identity
+
+IDENTITY = "identity.json"
+CA_CERTIFICATE = "ca.pem"
+CA_KEY = "ca.key"
+CERTIFICATE = "server.pem"
+KEY = "server.key"
+INCARNATION = "incarnation"
+LOCK = "lock"
+CONSENSUS = "consensus"
+SCHEMA = 1
+FILE_SIZE_MAX = 1 << 20
+SPACE_MIN = 64 << 20
+"""Less free space than this, and the journal would soon stop the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where a server was last known to be, for a start before the table is there."""
+
+    server: ServerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerIdentity:
+    """Who this server is for life."""
+
+    server: ServerId
+    cluster_id: str
+    pool: str
+    name: str
+    witness: bool
+    founder: bool  # made the pool, and so begins with a vote
+    members: tuple[Member, ...] = ()
+    complete: bool = False
+    listen: str = ""  # as --listen said last; a start without the option does the same
+
+
+@dataclass(slots=True)
+class StateDir:
+    """An open, locked state directory."""
+
+    path: Path
+    lock: int  # descriptor
+    identity: ServerIdentity | None = None
+    _closed: bool = field(default=False)
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether no server lives here yet."""
+        return self.identity is None or not self.identity.complete
+
+    def close(self) -> None:
+        """Let the directory go."""
+        if not self._closed:
+            self._closed = True
+            os.close(self.lock)
+
+    def begin(self, identity: ServerIdentity) -> None:
+        """Start to create a server here; what an interrupted creation left is removed."""
+        assert self.is_new
+        self._write_identity(replace(identity, complete=False))
+        shutil.rmtree(self.path / CONSENSUS, ignore_errors=True)
+        self.write(INCARNATION, b"0\n")
+
+    def finish(self, identity: ServerIdentity) -> None:
+        """End the creation: from now on a start resumes this server."""
+        self._write_identity(replace(identity, complete=True))
+
+    def remember_listen(self, listen: str) -> None:
+        """Keep the address that this server listens on, for starts that do not name one."""
+        assert self.identity is not None
+        if self.identity.listen != listen:
+            self._write_identity(replace(self.identity, listen=listen))
+
+    def remember_members(self, members: tuple[Member, ...]) -> None:
+        """Keep where the servers of the pool are, for a start at which nobody tells us."""
+        assert self.identity is not None
+        if self.identity.members != members:
+            self._write_identity(replace(self.identity, members=members))
+
+    def next_incarnation(self) -> Incarnation:
+        """Count this start, and return the number; it is on disk before it is used.
+
+        Raises:
+            StorageError: when the counter is missing or damaged.
+        """
+        try:
+            number = int((self.path / INCARNATION).read_bytes()[:20]) + 1
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"the state directory {self.path} is damaged",
+                why=f"{INCARNATION} cannot be read",
+                hint="let this server leave the pool, and join again with a new directory",
+            ) from error
+        self.write(INCARNATION, b"%d\n" % number)
+        return Incarnation(number)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write one file for the owner's eyes only, whole or not at all, and synced.
+
+        Raises:
+            StorageError: when the disk is full or refuses.
+        """
+        try:
+            replace_file(self.path / name, data)
+        except OSError as error:
+            raise _storage_error(f"cannot write {self.path / name}", error) from error
+
+    def read(self, name: str) -> bytes:
+        """Return the content of one file; empty when it is not there.
+
+        Raises:
+            StorageError: when it cannot be read.
+        """
+        try:
+            with (self.path / name).open("rb") as file:
+                return file.read(FILE_SIZE_MAX)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise _storage_error(f"cannot read {self.path / name}", error) from error
+
+    def tls_identity(self) -> Identity:
+        """Return what this server proves itself with.
+
+        Raises:
+            StorageError: when a file is missing.
+        """
+        assert self.identity is not None
+        ca = self.read(CA_CERTIFICATE)
+        if not ca or not self.read(CERTIFICATE) or not self.read(KEY):
+            raise StorageError(
+                f"the state directory {self.path} is damaged", why="a certificate or key is missing"
+            )
+        return Identity(
+            server=self.identity.server,
+            cluster_id=self.identity.cluster_id,
+            certificate_path=self.path / CERTIFICATE,
+            key_path=self.path / KEY,
+            ca_pem=ca,
+        )
+
+    def _write_identity(self, identity: ServerIdentity) -> None:
+        body: dict[str, object] = {
+            "schema": SCHEMA,
+            "server": identity.server,
+            "cluster_id": identity.cluster_id,
+            "pool": identity.pool,
+            "name": identity.name,
+            "witness": identity.witness,
+            "founder": identity.founder,
+            "members": {member.server: member.address for member in identity.members},
+            "complete": identity.complete,
+            "listen": identity.listen,
+        }
+        self.write(IDENTITY, json.dumps(body, indent=2).encode() + b"\n")
+        self.identity = identity
+
+
+def open_state_dir(path: Path) -> StateDir:
+    """Make or open a state directory, for this process alone.
+
+    Raises:
+        StorageError: when it cannot be made or used, is in use, or holds something else.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+        if stat.S_IMODE(status.st_mode) & 0o077:
+            path.chmod(0o700)  # keys lie here
+        free = os.statvfs(path)
+        lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _storage_error(f"cannot use the state directory {path}", error) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if free.f_bavail * free.f_frsize < SPACE_MIN:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        state = StateDir(path, lock)
+        state.identity = _read_identity(state)
+    except BlockingIOError as error:
+        os.close(lock)
+        raise StorageError(
+            f"the state directory {path} is in use",
+            why="another gpupool join runs with it",
+            hint="give every server a --state-dir of its own",
+        ) from error
+    except OSError as error:
+        os.close(lock)
+        raise _storage_error(f"cannot use the state directory {path}", error) from error
+    except BaseException:
+        os.close(lock)
+        raise
+    return state
+
+
+def remembered_listen(path: Path) -> str:
+    """Return what the server of this directory listened on last; empty when nobody knows."""
+    found = _peek(path).get("listen")
+    return found if isinstance(found, str) else ""
+
+
+def may_be_new(path: Path) -> bool:
+    """Return whether no server seems to live in this directory yet; it need not exist."""
+    return _peek(path).get("complete") is not True
+
+
+def _peek(path: Path) -> Mapping[str, object]:
+    """Read the identity before the directory is opened, which makes it.
+
+    Whatever is wrong with the directory is said when it is opened.
+    """
+    try:
+        found: object = json.loads((path / IDENTITY).read_bytes()[:FILE_SIZE_MAX])
+    except (OSError, ValueError):
+        return {}
+    return cast("Mapping[str, object]", found) if isinstance(found, dict) else {}
+
+
+def _read_identity(state: StateDir) -> ServerIdentity | None:
+    data = state.read(IDENTITY)
+    if not data:
+        if (state.path / CONSENSUS).exists():
+            raise StorageError(
+                f"the state directory {state.path} is damaged",
+                why=f"there is a journal but no {IDENTITY}",
+                hint="restore it, or start with an empty directory and a new token",
+            )
+        return None
+    try:
+        return _identity_of(json.loads(data))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"the state directory {state.path} is damaged",
+            why=f"{IDENTITY} makes no sense: {error}",
+            hint="let this server leave the pool, and join again with a new directory",
+        ) from error
+
+
+def _identity_of(body: object) -> ServerIdentity:
+    if not isinstance(body, dict):
+        raise TypeError("it is no object")
+    fields = cast("Mapping[str, Any]", body)
+    if fields["schema"] != SCHEMA:
+        raise ValueError("it was written by another version of gpupool")
+    texts = [fields[name] for name in ("server", "cluster_id", "pool", "name", "listen")]
+    flags = [fields[name] for name in ("witness", "founder", "complete")]
+    members = cast("Mapping[str, Any]", fields["members"])
+    if not all(isinstance(text, str) for text in (*texts, *members, *members.values())):
+        raise TypeError("a name is no text")
+    if not all(isinstance(flag, bool) for flag in flags):
+        raise TypeError("a flag is neither true nor false")
+    return ServerIdentity(
+        server=ServerId(texts[0]),
+        cluster_id=texts[1],
+        pool=texts[2],
+        name=texts[3],
+        witness=flags[0],
+        founder=flags[1],
+        members=tuple(Member(ServerId(k), v) for k, v in members.items()),
+        complete=flags[2],
+        listen=texts[4],
+    )
+
+
+def _storage_error(what: str, error: OSError) -> StorageError:
+    why = (error.strerror or str(error)).lower()
+    hint = ""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "give a folder of your own with --state-dir"
+    elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+        hint = f"free at least {SPACE_MIN >> 20} MiB there, or give another --state-dir"
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR):
+        hint = "it must be a folder"
+    return StorageError(what, why=why, hint=hint)

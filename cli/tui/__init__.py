@@ -1,0 +1,1 @@
+"""The live view: screen, keys and the collector behind them."""

@@ -1,0 +1,401 @@
+"""The live view as a pure function: what is known, what was chosen, the size; out comes text."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from rich.text import Text
+
+from gpupool.cli.lib.columns import (
+    GPU_COLUMNS,
+    LEASE_COLUMNS,
+    MEMORY_THRESHOLDS,
+    SERVER_COLUMNS,
+    STATE_STYLES,
+    Cell,
+    Column,
+    GpuRow,
+    LeaseRow,
+    Look,
+    Seen,
+    ServerRow,
+    bar,
+    cells_of,
+    chosen_columns,
+    gpu_rows,
+    lease_rows,
+    load_style,
+    matches,
+    server_rows,
+    waiting_rows,
+)
+from gpupool.cli.lib.output import to_plain
+from gpupool.cli.lib.values import duration_text, size_text
+from gpupool.cli.tui.keys import KEYS, PANELS, Extent, Mode, UiState
+from gpupool.pool.view import PoolView
+
+R = TypeVar("R", ServerRow, GpuRow, LeaseRow)
+
+VIEW_STALE_AFTER_S = 5.0
+"""A view older than this is dimmed as a whole: old numbers must not look new."""
+
+PANEL_HEIGHT_MIN = 3  # title, header, one row
+TITLES = {"servers": "1 Servers", "gpus": "2 GPUs", "leases": "3 Leases"}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One list, sorted and filtered, not yet cut to what fits."""
+
+    name: str
+    title: str
+    headers: tuple[str, ...]
+    right: tuple[bool, ...]
+    cells: list[list[Cell]]
+    dim: list[bool]  # rows whose numbers are old
+    rows: Sequence[ServerRow | GpuRow | LeaseRow]
+    sorted_by: int
+
+
+def panels(seen: Seen, ui: UiState, look: Look) -> tuple[Panel, Panel, Panel]:
+    """Return the three lists in the order of their keys."""
+    servers = _panel(0, server_rows(seen), SERVER_COLUMNS, ui, look)
+    classes = any(lease.user_class for lease in (*seen.view.leases, *seen.view.waiting))
+    chosen = _chosen_server(servers, ui)
+    everywhere = ui.all_servers or chosen is None
+    gpus = gpu_rows(seen, None if everywhere or chosen is None else chosen.server.id)
+    where = "" if everywhere or chosen is None else f" of {chosen.server.name}"
+    leases = [*lease_rows(seen), *waiting_rows(seen)]
+    return (
+        servers,
+        _panel(1, gpus, GPU_COLUMNS, ui, look, where),
+        _panel(
+            2,
+            leases,
+            [c for c in LEASE_COLUMNS if classes or not c.classes],
+            ui,
+            look,
+            f", {len(seen.view.waiting)} waiting",
+        ),
+    )
+
+
+def _panel(
+    index: int,
+    rows: Sequence[R],
+    columns: Sequence[Column[R]],
+    ui: UiState,
+    look: Look,
+    suffix: str = "",
+) -> Panel:
+    shown = chosen_columns(columns, wide=ui.wide, live=True)
+    total = len(rows)
+    if ui.only_wrong:
+        rows = [row for row in rows if row.wrong]
+    sort = ui.sort[index] if ui.sort[index] < len(shown) else -1
+    reverse = ui.reverse and PANELS[index] == ui.panel
+    if sort >= 0:
+        rows = sorted(rows, key=shown[sort].key, reverse=reverse)
+    elif reverse:
+        rows = list(reversed(rows))
+    cells = cells_of(shown, rows, look)
+    if ui.filter and PANELS[index] == ui.panel:
+        keep = [i for i, line in enumerate(cells) if matches(line, ui.filter)]
+        rows, cells = [rows[i] for i in keep], [cells[i] for i in keep]
+    count = str(total) if len(rows) == total else f"{len(rows)} of {total}"
+    name = PANELS[index]
+    return Panel(
+        name=name,
+        title=f"{TITLES[name]}{suffix} ({count})",
+        headers=tuple(column.title for column in shown),
+        right=tuple(column.right for column in shown),
+        cells=cells,
+        dim=[_is_stale(row) for row in rows],
+        rows=rows,
+        sorted_by=sort,
+    )
+
+
+def _is_stale(row: ServerRow | GpuRow | LeaseRow) -> bool:
+    if isinstance(row, LeaseRow):
+        return row.state == "unreachable"
+    return row.stale if isinstance(row, ServerRow) else row.server.stale
+
+
+def _chosen_server(servers: Panel, ui: UiState) -> ServerRow | None:
+    if not servers.rows:
+        return None
+    row = servers.rows[min(ui.selected[0], len(servers.rows) - 1)]
+    return row if isinstance(row, ServerRow) else None
+
+
+def chosen_server(seen: Seen, ui: UiState, look: Look) -> ServerRow | None:
+    """Return the server that the cursor of the first panel is on."""
+    return _chosen_server(panels(seen, ui, look)[0], ui)
+
+
+def chosen_row(seen: Seen, ui: UiState, look: Look) -> ServerRow | GpuRow | LeaseRow | None:
+    """Return the row that the cursor is on."""
+    panel = panels(seen, ui, look)[ui.panel_index]
+    return panel.rows[min(ui.cursor, len(panel.rows) - 1)] if panel.rows else None
+
+
+def row_json(row: ServerRow | GpuRow | LeaseRow) -> str:
+    """Return a row as indented JSON, exactly the fields that ``--json`` prints."""
+    match row:
+        case ServerRow():
+            body: dict[str, Any] = {"server": row.server, "telemetry": row.telemetry}
+        case GpuRow():
+            body = {"server": row.server.server.name, "gpu": row.gpu, "telemetry": row.telemetry}
+        case LeaseRow():
+            body = {"lease": row.source, "rate": row.rate}
+    return json.dumps(to_plain(body), indent=2)
+
+
+def extent(seen: Seen, ui: UiState, look: Look) -> Extent:
+    """Return how many rows and columns each list has now."""
+    first, second, third = panels(seen, ui, look)
+    return Extent(
+        (len(first.rows), len(second.rows), len(third.rows)),
+        (len(first.headers), len(second.headers), len(third.headers)),
+    )
+
+
+# --- the frame ------------------------------------------------------------------------------------
+
+
+def render(seen: Seen | None, ui: UiState, width: int, height: int, look: Look) -> Text:
+    """Return exactly ``height`` lines of at most ``width`` columns."""
+    if seen is None:
+        lines = [Text(" gpupool", "bold"), Text(" asking the pool ...", "dim")]
+        return _frame(lines, ui, width, height, stale=False)
+    banner = _banner(seen, ui, look)
+    stale = _stale(seen)
+    body_height = max(0, height - len(banner) - 1)
+    if ui.mode is Mode.HELP:
+        body = _scrolled(_help(ui), ui.scroll, body_height)
+    elif ui.mode is Mode.JSON:
+        row = chosen_row(seen, ui, look)
+        text = row_json(row) if row is not None else "{}"
+        body = _scrolled([Text(f" {line}") for line in text.splitlines()], ui.scroll, body_height)
+    else:
+        body = _body(seen, ui, look, width, body_height)
+    if stale:
+        for line in body:
+            line.stylize("dim")
+    return _frame([*banner, *body[:body_height]], ui, width, height, stale=stale)
+
+
+def _scrolled(lines: list[Text], scroll: int, height: int) -> list[Text]:
+    return lines[min(scroll, max(0, len(lines) - height)) :]
+
+
+def _stale(seen: Seen) -> bool:
+    return seen.view_age_s > VIEW_STALE_AFTER_S or not seen.view.raft.quorum
+
+
+def _frame(lines: list[Text], ui: UiState, width: int, height: int, *, stale: bool) -> Text:
+    lines = lines[: max(0, height - 1)]
+    lines += [Text("") for _ in range(height - 1 - len(lines))]
+    lines.append(_footer(ui))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    frame = Text("\n", no_wrap=True, overflow="crop").join(lines)
+    frame.end = ""
+    return frame
+
+
+def gpu_counts(view: PoolView) -> tuple[int, int, int, int]:
+    """Return how many GPUs are used, idle, and other (down, drained, faulty), and their sum."""
+    used = idle = other = 0
+    for server in view.servers:
+        for gpu in server.gpus:
+            if gpu.memory_granted:
+                used += 1
+            elif gpu.fault or server.state in ("down", "drain", "new"):
+                other += 1
+            else:
+                idle += 1
+    return used, idle, other, used + idle + other
+
+
+def quorum_counts(view: PoolView) -> tuple[int, int]:
+    """Return how many voters the answering server is in touch with, itself included, of all."""
+    voters = set(view.raft.voters)
+    reached = voters & {view.answered_by, *view.raft.connected}
+    return len(reached), len(voters)
+
+
+def _banner(seen: Seen, ui: UiState, look: Look) -> list[Text]:
+    view = seen.view
+    reached, voters = quorum_counts(view)
+    used, idle, other, total = gpu_counts(view)
+    age = seen.view_age_s
+    age_word = "now" if age < 1.0 else f"{duration_text(age)} ago"
+    first = Text.assemble(
+        (f" gpupool {view.name}", "bold"),
+        "   leader ",
+        (view.raft.leader or "none", "bold" if view.raft.leader else "bold red"),
+        f"  term {view.raft.term}  quorum ",
+        (f"{reached}/{voters}", "" if view.raft.quorum else "bold red"),
+        f"   GPUs {used} used  {idle} idle  {other} other  {total} in all   ",
+        (f"as of {age_word}", "bold red" if age > VIEW_STALE_AFTER_S else ""),
+        ("   PAUSED" if ui.paused else "", "bold yellow"),
+    )
+    sentence = seen.trouble or next(iter(view.warnings), "") if _stale(seen) else ""
+    if sentence:
+        return [first, Text(f" {sentence}", "bold white on red")]
+    return [first, _memory_line(seen, look)]
+
+
+def _memory_line(seen: Seen, look: Look) -> Text:
+    view = seen.view
+    gpus = [gpu for server in view.servers for gpu in server.gpus]
+    granted, capacity = sum(g.memory_granted for g in gpus), sum(g.capacity for g in gpus)
+    ratio = granted / capacity if capacity else 0.0
+    line = Text.assemble(
+        " memory ",
+        (bar(ratio, 20, look), load_style(ratio, MEMORY_THRESHOLDS)),
+        f" {size_text(granted)} of {size_text(capacity)} granted"
+        f"   leases {len(view.leases)}   waiting {len(view.waiting)}   data {view.data_encryption}",
+        f"   policy v{view.policy_version}" if view.policy_version else "",
+    )
+    if view.warnings:
+        line.append(f"   ! {view.warnings[0]}", "yellow")
+    return line
+
+
+def _body(seen: Seen, ui: UiState, look: Look, width: int, height: int) -> list[Text]:
+    all_panels = panels(seen, ui, look)
+    heights = _heights([len(p.rows) for p in all_panels], ui.panel_index, height)
+    lines: list[Text] = []
+    for index, panel in enumerate(all_panels):
+        if heights[index]:
+            focused = index == ui.panel_index
+            lines += _panel_lines(panel, focused, ui.selected[index], width, heights[index], look)
+    rest = height - len(lines)
+    if rest >= 2:
+        lines.append(_rule("Events", width, look, focused=False))
+        lines += _event_lines(seen.view, rest - 1)
+    return lines
+
+
+def _heights(counts: Sequence[int], focus: int, height: int) -> list[int]:
+    """Share ``height`` lines: the chosen list first, then the others, as far as they are full."""
+    wanted = [count + 2 for count in counts]
+    wanted = [max(PANEL_HEIGHT_MIN, each) for each in wanted]
+    if height < PANEL_HEIGHT_MIN * len(counts):
+        return [height if index == focus else 0 for index in range(len(counts))]
+    given = [PANEL_HEIGHT_MIN for _ in counts]
+    left = height - sum(given)
+    for index in [focus, *(i for i in range(len(counts)) if i != focus)]:
+        # The chosen list leaves a third to the others, unless they do not need it.
+        others = sum(wanted[i] - given[i] for i in range(len(counts)) if i != index)
+        cap = left if index != focus else max(left - others, left * 2 // 3)
+        more = min(wanted[index] - given[index], cap)
+        given[index] += more
+        left -= more
+    return given
+
+
+def _rule(title: str, width: int, look: Look, *, focused: bool) -> Text:
+    dash = "-" if look.ascii else "─"
+    mark = (">" if look.ascii else "▶") if focused else " "
+    line = f"{mark}{title} "
+    return Text(line + dash * max(0, width - len(line)), "bold cyan" if focused else "cyan")
+
+
+def _panel_lines(
+    panel: Panel, focused: bool, cursor: int, width: int, height: int, look: Look
+) -> list[Text]:
+    title = panel.title
+    if panel.sorted_by >= 0:
+        title += f" by {panel.headers[panel.sorted_by].lower()}"
+    room = max(0, height - 2)
+    cursor = min(cursor, max(0, len(panel.cells) - 1))
+    start = min(max(0, cursor - room + 1), max(0, len(panel.cells) - room))
+    visible = range(start, min(len(panel.cells), start + room))
+    if len(panel.cells) > room:
+        title += f", {start + 1}-{start + len(visible)} shown"
+    widths = [len(header) for header in panel.headers]
+    for row in visible:
+        for at, cell in enumerate(panel.cells[row]):
+            widths[at] = max(widths[at], len(cell.text))
+    header = [Cell(text, "dim") for text in panel.headers]
+    lines = [_rule(title, width, look, focused=focused), _line(header, widths, panel.right)]
+    for row in visible:
+        line = _line(panel.cells[row], widths, panel.right)
+        if panel.dim[row]:
+            line.stylize("dim")
+        if focused and row == cursor:
+            line.pad_right(max(0, width - len(line.plain)))
+            line.stylize("bold reverse")
+        lines.append(line)
+    return lines
+
+
+def _line(cells: Sequence[Cell], widths: Sequence[int], right: Sequence[bool]) -> Text:
+    parts: list[tuple[str, str]] = [(" ", "")]
+    for at, cell in enumerate(cells):
+        pad = " " * (widths[at] - len(cell.text))
+        parts.append((pad, "") if right[at] else (cell.text, cell.style))
+        parts.append((cell.text, cell.style) if right[at] else (pad, ""))
+        parts.append(("  ", ""))
+    return Text.assemble(*parts, no_wrap=True)
+
+
+def _event_lines(view: PoolView, count: int) -> list[Text]:
+    lines: list[Text] = []
+    for event in reversed(view.events[-count:]):
+        clock = datetime.fromtimestamp(event.at / 1000).astimezone().strftime("%H:%M:%S")
+        style = STATE_STYLES["down"] if event.kind in ("unreachable", "removed") else ""
+        text = Text.assemble(
+            (f" {clock}  ", "dim"),
+            (f"{event.kind:<14}", style),
+            f" {event.subject:<10}  {event.text}",
+        )
+        lines.append(text)
+    return lines
+
+
+def _help(ui: UiState) -> list[Text]:
+    lines = [Text(""), Text(" Keys", "bold")]
+    for key in KEYS:
+        if key.write and ui.readonly:
+            continue
+        lines.append(Text.assemble((f"   {'  '.join(key.keys):<28}", "cyan"), key.does))
+    lines += [
+        Text(""),
+        Text(" States: idle, mix, full, drain, down, new; * means: does not answer now,"),
+        Text(" and the numbers of that server are the last known ones."),
+        Text(" Dim: old numbers. Any key goes back.", "dim"),
+    ]
+    return lines
+
+
+def _footer(ui: UiState) -> Text:
+    match ui.mode:
+        case Mode.FILTER:
+            return Text(f" filter: {ui.filter}_   Enter keeps it, Esc clears it", "bold")
+        case Mode.DRAIN:
+            hint = ui.message or "Enter drains, Esc does not"
+            return Text(f" drain, because: {ui.typed}_   {hint}", "bold yellow")
+        case Mode.UNDRAIN:
+            return Text(" grant on this server again? y/n", "bold yellow")
+        case Mode.HELP | Mode.JSON:
+            return Text(" arrows scroll, any other key goes back", "dim")
+        case Mode.BROWSE:
+            shown = [key for key in KEYS if key.footer and not (key.write and ui.readonly)]
+            line = Text(" ")
+            for key in shown:
+                line.append(key.keys[0], "bold")
+                line.append(f" {key.footer}  ", "dim")
+            if ui.filter:
+                line.append(f"  filter: {ui.filter}", "yellow")
+            if ui.only_wrong:
+                line.append("  only what is wrong", "yellow")
+            if ui.message:
+                line.append(f"  {ui.message}", "bold yellow")
+            return line
