@@ -12,8 +12,8 @@ from gpupool.cli.lib.values import DURATION
 from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 
 if TYPE_CHECKING:
-    from gpupool.simulations.options import Options
-    from gpupool.simulations.search import Totals
+    from gpupool.simulations.kernel.swarm_options import Options
+    from gpupool.simulations.tools.search import Totals
 
 SCENARIOS = (
     "swarm",
@@ -23,7 +23,7 @@ SCENARIOS = (
     "disk-trouble",
     "mass-client-death",
 )
-"""As ``gpupool.simulations.scenarios`` has them; written here as well to keep ``--help`` fast."""
+"""As ``gpupool.simulations.tools.scenarios`` has them; here as well to keep ``--help`` fast."""
 
 
 @click.command()
@@ -68,7 +68,7 @@ def command(
     """
     if real:
         return _run_real(seed, servers or 3, clients or 4, duration or 30.0, as_json=as_json)
-    from gpupool.simulations.scenarios import options_of
+    from gpupool.simulations.tools.scenarios import options_of
 
     kept = _numbers(keep)
 
@@ -90,7 +90,7 @@ def _run_real(seed: int, servers: int, clients: int, duration_s: float, *, as_js
     """Run chaos on real processes of this machine."""
     import trio
 
-    from gpupool.simulations.real import Chaos
+    from gpupool.simulations.chaos.real_chaos import Chaos
 
     began = time.monotonic()
 
@@ -163,7 +163,7 @@ def _search(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from gpupool.simulations.search import Totals, search
+    from gpupool.simulations.tools.search import Totals, search
 
     # Servers that are killed and cut off complain a lot, and it would all be about nothing.
     logging.disable(logging.CRITICAL)
@@ -195,8 +195,8 @@ def _search(
 def _print_failure(
     failed: "Options", *, shrunk_already: bool, to: str | None, as_json: bool
 ) -> None:
-    from gpupool.simulations.runner import run
-    from gpupool.simulations.shrink import reproduce, shrink
+    from gpupool.simulations.tools.runner import run
+    from gpupool.simulations.tools.shrink import reproduce, shrink
 
     report = run(failed)
     if report.failure is None:

@@ -28,7 +28,7 @@ from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, Serve
 from gpupool.pool.model.state import Partition, PoolState, Request
 from gpupool.pool.ports import Committed, Role, StateMachine
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.simulations.scale import big_state
+from gpupool.simulations.tools.scale import big_state
 
 LENGTH = struct.Struct("<I")
 COMMAND_BYTES = 64

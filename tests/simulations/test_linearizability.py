@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
-from gpupool.simulations.history import History
-from gpupool.simulations.linearizability import Operation, check
+from gpupool.simulations.checkers.history import History
+from gpupool.simulations.checkers.linearizability import Operation, check
 
 Register = tuple[str, int]
 REQUEST = RequestId(bytes(16))

@@ -6,8 +6,8 @@ import os
 import pytest
 import trio
 
-from gpupool.simulations.proxy import FaultProxy
-from gpupool.simulations.real import Chaos
+from gpupool.simulations.chaos.fault_proxy import FaultProxy
+from gpupool.simulations.chaos.real_chaos import Chaos
 
 
 async def echo(stream: trio.SocketStream) -> None:

@@ -9,12 +9,12 @@ import pytest
 from gpupool.consensus.storage.store import Storage
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
-from gpupool.simulations.clock import DriftingClock
-from gpupool.simulations.disk import PowerLostError, SimulatedDisk
-from gpupool.simulations.machines import Machine, Worker
-from gpupool.simulations.process import Process
-from gpupool.simulations.trace import Trace
-from gpupool.simulations.world import World
+from gpupool.simulations.kernel.drifting_clock import DriftingClock
+from gpupool.simulations.kernel.machines import Machine, Worker
+from gpupool.simulations.kernel.process import Process
+from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.simulated_disk import PowerLostError, SimulatedDisk
+from gpupool.simulations.kernel.trace import Trace
 
 
 def test_events_happen_in_order_of_time_then_of_scheduling() -> None:

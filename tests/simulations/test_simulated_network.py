@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from gpupool.simulations.network import End, Endpoint, Network
-from gpupool.simulations.process import Process
-from gpupool.simulations.trace import Trace
-from gpupool.simulations.world import World
+from gpupool.simulations.kernel.process import Process
+from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.simulated_network import End, Endpoint, Network
+from gpupool.simulations.kernel.trace import Trace
 
 
 @dataclass(eq=False)

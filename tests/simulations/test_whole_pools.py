@@ -21,13 +21,13 @@ from gpupool.pool.errors import ExitCode
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
 from gpupool.pool.transitions import state_machine
-from gpupool.simulations import checkers
-from gpupool.simulations.mutations import MUTATIONS, Mutation
-from gpupool.simulations.options import Options, swarm
-from gpupool.simulations.runner import Report, run
-from gpupool.simulations.scenarios import SCENARIOS, options_of
-from gpupool.simulations.search import Totals, search
-from gpupool.simulations.shrink import reproduce, shrink
+from gpupool.simulations.checkers import safety_checkers
+from gpupool.simulations.kernel.swarm_options import Options, swarm
+from gpupool.simulations.mutations.catalogue import MUTATIONS, Mutation
+from gpupool.simulations.tools.runner import Report, run
+from gpupool.simulations.tools.scenarios import SCENARIOS, options_of
+from gpupool.simulations.tools.search import Totals, search
+from gpupool.simulations.tools.shrink import reproduce, shrink
 
 TESTDATA = Path(__file__).parent.parent / "testdata"
 SEARCH_COUNT_MAX = 1000
@@ -96,8 +96,8 @@ SCRIPT = """
 import logging
 logging.disable(logging.CRITICAL)
 from dataclasses import replace
-from gpupool.simulations.options import swarm
-from gpupool.simulations.runner import run
+from gpupool.simulations.kernel.swarm_options import swarm
+from gpupool.simulations.tools.runner import run
 print(run(replace(swarm(8), fault_s=6.0, heal_s=3.0)).digest)
 """
 
@@ -184,8 +184,8 @@ def test_every_broken_build_has_a_recorded_seed() -> None:
 def test_every_checker_catches_something() -> None:
     """Whatever the simulator may fail a run for, some broken build is failed for."""
     found = set[str]()
-    for path in Path(checkers.__file__).parent.glob("*.py"):
-        if not path.name.startswith("real"):
+    for path in Path(safety_checkers.__file__).parents[1].rglob("*.py"):
+        if path.parent.name != "chaos":
             found |= set(re.findall(r"\bfail\(\s*\"([a-z-]+)\"", path.read_text("utf-8")))
     assert len(found) >= 20
     assert found == {mutation.checker for mutation in MUTATIONS}
@@ -219,7 +219,7 @@ def test_command_line_prints_a_failure_and_how_to_repeat_it(
 ) -> None:
     mutation = next(m for m in MUTATIONS if m.name == "space-unchecked")
     short = partial(shrink, runs_max=3)
-    monkeypatch.setattr("gpupool.simulations.shrink.shrink", short)
+    monkeypatch.setattr("gpupool.simulations.tools.shrink.shrink", short)
     runner, transcript = CliRunner(), tmp_path / "transcript"
 
     def simulate(*arguments: str) -> str:

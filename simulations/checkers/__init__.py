@@ -1,0 +1,1 @@
+"""Checkers: what must hold in every run."""

@@ -1,0 +1,263 @@
+"""What must hold of the policy and of waiting: limits, places, terms, turns, and ends."""
+
+from collections.abc import Iterable
+from fractions import Fraction
+
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import LeaseId, RequestId
+from gpupool.pool.model.state import WAITING_LAPSE_MS, Lease, PoolState, Request, Waiting
+from gpupool.pool.transitions import leases
+from gpupool.simulations.checkers.policy_oracle import (
+    HOLDERS,
+    KINDS,
+    Rules,
+    RulesInForce,
+    has_label,
+    passes,
+    served,
+)
+from gpupool.simulations.kernel.failure_reporter import Judge
+from gpupool.simulations.kernel.machines import Machine
+
+NOTHING_LOST = Fraction(1, 10**6)
+"""Shares are counted in integers, rounded down."""
+
+
+class PolicyHolds:
+    """Every grant is one that the policy of its moment allows, counted anew from all leases."""
+
+    def __init__(self, judge: Judge, in_force: RulesInForce) -> None:
+        self._judge = judge
+        self._in_force = in_force
+
+    def granted(self, lease: Lease, state: PoolState, request: Request | None) -> None:
+        """Judge a new lease; ``state`` is the table that has it."""
+        if not state.policy.version:
+            return
+        rules = self._in_force.of(state)
+        self._judge_limits(rules, lease, state)
+        self._judge_places(rules, lease, state)
+        self._judge_reservation(rules, lease, state)
+        self._judge_terms(rules, lease, state, request)
+
+    def _judge_limits(self, rules: Rules, lease: Lease, state: PoolState) -> None:
+        for kind in KINDS:
+            for holder in HOLDERS:
+                limit = rules.limit(state.now, lease.user, kind, holder)
+                if limit is None:
+                    continue
+                held = rules.held(state, lease.user, kind, holder)
+                if held > limit + NOTHING_LOST:
+                    text = f"{float(held):.3f} of {float(limit):.3f} {kind} are held ({holder})"
+                    self._judge.fail("limits-hold", f"lease {lease.id} of {lease.user}: {text}")
+
+    def _judge_places(self, rules: Rules, lease: Lease, state: PoolState) -> None:
+        for part in lease.partitions:
+            server = state.servers[part.server]
+            if not rules.admits(state.now, lease.user, server, server.gpus[part.gpu]):
+                text = f"{lease.user} may not use {part.gpu} of {server.name}"
+                self._judge.fail("places-hold", f"lease {lease.id}: {text}")
+
+    def _judge_reservation(self, rules: Rules, lease: Lease, state: PoolState) -> None:
+        reservation = rules.reservation(state.now)
+        if reservation is None or reservation["class"] == rules.group_of(lease.user):
+            return
+        matching = {
+            (server.id, gpu.id)
+            for server in state.servers.values()
+            if server.grantable and has_label(server, reservation.get("servers"))
+            for gpu in server.gpus.values()
+            if not gpu.unfit
+        }
+        left = matching - {(part.server, part.gpu) for part in lease.partitions}
+        if len(left) < min(reservation["count"], len(matching)):
+            text = f"{len(left)} GPUs are left of {reservation['count']} that are kept"
+            self._judge.fail("reservations-hold", f"lease {lease.id} of {lease.user}: {text}")
+
+    def _judge_terms(
+        self, rules: Rules, lease: Lease, state: PoolState, request: Request | None
+    ) -> None:
+        longest_s = rules.seconds(state.now, lease.user, "max_lease_time")
+        ends_at = state.now + int(longest_s * 1000) if longest_s else 0
+        wishes = [rules.seconds(state.now, lease.user, "idle_timeout")]
+        wishes += [request.idle_timeout_s] if request is not None else []
+        idle_s = min((wish for wish in wishes if wish), default=0.0)
+        if lease.ends_at != ends_at or (request is not None and lease.idle_timeout_s != idle_s):
+            text = f"it ends at {lease.ends_at}, and unused after {lease.idle_timeout_s} s"
+            self._judge.fail("terms-given", f"lease {lease.id}: {text}; not {ends_at}, {idle_s} s")
+
+
+class GrantedAsAsked:
+    """A lease has what its request asked for: so many GPUs, so large, of the right kind."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def granted(self, lease: Lease, state: PoolState, request: Request) -> None:
+        """Judge a new lease."""
+        places = {(part.server, part.gpu) for part in lease.partitions}
+        if not len(places) == len(lease.partitions) == request.count:
+            self._fail(lease, f"{len(places)} GPUs instead of {request.count}")
+        if len(lease.parts) > 1 and not request.across:
+            self._fail(lease, "several servers, which it did not ask for")
+        gpus = [state.servers[part.server].gpus[part.gpu] for part in lease.partitions]
+        smallest = min(int(gpu.capacity * request.fraction) >> 20 << 20 for gpu in gpus)
+        if {part.memory for part in lease.partitions} != {request.memory or smallest}:
+            self._fail(lease, f"{lease.partitions} for {request.fraction} or {request.memory}")
+        for part, gpu in zip(lease.partitions, gpus, strict=True):
+            server = state.servers[part.server]
+            for wanted in request.filters:
+                if not passes(wanted, server, gpu):
+                    self._fail(lease, f"{gpu.id} of {server.name}, which {wanted} leaves out")
+
+    def _fail(self, lease: Lease, text: str) -> None:
+        self._judge.fail("granted-as-asked", f"lease {lease.id} of {lease.client}: {text}")
+
+
+class NobodyStarves:
+    """No grant makes the wait longer of a request that has waited long enough, and goes first.
+
+    What it needs is on that server where the most of its GPUs are free enough, and of the others
+    the least is missing; for a request over several servers, on all servers together. A grant to
+    anybody else may not make that worse. Leases end, and what they give back makes it better; so
+    the request waits for one generation of leases after the other at most, as many as it takes
+    until all its GPUs are free: and then ``everything-granted`` says that it gets them within
+    seconds.
+    """
+
+    def __init__(self, judge: Judge, in_force: RulesInForce) -> None:
+        self._judge = judge
+        self._in_force = in_force
+        self._before = PoolState()
+
+    def applied(self, lease: Lease | None, state: PoolState) -> None:
+        """Look at the table after a command was applied, and at the lease that it granted."""
+        before, self._before = self._before, state
+        if lease is None or not before.waiting:
+            return
+        # What was possible before is judged by the rules of now: a window may have opened.
+        before = with_changes(before, now=state.now)
+        rules = self._in_force.of(state)
+        # A reservation moves as others come and go, which may take from anybody.
+        first = self._first(before, rules)
+        if first is None or rules.reservation(state.now) is not None:
+            return
+        if first.request.id == lease.request or rules.priority(lease.user) > first.priority:
+            return
+        was, is_now = (nearness(each, first, rules) for each in (before, state))
+        if is_now < was:
+            waited_s = (state.now - first.since) / 1000
+            text = f"took what {first.user} needs after {waited_s:.0f} s ({was} to {is_now})"
+            self._judge.fail("nobody-starves", f"lease {lease.id} {text}")
+
+    @staticmethod
+    def _first(state: PoolState, rules: Rules) -> Waiting | None:
+        starved = [
+            entry
+            for entry in state.waiting.values()
+            if entry.since <= state.now - leases.STARVED_AFTER_MS
+            and entry.renewed >= state.now - WAITING_LAPSE_MS
+        ]
+        starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))
+        free = (each for each in starved if not rules.holds_back(state, each.user, each.request))
+        return next(free, None)
+
+
+def nearness(state: PoolState, entry: Waiting, rules: Rules) -> tuple[int, int]:
+    """Return how near a request is to being served: the higher the nearer.
+
+    The number of GPUs that are free enough, and less than nothing: the bytes missing on others; of
+    the server where that is best, or of all servers together if the request may have several.
+    """
+    places = [
+        [
+            max(0, size - gpu.memory_free)
+            for gpu in server.gpus.values()
+            if (size := served(state, entry.request, server, gpu, rules, entry.user)) is not None
+        ]
+        for server in state.servers.values()
+        if server.grantable
+    ]
+    if entry.request.across:
+        places = [[missing for each in places for missing in each]]
+    best = (-1, 0)
+    for each in places:
+        chosen = sorted(each)[: entry.request.count]
+        if len(chosen) == entry.request.count:
+            best = max(best, (chosen.count(0), -sum(chosen)))
+    return best
+
+
+class PlacesInLine:
+    """Whoever waits has a place in the table, and how long they have waited counts from its first.
+
+    With this, ``nobody-starves`` and ``everything-granted``, no request is overtaken for ever.
+    """
+
+    WITHIN_S = 12.0
+    """A client whose entry was lost enters itself anew after 5 s, with its next try, which comes
+    within another 5 s. A run of the swarm is calm for 10 s only, so this takes longer ones."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._before: dict[RequestId, Waiting] = {}
+        self._without_since: dict[RequestId, float] = {}
+
+    def applied(self, state: PoolState) -> None:
+        """Look at the places after a command was applied, whatever goes wrong meanwhile."""
+        before, self._before = self._before, state.waiting
+        if before is state.waiting:
+            return
+        for request, entry in state.waiting.items():
+            known = before.get(request)
+            lapsed = known is not None and known.renewed < state.now - WAITING_LAPSE_MS
+            if known is not None and not lapsed and entry.since != known.since:
+                text = f"{entry.user} has waited since {known.since}, and now since {entry.since}"
+                self._judge.fail("keeps-its-place", text)
+
+    def look(self, waiting: Iterable[RequestId], state: PoolState, now: float) -> None:
+        """Look at the requests of clients that wait while nothing is disturbed."""
+        self._without_since = {
+            each: self._without_since.get(each, now)
+            for each in waiting
+            if each not in state.waiting
+        }
+        for request, since in self._without_since.items():
+            if now - since > self.WITHIN_S:
+                text = f"request {request.hex()} has waited {now - since:.1f} s without a place"
+                self._judge.fail("keeps-its-place", text)
+
+
+class LeasesEnd:
+    """Once nothing is disturbed any more, a lease ends when its time is over, or nobody uses it."""
+
+    LATE_S = 2.0
+    """Four looks at the table, and a commit or two."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._over_since: dict[LeaseId, float] = {}
+        self._unused_since: dict[LeaseId, float] = {}
+
+    def look(self, state: PoolState, now_ms: int, machines: Iterable[Machine], now: float) -> None:
+        """Look at all leases; ``now_ms`` is the table's time as the leader has it."""
+        rests: dict[LeaseId, float] = {}
+        for machine in machines:
+            for worker in machine.workers:
+                since = worker.rested_since[0] if worker.rested_since is not None else now
+                rests[worker.lease] = max(since, rests.get(worker.lease, since))
+        held = {lease.id: lease for lease in state.leases.values() if lease.held}
+        over = {each.id: now for each in held.values() if 0 < each.ends_at <= now_ms}
+        self._over_since = {each: self._over_since.get(each, now) for each in over}
+        self._unused_since = {
+            each: max(rests.get(each, 0.0), self._unused_since.get(each, now)) for each in held
+        }
+        for lease in held.values():
+            late_s = now - self._over_since.get(lease.id, now)
+            if late_s > self.LATE_S:
+                text = f"lease {lease.id} is held {late_s:.1f} s after its time was over"
+                self._judge.fail("time-is-over", text)
+            unused_s = now - self._unused_since[lease.id]
+            if lease.idle_timeout_s and unused_s > 1.1 * lease.idle_timeout_s + self.LATE_S:
+                text = f"unused for {unused_s:.1f} s, its idle timeout is {lease.idle_timeout_s} s"
+                self._judge.fail("unused-ends", f"lease {lease.id} is {text}")

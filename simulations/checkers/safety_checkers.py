@@ -1,0 +1,318 @@
+"""What must hold, each in an object of its own that knows nothing of workloads and faults.
+
+The cluster calls them as things happen; none of them changes anything. The *reference* is the log
+as the first server to apply each command saw it: Raft promises that all others see the same.
+"""
+
+from collections.abc import Iterable
+
+from gpupool.consensus.core.library import LEADER
+from gpupool.consensus.core.raft_core import RaftCore
+from gpupool.pool.invariants import violations
+from gpupool.pool.model.ids import LeaseId, Plain, ServerId
+from gpupool.pool.model.state import (
+    Lease,
+    Partition,
+    PartStatus,
+    PoolState,
+    ServerStatus,
+)
+from gpupool.pool.ports import Committed
+from gpupool.simulations.checkers.history import History
+from gpupool.simulations.kernel.failure_reporter import Judge
+from gpupool.simulations.kernel.machines import Machine
+
+STATE_EVERY = 16
+"""Whole tables are compared at every index that this divides, and at the end."""
+
+
+class LogsAgree:
+    """All servers apply the same commands at the same indices, and get the same tables."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._commands: dict[int, tuple[Plain, Plain]] = {}
+        self._previous: dict[int, int] = {}
+        self._states: dict[int, PoolState] = {}
+        self._at: dict[str, int] = {}
+        self.newest = 0
+        """The newest index that any server applied."""
+        self.state = PoolState()
+        """The table there."""
+
+    def began(self, server: str) -> None:
+        """Take note that a server process begins with an empty table."""
+        self._at[server] = 0
+
+    def applied(
+        self, server: str, index: int, command: Plain, result: Plain, state: PoolState
+    ) -> bool:
+        """Compare a command that a server applied; return True when it is the first one to."""
+        before, self._at[server] = self._at[server], index
+        known = self._commands.get(index)
+        if known is None:
+            if index <= self.newest:
+                text = f"{server} applied a command at {index}, where others applied none"
+                self._judge.fail("logs-agree", text)
+                return False
+            self._commands[index] = (command, result)
+            self._previous[index] = self.newest
+            self.newest, self.state = index, state
+            if index % STATE_EVERY == 0:
+                self._states[index] = state
+        elif known != (command, result):
+            text = f"{server} applied another command at {index} than others did"
+            if known[0] == command:
+                text = f"{server} got another result at {index} than others did"
+            self._judge.fail("logs-agree", text)
+        elif index in self._states and self._states[index] != state:
+            self._judge.fail("logs-agree", f"{server} has another table after {index}")
+        if before != self._previous[index]:
+            text = f"{server} went from {before} to {index}, others from {self._previous[index]}"
+            self._judge.fail("logs-agree", text)
+        return known is None
+
+    def restored(self, server: str, state: PoolState) -> None:
+        """Compare a table that a server took from a snapshot."""
+        if state.index not in self._commands and state.index != 0:
+            text = f"{server} restored a table at {state.index}, where nobody applied anything"
+            self._judge.fail("logs-agree", text)
+        self._at[server] = state.index
+        known = self._states.get(state.index)
+        if known is not None and known != state:
+            self._judge.fail("logs-agree", f"{server} restored another table at {state.index}")
+
+    def acknowledged(self, server: str, command: Plain, outcome: Committed) -> None:
+        """Compare what a proposer was told with what is in the log."""
+        known = self._commands.get(outcome.index)
+        if known is None:
+            text = f"{server} acknowledged {outcome.index}, which nobody has applied"
+            self._judge.fail("acknowledged-stays", text)
+        elif known != (command, outcome.result):
+            text = f"{server} acknowledged {outcome.index}, where another command is"
+            self._judge.fail("acknowledged-stays", text)
+
+    def end(self, states: Iterable[tuple[str, PoolState]]) -> None:
+        """After healing: nothing is missing anywhere, and all tables are the same."""
+        for server, state in states:
+            if state.index != self.newest:
+                text = f"{server} is at {state.index} after healing, others at {self.newest}"
+                self._judge.fail("acknowledged-stays", text)
+            elif state != self.state:
+                self._judge.fail("logs-agree", f"{server} has another table in the end")
+
+
+class OneLeader:
+    """A term has at most one leader, and a server votes once in a term, restarts included."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._leaders: dict[int, str] = {}
+        self._votes: dict[tuple[str, int], str] = {}
+        self._terms: dict[str, int] = {}
+
+    def stepped(self, server: str, core: RaftCore, term: int, vote: str | None) -> None:
+        """Look at a server after a step; ``term`` and ``vote`` are what its journal holds."""
+        if core.state == LEADER:
+            leader = self._leaders.setdefault(core.term, server)
+            if leader != server:
+                self._judge.fail("one-leader", f"{leader} and {server} lead in term {core.term}")
+        if term < self._terms.get(server, 0):
+            text = f"{server} went back from term {self._terms[server]} to {term}"
+            self._judge.fail("one-vote", text)
+        self._terms[server] = term
+        if vote is not None:
+            before = self._votes.setdefault((server, term), vote)
+            if before != vote:
+                text = f"{server} voted for {before} and for {vote} in term {term}"
+                self._judge.fail("one-vote", text)
+
+
+class TableSound:
+    """Every table satisfies ``pool.invariants``: no GPU memory is granted twice by the books."""
+
+    _LOOKED_AT = ("leases", "servers", "usage", "by_request", "closed", "acts")
+    """What the invariants speak of; a command that leaves all of it alone cannot break one."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._looked: tuple[object, ...] = (None,) * len(self._LOOKED_AT)
+
+    def applied(self, index: int, state: PoolState) -> None:
+        """Look at the table after a command was applied for the first time."""
+        looked = tuple(getattr(state, name) for name in self._LOOKED_AT)
+        if all(now is before for now, before in zip(looked, self._looked, strict=True)):
+            return
+        self._looked = looked
+        if found := violations(state):
+            self._judge.fail("table-sound", f"after {index}: {found[0]}")
+
+
+class MemoryTruth:
+    """Whatever the table says: workers on one GPU fit into it, and freed means they are gone."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def changed(self, machine: Machine) -> None:
+        """Look at a machine where a worker was started or is gone."""
+        capacity = {gpu.id: gpu.capacity for gpu in machine.gpus()}
+        for gpu, occupied in machine.occupied().items():
+            if occupied > capacity[gpu]:
+                leases = sorted({w.lease for w in machine.workers})
+                text = f"workers of leases {leases} occupy {occupied} of {capacity[gpu]} on {gpu}"
+                self._judge.fail("memory-truth", text)
+
+    def applied(self, index: int, state: PoolState, machines: Iterable[Machine]) -> None:
+        """Look whether a command that was applied for the first time freed what is in use."""
+        for machine in machines:
+            server = state.servers.get(machine.server) if machine.workers else None
+            if server is None:
+                continue
+            for worker in machine.workers:
+                # A machine that joins anew must have swept before it offers its GPUs again.
+                anew = worker.server != machine.server
+                if (
+                    server.status is ServerStatus.UP
+                    if anew
+                    else freed(state, worker.lease, machine.server)
+                ):
+                    text = f"lease {worker.lease} is freed at {index}, its worker on "
+                    self._judge.fail("freed-is-gone", f"{text}{machine.name} lives")
+
+
+class DeadClientsLeave:
+    """Every lease of a client that is gone comes to its end, and so do its workers."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def left_over(
+        self, state: PoolState, living: set[bytes], machines: Iterable[Machine]
+    ) -> set[str]:
+        """Return what is left of clients that are gone.
+
+        Args:
+            state: the newest table.
+            living: the requests whose client lives and wants its lease.
+            machines: all of them.
+        """
+        found: set[str] = set()
+        for lease in state.leases.values():
+            if lease.request not in living:
+                found.add(f"lease {lease.id}")
+        for machine in machines:
+            for worker in machine.workers:
+                if worker.lease not in state.leases:
+                    found.add(f"worker of lease {worker.lease} on {machine.name}")
+        return found
+
+    def end(self, before: set[str], after: set[str]) -> None:
+        """Judge what was left over when it should all have been gone, and a while later."""
+        for what in sorted(before & after):
+            self._judge.fail("dead-clients-leave", f"{what}, of a client that is gone, is there")
+
+
+class GrantedIsWanted:
+    """A client gets what it claimed, and nothing that it has turned its back on."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def granted(self, lease: LeaseId, client: str, *, wanted: bool) -> None:
+        """Judge a new lease; ``wanted`` says whether its client still waits for it."""
+        if not wanted:
+            text = f"lease {lease} was granted to {client}, which has gone on to another offer"
+            self._judge.fail("granted-is-wanted", text)
+
+    def answered(self, lease: Lease | None, claimed: tuple[Partition, ...]) -> None:
+        """Judge the answer to a claim of these partitions; None for a lease long over."""
+        if lease is not None and lease.partitions != claimed:
+            text = f"lease {lease.id} was the answer to a claim of other partitions than it has"
+            self._judge.fail("granted-is-wanted", text)
+
+
+class AnswersInTime:
+    """A server that runs and can be reached answers a claim, if only to refuse it."""
+
+    WITHIN_S = 2.0
+    CALM_S = 10.0
+    """For so long nothing must have disturbed server, client or what is between: the kernels send
+    again what a cut held back, and that takes as long as the cut."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+
+    def answered(self, client: str, server: str, took_s: float, calm_s: float) -> None:
+        """Judge one claim."""
+        if took_s > self.WITHIN_S and calm_s > self.CALM_S:
+            text = f"{server} left a claim of {client} without an answer for {took_s:.2f} s"
+            self._judge.fail("answers-in-time", text)
+
+
+class RevokedMeansRevoked:
+    """After a confirmed revocation, no later claim with that token is granted."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self._revoked_at: dict[str, float] = {}
+        self._drained: dict[ServerId, float] = {}
+        self._version = 0
+
+    def revoked(self, token: str, at: float) -> None:
+        """Take note of a revocation that was confirmed to its operator."""
+        self._revoked_at.setdefault(token, at)
+
+    def drained(self, server: ServerId, at: float | None) -> None:
+        """Take note that a drain was confirmed, or with None, that somebody begins to undo it."""
+        if at is None:
+            self._drained.pop(server, None)
+        else:
+            self._drained[server] = at
+
+    def put(self, version: int) -> None:
+        """Take note that a version of the policy was confirmed to its operator."""
+        self._version = max(self._version, version)
+
+    def applied(self, lease: Lease, state: PoolState) -> None:
+        """Judge a new lease: the policy that was confirmed, or a later one, is in force."""
+        if state.policy.version < self._version:
+            text = f"version {state.policy.version} of the policy, not {self._version}"
+            self._judge.fail("policy-stays", f"lease {lease.id} was granted by {text}")
+
+    def granted(
+        self, token: str, lease: LeaseId, servers: Iterable[ServerId], called_at: float
+    ) -> None:
+        """Judge a claim that was made at ``called_at`` and granted."""
+        if called_at > self._revoked_at.get(token, called_at):
+            text = f"lease {lease} was granted to token {token} after it was revoked"
+            self._judge.fail("revoked-stays", text)
+        for server in servers:
+            if called_at > self._drained.get(server, called_at):
+                text = f"lease {lease} was granted on {server} after it was drained"
+                self._judge.fail("policy-stays", text)
+
+
+class Linearizable:
+    """What clients saw could have come from one copy of everything."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.unknown = 0
+        """Histories for which the search gave up."""
+        self.checked = 0
+
+    def end(self, history: History) -> None:
+        """Check all histories."""
+        for name, verdict in history.verdicts():
+            self.checked += 1
+            if verdict.linearizable is None:
+                self.unknown += 1
+            elif not verdict.linearizable:
+                self._judge.fail("linearizable", f"the history of {name} has no valid order")
+
+
+def freed(state: PoolState, lease_id: LeaseId, server: ServerId) -> bool:
+    """Return whether the table says that nothing of this lease lives on this server."""
+    lease = state.leases.get(lease_id)
+    return lease is None or lease.parts.get(server, PartStatus.FREED) is PartStatus.FREED

@@ -1,0 +1,1 @@
+"""Servers, clients and operators of a simulated pool."""

@@ -1,0 +1,187 @@
+"""Those who run the pool: they make it, let servers in, and revoke, drain, end and replace."""
+
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from random import Random
+
+from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.state import TokenKind
+from gpupool.pool.transitions.policy_versions import pack_text
+from gpupool.remoting.protocol import messages as m
+from gpupool.simulations.cluster.caller import Caller
+from gpupool.simulations.cluster.clients import Credentials
+from gpupool.simulations.cluster.run_context import Environment
+from gpupool.simulations.kernel.process import Process
+
+TOKEN_VALID_S = 30 * 86400.0
+"""Longer than any clock in a simulation can be wrong."""
+
+
+def draw_credentials(random: Random, user: str) -> Credentials:
+    """Return a new token with its secret."""
+    return Credentials(TokenId(random.randbytes(6).hex()), random.randbytes(32), user)
+
+
+class Operator:
+    """One operator, who repeats every order until it is confirmed."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        admin: Credentials,
+        random: Random,
+        targets: Callable[[], list[str]],
+    ) -> None:
+        self._environment = environment
+        self._random = random
+        self._draining: set[ServerId] = set()
+        self.process = Process(environment.world, "operator")
+        self._caller = Caller(
+            self.process, environment.network, hello=admin.hello("operator"), targets=targets
+        )
+
+    def create_token(
+        self, kind: TokenKind, user: str, created: Callable[[Credentials], None]
+    ) -> None:
+        """Make a token; ``created`` gets it once the pool has it."""
+        credentials = draw_credentials(self._random, user)
+        order = m.CreateToken(
+            token=credentials.token,
+            kind=kind,
+            user=user,
+            secret_hash=sha256(credentials.secret).digest(),
+            valid_s=TOKEN_VALID_S,
+        )
+        self._order(order, lambda _at: created(credentials))
+
+    def revoke(self, token: TokenId) -> None:
+        """Revoke a token."""
+        policy = self._environment.checkers.policy
+        self._order(m.RevokeToken(token), lambda at: policy.revoked(token, at))
+
+    def drain(self, server: ServerId, for_s: float) -> None:
+        """Stop granting on a server for a while, unless it is being drained already."""
+        policy = self._environment.checkers.policy
+        if server in self._draining:
+            return
+        self._draining.add(server)
+
+        def drained(at: float) -> None:
+            policy.drained(server, at)
+            self.process.after(for_s, partial(self._undrain, server))
+
+        refused = partial(self._draining.discard, server)
+        order = m.DrainServer(server, "maintenance", self._random.randbytes(16))
+        self._order(order, drained, refused)
+
+    def _undrain(self, server: ServerId) -> None:
+        self._environment.checkers.policy.drained(server, None)
+        order = m.DrainServer(server, None, self._random.randbytes(16))
+        undrained = partial(self._draining.discard, server)
+        self._order(order, lambda _at: undrained(), undrained)
+
+    def relabel(self, server: ServerId, labels: dict[str, str]) -> None:
+        """Set labels of a server."""
+        self._order(m.LabelServer(server, labels, (), self._random.randbytes(16)), lambda _at: None)
+
+    def put_policy(self, text: str, base: int, done: Callable[[], None]) -> None:
+        """Put a policy in force that is made from version ``base``; ``done`` follows in any case.
+
+        That version may be older than the one in force, when an earlier order was lost: then the
+        pool refuses.
+        """
+        stays = self._environment.checkers.policy.put
+
+        def in_force(_at: float) -> None:
+            stays(base + 1)
+            done()
+
+        self._order(m.PutPolicy(pack_text(text), base), in_force, done)
+
+    def end_lease(self, lease: LeaseId) -> None:
+        """End a lease by order."""
+        self._order(m.EndLease(lease, "by order"), lambda _at: None)
+
+    def remove(self, server: ServerId, removed: Callable[[bool], None]) -> None:
+        """Take a server out of the pool for good; ``removed`` is told whether the pool agreed."""
+        self._order(
+            m.RemoveServer(server),
+            lambda _at: removed(True),
+            lambda: removed(False),
+        )
+
+    def _order(
+        self,
+        order: m.Call,
+        done: Callable[[float], None],
+        refused: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Give an order; ``done`` gets the instant of its confirmation."""
+        trace = self._environment.trace
+        trace.note("operator", "orders", describe(order))
+
+        def answered(answer: m.Message, at: float) -> None:
+            if isinstance(answer, m.Done):
+                trace.note("operator", "confirmed", describe(order))
+                done(at)
+            else:
+                trace.note("operator", "refused", f"{describe(order)}: {answer}")
+                refused()
+
+        self._caller.call(order, answered)
+
+
+class Joiner:
+    """``gpupool join`` on one machine, until the pool has let its server in."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        machine: str,
+        server: ServerId,
+        *,
+        credentials: Credentials,
+        targets: Callable[[], list[str]],
+        joined: Callable[[list[ServerId]], None],
+    ) -> None:
+        self._joined = joined
+        self._environment = environment
+        self._machine = machine
+        self.process = Process(environment.world, machine)
+        caller = Caller(
+            self.process, environment.network, hello=credentials.hello(machine), targets=targets
+        )
+        name = f"{machine}-{server[:4]}"
+        order = m.JoinPool(server, name, f"{machine}:7470", witness=False, csr_pem=b"csr")
+        caller.call(order, self._answered)
+
+    def _answered(self, answer: m.Message, at: float) -> None:
+        del at
+        if isinstance(answer, m.Joined):
+            self.process.kill()
+            self._joined([member.server for member in answer.members])
+        else:
+            self._environment.trace.note(self._machine, "not-joined", f"{answer}")
+
+
+def describe(order: m.Call) -> str:
+    """Return an order as a few words."""
+    match order:
+        case m.CreateToken():
+            return f"token for {order.user}"
+        case m.RevokeToken():
+            return f"revoke {order.token}"
+        case m.DrainServer():
+            return f"{'drain' if order.reason else 'undrain'} {order.server}"
+        case m.LabelServer():
+            return f"label {order.server} {order.labels}"
+        case m.PutPolicy():
+            return f"policy after version {order.base}"
+        case m.EndLease():
+            return f"end lease {order.lease}"
+        case m.RemoveServer():
+            return f"remove {order.server}"
+        case _:
+            return type(order).__name__

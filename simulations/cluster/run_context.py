@@ -1,0 +1,104 @@
+"""What all parts of one run share: the world, the wires, the options and the checkers."""
+
+from dataclasses import dataclass, field
+
+from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
+from gpupool.pool.model.state import PoolState, Request
+from gpupool.simulations.checkers.history import History
+from gpupool.simulations.checkers.policy_checkers import (
+    GrantedAsAsked,
+    LeasesEnd,
+    NobodyStarves,
+    PlacesInLine,
+    PolicyHolds,
+)
+from gpupool.simulations.checkers.policy_oracle import RulesInForce
+from gpupool.simulations.checkers.safety_checkers import (
+    AnswersInTime,
+    DeadClientsLeave,
+    GrantedIsWanted,
+    Linearizable,
+    LogsAgree,
+    MemoryTruth,
+    OneLeader,
+    RevokedMeansRevoked,
+    TableSound,
+)
+from gpupool.simulations.cluster.watched_tables import SharedTables
+from gpupool.simulations.kernel.failure_reporter import Judge
+from gpupool.simulations.kernel.machines import Machine
+from gpupool.simulations.kernel.quiescence import Calm
+from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.simulated_network import Network
+from gpupool.simulations.kernel.swarm_options import Options
+from gpupool.simulations.kernel.trace import Trace
+
+
+class Checkers:
+    """Every checker of a run."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.logs = LogsAgree(judge)
+        self.leaders = OneLeader(judge)
+        self.table = TableSound(judge)
+        self.memory = MemoryTruth(judge)
+        self.dead_clients = DeadClientsLeave(judge)
+        self.wanted = GrantedIsWanted(judge)
+        self.policy = RevokedMeansRevoked(judge)
+        self.answers = AnswersInTime(judge)
+        in_force = RulesInForce()
+        self.allowed = PolicyHolds(judge, in_force)
+        self.fairness = NobodyStarves(judge, in_force)
+        self.places = PlacesInLine(judge)
+        self.asked = GrantedAsAsked(judge)
+        self.ends = LeasesEnd(judge)
+        self.linearizable = Linearizable(judge)
+
+
+@dataclass(slots=True)
+class Environment:
+    """Shared by everything in one run."""
+
+    options: Options
+    world: World
+    trace: Trace
+    network: Network
+    checkers: Checkers
+    calm: Calm
+    history: History = field(default_factory=History)
+    tables: SharedTables = field(default_factory=SharedTables)
+    machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
+    turned_from: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
+    """Requests that a living client has left behind for another, with its machine."""
+    requests: dict[RequestId, Request] = field(default_factory=dict[RequestId, Request])
+    """What clients have claimed GPUs for, each under every id that it went by."""
+    machine_of: dict[ServerId, str] = field(default_factory=dict[ServerId, str])
+    """Where a server is; the table's addresses say the same."""
+
+    def applied(self, index: int, state: PoolState) -> None:
+        """Look at the table after a command was applied for the first time anywhere."""
+        checkers = self.checkers
+        checkers.table.applied(index, state)
+        checkers.memory.applied(index, state, self.machines.values())
+        self.history.pool_holds(state.leases.values(), self.world.now)
+        lease = state.leases.get(LeaseId(index))
+        checkers.fairness.applied(lease, state)
+        checkers.places.applied(state)
+        if lease is not None:
+            request = self.requests.get(lease.request)
+            checkers.policy.applied(lease, state)
+            checkers.allowed.granted(lease, state, request)
+            if request is not None:
+                checkers.asked.granted(lease, state, request)
+            wanted = lease.request not in self.turned_from
+            checkers.wanted.granted(lease.id, lease.client, wanted=wanted)
+
+    def locate(self, server: ServerId) -> str | None:
+        """Return the machine of a server."""
+        return self.machine_of.get(server)
+
+    def identify(self, machine: str) -> ServerId | None:
+        """Return whose certificate a machine shows."""
+        found = self.machines.get(machine)
+        return found.server if found is not None else None

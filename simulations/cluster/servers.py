@@ -1,0 +1,358 @@
+"""One server process: the real consensus, table and steward, in the place of ``gpupool join``."""
+
+import itertools
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gpupool.consensus.core.raft_log import SafetyError
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.storage.store import Storage, bootstrap
+from gpupool.pool.errors import GpupoolError, StorageError
+from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.ports import Committed, Outcome
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
+from gpupool.remoting.server.controller import (
+    Action,
+    AskKey,
+    Hangup,
+    KillLease,
+    Send,
+    StartSession,
+    Steward,
+)
+from gpupool.remoting.server.proposer import Propose
+from gpupool.remoting.server.reconciler import Software
+from gpupool.simulations.cluster.run_context import Environment
+from gpupool.simulations.cluster.simulated_driver import LedgerDriver
+from gpupool.simulations.cluster.simulated_links import KIND as PEER
+from gpupool.simulations.cluster.simulated_links import SimulatedLinks
+from gpupool.simulations.cluster.watched_tables import WatchedMachine
+from gpupool.simulations.kernel.machines import Machine, SimulatedHost
+from gpupool.simulations.kernel.process import Process
+from gpupool.simulations.kernel.simulated_disk import PowerLostError
+from gpupool.simulations.kernel.simulated_network import End, Endpoint
+
+CONTROL = "control"
+"""The kind of connections between clients and servers."""
+
+POLL_DELAY_S = 0.0001
+
+
+@dataclass(slots=True)
+class Packet:
+    """One message on a control connection, as an object: its encoding is tested elsewhere.
+
+    Nobody changes one. It is not frozen, because there are two for each call.
+    """
+
+    call: int
+    message: m.Message
+
+
+class _Signer:
+    """Signs anything: certificates are not what is tested here."""
+
+    def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
+        del csr_pem
+        return server.encode()
+
+    def key_pem(self) -> bytes:
+        return b"key"
+
+
+class ServerProcess(Process):
+    """One incarnation of one server."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        machine: Machine,
+        *,
+        died: Callable[["ServerProcess", str], None],
+        create: bool = False,
+        first: bool = False,
+        servers: Sequence[ServerId] = (),
+    ) -> None:
+        """Make a process that does nothing yet.
+
+        Args:
+            environment: of the run.
+            machine: on which it runs.
+            died: called when the process ends by itself, with the reason.
+            create: whether the server's storage has to be made.
+            first: whether it is the first server of the pool.
+            servers: those that a joining server was told of.
+        """
+        super().__init__(environment.world, machine.name)
+        self._environment = environment
+        self._host_machine = machine
+        self._died = died
+        self._create = create
+        self._first = first
+        self._known = servers
+        self._numbers = itertools.count(1)
+        self._ends: dict[int, End] = {}
+        self._killing: set[LeaseId] = set()
+        self._poll_at = float("inf")
+        self._seen: PoolState | None = None
+        self._followed: object = None
+        self._offset_s = 0.0
+        self.server = machine.server
+        self.table = WatchedMachine(environment, machine.name)
+        self.links: SimulatedLinks | None = None
+        self.ledger: LedgerDriver | None = None
+        self.steward: Steward | None = None
+        self.host = SimulatedHost(machine, self, start_s=environment.options.worker_start_s)
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the storage, join the peers, kill former workers, then serve."""
+        self._guard(self._start)
+
+    def _start(self) -> None:
+        machine, environment = self._host_machine, self._environment
+        machine.incarnation = type(machine.incarnation)(machine.incarnation + 1)
+        environment.trace.note(self.machine, "start", f"incarnation {machine.incarnation}")
+        storage = Storage(machine.disk, create=self._create)
+        if self._first:
+            bootstrap(storage, self.server)
+        name = f"{machine.name}/{machine.incarnation}"
+        self.links = SimulatedLinks(
+            self.server,
+            process=self,
+            network=environment.network,
+            random=self.world.random(f"links/{name}"),
+            locate=environment.locate,
+            identify=environment.identify,
+            is_removed=lambda peer: peer in self.table.state.removed,
+        )
+        self.ledger = LedgerDriver(
+            self.server,
+            process=self,
+            clock=machine.clock,
+            disk=machine.disk,
+            storage=storage,
+            machine=self.table,
+            random=self.world.random(f"raft/{name}"),
+            links=self.links,
+            settings=ConsensusSettings(snapshot_entries=environment.options.snapshot_entries),
+            after_step=self._stepped,
+            guard=self._guard,
+        )
+        self.ledger.node.set_servers(self._known)
+        environment.network.listen(self, self._accept)
+        self.ledger.start()
+        self.host.sweep(partial(self._guard, self._serve))
+
+    def _serve(self) -> None:
+        """Begin to answer clients; no worker of a former incarnation lives any more."""
+        machine, ledger = self._host_machine, self.ledger
+        assert ledger is not None
+        self.steward = Steward(
+            self.table,
+            self_id=self.server,
+            incarnation=machine.incarnation,
+            software=Software(address=f"{machine.name}:7470", labels=(("rack", machine.rack),)),
+            ca_pem=b"ca",
+            signer=_Signer(),
+            host=self.host,  # type: ignore[arg-type]
+            clock=machine.clock,
+            chance=self.world.random(f"steward/{machine.name}/{machine.incarnation}"),
+            health=ledger.health,
+            majority_age_s=ledger.majority_age_s,
+            role=ledger.role,
+            clock_offset_s=self._clock_offset_s,
+        )
+        self._poll()
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Do something that may end this process."""
+        try:
+            action()
+        except StorageError as error:
+            self._died(self, f"stops: {error}")
+        except SafetyError as error:
+            self._environment.checkers.judge.fail("safety", f"{self.machine}: {error}")
+        except PowerLostError:
+            self._died(self, "power")
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends a real server as well.
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            text = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            self._environment.checkers.judge.fail("no-crash", f"{self.machine}: {text}")
+            self._died(self, f"crashes: {text}")
+
+    def _stepped(self, ledger: LedgerDriver) -> None:
+        journal = ledger.node.storage.journal
+        core = ledger.node.core
+        self._environment.checkers.leaders.stepped(self.server, core, journal.term, journal.vote)
+        if self._seen is not self.table.state:
+            self._seen = self.table.state
+            self.after(POLL_DELAY_S, self._table_changed)
+
+    # --- consensus --------------------------------------------------------------------------------
+
+    def propose(self, command: Plain, timeout_s: float, decided: Callable[[Outcome], None]) -> None:
+        """Propose a command, as the real server's task does, with the checkers looking on."""
+        assert self.ledger is not None
+
+        def checked(outcome: Outcome) -> None:
+            if isinstance(outcome, Committed):
+                logs = self._environment.checkers.logs
+                logs.acknowledged(self.machine, command, outcome)
+            decided(outcome)
+
+        self.ledger.propose(command, timeout_s, checked)
+
+    def _table_changed(self) -> None:
+        state = self.table.state
+        # As in ``cli.serving``: a table that has not reached the point at which this server joined
+        # says nothing about who belongs to the pool.
+        removed = self.server in state.removed
+        known = self.server in state.servers or removed
+        if known and self._followed is not state.servers:
+            self._followed = state.servers
+            ledger = self.ledger
+            assert ledger is not None
+            servers = tuple(state.servers)
+            ledger.submit(lambda _now: ledger.node.set_servers(servers, removed=removed))
+            ledger.submit(lambda _now: ledger.node.reconcile_voters(state.voters()))
+        self._poll()
+
+    def _clock_offset_s(self) -> float:
+        """Return how far the leader's wall clock is ahead, as the links last heard."""
+        assert self.ledger is not None
+        leader = self.ledger.node.core.leader
+        if leader == self.server:
+            return 0.0
+        machine = (
+            self._environment.machines.get(self._environment.locate(leader) or "")
+            if (leader is not None)
+            else None
+        )
+        if machine is not None and self.links is not None and self.links.is_connected(leader):
+            ahead_ms = machine.clock.wall_ms() - self._host_machine.clock.wall_ms()
+            self._offset_s = ahead_ms / 1000
+        return self._offset_s
+
+    # --- the steward ------------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        if self.steward is not None:
+            self.do(self.steward.poll())
+            self._poll_at = float("inf")
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        assert self.steward is not None
+        clock = self._host_machine.clock
+        when = max(clock.world_time(self.steward.wake_at()), self.world.now + POLL_DELAY_S)
+        if when < self._poll_at - 1e-6:
+            self._poll_at = when
+            self.world.at(when, partial(self.run, partial(self._timer, when)))
+
+    def _timer(self, when: float) -> None:
+        if when == self._poll_at:
+            self._poll()
+
+    def do(self, actions: list[Action]) -> None:
+        """Carry out the steward's actions."""
+        assert self.steward is not None
+        for action in actions:
+            match action:
+                case Send():
+                    if (end := self._ends.get(action.connection)) is not None:
+                        end.send(Packet(action.call, action.message))
+                case Hangup():
+                    if (end := self._ends.pop(action.connection, None)) is not None:
+                        end.close()
+                        self.run(partial(self._closed, action.connection))
+                case Propose():
+                    decided = partial(self._decided, action.number)
+                    self.propose(action.command, action.timeout_s, decided)
+                case StartSession():
+                    self._start_session(action)
+                case KillLease():
+                    if action.lease not in self._killing:
+                        self._killing.add(action.lease)
+                        self.host.kill_lease(action.lease, partial(self._killed, action.lease))
+                case AskKey():
+                    pass
+        self._set_timer()
+
+    def _decided(self, number: int, outcome: Outcome) -> None:
+        if self.steward is not None:
+            self.do(self.steward.decided(number, outcome))
+
+    def _start_session(self, action: StartSession) -> None:
+        devices = tuple(
+            SessionDevice(index, GpuId(p.gpu), "Simulated", p.memory, emulated=True)
+            for index, p in enumerate(action.partitions)
+        )
+        info = SessionInfo(bytes(16), bytes(32), bytes(32), "", devices)
+
+        def opened(error: GpupoolError | None) -> None:
+            if self.steward is not None:
+                self.do(self.steward.session_opened(action.number, error or info))
+
+        self.host.open_session(action.lease, action.partitions, opened)
+
+    def _killed(self, lease: LeaseId) -> None:
+        self._killing.discard(lease)
+        if self.steward is not None:
+            self.do(self.steward.look_now())
+
+    # --- connections ------------------------------------------------------------------------------
+
+    def _accept(self, machine: str, kind: str) -> Endpoint | None:
+        if kind == PEER:
+            return self.links.accept(machine) if self.links is not None else None
+        if self.steward is None:
+            return None
+        return _Served(self, next(self._numbers))
+
+    def served(self, number: int, end: End) -> None:
+        """Take a client's connection."""
+        if self.steward is not None:
+            self._ends[number] = end
+            self.do(self.steward.opened(number))
+
+    def received(self, number: int, packet: Packet) -> None:
+        """Take a client's message."""
+        if self.steward is not None:
+            self.do(self.steward.received(number, packet.call, packet.message))
+
+    def lost(self, number: int) -> None:
+        """Take note that a client's connection is gone."""
+        self._ends.pop(number, None)
+        self._closed(number)
+
+    def _closed(self, number: int) -> None:
+        if self.steward is not None:
+            self.do(self.steward.closed(number))
+
+
+class _Served:
+    """The server's end of one client's connection."""
+
+    def __init__(self, server: ServerProcess, number: int) -> None:
+        self._server = server
+        self._number = number
+
+    def opened(self, end: End) -> None:
+        self._server.served(self._number, end)
+
+    def failed(self, reason: str) -> None:
+        """Never called: this end does not dial."""
+
+    def received(self, end: End, payload: object) -> None:
+        assert isinstance(payload, Packet)
+        self._server.received(self._number, payload)
+
+    def closed(self, end: End, reason: str) -> None:
+        self._server.lost(self._number)

@@ -1,0 +1,165 @@
+"""What ``remoting.links`` promises to consensus, over the simulated network.
+
+The rules are those of ``remoting.links``: the server with the smaller id dials, the other one when
+that has not worked for a while, a newer connection replaces an older one, failures back off.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import PeerEvents
+from gpupool.remoting.transport.peer_transport import (
+    BACKOFF_BASE_S,
+    BACKOFF_MAX_S,
+    DIAL_TIMEOUT_S,
+    FALLBACK_DIAL_S,
+)
+from gpupool.simulations.kernel.process import Process
+from gpupool.simulations.kernel.simulated_network import End, Endpoint, Network
+
+KIND = "peer"
+
+
+class SimulatedLinks:
+    """``ports.PeerLinks`` of one server process."""
+
+    def __init__(
+        self,
+        server: ServerId,
+        *,
+        process: Process,
+        network: Network,
+        random: Random,
+        locate: Callable[[ServerId], str | None],
+        identify: Callable[[str], ServerId | None],
+        is_removed: Callable[[ServerId], bool],
+    ) -> None:
+        self._server = server
+        self._process = process
+        self._network = network
+        self._random = random
+        self._locate = locate
+        self._identify = identify
+        self._is_removed = is_removed
+        self._peers: dict[ServerId, int] = {}
+        self._links: dict[ServerId, End] = {}
+        self._dialling: set[ServerId] = set()
+        self.events: PeerEvents | None = None
+
+    def send(self, peer: ServerId, frame: bytes) -> bool:
+        """Queue one frame; False when there is no connection or its queue is full."""
+        end = self._links.get(peer)
+        return end is not None and end.send(frame)
+
+    def set_peers(self, peers: Sequence[ServerId]) -> None:
+        """Say which servers to stay connected to; all others are disconnected."""
+        wanted = set(peers) - {self._server}
+        for peer in [p for p in self._peers if p not in wanted]:
+            del self._peers[peer]
+            if (end := self._links.get(peer)) is not None:
+                end.close()
+                self._lost(peer, end)
+        for peer in sorted(wanted - self._peers.keys()):
+            self._peers[peer] = 0
+            self._dial_later(peer)
+
+    def accept(self, machine: str) -> Endpoint | None:
+        """Take a connection that another server opened, unless that one was removed.
+
+        One that is not among the peers is welcome: a server that was away may hear first from a
+        voter that it does not know yet.
+        """
+        peer = self._identify(machine)
+        if peer is None or (self._is_removed(peer) and peer not in self._peers):
+            return None
+        return _PeerEnd(self, peer)
+
+    def connected(self) -> tuple[ServerId, ...]:
+        """Return the peers with a live connection."""
+        return tuple(self._links)
+
+    def is_connected(self, peer: ServerId | None) -> bool:
+        """Return whether there is a live connection with ``peer``."""
+        return peer in self._links
+
+    # --- for the ends -----------------------------------------------------------------------------
+
+    def raised(self, peer: ServerId, end: End) -> None:
+        """Put a connection into use, in the place of any older one."""
+        self._dialling.discard(peer)
+        if self.events is None:
+            end.close()
+            return
+        if (old := self._links.get(peer)) is not None:
+            old.close()
+            self._lost(peer, old)
+        self._links[peer] = end
+        if peer in self._peers:
+            self._peers[peer] = 0
+        self.events.connected(peer)
+
+    def received(self, peer: ServerId, end: End, frame: bytes) -> None:
+        """Hand a frame on, unless its connection was replaced."""
+        if self._links.get(peer) is end and self.events is not None:
+            self.events.received(peer, frame)
+
+    def lost(self, peer: ServerId, end: End | None) -> None:
+        """Note the end of a connection or of an attempt, and dial again in time."""
+        self._dialling.discard(peer)
+        if end is not None:
+            self._lost(peer, end)
+        if peer in self._peers:
+            self._peers[peer] += 1
+            self._dial_later(peer)
+
+    def _lost(self, peer: ServerId, end: End) -> None:
+        if self._links.get(peer) is end:
+            del self._links[peer]
+            if self.events is not None:
+                self.events.disconnected(peer)
+
+    def _dial_later(self, peer: ServerId) -> None:
+        failures = self._peers[peer]
+        if self._server > peer and failures <= 1:
+            # The other one should dial; only when it does not, this one begins to.
+            delay_s = FALLBACK_DIAL_S * (1 + self._random.random())
+        else:
+            limit_s = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
+            delay_s = limit_s * (0.5 + 0.5 * self._random.random()) if failures else 0.0
+        self._process.after(delay_s, lambda: self._dial(peer))
+
+    def _dial(self, peer: ServerId) -> None:
+        if peer not in self._peers or peer in self._links or peer in self._dialling:
+            return
+        machine = self._locate(peer)
+        # Whoever answers there must prove to be the one that is looked for.
+        if machine is None or self._identify(machine) != peer:
+            self.lost(peer, None)
+            return
+        self._dialling.add(peer)
+        end = _PeerEnd(self, peer)
+        self._network.dial(self._process, machine, KIND, end, timeout_s=DIAL_TIMEOUT_S)
+
+
+class _PeerEnd:
+    """Our end of a connection with one peer."""
+
+    def __init__(self, links: SimulatedLinks, peer: ServerId) -> None:
+        self._links = links
+        self._peer = peer
+
+    def opened(self, end: End) -> None:
+        self._links.raised(self._peer, end)
+
+    def failed(self, reason: str) -> None:
+        del reason
+        self._links.lost(self._peer, None)
+
+    def received(self, end: End, payload: object) -> None:
+        assert isinstance(payload, bytes)
+        self._links.received(self._peer, end, payload)
+
+    def closed(self, end: End, reason: str) -> None:
+        del reason
+        self._links.lost(self._peer, end)

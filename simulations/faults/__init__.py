@@ -1,0 +1,1 @@
+"""Faults drawn from the seed."""

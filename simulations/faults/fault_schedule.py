@@ -1,0 +1,323 @@
+"""What goes wrong, and when: a list drawn from the seed before anything happens.
+
+Each fault has chance of its own, so leaving one out changes nothing about the others. That is what
+lets ``shrink`` take them away one by one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from gpupool.simulations.kernel.swarm_options import Options, chance
+
+FAULT_COUNT_MAX = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault; whom exactly it hits is decided when it happens."""
+
+    number: int
+    at: float  # virtual seconds after the beginning of the faults
+    kind: str
+
+    def random(self, seed: int) -> Random:
+        """Return this fault's own source of chance."""
+        return chance(seed, f"fault/{self.kind}/{self.number}")
+
+
+class Victims(Protocol):
+    """What the cluster lets faults do. Everything is undone by ``heal`` at the latest."""
+
+    def server_names(self) -> list[str]:
+        """Return the machines of the pool's servers."""
+        ...
+
+    def client_names(self) -> list[str]:
+        """Return the machines of living clients."""
+        ...
+
+    def leader_name(self) -> str | None:
+        """Return the machine of the server that leads, if one does."""
+        ...
+
+    def next_server(self) -> str:
+        """Return the machine whose turn it is to be restarted."""
+        ...
+
+    def reset(self, one: str, other: str) -> None:
+        """Break the connections between two machines."""
+        ...
+
+    def slow(self, source: str, target: str, by_s: float, for_s: float) -> None:
+        """Make one direction slow."""
+        ...
+
+    def cut(self, pairs: list[tuple[str, str]], for_s: float) -> None:
+        """Cut these directions."""
+        ...
+
+    def kill(self, server: str, down_s: float) -> None:
+        """Kill a server's process, and start the next one after ``down_s``."""
+        ...
+
+    def power_off(self, server: str, down_s: float) -> None:
+        """Cut the power of a server's machine."""
+        ...
+
+    def tear(self, server: str, operations: int, down_s: float) -> None:
+        """Let the power fail at one of the next file operations."""
+        ...
+
+    def pause(self, server: str, for_s: float) -> None:
+        """Stop a server's process for a while."""
+        ...
+
+    def clock_rate(self, server: str, rate: float, for_s: float) -> None:
+        """Let a monotonic clock run at another rate."""
+        ...
+
+    def clock_jump(self, server: str, by_ms: int) -> None:
+        """Set a wall clock."""
+        ...
+
+    def disk(self, server: str, what: str, for_s: float) -> None:
+        """Make a disk "slow", "full" or "broken"."""
+        ...
+
+    def kill_client(self, name: str, *, silently: bool) -> None:
+        """Let a client end, or vanish with its machine."""
+        ...
+
+    def pause_client(self, name: str, for_s: float) -> None:
+        """Stop a client's process for a while."""
+        ...
+
+    def kill_worker(self, draw: float) -> None:
+        """Let some worker die by itself."""
+        ...
+
+    def slow_kills(self, server: str, kill_s: float, for_s: float) -> None:
+        """Let workers take long to die."""
+        ...
+
+    def operate(self, what: str, random: Random) -> None:
+        """Let an operator do something: "end-lease", "revoke", "drain", "relabel", "replace"."""
+        ...
+
+
+def schedule(options: Options) -> list[Fault]:
+    """Return the faults of a run, in the order in which they happen."""
+    found: list[Fault] = []
+    for kind, interval_s in options.faults:
+        random = chance(options.seed, f"schedule/{kind}")
+        at = random.expovariate(1.0) * interval_s
+        while at < options.fault_s and len(found) < FAULT_COUNT_MAX:
+            found.append(Fault(0, at, kind))
+            at += random.expovariate(1.0) * interval_s
+    found.sort(key=lambda fault: (fault.at, fault.kind))
+    return [Fault(number, fault.at, fault.kind) for number, fault in enumerate(found)]
+
+
+def happen(fault: Fault, victims: Victims, random: Random) -> None:
+    """Let one fault happen."""
+    EFFECTS[fault.kind](victims, random)
+
+
+def _span(random: Random, low_s: float, high_s: float) -> float:
+    """Draw a duration: short ones often, long ones now and then."""
+    return low_s * (high_s / low_s) ** random.random()
+
+
+def _reset(victims: Victims, random: Random) -> None:
+    one, other = random.sample(victims.server_names(), 2)
+    victims.reset(one, other)
+
+
+def _slow_link(victims: Victims, random: Random) -> None:
+    one, other = random.sample(victims.server_names(), 2)
+    victims.slow(one, other, _span(random, 0.005, 0.5), _span(random, 0.5, 8.0))
+
+
+def _partition(victims: Victims, random: Random) -> None:
+    names = victims.server_names() + victims.client_names()
+    left = [name for name in names if random.random() < 0.5]
+    right = [name for name in names if name not in left]
+    pairs = [(a, b) for a in left for b in right]
+    victims.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
+
+
+def _deaf(victims: Victims, random: Random) -> None:
+    names = victims.server_names()
+    victim = random.choice(names)
+    pairs = [(name, victim) for name in names if name != victim]
+    if random.random() < 0.5:
+        pairs = [(b, a) for a, b in pairs]
+    victims.cut(pairs, _span(random, 0.3, 14.0))
+
+
+def _cut(victims: Victims, random: Random) -> None:
+    one, other = random.sample(victims.server_names(), 2)
+    victims.cut([(one, other)], _span(random, 0.3, 14.0))
+
+
+def _isolate_leader(victims: Victims, random: Random) -> None:
+    leader = victims.leader_name()
+    others = victims.server_names()
+    if random.random() < 0.5:
+        others += victims.client_names()
+    pairs = [(leader, name) for name in others if leader is not None and name != leader]
+    victims.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
+
+
+def _kill(victims: Victims, random: Random) -> None:
+    victims.kill(random.choice(victims.server_names()), _span(random, 0.05, 8.0))
+
+
+def _kill_leader(victims: Victims, random: Random) -> None:
+    leader = victims.leader_name()
+    if leader is not None:
+        victims.kill(leader, _span(random, 0.05, 8.0))
+
+
+def _roll(victims: Victims, random: Random) -> None:
+    victims.kill(victims.next_server(), _span(random, 0.1, 2.0))
+
+
+def _flap(victims: Victims, random: Random) -> None:
+    one, other = random.sample(victims.server_names(), 2)
+    victims.cut([(one, other), (other, one)], _span(random, 0.05, 1.0))
+
+
+def _client_massacre(victims: Victims, random: Random) -> None:
+    names = victims.client_names()
+    for name in random.sample(names, len(names) // 2):
+        victims.kill_client(name, silently=random.random() < 0.5)
+
+
+def _power(victims: Victims, random: Random) -> None:
+    victims.power_off(random.choice(victims.server_names()), _span(random, 0.5, 8.0))
+
+
+def _torn(victims: Victims, random: Random) -> None:
+    name = random.choice(victims.server_names())
+    victims.tear(name, random.randint(1, 40), _span(random, 0.5, 5.0))
+
+
+def _power_all(victims: Victims, random: Random) -> None:
+    down_s = _span(random, 0.5, 4.0)
+    for name in victims.server_names():
+        victims.power_off(name, down_s * (0.5 + random.random()))
+
+
+def _pause(victims: Victims, random: Random) -> None:
+    victims.pause(random.choice(victims.server_names()), _span(random, 0.1, 12.0))
+
+
+def _pause_leader(victims: Victims, random: Random) -> None:
+    leader = victims.leader_name()
+    if leader is not None:
+        victims.pause(leader, _span(random, 0.1, 12.0))
+
+
+def _clock_rate(victims: Victims, random: Random) -> None:
+    rate = random.choice((0.5, 0.8, 0.95, 1.05, 1.25, 2.0))
+    victims.clock_rate(random.choice(victims.server_names()), rate, _span(random, 1.0, 10.0))
+
+
+def _clock_jump(victims: Victims, random: Random) -> None:
+    by_ms = random.choice((-1, 1)) * int(_span(random, 10.0, 100_000.0))
+    victims.clock_jump(random.choice(victims.server_names()), by_ms)
+
+
+def _clock_step(victims: Victims, random: Random) -> None:
+    # As far as a clock may be off before its server is not believed any more.
+    victims.clock_jump(random.choice(victims.server_names()), random.choice((-4500, 4500)))
+
+
+def _disk(what: str) -> Callable[[Victims, Random], None]:
+    def effect(victims: Victims, random: Random) -> None:
+        victims.disk(random.choice(victims.server_names()), what, _span(random, 0.5, 6.0))
+
+    return effect
+
+
+def _client_kill(victims: Victims, random: Random) -> None:
+    victims.kill_client(random.choice(victims.client_names()), silently=False)
+
+
+def _client_dark(victims: Victims, random: Random) -> None:
+    victims.kill_client(random.choice(victims.client_names()), silently=True)
+
+
+def _client_cut(victims: Victims, random: Random) -> None:
+    client = random.choice(victims.client_names())
+    servers = victims.server_names()
+    servers = random.sample(servers, random.randint(1, len(servers)))
+    pairs = [(client, server) for server in servers]
+    victims.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
+
+
+def _client_slow(victims: Victims, random: Random) -> None:
+    pair = [random.choice(victims.client_names()), random.choice(victims.server_names())]
+    random.shuffle(pair)
+    victims.slow(pair[0], pair[1], _span(random, 0.05, 2.0), _span(random, 0.5, 8.0))
+
+
+def _client_pause(victims: Victims, random: Random) -> None:
+    victims.pause_client(random.choice(victims.client_names()), _span(random, 0.5, 12.0))
+
+
+def _worker_death(victims: Victims, random: Random) -> None:
+    victims.kill_worker(random.random())
+
+
+def _slow_kill(victims: Victims, random: Random) -> None:
+    name = random.choice(victims.server_names())
+    victims.slow_kills(name, _span(random, 0.5, 3.0), _span(random, 2.0, 10.0))
+
+
+def _operate(what: str) -> Callable[[Victims, Random], None]:
+    def effect(victims: Victims, random: Random) -> None:
+        victims.operate(what, random)
+
+    return effect
+
+
+EFFECTS: dict[str, Callable[[Victims, Random], None]] = {
+    "reset": _reset,
+    "slow-link": _slow_link,
+    "partition": _partition,
+    "deaf": _deaf,
+    "cut": _cut,
+    "isolate-leader": _isolate_leader,
+    "kill": _kill,
+    "kill-leader": _kill_leader,
+    "roll": _roll,
+    "flap": _flap,
+    "client-massacre": _client_massacre,
+    "power": _power,
+    "torn": _torn,
+    "power-all": _power_all,
+    "pause": _pause,
+    "pause-leader": _pause_leader,
+    "clock-rate": _clock_rate,
+    "clock-jump": _clock_jump,
+    "clock-step": _clock_step,
+    "disk-slow": _disk("slow"),
+    "disk-full": _disk("full"),
+    "disk-broken": _disk("broken"),
+    "client-kill": _client_kill,
+    "client-dark": _client_dark,
+    "client-cut": _client_cut,
+    "client-slow": _client_slow,
+    "client-pause": _client_pause,
+    "worker-death": _worker_death,
+    "slow-kill": _slow_kill,
+    "end-lease": _operate("end-lease"),
+    "revoke": _operate("revoke"),
+    "drain": _operate("drain"),
+    "relabel": _operate("relabel"),
+    "replace": _operate("replace"),
+}

@@ -1,0 +1,252 @@
+"""What survives a server process: its machine, with disk, clock, GPUs, and workers that still run.
+
+Here lies the truth about GPU memory, whatever the table says: a worker occupies the partitions of
+its lease from its start until it is really gone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.commands import GpuReading
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.model.state import Gpu, Lease, Partition
+from gpupool.simulations.kernel.drifting_clock import DriftingClock
+from gpupool.simulations.kernel.process import Process
+from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
+from gpupool.simulations.kernel.trace import Trace
+
+RACKS = ("r1", "r2")
+
+REST_S = 2.0
+"""Mean time after which a program that rests at times does."""
+
+RESTS_S = 4.0
+"""Mean time for which it does."""
+
+NOTICE_S = 0.001
+"""From the end of a process to the moment at which its server knows of it."""
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One worker process, with the memory that it may occupy."""
+
+    lease: LeaseId
+    partitions: tuple[Partition, ...]
+    server: ServerId  # the identity under which it was started
+    incarnation: Incarnation  # of the server process that started it
+    rested_since: tuple[float, float] | None = None  # virtual time and the machine's seconds
+    dying: bool = False
+    ends: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+
+
+class Machine:
+    """One machine of the pool."""
+
+    def __init__(
+        self,
+        name: str,
+        server: ServerId,
+        *,
+        world: World,
+        trace: Trace,
+        random: Random,
+        clock: DriftingClock,
+        gpu_count: int,
+        gpu_gib: int,
+        idle: float,
+        kill_s: float,
+        workers_changed: Callable[["Machine"], None],
+    ) -> None:
+        self.name = name
+        self.server = server
+        """The server's identity; another one after it was removed and joined again."""
+        self.rack = random.choice(RACKS)
+        """Its label when its server starts."""
+        self.clock = clock
+        self.disk = SimulatedDisk(random)
+        self.incarnation = Incarnation(0)
+        self.process: Process | None = None
+        self.workers: list[Worker] = []
+        self.kill_s = kill_s
+        """Mean time that a worker takes to be gone once it is killed."""
+        self.dark = False
+        """Without power."""
+        self._idle = idle
+        self._world = world
+        self._trace = trace
+        self._random = random
+        self._workers_changed = workers_changed
+        self._gpus = tuple(
+            Gpu(
+                id=self.gpu_id(index),
+                index=index,
+                name=f"Simulated-{gpu_gib}",
+                memory_total=gpu_gib << 30,
+                emulated=True,
+            )
+            for index in range(gpu_count)
+        )
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices of this machine."""
+        return self._gpus
+
+    def gpu_id(self, index: int) -> GpuId:
+        """Return the name of one device."""
+        return GpuId(f"EMU-{self.name}-{index}")
+
+    def occupied(self) -> dict[GpuId, int]:
+        """Return the bytes that live workers may occupy on each GPU, each lease counted once."""
+        leases = {(w.lease, p.gpu): p.memory for w in self.workers for p in w.partitions}
+        sums: dict[GpuId, int] = {}
+        for (_, gpu), memory in leases.items():
+            sums[gpu] = sums.get(gpu, 0) + memory
+        return sums
+
+    def start_worker(self, lease: LeaseId, partitions: Sequence[Partition]) -> None:
+        """Start a worker, which occupies its memory from now on."""
+        worker = Worker(lease, tuple(partitions), self.server, self.incarnation)
+        self.workers.append(worker)
+        if self._idle and self._random.random() < self._idle:
+            self._world.after(REST_S * self._random.expovariate(1.0), partial(self._rest, worker))
+        self._trace.note(self.name, "worker", f"starts for lease {lease}")
+        self._workers_changed(self)
+
+    def _rest(self, worker: Worker) -> None:
+        """Let a program make no more calls for a while."""
+        if worker in self.workers:
+            worker.rested_since = (self._world.now, self.clock.monotonic())
+            self._world.after(RESTS_S * self._random.expovariate(1.0), partial(self._work, worker))
+
+    def _work(self, worker: Worker) -> None:
+        if worker in self.workers:
+            worker.rested_since = None
+            self._world.after(REST_S * self._random.expovariate(1.0), partial(self._rest, worker))
+
+    def kill(self, worker: Worker, gone: Callable[[], None] | None = None) -> None:
+        """Kill a worker; ``gone`` is called once it is really gone, which takes a while."""
+        delay_s = self._random.expovariate(1.0) * self.kill_s if not worker.dying else self.kill_s
+        worker.dying = True
+        end = partial(self._remove, worker, [gone] if gone is not None else [])
+        worker.ends.append(end)
+        self._world.after(delay_s, end)
+
+    def hurry(self) -> None:
+        """Let workers that are dying be gone as soon as those that are killed from now on."""
+        for worker in self.workers:
+            for end in worker.ends:
+                self._world.after(self.kill_s, end)
+
+    def lose_workers(self) -> None:
+        """Let every worker be gone at once, as when the power fails."""
+        self.workers.clear()
+
+    def _remove(self, worker: Worker, gone: list[Callable[[], None]]) -> None:
+        if worker in self.workers:
+            self.workers.remove(worker)
+            self._trace.note(self.name, "worker", f"of lease {worker.lease} is gone")
+            self._workers_changed(self)
+        while gone:
+            gone.pop()()
+
+
+class SimulatedHost:
+    """The workers of one server process, as ``remoting.sessions.SessionHost`` has them.
+
+    What is a coroutine there takes a callback here, since nothing awaits under virtual time.
+    """
+
+    def __init__(self, machine: Machine, process: Process, *, start_s: float) -> None:
+        self._machine = machine
+        self._process = process
+        self._start_s = start_s
+        self._openings: dict[LeaseId, list[_Opening]] = {}
+        self._readings = {gpu.id: GpuReading(0, "") for gpu in machine.gpus()}
+
+    def sweep(self, done: Callable[[], None]) -> None:
+        """Kill all workers of former incarnations; ``done`` follows once every one is gone."""
+        waiting = list(self._machine.workers)
+        if not waiting:
+            self._process.run(done)
+            return
+
+        def gone(worker: Worker) -> None:
+            waiting.remove(worker)
+            if not waiting:
+                self._process.run(done)
+
+        for worker in list(waiting):
+            self._machine.kill(worker, partial(gone, worker))
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices to offer."""
+        return self._machine.gpus()
+
+    def readings(self) -> dict[GpuId, GpuReading]:
+        """Return foreign memory and fault of every GPU: none."""
+        return self._readings
+
+    def worker_count(self) -> dict[LeaseId, int]:
+        """Return how many live workers each lease has."""
+        counts: dict[LeaseId, int] = {}
+        for worker in self._machine.workers:
+            counts[worker.lease] = counts.get(worker.lease, 0) + 1
+        return counts
+
+    def idle_s(self) -> dict[LeaseId, float]:
+        """Return for how many seconds each lease has not been used."""
+        now = self._machine.clock.monotonic()
+        found: dict[LeaseId, float] = {}
+        for worker in self._machine.workers:
+            rested_s = now - worker.rested_since[1] if worker.rested_since is not None else 0.0
+            found[worker.lease] = min(rested_s, found.get(worker.lease, rested_s))
+        return found
+
+    def open_session(
+        self,
+        lease: Lease,
+        partitions: Sequence[Partition],
+        opened: Callable[[GpupoolError | None], None],
+    ) -> None:
+        """Start a worker; ``opened`` follows once it is ready, or with why it will never be."""
+        opening = _Opening(opened)
+        self._openings.setdefault(lease.id, []).append(opening)
+        self._machine.start_worker(lease.id, partitions)
+        self._process.after(self._start_s, partial(self._finish, lease.id, opening, None))
+
+    def kill_lease(self, lease: LeaseId, gone: Callable[[], None]) -> None:
+        """Kill every worker of a lease, starting ones too; ``gone`` follows once all are."""
+        for opening in list(self._openings.get(lease, ())):
+            error = GpupoolError("no session can be opened", why="the lease has ended")
+            self._process.after(0.0, partial(self._finish, lease, opening, error))
+        waiting = [worker for worker in self._machine.workers if worker.lease == lease]
+
+        def ended(worker: Worker) -> None:
+            waiting.remove(worker)
+            if not waiting:
+                self._process.after(NOTICE_S, gone)
+
+        for worker in list(waiting):
+            self._machine.kill(worker, partial(ended, worker))
+        if not waiting:
+            self._process.after(NOTICE_S, gone)
+
+    def _finish(self, lease: LeaseId, opening: "_Opening", error: GpupoolError | None) -> None:
+        openings = self._openings.get(lease, [])
+        if opening in openings:
+            openings.remove(opening)
+            if not openings:
+                del self._openings[lease]
+            opening.opened(error)
+
+
+@dataclass(eq=False, slots=True)
+class _Opening:
+    """A session whose worker is not ready yet."""
+
+    opened: Callable[[GpupoolError | None], None]

@@ -1,0 +1,1 @@
+"""Deliberately broken builds that the checkers must notice."""

@@ -1,0 +1,185 @@
+"""Deliberately broken consensus, and a world in which nothing comes to an end.
+
+Each function returns a patch that is in force while it is entered; ``mutations`` says which checker
+must notice.
+"""
+
+# pyright: reportPrivateUsage=false
+# Breaking a rule means reaching into whoever keeps it.
+
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
+from gpupool.consensus.core.raft_core import RaftCore
+from gpupool.consensus.core.raft_log import ReplicatedLog, Stored
+from gpupool.consensus.protocol import membership
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.storage.journal import JOURNAL, Entry, Journal
+from gpupool.pool.errors import StorageError
+from gpupool.pool.ports import Outcome, Unknown
+from gpupool.remoting.server.controller import Action, Steward
+from gpupool.simulations.kernel import scheduler
+from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
+
+
+@contextmanager
+def patched(owner: Any, name: str, replacement: object) -> Generator[None]:
+    """Replace an attribute of a class or module for a while."""
+    original = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def vote_not_persisted() -> AbstractContextManager[None]:
+    """Let servers remember their votes in memory only."""
+
+    def set_vote(self: Journal, term: int, vote: str | None) -> None:
+        self.term, self.vote = term, vote
+
+    return patched(Journal, "set_vote", set_vote)
+
+
+def not_synced() -> AbstractContextManager[None]:
+    """Let the journal be written, and never synced."""
+    original = SimulatedDisk.sync
+
+    def sync(self: SimulatedDisk, name: str) -> None:
+        if name != JOURNAL:
+            original(self, name)
+
+    return patched(SimulatedDisk, "sync", sync)
+
+
+def votes_count_twice() -> AbstractContextManager[None]:
+    """Let each vote count twice, in the round before the election as well."""
+    original = RaftCore.library_receives
+    original_prevote = RaftCore._on_response_prevote
+
+    def library_receives(self: RaftCore, node: Any, message: Message) -> None:
+        original(self, node, message)
+        if message["type"] == "response_vote" and self.state == CANDIDATE:
+            original(self, node, message)
+
+    def on_response_prevote(self: RaftCore, node: Any, message: Message) -> None:
+        original_prevote(self, node, message)
+        asked = message["term"] == self._prevote_term == self.term + 1
+        if asked and message["granted"] and 2 * len(self._prevotes) + 1 > len(self.voters) // 2:
+            self._prevote_term, self._election_won = 0, True
+            self._SyncObj__raftElectionDeadline = -NEVER
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with (
+            patched(RaftCore, "library_receives", library_receives),
+            patched(RaftCore, "_on_response_prevote", on_response_prevote),
+        ):
+            yield
+
+    return broken()
+
+
+def truncates_blindly() -> AbstractContextManager[None]:
+    """Let followers cut their logs behind what a leader sends, conflict or not."""
+    original = ReplicatedLog.store
+
+    def store(
+        self: ReplicatedLog,
+        previous_index: int,
+        previous_term: int,
+        entries: list[Entry],
+        *,
+        commit_index: int,
+    ) -> Stored:
+        stored = original(self, previous_index, previous_term, entries, commit_index=commit_index)
+        if stored.match is not None and self.journal.last_index > stored.match:
+            self.journal.truncate(max(stored.match, self.journal.base_index) + 1)
+        return stored
+
+    return patched(ReplicatedLog, "store", store)
+
+
+def commits_alone() -> AbstractContextManager[None]:
+    """Let leaders commit what they have, whether a majority has it or not."""
+    original = RaftCore.tick
+
+    def tick(self: RaftCore) -> None:
+        if self.state == LEADER:
+            self.commit_to(self._journal.last_index)
+        original(self)
+
+    return patched(RaftCore, "tick", tick)
+
+
+def votes_for_anybody() -> AbstractContextManager[None]:
+    """Let voters vote for servers whose logs lack what is committed."""
+    original = RaftCore._on_request_vote
+
+    def may_vote_for(self: RaftCore, node: Any, message: Message) -> bool:
+        del self, node, message
+        return True
+
+    def on_request_vote(self: RaftCore, node: Any, message: Message) -> None:
+        newest = {"last_log_term": 1 << 30, "last_log_index": 1 << 30}
+        original(self, node, message | newest)
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with (
+            patched(RaftCore, "_may_vote_for", may_vote_for),
+            patched(RaftCore, "_on_request_vote", on_request_vote),
+        ):
+            yield
+
+    return broken()
+
+
+def torn_tail_refused() -> AbstractContextManager[None]:
+    """Let a journal whose last batch was torn by a crash pass for damaged."""
+
+    def check_torn(self: Journal, data: bytes, offset: int) -> None:
+        del self, data
+        raise StorageError(f"the journal is damaged at byte {offset}")
+
+    return patched(Journal, "_check_torn", check_torn)
+
+
+def nobody_gets_a_vote() -> AbstractContextManager[None]:
+    """Let the first server remain the only voter."""
+
+    def next_step(*_arguments: object, **_options: object) -> None:
+        return None
+
+    return patched(membership, "next_step", next_step)
+
+
+def unknown_outcome_crashes() -> AbstractContextManager[None]:
+    """Let servers end when nobody can say whether a command was committed."""
+    original = Steward.decided
+
+    def decided(self: Steward, number: int, outcome: Outcome) -> list[Action]:
+        if isinstance(outcome, Unknown):
+            raise KeyError(number)
+        return original(self, number, outcome)
+
+    return patched(Steward, "decided", decided)
+
+
+def never_rests() -> AbstractContextManager[None]:
+    """Let servers look again and again at once."""
+
+    def wake_at(self: Steward) -> float:
+        del self
+        return 0.0
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        # A run of a whole pool needs some 50,000 events; the true limit would take minutes.
+        with patched(Steward, "wake_at", wake_at), patched(scheduler, "EVENT_COUNT_MAX", 200_000):
+            yield
+
+    return broken()

@@ -1,0 +1,199 @@
+"""Broken builds in which policies, filters, turns and ends are not what they should be."""
+
+# pyright: reportPrivateUsage=false
+# As in ``mutations``.
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from gpupool.pool.model.commands import ApplyPolicy, Command, Wait
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.policy import Usage
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Filter, Gpu, Lease, PoolState, Server, Waiting
+from gpupool.pool.policy import notices
+from gpupool.pool.policy.admission import Admission
+from gpupool.pool.policy.idleness import IdlePlan
+from gpupool.pool.policy.policy_calendar import FOREVER
+from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
+from gpupool.pool.scheduling import filters, placement
+from gpupool.pool.transitions import leases, policy_versions, state_machine
+from gpupool.remoting.client.negotiation import Allocation
+from gpupool.remoting.server import reconciler
+from gpupool.simulations.mutations.broken_consensus import patched
+
+
+def limits_unchecked() -> AbstractContextManager[None]:
+    """Let a grant be applied whatever its user holds."""
+
+    def limit_refusal(self: Admission, user: str, need: Usage) -> Result | None:
+        del self, user, need
+        return None
+
+    return patched(Admission, "limit_refusal", limit_refusal)
+
+
+def windows_ignored() -> AbstractContextManager[None]:
+    """Let rules be the same at all times."""
+
+    def moment(self: Rulebook, now: int) -> Moment:
+        del now
+        return Moment(self, frozenset(), 0, FOREVER)
+
+    return patched(Rulebook, "moment", moment)
+
+
+def places_unchecked() -> AbstractContextManager[None]:
+    """Let everybody use every GPU."""
+
+    def misses(self: Terms, server: Server, gpu: Gpu) -> None:
+        del self, server, gpu
+
+    return patched(Terms, "misses", misses)
+
+
+def reservations_ignored() -> AbstractContextManager[None]:
+    """Let GPUs that are kept for a class be granted to others."""
+
+    def reserved(self: Rulebook, state: PoolState) -> dict[object, object]:
+        del self, state
+        return {}
+
+    return patched(Rulebook, "reserved", reserved)
+
+
+def terms_forgotten() -> AbstractContextManager[None]:
+    """Let leases get no end and no idle timeout from the policy."""
+
+    def with_terms(state: PoolState, lease: Lease) -> Lease:
+        del state
+        return lease
+
+    return patched(leases, "with_terms", with_terms)
+
+
+def policy_not_kept() -> AbstractContextManager[None]:
+    """Let every policy but the first be confirmed, and forgotten."""
+    original = policy_versions.apply_policy
+
+    def apply_policy(state: PoolState, command: ApplyPolicy) -> tuple[PoolState, Result]:
+        return original(state, command) if command.base < 1 else (state, Result(ok=True))
+
+    return patched(policy_versions, "apply_policy", apply_policy)
+
+
+def filters_ignored() -> AbstractContextManager[None]:
+    """Let any GPU do, whatever a request says."""
+
+    def first_mismatch(filters: tuple[Filter, ...], server: Server, gpu: Gpu) -> None:
+        del filters, server, gpu
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with (
+            patched(filters, "first_mismatch", first_mismatch),
+            patched(leases, "first_mismatch", first_mismatch),
+        ):
+            yield
+
+    return broken()
+
+
+def keeps_what_is_free() -> AbstractContextManager[None]:
+    """Keep GPUs for a waiting request only once it could have all of them at once."""
+    original = leases.needed_by
+
+    def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
+        found = original(state, entry)
+        request = entry.request
+        for server, gpu_id in found:
+            gpu = state.servers[server].gpus[gpu_id]
+            size = request.memory or leases.partition_size(gpu.capacity, request.fraction)
+            if gpu.memory_free < size:
+                return frozenset()
+        return found
+
+    return patched(leases, "needed_by", needed_by)
+
+
+def keeps_one_server() -> AbstractContextManager[None]:
+    """Keep for a request over several servers what one of them could serve it with, or nothing."""
+    original = leases.needed_by
+
+    def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
+        alone = replace(entry, request=replace(entry.request, across=False))
+        return original(state, alone)
+
+    return patched(leases, "needed_by", needed_by)
+
+
+def outlives_its_time() -> AbstractContextManager[None]:
+    """Let nobody end a lease whose time is over."""
+
+    def due(state: PoolState, now: int) -> tuple[()]:
+        del state, now
+        return ()
+
+    return patched(notices, "due", due)
+
+
+def never_idle() -> AbstractContextManager[None]:
+    """Let leases that are not used go on."""
+
+    def idle_plan(*_: object) -> IdlePlan:
+        return IdlePlan(frozenset(), ())
+
+    return patched(reconciler, "idle_plan", idle_plan)
+
+
+def _nothing_kept(*_: object) -> None:
+    return None
+
+
+def overtakes() -> AbstractContextManager[None]:
+    """Let small requests take what one needs that has waited for long."""
+
+    @contextmanager
+    def broken() -> Generator[None]:
+        with (
+            patched(leases, "kept_for_others", _nothing_kept),
+            patched(placement, "kept_for_others", _nothing_kept),
+        ):
+            yield
+
+    return broken()
+
+
+def waits_anew() -> AbstractContextManager[None]:
+    """Let the wait begin anew whenever a client renews its place."""
+    original = leases.wait
+
+    def wait(state: PoolState, command: Wait) -> tuple[PoolState, Result]:
+        others = {k: w for k, w in state.waiting.items() if k != command.request.id}
+        return original(replace(state, waiting=others), command)
+
+    return patched_handler(Wait, wait)
+
+
+def has_no_place() -> AbstractContextManager[None]:
+    """Let clients wait without a place in the table."""
+
+    def keep_place(self: Allocation, now: float) -> None:
+        del self, now
+
+    return patched(Allocation, "_keep_place", keep_place)
+
+
+@contextmanager
+def patched_handler(
+    command: type[Command], handler: Callable[[PoolState, Any], tuple[PoolState, Result]]
+) -> Generator[None]:
+    """Apply one kind of command by another function for a while."""
+    original = state_machine.HANDLERS[command]
+    state_machine.HANDLERS[command] = handler
+    try:
+        yield
+    finally:
+        state_machine.HANDLERS[command] = original

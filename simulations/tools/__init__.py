@@ -1,0 +1,1 @@
+"""Running, searching, shrinking and measuring simulations."""

@@ -1,0 +1,1 @@
+"""Requests and policies drawn from the seed."""
