@@ -2,8 +2,8 @@
 
 Started as ``python -P -m gpupool.remoting.worker.worker_main CONTROL_FD PARENT_PID``. It confines
 itself, waits warm for a session, does the handshake with the client itself, and hands the
-connection to the door. Whatever ends the connection, or the host, ends the process: ``os._exit`` leaves it to
-the kernel and the driver to free everything, at once.
+connection to the door. Whatever ends the connection, or the host, ends the process: ``os._exit``
+leaves it to the kernel and the driver to free everything, at once.
 """
 
 import contextlib

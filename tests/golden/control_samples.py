@@ -70,7 +70,8 @@ def rules() -> dict[str, bytes]:
         "plain values": framing.dump(PLAIN),
         "limits": _text(
             f"stranger {framing.UNAUTHENTICATED_SIZE_MAX} request {framing.REQUEST_SIZE_MAX} "
-            f"answer {framing.ANSWER_SIZE_MAX} depth {framing.DEPTH_MAX} call {messages.CALL_NUMBER_MAX}"
+            f"answer {framing.ANSWER_SIZE_MAX} depth {framing.DEPTH_MAX} "
+            f"call {messages.CALL_NUMBER_MAX}"
         ),
     }
     for (end, phase), kinds in connection.ALLOWED.items():
