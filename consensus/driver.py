@@ -1,22 +1,22 @@
-"""The replicated table on trio: the ``Ledger`` that others use, and the driver of one ``RaftNode``.
+"""Drives one ``RaftNode`` on trio, and offers it to others as the ``ReplicatedLog``.
 
 How to use it (``cli/commands/join.py`` wires these parts)::
 
     storage = open_storage(state_dir, create=identity_is_new)
     if this_is_the_first_server and storage.empty:
         bootstrap(storage, server_id)           # once; everybody else starts without a vote
-    ledger = RaftLedger(server_id, storage=storage, machine=machine, clock=clock,
+    log = RaftDriver(server_id, storage=storage, machine=machine, clock=clock,
                         randomness=randomness, links=peer_links)
-    ledger.set_servers(all_server_ids_known)    # again whenever the pool's list of servers changes
-    peer_links.deliver_to(ledger)               # RaftLedger implements PeerEvents
-    await nursery.start(ledger.run)             # raises StorageError when the disk fails
+    log.set_servers(all_server_ids_known)    # again whenever the pool's list of servers changes
+    peer_links.deliver_to(log)               # RaftDriver implements PeerEvents
+    await nursery.start(log.run)             # raises StorageError when the disk fails
 
-    outcome = await ledger.propose(command, timeout_s=2.0)
-    fresh = await ledger.barrier(timeout_s=1.0)
-    health = ledger.health()
-    ledger.reconcile_voters(desired)            # on every server, as often as you like
-    await ledger.hand_over(timeout_s=1.0)       # before a leader stops on purpose
-    ledger.close()                              # after run() ended
+    outcome = await log.propose(command, timeout_s=2.0)
+    fresh = await log.barrier(timeout_s=1.0)
+    health = log.health()
+    log.reconcile_voters(desired)            # on every server, as often as you like
+    await log.hand_over(timeout_s=1.0)       # before a leader stops on purpose
+    log.close()                              # after run() ended
 
 **Outcomes.** ``Committed``: applied here, durable on a majority. ``NotCommitted``: was not and will
 not be applied, definitely. ``Unknown``: may be applied, now or later. ``propose`` repeats a command
@@ -55,10 +55,10 @@ from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
     Clock,
     Committed,
-    LedgerHealth,
     NotCommitted,
     Outcome,
     PeerLinks,
+    RaftHealth,
     Randomness,
     Role,
     StateMachine,
@@ -81,8 +81,8 @@ step of the event loop may take."""
 _log = logging.getLogger(__name__)
 
 
-class RaftLedger:
-    """One server's ``Ledger`` and ``PeerEvents``; see the module's docstring."""
+class RaftDriver:
+    """One server's ``ReplicatedLog`` and ``PeerEvents``; see the module's docstring."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class RaftLedger:
             settings=settings,
         )
 
-    # --- Ledger ------------------------------------------------------------------------------
+    # --- ReplicatedLog ----------------------------------------------------------------------------
 
     async def propose(
         self, command: Plain, *, timeout_s: float, idempotent: bool = False
@@ -151,7 +151,7 @@ class RaftLedger:
                 return True
         return False
 
-    def health(self) -> LedgerHealth:
+    def health(self) -> RaftHealth:
         """Return what this server knows of the state of consensus; never blocks."""
         return self._node.health(self._clock.monotonic())
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
-from gpupool.consensus.proposal_queue import Proposals
+from gpupool.consensus.proposal_queue import ProposalQueue
 from gpupool.consensus.protocol import closed_cbor, membership
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import (
@@ -42,8 +42,8 @@ from gpupool.consensus.storage.store import Storage
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
-    LedgerHealth,
     Outcome,
+    RaftHealth,
     Randomness,
     Role,
     StateMachine,
@@ -129,7 +129,7 @@ class RaftNode:
             settings=self.settings,
             now=now,
         )
-        self._proposals = Proposals(
+        self._proposals = ProposalQueue(
             self._core,
             storage.journal,
             send=self.send,
@@ -351,14 +351,14 @@ class RaftNode:
             known = self._peers_of = (voters, servers, peers)
         return known[2]
 
-    def health(self, now: float) -> LedgerHealth:
+    def health(self, now: float) -> RaftHealth:
         """Return what this server knows of the state of consensus."""
         now = max(now, self._now)
         core = self._core
         # Followers do not talk to each other: a new leader gives everybody time to be heard.
         floor = self._leads_since if core.state == LEADER else self._started_at
         ages = {p: now - max(self._heard_at.get(p, floor), floor) for p in self._known()}
-        return LedgerHealth(
+        return RaftHealth(
             role=self.role,
             leader=core.leader,
             term=core.term,

@@ -39,7 +39,7 @@ class _Proposal:
         self.decided = False
 
 
-class Proposals:
+class ProposalQueue:
     """The queue of one node; stepped by ``RaftNode`` only, in the node's own time."""
 
     def __init__(

@@ -49,7 +49,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerHealth:
+class RaftHealth:
     """The state of consensus as this server sees it; never blocks, never asks the network."""
 
     role: Role
@@ -80,7 +80,7 @@ class StateMachine(Protocol):
         ...
 
 
-class Ledger(Protocol):
+class ReplicatedLog(Protocol):
     """The replicated table's front: propose commands, read through the log, see its health."""
 
     async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
@@ -91,7 +91,7 @@ class Ledger(Protocol):
         """Return True once everything committed before this call is applied here."""
         ...
 
-    def health(self) -> LedgerHealth:
+    def health(self) -> RaftHealth:
         """Return what this server knows of the state of consensus."""
         ...
 

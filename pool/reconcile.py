@@ -35,7 +35,7 @@ class HostPlan:
 NOTHING_TO_DO = HostPlan((), ())
 
 
-def leader_plan(
+def plan_leader(
     state: PoolState, contact_age_s: Mapping[ServerId, float], wall_ms: int, self_id: ServerId
 ) -> tuple[Command, ...]:
     """Return what the leader should propose: contact lost or regained, time, ends by the policy."""
@@ -58,7 +58,7 @@ def leader_plan(
     return tuple(plan)
 
 
-def host_plan(
+def plan_host(
     state: PoolState,
     self_id: ServerId,
     incarnation: Incarnation,

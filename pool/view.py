@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
 from gpupool.pool.model.state import Event, Partition, PoolState, Server, ServerStatus
 from gpupool.pool.policy.rulebook import rulebook
-from gpupool.pool.ports import LedgerHealth, Role
+from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import UNREACHABLE_AFTER_S
 from gpupool.pool.scheduling.filters import filter_text
 
@@ -187,13 +187,13 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def has_quorum(health: LedgerHealth) -> bool:
+def has_quorum(health: RaftHealth) -> bool:
     """Return whether this server may act for the pool: it is in touch with a majority."""
     return health.leader is not None and health.majority_age_s < MAJORITY_FRESH_S
 
 
 def build_view(
-    state: PoolState, health: LedgerHealth, answered_by: ServerId, wall_ms: int
+    state: PoolState, health: RaftHealth, answered_by: ServerId, wall_ms: int
 ) -> PoolView:
     """Return the view of ``state`` that the server ``answered_by`` gives at ``wall_ms``."""
     leader = state.servers.get(health.leader) if health.leader else None
@@ -245,7 +245,7 @@ def server_state(server: Server) -> str:
 
 
 def _server_view(
-    server: Server, health: LedgerHealth, by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]]
+    server: Server, health: RaftHealth, by_gpu: dict[tuple[ServerId, GpuId], list[LeaseId]]
 ) -> ServerView:
     gpus = tuple(
         GpuView(
@@ -346,7 +346,7 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
     )
 
 
-def _warnings(state: PoolState, health: LedgerHealth) -> tuple[str, ...]:
+def _warnings(state: PoolState, health: RaftHealth) -> tuple[str, ...]:
     warnings: list[str] = []
     if not has_quorum(health):
         age_s = health.majority_age_s

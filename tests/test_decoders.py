@@ -35,7 +35,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model.codec import CodecError
-from gpupool.pool.model.commands import seal, unseal
+from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.pool.model.policy import Policy
 from gpupool.pool.model.state import PoolState, TokenKind
@@ -118,7 +118,7 @@ def valid_journal(folder: Path) -> bytes:
 def valid_state() -> PoolMachine:
     machine = PoolMachine(PoolState())
     for index, command in enumerate(founding(), start=1):
-        machine.apply(index, seal(command, at_ms=1000, ttl_ms=0))
+        machine.apply(index, wrap(command, at_ms=1000, ttl_ms=0))
     return machine
 
 
@@ -169,9 +169,9 @@ def cases(folder: Path) -> dict[str, Case]:
         "CBOR": Case(framing.load, remote, framing.dump({"a": [1, b"x", None]})),
         "control message": Case(lambda d: control.from_body(49, d), remote, frame[5:]),
         "command": Case(
-            plain(unseal),
+            plain(unwrap),
             (*remote, CodecError),
-            framing.dump(seal(founding()[0], at_ms=1, ttl_ms=0)),
+            framing.dump(wrap(founding()[0], at_ms=1, ttl_ms=0)),
         ),
         "first bytes": Case(router.route, remote, handshake.client_hello(bytes(16), bytes(16))),
         "peer's frame": Case(

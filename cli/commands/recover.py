@@ -83,7 +83,7 @@ class _Case:
 def _recover(state: "StateDir", *, force: bool) -> int:
     from gpupool.consensus.recovery import recover, replay
     from gpupool.consensus.storage.store import open_storage
-    from gpupool.pool.model.commands import RemoveServer, seal
+    from gpupool.pool.model.commands import RemoveServer, wrap
     from gpupool.pool.model.state import PoolState
     from gpupool.pool.transitions.state_machine import PoolMachine
 
@@ -104,7 +104,7 @@ def _recover(state: "StateDir", *, force: bool) -> int:
             )
         at_ms = max(case.pool.now, time.time_ns() // 1_000_000)
         removals = [
-            seal(RemoveServer(server.id, "gpupool recover"), at_ms=at_ms, ttl_ms=0)
+            wrap(RemoveServer(server.id, "gpupool recover"), at_ms=at_ms, ttl_ms=0)
             for server in case.others
         ]
         recover(storage, case.me.id, removals)

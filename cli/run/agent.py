@@ -21,7 +21,7 @@ import trio
 from gpupool.cli.lib.paths import runtime_dir
 from gpupool.cli.run.tls_relay import offer_relay
 from gpupool.pool.errors import GpupoolError
-from gpupool.remoting.protocol.driver_variables import heeded
+from gpupool.remoting.protocol.driver_variables import allowed_environment
 
 LINE_LENGTH_MAX = 64 * 1024
 CONNECTION_COUNT_MAX = 1024
@@ -114,7 +114,7 @@ def parse_request(line: bytes) -> AgentRequest:
         raise ValueError("a field of the request has the wrong type")
     if not isinstance(visible, str | None) or not isinstance(settings, dict):
         raise ValueError("a field of the request has the wrong type")
-    passed_on = heeded(cast("dict[str, object]", settings))
+    passed_on = allowed_environment(cast("dict[str, object]", settings))
     return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid, visible, passed_on)
 
 

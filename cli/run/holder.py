@@ -31,7 +31,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.state import Request
 from gpupool.pool.policy.idleness import notice_s
-from gpupool.remoting.client.pool_client import LeaseHold, Pool
+from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 from gpupool.remoting.protocol.framing import load
 
 LOOK_EVERY_S = 2.0
@@ -170,7 +170,7 @@ class _Holder:
             unknown = pool.unknown_servers(self._spec.request.servers)
             if unknown and unknown != self._spec.request.servers:
                 _say(warning=unknown_text(unknown))
-            hold: LeaseHold | None = None
+            hold: LeaseHandle | None = None
             with self._waiting:
                 hold = await pool.allocate(
                     self._spec.request,
@@ -185,7 +185,7 @@ class _Holder:
                 with trio.move_on_after(RELEASE_S, shield=True):
                     await hold.release()
 
-    async def _hold(self, pool: Pool, hold: LeaseHold) -> None:
+    async def _hold(self, pool: Pool, hold: LeaseHandle) -> None:
         view = None
         with trio.move_on_after(RELEASE_S):
             view = await pool.view()
@@ -220,7 +220,7 @@ class _Holder:
             place.end(why)
             nursery.cancel_scope.cancel()
 
-    async def _watch_lease(self, hold: LeaseHold) -> None:
+    async def _watch_lease(self, hold: LeaseHandle) -> None:
         self._end(await hold.wait_lost())
 
     async def _watch_time(self, place: "_Place") -> None:
@@ -238,7 +238,7 @@ class _Holder:
 class _Place:
     """Where the holder is found: its agent and its file, made again when somebody removes them."""
 
-    def __init__(self, record: HeldRecord, hold: LeaseHold, over: trio.Event) -> None:
+    def __init__(self, record: HeldRecord, hold: LeaseHandle, over: trio.Event) -> None:
         self._hold = hold
         self._over = over
         self._nursery: trio.Nursery | None = None

@@ -7,7 +7,7 @@ from gpupool.cli.run.held_leases import HeldLease
 from gpupool.cli.run.lease_source import LazyLease, ProgramLease
 from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.view import GpuTelemetry, GpuView, PoolView, ServerView, Telemetry
-from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.client.allocator import LeaseHandle
 from gpupool.remoting.protocol import messages as m
 
 ANSWER_S = 2.0
@@ -100,12 +100,12 @@ async def describe_lease(lease: ProgramLease) -> dict[str, object]:
         answer = await lease.ask({"op": "nvml"})
         return {key: answer[key] for key in ("driver", "cuda", "devices") if key in answer}
     hold = lease.hold if isinstance(lease, LazyLease) else lease
-    if not isinstance(hold, LeaseHold):
+    if not isinstance(hold, LeaseHandle):
         return Devices((), "", "").fields()  # none is taken yet
     return (await lease_devices(hold)).fields()
 
 
-async def lease_devices(hold: LeaseHold) -> Devices:
+async def lease_devices(hold: LeaseHandle) -> Devices:
     """Return the partitions of a lease in the program's order.
 
     What is used is counted by lease and server; where a server gives several partitions, each

@@ -10,7 +10,7 @@ from gpupool.cli.lib.connect import connected, first_error, stored_credentials
 from gpupool.cli.run.held_leases import Found, HeldRecord, find_held
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client.pool_client import LeaseHold, Pool
+from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 
 RELEASE_S = 2.0
 """Longest wait for the release to be confirmed; closing the connection ends the lease as well."""
@@ -20,7 +20,7 @@ LOOK_S = 3.0
 
 
 class ProgramLease(Protocol):
-    """What a running program needs of its lease. ``LeaseHold`` and ``HeldLease`` are such."""
+    """What a running program needs of its lease. ``LeaseHandle`` and ``HeldLease`` are such."""
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class ProgramLease(Protocol):
         ...
 
 
-def void_text(hold: LeaseHold, why: str) -> str:
+def void_text(hold: LeaseHandle, why: str) -> str:
     """Return what a program is told of the loss of its lease."""
     return f"{why}; lease {hold.name} is void"
 
@@ -71,8 +71,8 @@ class LazyLease:
     def __init__(
         self,
         credentials: str | None,
-        allocate: Callable[[Pool], Awaitable[LeaseHold]],
-        taken: Callable[[Pool, LeaseHold], Awaitable[None]],
+        allocate: Callable[[Pool], Awaitable[LeaseHandle]],
+        taken: Callable[[Pool, LeaseHandle], Awaitable[None]],
     ) -> None:
         """Prepare; ``run`` must be running for anything to happen.
 
@@ -87,7 +87,7 @@ class LazyLease:
         self._wanted = trio.Event()
         self._settled = trio.Event()
         self._lost = trio.Event()
-        self._hold: LeaseHold | None = None
+        self._hold: LeaseHandle | None = None
         self._failure: GpupoolError | None = None
         self._why_lost = ""
         self._closing = False
@@ -95,7 +95,7 @@ class LazyLease:
         self._holding: trio.CancelScope | None = None
 
     @property
-    def hold(self) -> LeaseHold | None:
+    def hold(self) -> LeaseHandle | None:
         """Return the lease that there is now."""
         return self._hold
 

@@ -28,7 +28,7 @@ from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.policy.idleness import effective_timeout_s
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.view import PoolView
-from gpupool.remoting.client.pool_client import LeaseHold, Pool
+from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 
 LOG = logging.getLogger("gpupool.run")
 
@@ -161,7 +161,7 @@ class _Run:
             lease.close()
         return ending
 
-    async def _taken(self, pool: Pool, hold: LeaseHold) -> None:
+    async def _taken(self, pool: Pool, hold: LeaseHandle) -> None:
         self._lost = ""
         await self._announce(pool, hold, with_door=False)
 
@@ -170,7 +170,7 @@ class _Run:
         if not self._options.quiet:
             say(f"gpupool: lease {lease}: {text}")
 
-    async def _allocate(self, pool: Pool) -> LeaseHold:
+    async def _allocate(self, pool: Pool) -> LeaseHandle:
         """Wait for GPUs, and say meanwhile what for."""
         servers = self._options.wanted.servers
         unknown = pool.unknown_servers(servers)
@@ -268,7 +268,7 @@ class _Run:
             if not self._options.lazy:
                 return
 
-    async def _announce(self, pool: Pool, hold: LeaseHold, *, with_door: bool = True) -> None:
+    async def _announce(self, pool: Pool, hold: LeaseHandle, *, with_door: bool = True) -> None:
         """Say what was granted, where somebody may read it, and hear what becomes of it."""
         hold.on_notice = partial(self._notice, hold.name)
         LOG.info("lease %s on %s", hold.name, ", ".join(hold.server_names()))
@@ -301,7 +301,7 @@ def program_text(arguments: tuple[str, ...]) -> str:
     return " ".join(words)[:200]
 
 
-def lease_text(hold: LeaseHold, view: PoolView | None) -> str:
+def lease_text(hold: LeaseHandle, view: PoolView | None) -> str:
     """Return what was granted, such as ``2 x H200 (70G) on server-a, lease 7f3a``."""
     models: dict[GpuId, str] = {}
     names: dict[ServerId, str] = {}

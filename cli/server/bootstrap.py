@@ -11,10 +11,10 @@ import click
 
 from gpupool.cli.lib.paths import user_name
 from gpupool.cli.server.state_dir import CA_CERTIFICATE, ServerIdentity, StateDir
-from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.driver import RaftDriver
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, seal
+from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, wrap
 from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import TokenKind
@@ -41,7 +41,7 @@ VALID_MS = {
 
 
 @dataclass(slots=True)
-class Founder:
+class PoolBootstrap:
     """Whoever creates a pool, and what was made for them."""
 
     identity: ServerIdentity
@@ -71,8 +71,8 @@ class Founder:
         click.echo("\n".join(lines))
 
 
-async def found_pool(
-    founder: Founder, ledger: RaftLedger, machine: PoolMachine, state: StateDir
+async def bootstrap_pool(
+    founder: PoolBootstrap, replicated_log: RaftDriver, machine: PoolMachine, state: StateDir
 ) -> None:
     """Commit the first commands of a pool; repeated by a start after an interrupted one.
 
@@ -83,8 +83,8 @@ async def found_pool(
     now_ms = time.time_ns() // 1_000_000
 
     async def commit(command: Command) -> None:
-        plain = seal(command, at_ms=max(machine.state.now, now_ms), ttl_ms=0)
-        outcome = await ledger.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
+        plain = wrap(command, at_ms=max(machine.state.now, now_ms), ttl_ms=0)
+        outcome = await replicated_log.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
         if not isinstance(outcome, Committed):
             raise GpupoolError("the pool could not be created", why=outcome.reason)
         result = decode(Result, outcome.result)
@@ -106,7 +106,7 @@ async def found_pool(
 
 
 async def make_operator(
-    founder: Founder, ledger: RaftLedger, machine: PoolMachine, state: StateDir
+    founder: PoolBootstrap, replicated_log: RaftDriver, machine: PoolMachine, state: StateDir
 ) -> None:
     """Make an operator's token for a pool that has lost all of them, and print it once.
 
@@ -114,15 +114,15 @@ async def make_operator(
     until there is a majority that takes it.
     """
     identity, ca_pem = founder.identity, state.read(CA_CERTIFICATE)
-    while not await ledger.barrier(timeout_s=FIRST_COMMIT_S):
+    while not await replicated_log.barrier(timeout_s=FIRST_COMMIT_S):
         founder.log.warning("the operator's token waits for a majority of the pool's servers")
     servers = sorted(machine.state.servers.values(), key=lambda each: each.id != identity.server)
     addresses = tuple(parse_address(each.address) for each in servers[:ADDRESS_COUNT_MAX])
     now_ms = max(machine.state.now, time.time_ns() // 1_000_000)
     command, text = _new_token(identity, TokenKind.OPERATOR, ca_pem, addresses, now_ms)
-    plain = seal(command, at_ms=now_ms, ttl_ms=0)
+    plain = wrap(command, at_ms=now_ms, ttl_ms=0)
     while True:
-        outcome = await ledger.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
+        outcome = await replicated_log.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
         if isinstance(outcome, Committed):
             break
         founder.log.warning("the operator's token is not made yet: %s", outcome.reason)
@@ -157,7 +157,7 @@ def _new_token(
     return command, text
 
 
-def _log_in(founder: Founder, token: TokenText, ca_pem: bytes) -> None:
+def _log_in(founder: PoolBootstrap, token: TokenText, ca_pem: bytes) -> None:
     """Make the creator of the pool its operator on this machine."""
     credentials = Credentials(
         cluster_id=token.cluster_id,

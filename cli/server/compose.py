@@ -18,7 +18,12 @@ import trio
 from gpupool import __version__
 from gpupool.cli.lib.values import Emulation, parse_listen, size_text
 from gpupool.cli.server.audit_file import AuditLog
-from gpupool.cli.server.bootstrap import FIRST_COMMIT_S, Founder, found_pool, make_operator
+from gpupool.cli.server.bootstrap import (
+    FIRST_COMMIT_S,
+    PoolBootstrap,
+    bootstrap_pool,
+    make_operator,
+)
 from gpupool.cli.server.state_dir import (
     CA_CERTIFICATE,
     CA_KEY,
@@ -31,27 +36,27 @@ from gpupool.cli.server.state_dir import (
     open_state_dir,
     remembered_listen,
 )
-from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import Storage, bootstrap, open_storage
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
-from gpupool.pool.model.commands import Command, DrainServer, EndLease, seal
+from gpupool.pool.model.commands import Command, DrainServer, EndLease, wrap
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import PartStatus, PoolState, TokenKind
 from gpupool.pool.ports import Outcome
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client.pool_client import SystemChance, SystemClock, join_pool
+from gpupool.remoting.client.pool_client import SystemClock, SystemRng, join_pool
 from gpupool.remoting.devices.nvml import PynvmlNvml
-from gpupool.remoting.host.device_lock import GpuClaims
+from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.network_speed import has_rdma, link_speed
-from gpupool.remoting.host.orphan_reaper import sweep_former_workers
-from gpupool.remoting.host.supervisor import Host
+from gpupool.remoting.host.orphan_reaper import reap_orphans
+from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
 from gpupool.remoting.server.control_server import ControlServer, ServerSettings
 from gpupool.remoting.server.reconciler import Software
-from gpupool.remoting.transport.peer_transport import Links
+from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,
     cluster_id_of,
@@ -327,7 +332,7 @@ class _Server:
         self._log = log
         self._identity = state.identity
         self._clock = SystemClock()
-        self._chance = SystemChance()
+        self._rng = SystemRng()
         self._members = {m.server: m.address for m in state.identity.members}
         self.audit = AuditLog(state.path, log)
         self.machine = PoolMachine(PoolState(), on_acts=self.audit.told)
@@ -336,23 +341,23 @@ class _Server:
     async def run(self, listeners: list[trio.SocketListener], *, founded: bool) -> None:
         """Run until told to stop; everything is down when this returns."""
         incarnation = self._state.next_incarnation()
-        swept = await trio.to_thread.run_sync(sweep_former_workers, self._state.path)
+        swept = await trio.to_thread.run_sync(reap_orphans, self._state.path)
         if swept:
             self._log.warning("killed %d workers that a former process had left", swept)
         inventory = await self._discover()
         tls = self._state.tls_identity()
         authority = self._authority(tls.ca_pem)
         storage = open_storage(self._state.path)
-        links = Links(
+        links = PeerTransport(
             tls,
             clock=self._clock,
-            chance=self._chance,
+            rng=self._rng,
             address_of=self._address_of,
             log=logging.getLogger("gpupool.links"),
         )
-        ledger = self._ledger(storage, links)
+        replicated_log = self._replicated_log(storage, links)
         runtime_dir = _make_runtime_dir(self._identity.server)
-        host = Host(
+        host = HostSupervisor(
             inventory,
             runtime_dir=runtime_dir,
             state_dir=self._state.path,
@@ -362,7 +367,7 @@ class _Server:
         )
         server = ControlServer(
             machine=self.machine,
-            ledger=ledger,
+            replicated_log=replicated_log,
             host=host,
             identity=tls,
             authority=authority,
@@ -378,25 +383,25 @@ class _Server:
                 rdma=has_rdma(),
             ),
             clock=self._clock,
-            chance=self._chance,
+            rng=self._rng,
             log=self._log,
             settings=ServerSettings(client_timeout_s=self._options.client_timeout_s),
-            follow=lambda servers, voters: self._follow(ledger, servers, voters),
+            follow=lambda servers, voters: self._follow(replicated_log, servers, voters),
             save_key=lambda pem: self._state.write(CA_KEY, pem),
         )
         try:
-            await self._run_parts(listeners, ledger, links, host, server, founded=founded)
+            await self._run_parts(listeners, replicated_log, links, host, server, founded=founded)
         finally:
-            ledger.close()
+            replicated_log.close()
             shutil.rmtree(runtime_dir, ignore_errors=True)
         self._log.info("stopped")
 
     async def _run_parts(
         self,
         listeners: list[trio.SocketListener],
-        ledger: RaftLedger,
-        links: Links,
-        host: Host,
+        replicated_log: RaftDriver,
+        links: PeerTransport,
+        host: HostSupervisor,
         server: ControlServer,
         *,
         founded: bool,
@@ -407,14 +412,14 @@ class _Server:
                 stop = trio.Event()
                 nursery.start_soon(self._take_signals, signals, stop, at_once)
                 nursery.start_soon(self.audit.run)
-                await nursery.start(links.run, ledger)
-                await nursery.start(ledger.run)
+                await nursery.start(links.run, replicated_log)
+                await nursery.start(replicated_log.run)
                 await nursery.start(host.run)
-                founder = Founder(
+                founder = PoolBootstrap(
                     self._identity, self._address, self._options.data_encryption, self._log
                 )
-                if await self._is_unfounded(ledger):
-                    await found_pool(founder, ledger, self.machine, self._state)
+                if await self._is_unfounded(replicated_log):
+                    await bootstrap_pool(founder, replicated_log, self.machine, self._state)
                 await nursery.start(server.serve, listeners)
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
@@ -427,12 +432,14 @@ class _Server:
                 if founded:
                     founder.print_welcome()
                 elif self._options.operator_token:
-                    nursery.start_soon(make_operator, founder, ledger, self.machine, self._state)
-                nursery.start_soon(self._undo_stopping, ledger)
+                    nursery.start_soon(
+                        make_operator, founder, replicated_log, self.machine, self._state
+                    )
+                nursery.start_soon(self._undo_stopping, replicated_log)
                 nursery.start_soon(self._stop_when_removed, links)
                 await stop.wait()
                 _tell_systemd("STOPPING=1")
-                await self._wind_down(ledger, host)
+                await self._wind_down(replicated_log, host)
                 nursery.cancel_scope.cancel()
 
     async def _take_signals(
@@ -447,15 +454,15 @@ class _Server:
             self._log.info("%s: stopping; once more stops at once", name)
             stop.set()
 
-    async def _is_unfounded(self, ledger: RaftLedger) -> bool:
+    async def _is_unfounded(self, replicated_log: RaftDriver) -> bool:
         """Return whether the first commands of the pool that this server makes are missing.
 
         The table is empty at every start, until the log is known to be committed. With other
         voters in the log the pool has been founded, and they may not be reachable now.
         """
-        if not self._identity.founder or ledger.health().voters != (self._identity.server,):
+        if not self._identity.founder or replicated_log.health().voters != (self._identity.server,):
             return False
-        if not await ledger.barrier(timeout_s=FIRST_COMMIT_S):
+        if not await replicated_log.barrier(timeout_s=FIRST_COMMIT_S):
             raise GpupoolError("this server cannot lead the pool of which it is the only voter")
         return not self.machine.state.cluster_id
 
@@ -473,7 +480,7 @@ class _Server:
                 emulated_count=emulate.count if emulate else 0,
                 emulated_memory=emulate.memory if emulate else 1,
                 only=self._options.gpus,
-                claims=GpuClaims(),
+                device_locks=DeviceLocks(),
                 log=logging.getLogger("gpupool.gpus").warning,
             )
 
@@ -492,31 +499,31 @@ class _Server:
         key = self._state.read(CA_KEY)
         return Authority(ca_pem, key) if key else None
 
-    def _ledger(self, storage: Storage, links: Links) -> RaftLedger:
-        ledger = RaftLedger(
+    def _replicated_log(self, storage: Storage, links: PeerTransport) -> RaftDriver:
+        replicated_log = RaftDriver(
             self._identity.server,
             storage=storage,
             machine=self.machine,
             clock=self._clock,
-            randomness=self._chance,
+            randomness=self._rng,
             links=links,
         )
-        ledger.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
-        return ledger
+        replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
+        return replicated_log
 
     def _address_of(self, server: ServerId) -> str | None:
         known = self.machine.state.servers.get(server)
         return known.address if known is not None else self._members.get(server)
 
     def _follow(
-        self, ledger: RaftLedger, servers: Sequence[ServerId], voters: Sequence[ServerId]
+        self, replicated_log: RaftDriver, servers: Sequence[ServerId], voters: Sequence[ServerId]
     ) -> None:
         """Tell consensus who belongs to the pool, once this server's table knows."""
         removed = self._identity.server in self.machine.state.removed
         if self._identity.server not in servers and not removed:
             return  # the table has not reached the point at which this server joined
-        ledger.set_servers(servers, removed=removed)
-        ledger.reconcile_voters(voters)
+        replicated_log.set_servers(servers, removed=removed)
+        replicated_log.reconcile_voters(voters)
         if self._identity.server in servers:
             # The server that let this one in may be gone at the next start, or have moved.
             known = self.machine.state.servers.values()
@@ -524,10 +531,10 @@ class _Server:
 
     # --- stopping ------------------------------------------------------------------------------
 
-    async def _propose(self, ledger: RaftLedger, command: Command) -> Outcome:
+    async def _propose(self, replicated_log: RaftDriver, command: Command) -> Outcome:
         at_ms = max(self.machine.state.now, self._clock.wall_ms())
-        plain = seal(command, at_ms=at_ms, ttl_ms=0)
-        return await ledger.propose(plain, timeout_s=LAST_COMMANDS_S, idempotent=True)
+        plain = wrap(command, at_ms=at_ms, ttl_ms=0)
+        return await replicated_log.propose(plain, timeout_s=LAST_COMMANDS_S, idempotent=True)
 
     def _held_here(self) -> list[LeaseId]:
         me = self._identity.server
@@ -537,17 +544,19 @@ class _Server:
             if lease.parts.get(me, PartStatus.FREED) is not PartStatus.FREED
         ]
 
-    async def _undo_stopping(self, ledger: RaftLedger) -> None:
+    async def _undo_stopping(self, replicated_log: RaftDriver) -> None:
         """Take back the drain with which this server's former process ended."""
         while True:
             server = self.machine.state.servers.get(self._identity.server)
             if server is not None and server.drain_reason != STOPPING:
                 return
             if server is not None:
-                await self._propose(ledger, DrainServer(server.id, None, "the server itself"))
+                await self._propose(
+                    replicated_log, DrainServer(server.id, None, "the server itself")
+                )
             await trio.sleep(0.5)
 
-    async def _stop_when_removed(self, links: Links) -> None:
+    async def _stop_when_removed(self, links: PeerTransport) -> None:
         """End this server once it is no longer in the pool; its workers end with it.
 
         Raises:
@@ -562,11 +571,11 @@ class _Server:
             hint="to come back it needs a new token and an empty --state-dir",
         )
 
-    async def _wind_down(self, ledger: RaftLedger, host: Host) -> None:
+    async def _wind_down(self, replicated_log: RaftDriver, host: HostSupervisor) -> None:
         """Let programs end, then end their leases, then let another server lead."""
         me = self._identity.server
         if self._held_here():
-            await self._propose(ledger, DrainServer(me, STOPPING, "the server itself"))
+            await self._propose(replicated_log, DrainServer(me, STOPPING, "the server itself"))
             count = len(self._held_here())
             self._log.info(
                 "%d leases are held here; they have %.0f s", count, self._options.drain_timeout_s
@@ -575,11 +584,11 @@ class _Server:
                 await _until(lambda: not self._held_here())
             for lease in self._held_here():
                 self._log.warning("lease %04x is ended: the server stops", lease)
-                await self._propose(ledger, EndLease(lease, "the server stops"))
+                await self._propose(replicated_log, EndLease(lease, "the server stops"))
             with trio.move_on_after(LAST_COMMANDS_S):
                 await _until(lambda: not self._held_here() and not host.worker_count())
         if len(self.machine.state.voters()) > 1:
-            await ledger.hand_over(timeout_s=HAND_OVER_S)
+            await replicated_log.hand_over(timeout_s=HAND_OVER_S)
 
 
 async def _until(done: Callable[[], bool]) -> None:

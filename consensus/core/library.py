@@ -33,7 +33,7 @@ from zlib import crc32
 from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
-from gpupool.consensus.core.raft_log import ReplicatedLog
+from gpupool.consensus.core.raft_log import RaftLog
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
@@ -106,7 +106,7 @@ class _Active:
 _ACTIVE: ContextVar[_Active] = ContextVar("the core that is being stepped")
 
 
-class _Chance:
+class _LibraryRng:
     """What the library's module global ``random`` becomes."""
 
     def random(self) -> float:
@@ -147,7 +147,7 @@ def _load_library() -> ModuleType:
     spec.loader.exec_module(library)
     replacements: dict[str, object] = {
         "monotonicTime": lambda: _ACTIVE.get().now,
-        "random": _Chance(),
+        "random": _LibraryRng(),
         "pickle": _ClosedPickle(),
         "createJournal": lambda journal: journal,  # type: ignore[reportUnknownLambdaType]
         "createPoller": lambda _kind: _NoPoller(),  # type: ignore[reportUnknownLambdaType]
@@ -308,7 +308,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         self._connected: tuple[Peer, ...] = ()
         self._sorted_others: tuple[object, list[Peer]] = (None, [])
         self.server_id = server_id
-        self._log = ReplicatedLog(journal, base)
+        self._log = RaftLog(journal, base)
         self.configurations = self._log.configurations
         with self.stepping(now):
             _SyncObj.__init__(

@@ -31,7 +31,7 @@ class Stored(NamedTuple):
     reconfigured: bool = False
 
 
-class ReplicatedLog:
+class RaftLog:
     """A journal with the configurations in it."""
 
     def __init__(self, journal: Journal, base: Configuration) -> None:

@@ -43,7 +43,7 @@ class Replication(Elections):
         self.commit_to(min(message["commit_index"], match))
 
     def store(self, previous_index: int, previous_term: int, entries: list[Entry]) -> Stored:
-        """Put another server's entries into the log; see ``ReplicatedLog.store``."""
+        """Put another server's entries into the log; see ``RaftLog.store``."""
         stored = self._log.store(
             previous_index, previous_term, entries, commit_index=self.commit_index
         )
@@ -267,7 +267,7 @@ class Replication(Elections):
         return last_index, len(data)
 
     def encoded_entries(self, first: int, last: int, bytes_max: int) -> tuple[int, bytes]:
-        """Return entries for a peer; see ``ReplicatedLog.encoded``."""
+        """Return entries for a peer; see ``RaftLog.encoded``."""
         return self._log.encoded(first, last, bytes_max)
 
     def _authority(self) -> Message:

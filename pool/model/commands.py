@@ -312,7 +312,7 @@ class Envelope:
     expires: Milliseconds  # 0: never
 
 
-def seal(command: Command, *, at_ms: int, ttl_ms: int) -> Plain:
+def wrap(command: Command, *, at_ms: int, ttl_ms: int) -> Plain:
     """Return the plain value that goes into the log for ``command``."""
     return {
         "v": VERSION,
@@ -323,7 +323,7 @@ def seal(command: Command, *, at_ms: int, ttl_ms: int) -> Plain:
     }
 
 
-def unseal(plain: Plain) -> Envelope:
+def unwrap(plain: Plain) -> Envelope:
     """Return the envelope that ``plain`` stands for.
 
     Raises:

@@ -13,7 +13,7 @@ from gpupool.pool.model.sizes import exact_size_text
 from gpupool.pool.model.state import Filter, Gpu, PoolState, Request, Server
 from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of, sizes_of_all
 from gpupool.pool.scheduling.filters import admitted, facts_text, filter_text, matches, names_server
-from gpupool.pool.transitions.leases import Kept, kept_for_others, partition_size
+from gpupool.pool.transitions.leases import Kept, partition_size, reserved_for_others
 
 WHOLE_SLACK = 0.95
 """``-p 1`` asks for a whole GPU, and gets one of which others hold at most this little."""
@@ -103,7 +103,7 @@ def make_offer(
     if not server.grantable:
         why = server.drain_reason or server.status.value
         return NoOffer(server.id, server.name, "busy", f"grants nothing now: {why}")
-    kept = kept_for_others(state, request.id, user)
+    kept = reserved_for_others(state, request.id, user)
     gpus = tuple(
         OfferedGpu(
             gpu=gpu.id,
@@ -135,7 +135,7 @@ def has_room_together(
 ) -> bool:
     """Return whether these servers together have room for an ``across`` request now."""
     usable = Admission(state).usable(user)
-    kept = kept_for_others(state, request.id, user)
+    kept = reserved_for_others(state, request.id, user)
     count = 0
     for server in servers:
         # Most servers of a pool that is in demand are full, and there may be a thousand.

@@ -30,7 +30,7 @@ def label_server(state: PoolState, command: LabelServer) -> tuple[PoolState, Res
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse("never", "no such server")
-    if (settled := operator_orders.judge(server, command.order)) is not None:
+    if (settled := operator_orders.check_order(server, command.order)) is not None:
         return state, settled
     if why := label_refusal(command.labels):
         return state, refuse("invalid", why)

@@ -191,7 +191,7 @@ def _space_refusal(state: PoolState, command: Grant) -> Result | None:
 
 def _fairness_refusal(state: PoolState, command: Grant) -> Result | None:
     """Refuse to take what the oldest starved waiter of at least this priority needs."""
-    kept = kept_for_others(state, command.request.id, command.user)
+    kept = reserved_for_others(state, command.request.id, command.user)
     if kept is None or not any((p.server, p.gpu) in kept.gpus for p in command.partitions):
         return None
     waited_s = age_ms(state, kept.entry.since) // 1000
@@ -273,7 +273,7 @@ class Kept(NamedTuple):
     gpus: frozenset[tuple[ServerId, GpuId]]
 
 
-def kept_for_others(state: PoolState, request: RequestId, user: str = "") -> Kept | None:
+def reserved_for_others(state: PoolState, request: RequestId, user: str = "") -> Kept | None:
     """Return what this request must leave to a waiter that goes first, or None for nothing."""
     oldest = oldest_starved(state)
     if oldest is None or oldest.request.id == request:

@@ -12,7 +12,7 @@ ORDER_COUNT_MAX = 16
 """Orders that a server's entry remembers. A repetition comes within seconds."""
 
 
-def judge(server: Server, order: bytes) -> Result | None:
+def check_order(server: Server, order: bytes) -> Result | None:
     """Return the result of an order that is not to be carried out, or None when it is."""
     if order in server.orders:
         return Result(ok=True)

@@ -34,7 +34,7 @@ from gpupool.pool.model.commands import (
     StagePart,
     Tick,
     Wait,
-    unseal,
+    unwrap,
 )
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, Milliseconds, Plain, ServerId, lease_name
@@ -276,7 +276,7 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
     server = state.servers.get(command.server)
     if server is None:
         return state, refuse("never", "no such server")
-    if (settled := operator_orders.judge(server, command.order)) is not None:
+    if (settled := operator_orders.check_order(server, command.order)) is not None:
         return state, settled
     was = server.drain_reason
     if was != command.reason:
@@ -411,7 +411,7 @@ class PoolMachine:
     def apply(self, index: int, command: Plain) -> Plain:
         """Apply one committed envelope; an undecodable one is a refusal on every server alike."""
         try:
-            envelope = unseal(command)
+            envelope = unwrap(command)
         except CodecError as error:
             self.state = with_changes(self.state, index=index)
             result = refuse("invalid", str(error))

@@ -13,12 +13,12 @@ from gpupool.pool.model.state import Partition, Request
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.remoting.client.negotiation import (
     Action,
-    Allocation,
-    AllocationSettings,
     Call,
     Explain,
     Failed,
     Granted,
+    Negotiation,
+    NegotiationSettings,
     Tell,
     Widen,
 )
@@ -45,7 +45,7 @@ CHECK_TIMEOUT_S = 5.0
 SessionAnswer = dict[str, object]
 
 
-class LeaseHold:
+class LeaseHandle:
     """A lease, held by this client's connections to its servers until released or lost."""
 
     def __init__(
@@ -222,7 +222,7 @@ class LeaseHold:
         for connection in self._mine.values():
             await connection.aclose()
 
-    async def __aenter__(self) -> "LeaseHold":
+    async def __aenter__(self) -> "LeaseHandle":
         return self
 
     async def __aexit__(
@@ -338,7 +338,7 @@ def session_answer(server: ServerId, name: str, opened: m.SessionOpened) -> Sess
 
 
 class Allocator:
-    """Drives one ``Allocation`` over the connections of a client."""
+    """Drives one ``Negotiation`` over the connections of a client."""
 
     def __init__(
         self,
@@ -347,10 +347,10 @@ class Allocator:
         *,
         wait_s: float | None,
         clock: Clock,
-        chance: Randomness,
+        rng: Randomness,
         on_status: Callable[[str], None],
         on_choice: Callable[[tuple[str, ...]], None] = lambda _lines: None,
-        settings: AllocationSettings | None = None,
+        settings: NegotiationSettings | None = None,
     ) -> None:
         self._connections = connections
         self._clock = clock
@@ -362,16 +362,16 @@ class Allocator:
         self._claimed: ServerConnection | None = None
         self._cancel_count = 0
         self._nursery: trio.Nursery | None = None
-        self.allocation = Allocation(
+        self.allocation = Negotiation(
             request,
             ticket_hash=hash_secret(self._ticket),
             wait_s=wait_s,
             clock=clock,
-            chance=chance,
+            rng=rng,
             settings=settings,
         )
 
-    async def run(self) -> LeaseHold:
+    async def run(self) -> LeaseHandle:
         """Return the lease.
 
         Raises:
@@ -408,13 +408,13 @@ class Allocator:
         first = sorted(found, key=lambda c: c.name not in names and c.server not in names)
         return [c.server for c in first], len(connections.members)
 
-    async def _until_held(self) -> LeaseHold | Failed:
+    async def _until_held(self) -> LeaseHandle | Failed:
         while True:
             final = await self._until_final()
             if isinstance(final, Failed):
                 return final
             partitions = final.choice.partitions
-            hold = LeaseHold(
+            hold = LeaseHandle(
                 self._connections,
                 final.lease,
                 self._ticket,
@@ -443,7 +443,7 @@ class Allocator:
             self._do(self.allocation.poll())
         return self._final
 
-    async def _attach_all(self, hold: LeaseHold, claimed_at: ServerId) -> ServerId | None:
+    async def _attach_all(self, hold: LeaseHandle, claimed_at: ServerId) -> ServerId | None:
         """Return the first server that does not take its part, or None."""
         failed: list[ServerId] = []
 
@@ -522,5 +522,8 @@ class Allocator:
 
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:
         """Follow a hint."""
-        if isinstance(message, m.TryNow) and self.allocation.request.id in message.requests:
+        if (
+            isinstance(message, m.CapacityAvailable)
+            and self.allocation.request.id in message.requests
+        ):
             self._do(self.allocation.hinted())

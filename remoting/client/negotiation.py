@@ -113,7 +113,7 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationSettings:
+class NegotiationSettings:
     """Durations in seconds of the client's monotonic clock."""
 
     ask_first_count: int = 32
@@ -146,7 +146,7 @@ FATAL = (AuthenticationError, DeniedError, NeverFitsError, UsageError)
 """Refusals of an ask that no other server would give otherwise."""
 
 
-class Allocation:
+class Negotiation:
     """One request on its way to a lease; see the module."""
 
     def __init__(
@@ -156,8 +156,8 @@ class Allocation:
         ticket_hash: bytes,
         wait_s: float | None,
         clock: Clock,
-        chance: Randomness,
-        settings: AllocationSettings | None = None,
+        rng: Randomness,
+        settings: NegotiationSettings | None = None,
     ) -> None:
         """Prepare an allocation.
 
@@ -166,7 +166,7 @@ class Allocation:
             ticket_hash: SHA-256 of the lease's ticket.
             wait_s: how long to wait for GPUs; 0 for one try, None for ever.
             clock: of the client.
-            chance: for jitter and new request ids.
+            rng: for jitter and new request ids.
             settings: durations.
         """
         self.request = request
@@ -174,8 +174,8 @@ class Allocation:
         self._ticket_hash = ticket_hash
         self._wait_s = wait_s
         self._clock = clock
-        self._chance = chance
-        self._settings = settings or AllocationSettings()
+        self._rng = rng
+        self._settings = settings or NegotiationSettings()
         self._deadline = float("inf")
         self._servers: list[ServerId] = []
         self._server_count = 0
@@ -449,7 +449,7 @@ class Allocation:
         patience = now + self._settings.cancel_patience_s
         self._cancel_deadline = max(self._deadline, patience)
         self._cancel_tries = 0
-        self._successor = RequestId(self._chance.randbytes(16))
+        self._successor = RequestId(self._rng.randbytes(16))
         self._cancel()
 
     def _cancel(self) -> None:
@@ -481,7 +481,7 @@ class Allocation:
     def _cancel_later(self) -> None:
         self._cancel_tries += 1
         limit_s = self._backoff_s(self._cancel_tries)
-        self._wake_at = self._clock.monotonic() + limit_s * (0.5 + 0.5 * self._chance.random())
+        self._wake_at = self._clock.monotonic() + limit_s * (0.5 + 0.5 * self._rng.random())
 
     def _take_cancelled(self, answer: m.Message | GpupoolError) -> None:
         if isinstance(answer, m.Done):
@@ -510,7 +510,7 @@ class Allocation:
         self._tell(self._waiting_text())
         if any(refusal.kind == "busy" for refusal in self._refusals) or self._last_refusal:
             self._keep_place(now)
-        delay_s = self._backoff_s(self._round_count) * self._chance.random()
+        delay_s = self._backoff_s(self._round_count) * self._rng.random()
         if self._was_hinted:
             # The hint came while this round was under way, and may be the only one.
             delay_s = min(delay_s, self._settings.backoff_base_s)
@@ -521,7 +521,7 @@ class Allocation:
         if now - self._renewed_at < self._settings.renew_every_s or not self._servers:
             return
         self._renewed_at = now
-        server = self._servers[int(self._chance.random() * len(self._servers))]
+        server = self._servers[int(self._rng.random() * len(self._servers))]
         entry = m.AwaitGpus(self.request, self._told[:200])
         self._call(server, entry, self._settings.ask_timeout_s)
 
@@ -576,7 +576,7 @@ class Allocation:
     # --- ends ------------------------------------------------------------------------------------
 
     def _renew_request(self) -> None:
-        self.request = replace(self.request, id=RequestId(self._chance.randbytes(16)))
+        self.request = replace(self.request, id=RequestId(self._rng.randbytes(16)))
         self._renewed_at = float("-inf")
 
     def _fail(self, error: GpupoolError) -> None:

@@ -12,8 +12,8 @@
     joined = await join_pool("gpupool-...", server=..., csr_pem=..., ...)
 
 ``connect_pool`` returns once one server has welcomed the client. Connections to all others that it
-learns of are made meanwhile, and made again when they fail. A ``LeaseHold`` lives on them: when the
-one to a server of its lease is lost, so is the lease. All errors are those of ``pool.errors``.
+learns of are made meanwhile, and made again when they fail. A ``LeaseHandle`` lives on them: when
+the one to a server of its lease is lost, so is the lease. All errors are those of ``pool.errors``.
 """
 
 import logging
@@ -33,9 +33,9 @@ from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.pool.transitions.backup import BackupError, from_file, pack
 from gpupool.pool.view import PoolView, Telemetry
-from gpupool.remoting.client.allocator import Allocator, LeaseHold
+from gpupool.remoting.client.allocator import Allocator, LeaseHandle
 from gpupool.remoting.client.credentials import Credentials
-from gpupool.remoting.client.negotiation import AllocationSettings
+from gpupool.remoting.client.negotiation import NegotiationSettings
 from gpupool.remoting.client.server_connections import (
     FIRST_TIMEOUT_S,
     Connections,
@@ -79,7 +79,7 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
-class SystemChance:
+class SystemRng:
     """Chance from the operating system."""
 
     def __init__(self) -> None:
@@ -113,20 +113,20 @@ class Pool:
         connections: Connections,
         *,
         clock: Clock,
-        chance: Randomness,
-        settings: AllocationSettings | None,
+        rng: Randomness,
+        settings: NegotiationSettings | None,
     ) -> None:
         self.credentials = credentials
         self.connections = connections
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._settings = settings
 
     # --- leases ----------------------------------------------------------------------------------
 
     def new_request_id(self) -> RequestId:
         """Return an id for a request."""
-        return RequestId(self._chance.randbytes(16))
+        return RequestId(self._rng.randbytes(16))
 
     def unknown_servers(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return those of ``names`` that no server of the pool has, as far as is known here."""
@@ -141,7 +141,7 @@ class Pool:
         wait_s: float | None = None,
         on_status: Callable[[str], None] = lambda _text: None,
         on_choice: Callable[[tuple[str, ...]], None] = lambda _lines: None,
-    ) -> LeaseHold:
+    ) -> LeaseHandle:
         """Get a lease for ``request``.
 
         Args:
@@ -161,7 +161,7 @@ class Pool:
             request,
             wait_s=wait_s,
             clock=self._clock,
-            chance=self._chance,
+            rng=self._rng,
             on_status=on_status,
             on_choice=on_choice,
             settings=self._settings,
@@ -230,8 +230,8 @@ class Pool:
 
     async def create_token(self, kind: TokenKind, user: str, valid_s: float) -> str:
         """Make a token, and return the text to paste; nobody else ever sees its secret."""
-        secret = self._chance.randbytes(SECRET_SIZE)
-        token = TokenId(self._chance.randbytes(6).hex())
+        secret = self._rng.randbytes(SECRET_SIZE)
+        token = TokenId(self._rng.randbytes(6).hex())
         await self._operate(m.CreateToken(token, kind, user, hash_secret(secret), valid_s))
         return format_token(
             TokenText(
@@ -277,7 +277,7 @@ class Pool:
             parts = pack(file)
         except BackupError as error:
             raise UsageError("the backup cannot be restored", why=str(error)) from error
-        upload = self._chance.randbytes(16)
+        upload = self._rng.randbytes(16)
         for number, part in enumerate(parts):
             await self._operate(m.PutPart(upload, number, part))
         digest = sha256(b"".join(parts)).digest()
@@ -441,8 +441,8 @@ async def connect_pool(
     client: str = "",
     dial: Dial = dial_tls,
     clock: Clock | None = None,
-    chance: Randomness | None = None,
-    settings: AllocationSettings | None = None,
+    rng: Randomness | None = None,
+    settings: NegotiationSettings | None = None,
     timeout_s: float = FIRST_TIMEOUT_S,
 ) -> AsyncGenerator[Pool, None]:
     """Connect to the pool of ``credentials``, at ``servers`` instead of its addresses if given.
@@ -451,11 +451,11 @@ async def connect_pool(
         UnreachableError: no server answers.
         AuthenticationError: either side refuses the other.
     """
-    chance = chance or SystemChance()
+    rng = rng or SystemRng()
     if servers:
         credentials = credentials.at(tuple(servers))
     greeting = Greeting(credentials.token, credentials.secret, version, client)
-    connections = Connections(credentials, greeting, dial=dial, chance=chance, log=LOG)
+    connections = Connections(credentials, greeting, dial=dial, rng=rng, log=LOG)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         await nursery.start(connections.run)
@@ -465,7 +465,7 @@ async def connect_pool(
                 credentials,
                 connections,
                 clock=clock or SystemClock(),
-                chance=chance,
+                rng=rng,
                 settings=settings,
             )
         except BaseException as error:  # noqa: BLE001 - raised again below
@@ -609,4 +609,4 @@ async def _call_once(connection: ServerConnection, message: m.Call) -> m.Message
     return answer
 
 
-__all__ = ["JoinedPool", "LeaseHold", "Pool", "PoolUpdate", "connect_pool", "join_pool", "login"]
+__all__ = ["JoinedPool", "LeaseHandle", "Pool", "PoolUpdate", "connect_pool", "join_pool", "login"]

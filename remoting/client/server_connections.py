@@ -218,13 +218,13 @@ class Connections:
         greeting: Greeting,
         *,
         dial: Dial,
-        chance: Randomness,
+        rng: Randomness,
         log: logging.Logger,
     ) -> None:
         self._credentials = credentials
         self._greeting = greeting
         self._dial = dial
-        self._chance = chance
+        self._rng = rng
         self._log = log
         self._context = client_context(credentials.ca_pem.encode())
         self._nursery: trio.Nursery | None = None
@@ -356,7 +356,7 @@ class Connections:
                 limit_s = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
                 if refused:
                     limit_s = max(limit_s, REFUSED_BACKOFF_S)
-                await trio.sleep(limit_s * (0.5 + 0.5 * self._chance.random()))
+                await trio.sleep(limit_s * (0.5 + 0.5 * self._rng.random()))
 
     def _note(self, target: _Target, error: GpupoolError, *, tried: bool) -> None:
         if str(target.failure) != str(error):

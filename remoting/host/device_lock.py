@@ -16,7 +16,7 @@ PREFIX = "gpupool-gpu-"
 TAKEN = "another gpupool server on this machine offers it"
 
 
-class GpuClaims:
+class DeviceLocks:
     """The claims of this process; they end with it, or with ``close``."""
 
     def __init__(self, prefix: str = PREFIX) -> None:

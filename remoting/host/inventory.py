@@ -23,7 +23,7 @@ from gpupool.remoting.devices.nvml import (
     NvmlSystem,
     XidEvent,
 )
-from gpupool.remoting.host.device_lock import GpuClaims
+from gpupool.remoting.host.device_lock import DeviceLocks
 
 SAMPLE_TIMEOUT_S = 5.0
 """A healthy H200 answers everything in milliseconds; one that hangs for this long is at fault."""
@@ -201,14 +201,14 @@ class Inventory:
         *,
         system: NvmlSystem | None = None,
         problem: str = "",
-        claims: GpuClaims | None = None,
+        device_locks: DeviceLocks | None = None,
         log: Log = lambda _text: None,
     ) -> None:
         self.driver_version = system.driver_version if system else ""
         self.cuda_version = system.cuda_version if system else ""
         self.problem = problem  # why no real GPU was found
         self._nvml = nvml
-        self._claims = claims
+        self._device_locks = device_locks
         self._log = log
         self._hanging = False
         self._sampling = trio.Lock()
@@ -224,7 +224,7 @@ class Inventory:
         emulated_count: int = 0,
         emulated_memory: int = 16 << 30,
         only: Sequence[str] = (),
-        claims: GpuClaims | None = None,
+        device_locks: DeviceLocks | None = None,
         log: Log = lambda _text: None,
     ) -> "Inventory":
         """Return the inventory of this machine; blocks while the driver wakes the GPUs.
@@ -236,7 +236,7 @@ class Inventory:
             emulated_memory: bytes that each pretends to have; only accounted, not allocated.
             only: the real GPUs to offer, by nvidia-smi's numbers or beginnings of UUIDs; all, if
                 there are none.
-            claims: asked before a real GPU is offered; a GPU that is not ours is at fault.
+            device_locks: asked before a real GPU is offered; a GPU that is not ours is at fault.
             log: takes one line about what happens to a GPU.
         """
         real: list[Gpu] = []
@@ -255,7 +255,7 @@ class Inventory:
             nvml if real else None,
             system=system,
             problem=problem,
-            claims=claims,
+            device_locks=device_locks,
             log=log,
         )
         if real and nvml is not None:
@@ -339,7 +339,7 @@ class Inventory:
         nothing = OwnUse(frozenset(), 0)
         for uuid, sample in found.samples.items():
             state = apply_sample(self._states[uuid], sample, own.get(uuid, nothing))
-            if self._claims is not None and (why := self._claims.refusal(uuid)):
+            if self._device_locks is not None and (why := self._device_locks.refusal(uuid)):
                 state = apply_failure(state, why)
             self._states[uuid] = state
         for uuid, fault in found.failures.items():

@@ -65,7 +65,7 @@ def write_record(state_dir: Path, workers: Mapping[int, int], directory: Path) -
         raise StorageError("the record of workers cannot be written", why=str(error)) from error
 
 
-def sweep_former_workers(state_dir: Path) -> int:
+def reap_orphans(state_dir: Path) -> int:
     """Kill every recorded worker that still lives, wait until it is gone, and count them.
 
     Their files are removed, too. Blocks for up to ``DEATH_TIMEOUT_S`` in all.

@@ -21,9 +21,9 @@ from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.host import host_memory
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.inventory import Inventory, Log, OwnUse
-from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_doorway, serve_doorway
-from gpupool.remoting.host.worker_handle import Worker, WorkerFailedError, WorkerState
-from gpupool.remoting.host.worker_pool import Fleet, FleetSettings
+from gpupool.remoting.host.unix_listener import SOCKET_NAME, bind_unix_listener, serve_unix_listener
+from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
+from gpupool.remoting.host.worker_pool import WorkerPool, WorkerPoolSettings
 from gpupool.remoting.protocol import worker_messages
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
@@ -64,7 +64,7 @@ class _Opening:
     done: trio.Event = field(default_factory=trio.Event)
 
 
-class Host:
+class HostSupervisor:
     """Implements ``remoting.sessions.SessionHost`` with worker processes."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Host:
         *,
         runtime_dir: Path,
         state_dir: Path | None = None,
-        idle_spares: int = 1,
+        warm_workers: int = 1,
         data_encryption: Callable[[LeaseId], str] = lambda _lease: "tls",
         limits: HostLimits | None = None,
         doors: Mapping[str, str] | None = None,
@@ -88,8 +88,8 @@ class Host:
             inventory: the GPUs of this server.
             runtime_dir: an existing directory for ``data.sock`` and the workers' files; mode 0711
                 lets other users of the machine reach the socket.
-            state_dir: where live workers are recorded, for ``sweep_former_workers``.
-            idle_spares: warm workers that wait for sessions.
+            state_dir: where live workers are recorded, for ``reap_orphans``.
+            warm_workers: warm workers that wait for sessions.
             data_encryption: asked for each connection: what holds for its lease, "tls" or "off".
             limits: bounds and intervals.
             doors: name of each door to its "module:function"; by default the array door.
@@ -111,34 +111,34 @@ class Host:
         self._used_at: dict[LeaseId, float] = {}  # trio's time of the last use
         self._totals: dict[LeaseId, worker_messages.Report] = {}  # of workers that have ended
         self._nursery: trio.Nursery | None = None
-        self.fleet = Fleet(
-            FleetSettings(
+        self.worker_pool = WorkerPool(
+            WorkerPoolSettings(
                 runtime_dir=runtime_dir,
                 state_dir=state_dir,
                 cuda=inventory.has_real,
-                idle_spares=idle_spares,
+                warm_workers=warm_workers,
                 worker_count_max=self._limits.workers,
                 doors=doors,
                 landlock=landlock,
                 own_uids=own_uids,
             ),
             handle=self._handle,
-            bury=self._bury,
+            reap=self._reap,
             budget=self.budget,
             log=log,
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; every worker is gone when this returns."""
-        listener = bind_doorway(self._runtime_dir)
+        listener = bind_unix_listener(self._runtime_dir)
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await nursery.start(self.fleet.run)
+                await nursery.start(self.worker_pool.run)
                 nursery.start_soon(self._sample_for_ever)
                 if listener is not None:
                     self._unix_path = str(self._runtime_dir / SOCKET_NAME)
-                    nursery.start_soon(serve_doorway, listener, self.hand_over, self._log)
+                    nursery.start_soon(serve_unix_listener, listener, self.hand_over, self._log)
                 else:
                     self._log(f"no {SOCKET_NAME}: the path of {self._runtime_dir} is too long")
                 task_status.started()
@@ -161,7 +161,7 @@ class Host:
     def worker_count(self) -> dict[LeaseId, int]:
         """Return how many live workers each lease has."""
         count: dict[LeaseId, int] = {}
-        for worker in self.fleet.workers.values():
+        for worker in self.worker_pool.workers.values():
             if worker.lease is not None:
                 count[worker.lease] = count.get(worker.lease, 0) + 1
         return count
@@ -176,7 +176,7 @@ class Host:
         accounted = {gpu.id: self.budget.used_on(gpu.id) for gpu in self.gpus()}
         workers = self.worker_count()
         totals = dict(self._totals)
-        for worker in self.fleet.workers.values():
+        for worker in self.worker_pool.workers.values():
             if worker.lease is not None:
                 totals[worker.lease] = _sum(totals.get(worker.lease), worker.totals)
         sessions = tuple(
@@ -194,7 +194,7 @@ class Host:
 
     def confinement(self) -> tuple[str, ...]:
         """Return what separates the live workers from this server; for ``doctor`` and tests."""
-        found = [set(w.confinement) for w in self.fleet.workers.values() if w.ready.is_set()]
+        found = [set(w.confinement) for w in self.worker_pool.workers.values() if w.ready.is_set()]
         return tuple(sorted(found[0].intersection(*found[1:]))) if found else ()
 
     # --- sessions -------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ class Host:
             except BudgetError as error:
                 raise GpupoolError("no session can be opened", why=str(error)) from error
             self._check_context_room(lease.id, gpus)
-            worker = await self.fleet.claim()
+            worker = await self.worker_pool.claim()
             try:
                 others = {p.server for p in lease.partitions} - {p.server for p in partitions}
                 worker.peers = frozenset(others)
@@ -272,8 +272,8 @@ class Host:
         for opening in list(self._openings.get(lease, ())):
             opening.scope.cancel()
             await opening.done.wait()
-        while doomed := [w for w in self.fleet.workers.values() if w.lease == lease]:
-            await self.fleet.end(doomed, reason)
+        while terminating := [w for w in self.worker_pool.workers.values() if w.lease == lease]:
+            await self.worker_pool.end(terminating, reason)
         await trio.lowlevel.checkpoint()
         self.budget.close_lease(lease)
         self._used_at.pop(lease, None)
@@ -298,8 +298,8 @@ class Host:
             raise GpupoolError(what, why="one session cannot mix emulated and real GPUs")
         if len(gpus) > 1 and any(gpu.parent for gpu in gpus):
             raise GpupoolError(what, why="CUDA shows a process one MIG instance at most")
-        if door not in self.fleet.doors:
-            known = ", ".join(sorted(self.fleet.doors))
+        if door not in self.worker_pool.doors:
+            known = ", ".join(sorted(self.worker_pool.doors))
             raise GpupoolError(what, why=f"this server has no door {door!r}, only {known}")
         opening = len(self._openings.get(lease.id, ()))
         if self.worker_count().get(lease.id, 0) + opening >= self._limits.workers_per_lease:
@@ -326,7 +326,7 @@ class Host:
 
     async def _assign(
         self,
-        worker: Worker,
+        worker: WorkerHandle,
         lease: Lease,
         partitions: Sequence[Partition],
         gpus: Sequence[Gpu],
@@ -346,8 +346,8 @@ class Host:
         self.budget.add_worker(worker.number, lease.id)
         for gpu in real:
             self.budget.charge(worker.number, gpu, self._limits.context_overhead)
-        uid, groups = await self.fleet.give_user(worker)
-        await self.fleet.give_kernels(worker, lease.user)
+        uid, groups = await self.worker_pool.give_user(worker)
+        await self.worker_pool.give_kernels(worker, lease.user)
         ticket = os.urandom(32)
         devices = tuple(
             worker_messages.AssignedDevice(
@@ -380,7 +380,7 @@ class Host:
         with theirs:
             worker.send(assign, theirs.fileno())
         with trio.move_on_after(ASSIGN_TIMEOUT_S):
-            await self.fleet.until(worker, worker.assigned)
+            await self.worker_pool.until(worker, worker.assigned)
         if not worker.assigned.is_set():
             raise WorkerFailedError("no session can be opened", why="the worker does not answer")
         assert self._nursery is not None
@@ -410,8 +410,8 @@ class Host:
                     hint="ask for a larger partition, or free memory in the other processes",
                 )
 
-    def _waiting(self, session: bytes) -> Worker | None:
-        for worker in self.fleet.workers.values():
+    def _waiting(self, session: bytes) -> WorkerHandle | None:
+        for worker in self.worker_pool.workers.values():
             if worker.session == session and (
                 worker.state is WorkerState.WAITING
                 or (worker.state is WorkerState.CONNECTED and worker.expects_peers)
@@ -419,10 +419,10 @@ class Host:
                 return worker
         return None
 
-    async def _await_client(self, worker: Worker) -> None:
+    async def _await_client(self, worker: WorkerHandle) -> None:
         with trio.move_on_after(self._limits.connect_timeout_s):
             try:
-                await self.fleet.until(worker, worker.connected)
+                await self.worker_pool.until(worker, worker.connected)
             except WorkerFailedError:
                 return  # It has ended meanwhile, which was logged.
         if not worker.connected.is_set():
@@ -430,7 +430,7 @@ class Host:
 
     # --- what workers say -----------------------------------------------------------------------
 
-    def _handle(self, worker: Worker, message: worker_messages.WorkerMessage) -> None:
+    def _handle(self, worker: WorkerHandle, message: worker_messages.WorkerMessage) -> None:
         if isinstance(message, worker_messages.Assigned):
             worker.assigned.set()
         elif isinstance(message, worker_messages.Connected):
@@ -457,17 +457,17 @@ class Host:
         else:
             worker.kill(f"it sent {type(message).__name__} out of turn")
 
-    def _use(self, worker: Worker) -> None:
+    def _use(self, worker: WorkerHandle) -> None:
         """Note that a lease is in use."""
         if worker.lease is not None:
             self._used_at[worker.lease] = trio.current_time()
 
-    def _bury(self, worker: Worker) -> None:
+    def _reap(self, worker: WorkerHandle) -> None:
         self.budget.end_worker(worker.number)
         if worker.lease is not None:
             self._totals[worker.lease] = _sum(self._totals.get(worker.lease), worker.totals)
 
-    async def _dial(self, worker: Worker, server: ServerId) -> None:
+    async def _dial(self, worker: WorkerHandle, server: ServerId) -> None:
         """Connect a worker to another server of its lease, which is all that it may reach."""
         address = self._address_of(server) if server in worker.peers else None
         reason = f"server {server[:32]} is none of this lease" if address is None else ""
@@ -493,7 +493,7 @@ class Host:
 
     def own_use(self) -> dict[GpuId, OwnUse]:
         """Return what our workers hold, by which a sample is told apart."""
-        pids = frozenset(worker.process.pid for worker in self.fleet.workers.values())
+        pids = frozenset(worker.process.pid for worker in self.worker_pool.workers.values())
         return {gpu.id: OwnUse(pids, self.budget.used_on(gpu.id)) for gpu in self.gpus()}
 
     async def _sample_for_ever(self) -> None:
@@ -503,7 +503,7 @@ class Host:
             self._watch_host_memory()
             await trio.sleep(self._limits.sample_interval_s)
 
-    async def _measure_contexts(self, worker: Worker) -> None:
+    async def _measure_contexts(self, worker: WorkerHandle) -> None:
         """Charge what the worker's contexts take while it has allocated nothing."""
         await self.inventory.sample(self.own_use)
         if worker.state is WorkerState.ENDED:
@@ -519,9 +519,9 @@ class Host:
 
     def _reconcile(self) -> None:
         """Charge what NVML finds beyond the reservations; kill who is far over the partition."""
-        over: dict[tuple[LeaseId, GpuId], list[tuple[int, Worker]]] = {}
+        over: dict[tuple[LeaseId, GpuId], list[tuple[int, WorkerHandle]]] = {}
         found: dict[tuple[LeaseId, GpuId], int] = {}
-        for worker in self.fleet.workers.values():
+        for worker in self.worker_pool.workers.values():
             if worker.lease is None or not worker.contexts:
                 continue
             for gpu in worker.real:
@@ -547,8 +547,8 @@ class Host:
 
     def _watch_host_memory(self) -> None:
         """Kill the largest worker of a lease that takes too much of this server's memory."""
-        found: dict[LeaseId, list[tuple[int, Worker]]] = {}
-        for worker in self.fleet.workers.values():
+        found: dict[LeaseId, list[tuple[int, WorkerHandle]]] = {}
+        for worker in self.worker_pool.workers.values():
             if worker.lease is not None:
                 used = host_memory.resident(worker.process.pid)
                 found.setdefault(worker.lease, []).append((used, worker))

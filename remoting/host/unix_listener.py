@@ -26,7 +26,7 @@ HandOver = Callable[[bytes, socket.socket], Awaitable[None]]
 Log = Callable[[str], None]
 
 
-def bind_doorway(runtime_dir: Path) -> socket.socket | None:
+def bind_unix_listener(runtime_dir: Path) -> socket.socket | None:
     """Return the listening socket, open to all users of the machine; None if the path is too long.
 
     Who connects proves that it knows the ticket of its session, so file modes decide nothing.
@@ -42,7 +42,7 @@ def bind_doorway(runtime_dir: Path) -> socket.socket | None:
     return listener
 
 
-async def serve_doorway(listener: socket.socket, hand_over: HandOver, log: Log) -> None:
+async def serve_unix_listener(listener: socket.socket, hand_over: HandOver, log: Log) -> None:
     """Accept connections and route each to the worker of the session that it names."""
     listening = trio.socket.from_stdlib_socket(listener)
     slots = trio.Semaphore(PENDING_COUNT_MAX)

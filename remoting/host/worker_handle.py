@@ -50,7 +50,7 @@ class WorkerFailedError(GpupoolError):
 
 
 @dataclass(slots=True)
-class Worker:
+class WorkerHandle:
     """A worker process and everything that the host keeps for it."""
 
     number: int
@@ -151,7 +151,7 @@ class Worker:
         return f"exited with code {code}"
 
 
-async def wait_exit(worker: Worker) -> None:
+async def wait_exit(worker: WorkerHandle) -> None:
     """Wait until the process of ``worker`` has ended, and reap it."""
     await trio.lowlevel.wait_readable(worker.pidfd)
     worker.process.wait()
@@ -159,7 +159,7 @@ async def wait_exit(worker: Worker) -> None:
 
 
 async def read_messages(
-    worker: Worker, handle: Callable[[worker_messages.WorkerMessage], None]
+    worker: WorkerHandle, handle: Callable[[worker_messages.WorkerMessage], None]
 ) -> None:
     """Hand on everything that ``worker`` says, until it closes or says what it may not."""
     reader = worker_messages.frame_reader()
@@ -180,7 +180,7 @@ async def read_messages(
         worker.kill(f"its control socket failed: {error}")
 
 
-async def serve_budget(worker: Worker, budget: Budget, sharing: Sharing) -> None:
+async def serve_budget(worker: WorkerHandle, budget: Budget, sharing: Sharing) -> None:
     """Answer the calls of ``worker`` on the budget, until it closes or asks what it may not."""
     assert worker.budget is not None
     sock = worker.budget
@@ -219,7 +219,7 @@ async def serve_budget(worker: Worker, budget: Budget, sharing: Sharing) -> None
 
 
 def answer_sharing(
-    worker: Worker,
+    worker: WorkerHandle,
     budget: Budget,
     sharing: Sharing,
     call: worker_messages.BudgetCall,
@@ -259,7 +259,7 @@ def answer_sharing(
     ) + found.value, passed
 
 
-def answer_holding(worker: Worker, budget: Budget, call: worker_messages.BudgetCall) -> bytes:
+def answer_holding(worker: WorkerHandle, budget: Budget, call: worker_messages.BudgetCall) -> bytes:
     """Note who holds shared memory; return the answer, which only a pledge has.
 
     Raises:
@@ -281,7 +281,9 @@ def answer_holding(worker: Worker, budget: Budget, call: worker_messages.BudgetC
     return worker_messages.BUDGET_ANSWER.pack(1, 0)
 
 
-def answer_budget_call(worker: Worker, budget: Budget, call: worker_messages.BudgetCall) -> bytes:
+def answer_budget_call(
+    worker: WorkerHandle, budget: Budget, call: worker_messages.BudgetCall
+) -> bytes:
     """Carry out one call and return its answer; a release has none.
 
     Raises:
@@ -299,7 +301,7 @@ def answer_budget_call(worker: Worker, budget: Budget, call: worker_messages.Bud
     return worker_messages.BUDGET_ANSWER.pack(granted, budget.usage(worker.lease, gpu))
 
 
-async def read_errors(worker: Worker, log: Callable[[str], None]) -> None:
+async def read_errors(worker: WorkerHandle, log: Callable[[str], None]) -> None:
     """Log what ``worker`` prints, up to a limit, and keep reading so that it never blocks."""
     pending = b""
     async with trio.lowlevel.FdStream(worker.errors) as stream:
@@ -311,7 +313,7 @@ async def read_errors(worker: Worker, log: Callable[[str], None]) -> None:
     _log_line(worker, pending, log)
 
 
-def _log_line(worker: Worker, line: bytes, log: Callable[[str], None]) -> None:
+def _log_line(worker: WorkerHandle, line: bytes, log: Callable[[str], None]) -> None:
     text = worker_messages.shortened(line.decode(errors="replace")).strip()
     if text:
         worker.say(text, log)

@@ -19,8 +19,8 @@ from gpupool.remoting.host.shared_handles import Sharing, descriptor_room
 from gpupool.remoting.host.users import LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.host.worker_handle import (
     LAST_WORDS_TIMEOUT_S,
-    Worker,
     WorkerFailedError,
+    WorkerHandle,
     WorkerState,
     read_errors,
     read_messages,
@@ -40,7 +40,7 @@ DOORS = {
 START_TIMEOUT_S = 60.0
 """Importing CuPy from a cold disk takes tens of seconds."""
 
-SPARE_BACKOFF_S, SPARE_BACKOFF_MAX_S = 0.5, 30.0
+WARM_BACKOFF_S, WARM_BACKOFF_MAX_S = 0.5, 30.0
 """Between attempts to start a spare worker that keep failing."""
 
 UNKILLABLE_AFTER_S = 5.0
@@ -48,28 +48,28 @@ UNKILLABLE_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSettings:
+class WorkerPoolSettings:
     """How workers are started, and how many."""
 
     runtime_dir: Path
     state_dir: Path | None  # where live workers are recorded; None keeps no record
     cuda: bool  # whether any GPU is real
-    idle_spares: int = 1
+    warm_workers: int = 1
     worker_count_max: int = 256
     doors: Mapping[str, str] | None = None
     landlock: bool = True
     own_uids: bool = True  # where possible
 
 
-class Fleet:
+class WorkerPool:
     """All worker processes. ``run`` must be running for anything to happen."""
 
     def __init__(
         self,
-        settings: FleetSettings,
+        settings: WorkerPoolSettings,
         *,
-        handle: Callable[[Worker, worker_messages.WorkerMessage], None],
-        bury: Callable[[Worker], None],
+        handle: Callable[[WorkerHandle, worker_messages.WorkerMessage], None],
+        reap: Callable[[WorkerHandle], None],
         budget: Budget,
         log: Log,
     ) -> None:
@@ -77,16 +77,16 @@ class Fleet:
 
         Args:
             settings: how to start workers.
-            handle: takes every message of a worker that is no affair of the fleet's.
-            bury: called once for each worker, when its process is gone.
+            handle: takes every message of a worker that is no affair of the worker pool's.
+            reap: called once for each worker, when its process is gone.
             budget: answers the workers' calls.
             log: takes one line.
         """
         self.doors = dict(DOORS if settings.doors is None else settings.doors)
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerHandle] = {}
         self._settings = settings
         self._handle = handle
-        self._bury = bury
+        self._reap = reap
         self._log = log
         self._number = 0
         self._nursery: trio.Nursery | None = None
@@ -129,7 +129,7 @@ class Fleet:
             for worker in self.workers.values():
                 worker.kill("the server stops", failed=False)
 
-    async def claim(self) -> Worker:
+    async def claim(self) -> WorkerHandle:
         """Return a warm worker for one session: a spare if there is one, else a new one.
 
         Raises:
@@ -147,7 +147,7 @@ class Fleet:
             raise
         return worker
 
-    async def give_user(self, worker: Worker) -> tuple[int, tuple[int, ...]]:
+    async def give_user(self, worker: WorkerHandle) -> tuple[int, tuple[int, ...]]:
         """Return the uid and groups that a worker becomes for its lease; -1: it stays who it is.
 
         Raises:
@@ -164,7 +164,7 @@ class Fleet:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
         return worker.uid, self._isolation.groups
 
-    async def give_kernels(self, worker: Worker, user: str) -> None:
+    async def give_kernels(self, worker: WorkerHandle, user: str) -> None:
         """Let a worker load what the workers of ``user`` have compiled, or got from its clients.
 
         It is called once the worker can serve nobody else. A worker that could write where others
@@ -179,12 +179,12 @@ class Fleet:
             images = spawn.image_directory(worker.directory)
             await trio.to_thread.run_sync(self._images.give, user, images, uid)
 
-    async def end(self, workers: Iterable[Worker], reason: str) -> None:
+    async def end(self, workers: Iterable[WorkerHandle], reason: str) -> None:
         """Kill workers, and return once every one of them is gone, however long that takes."""
-        doomed = list(workers)
-        for worker in doomed:
+        terminating = list(workers)
+        for worker in terminating:
             worker.kill(reason, failed=False)
-        for worker in doomed:
+        for worker in terminating:
             with trio.move_on_after(UNKILLABLE_AFTER_S):
                 await worker.ended.wait()
             if not worker.ended.is_set():
@@ -195,7 +195,7 @@ class Fleet:
         self._changed.set()
         self._changed = trio.Event()
 
-    async def until(self, worker: Worker, event: trio.Event) -> None:
+    async def until(self, worker: WorkerHandle, event: trio.Event) -> None:
         """Wait for ``event``, or raise when the worker ends before."""
         async with trio.open_nursery() as nursery:
 
@@ -211,10 +211,10 @@ class Fleet:
     # --- spares ---------------------------------------------------------------------------------
 
     async def _keep_spares(self) -> None:
-        backoff_s = SPARE_BACKOFF_S
+        backoff_s = WARM_BACKOFF_S
         while True:
             changed = self._changed
-            if self._spare_count() >= self._settings.idle_spares:
+            if self._spare_count() >= self._settings.warm_workers:
                 await changed.wait()
                 continue
             try:
@@ -223,9 +223,9 @@ class Fleet:
             except GpupoolError as error:
                 self._log(f"no spare worker: {error}; trying again in {backoff_s:.1f} s")
                 await trio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, SPARE_BACKOFF_MAX_S)
+                backoff_s = min(2 * backoff_s, WARM_BACKOFF_MAX_S)
             else:
-                backoff_s = SPARE_BACKOFF_S
+                backoff_s = WARM_BACKOFF_S
 
     def _spare_count(self) -> int:
         idle = (WorkerState.STARTING, WorkerState.WARM)
@@ -233,7 +233,7 @@ class Fleet:
 
     # --- the life of one worker -----------------------------------------------------------------
 
-    def _start(self) -> Worker:
+    def _start(self) -> WorkerHandle:
         if self._nursery is None:
             raise WorkerFailedError("no worker can be started", why="the server is not running")
         if len(self.workers) >= self._settings.worker_count_max:
@@ -249,7 +249,7 @@ class Fleet:
         self._nursery.start_soon(self._mind, worker)
         return worker
 
-    def _spawn(self) -> Worker:
+    def _spawn(self) -> WorkerHandle:
         """Start a process; whatever was opened for it is closed again when that fails."""
         self._number += 1
         with contextlib.ExitStack() as undo:
@@ -266,7 +266,7 @@ class Fleet:
                 theirs.close()
                 os.close(their_errors)
             undo.pop_all()
-        return Worker(
+        return WorkerHandle(
             number=self._number,
             process=process,
             pidfd=os.pidfd_open(process.pid),
@@ -276,7 +276,7 @@ class Fleet:
             start_time=orphan_reaper.start_time_of(process.pid) or 0,
         )
 
-    async def _mind(self, worker: Worker) -> None:
+    async def _mind(self, worker: WorkerHandle) -> None:
         """Live through a worker's life, and leave nothing of it behind."""
         with trio.CancelScope(shield=True):
             async with trio.open_nursery() as readers:
@@ -295,24 +295,24 @@ class Fleet:
                 worker.assigned.set()
             await self._clean_up(worker)
 
-    async def _wait_end(self, worker: Worker) -> None:
+    async def _wait_end(self, worker: WorkerHandle) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._start_deadline, worker)
             await wait_exit(worker)
             nursery.cancel_scope.cancel()
 
-    async def _start_deadline(self, worker: Worker) -> None:
+    async def _start_deadline(self, worker: WorkerHandle) -> None:
         with trio.move_on_after(START_TIMEOUT_S) as scope:
             await worker.ready.wait()
         if scope.cancelled_caught:
             worker.kill(f"it was not ready within {START_TIMEOUT_S:.0f} s")
 
-    async def _answer_budget(self, worker: Worker) -> None:
+    async def _answer_budget(self, worker: WorkerHandle) -> None:
         await worker.assigned.wait()
         if worker.budget is not None:
             await serve_budget(worker, self._budget, self._sharing)
 
-    async def _clean_up(self, worker: Worker) -> None:
+    async def _clean_up(self, worker: WorkerHandle) -> None:
         self._sharing.end_worker(worker.number)
         if worker.user is not None:
             self._users.ended(worker.user, worker.process.pid)
@@ -331,11 +331,11 @@ class Fleet:
             self._log(str(error))  # A record too many does no harm: it names a dead process.
         if worker.failed or (worker.process.returncode and not worker.kill_reason):
             self._log(f"{worker.label} ended: {worker.exit_reason()}")
-        self._bury(worker)
+        self._reap(worker)
         worker.ended.set()
         self._wake()
 
-    def _remove_remains(self, worker: Worker) -> bool:
+    def _remove_remains(self, worker: WorkerHandle) -> bool:
         """Kill what it started and remove its files; return whether that went; on a thread."""
         if worker.user is not None:
             gone = worker.user.clean_up(worker.process.pid)
@@ -353,7 +353,7 @@ class Fleet:
         spawn.remove_directory(worker.directory, self._log)
         return gone
 
-    def _message(self, worker: Worker, message: worker_messages.WorkerMessage) -> None:
+    def _message(self, worker: WorkerHandle, message: worker_messages.WorkerMessage) -> None:
         if isinstance(message, worker_messages.Ready) and worker.state is WorkerState.STARTING:
             worker.certificate_sha256 = message.certificate_sha256
             worker.confinement = message.confinement
@@ -379,7 +379,7 @@ class Fleet:
             self._said.add(text)
             self._log(text)
 
-    def _start_message(self, worker: Worker) -> worker_messages.Start:
+    def _start_message(self, worker: WorkerHandle) -> worker_messages.Start:
         own = self._isolation.own_uid
         return worker_messages.Start(
             own_uid=own,

@@ -1,7 +1,7 @@
 """One control connection as a state machine over bytes: which message may come when.
 
 Rule 1: everything that decides whether a message is allowed lives here. Rule 2: nothing here
-knows what a message means; the steward and the client do.
+knows what a message means; the controller and the client do.
 
     CONNECTING --opening--> GREETING --Welcome--> OPEN --closed()--> CLOSED
                                      --CaCertificate, Refused----->  CLOSED

@@ -7,7 +7,7 @@ sends the same names (``driver/shim/link.c``).
 import re
 from collections.abc import Mapping
 
-HEEDED = (
+ALLOWED = (
     *("CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_MAX_COPY_CONNECTIONS"),
     *("CUDA_SCALE_LAUNCH_QUEUES", "CUDA_MODULE_DATA_LOADING", "CUDA_BINARY_LOADER_THREAD_COUNT"),
     *("CUDA_GRAPHS_USE_NODE_PRIORITY", "CUDA_AUTO_BOOST", "CUDA_CACHE_DISABLE"),
@@ -22,7 +22,7 @@ VALUE_LENGTH_MAX = 32
 _VALUE = re.compile(rf"[A-Za-z0-9_.+-]{{1,{VALUE_LENGTH_MAX}}}", re.ASCII)
 
 
-def heeded(given: Mapping[str, object]) -> dict[str, str]:
+def allowed_environment(given: Mapping[str, object]) -> dict[str, str]:
     """Return what of ``given``, a program's environment, is passed on; the rest is left out."""
-    found = ((name, given.get(name)) for name in HEEDED)
+    found = ((name, given.get(name)) for name in ALLOWED)
     return {n: value for n, value in found if isinstance(value, str) and _VALUE.fullmatch(value)}

@@ -18,7 +18,7 @@ CBOR array ``[number, fields]``. Any call may be answered by ``Refused``.
     GetAudit, GetBackup                      AuditNow, BackupIs
     PutPart, RestoreBackup                   Done
     JoinPool                                 Joined
-                                             TryNow, LeaseEnded, LeaseNotice, Members,
+                                             CapacityAvailable, LeaseEnded, LeaseNotice, Members,
                                              Update, Dismissed   (pushes)
 """
 
@@ -209,7 +209,7 @@ class OpenSession:
     lease: LeaseId
     door: str
     program: str
-    settings: dict[str, str] = field(default_factory=dict[str, str])  # of ``settings.HEEDED``
+    settings: dict[str, str] = field(default_factory=dict[str, str])  # of ``settings.ALLOWED``
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,7 +467,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class TryNow:
+class CapacityAvailable:
     """A hint: these waiting requests would probably be granted now."""
 
     requests: tuple[RequestId, ...]
@@ -559,7 +559,7 @@ Answer = (
     | BackupIs
     | Joined
 )
-Push = TryNow | LeaseEnded | LeaseNotice | Members | Update | Dismissed
+Push = CapacityAvailable | LeaseEnded | LeaseNotice | Members | Update | Dismissed
 Message = Opening | Call | Answer | Push
 
 # The number of each message on the wire. Numbers are never reused.
@@ -612,7 +612,7 @@ ANSWERS: dict[int, type[Answer]] = {
     177: BackupIs,
 }
 PUSHES: dict[int, type[Push]] = {
-    192: TryNow,
+    192: CapacityAvailable,
     193: LeaseEnded,
     194: Members,
     195: Update,

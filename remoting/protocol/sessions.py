@@ -66,7 +66,7 @@ class SessionHost(Protocol):
     ) -> SessionInfo:
         """Start (or take a spare) worker for one client process of ``lease``.
 
-        ``settings`` are variables for its driver, of ``settings.HEEDED`` alone.
+        ``settings`` are variables for its driver, of ``settings.ALLOWED`` alone.
 
         Raises:
             GpupoolError: when no worker can be had.

@@ -1,4 +1,4 @@
-"""The steward's calls that look at the pool or operate it: views, tokens, servers, joining.
+"""The controller's calls that look at the pool or operate it: views, tokens, servers, joining.
 
 Who may do what: everybody with a user's token sees the whole pool and ends their own leases;
 operators do everything else. A server token lets one server join.
@@ -20,7 +20,7 @@ from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server import backup_service, policy_service
 from gpupool.remoting.server.proposer import CLOCK_OFFSET_MAX_S
-from gpupool.remoting.server.service_context import Client, Front
+from gpupool.remoting.server.service_context import Client, ServiceContext
 from gpupool.remoting.server.validation import check_request
 
 UPDATE_EVERY_MIN_S = 0.2
@@ -30,18 +30,18 @@ SERVER_ID_LENGTH = 12
 REASON_LENGTH_MAX = 200
 
 
-class Desk:
-    """The counter at which people look and operate; ``steward`` keeps the connections."""
+class AdminService:
+    """The counter at which people look and operate; ``controller`` keeps the connections."""
 
     def __init__(
         self,
-        steward: Front,
+        controller: ServiceContext,
         *,
         host: SessionHost,
         clock_offset_s: Callable[[], float],
         loop_lag_s: Callable[[], float],
     ) -> None:
-        self._steward = steward
+        self._controller = controller
         self._host = host
         self._clock_offset_s = clock_offset_s
         self._loop_lag_s = loop_lag_s
@@ -63,27 +63,27 @@ class Desk:
         Raises:
             GpupoolError: when it is refused.
         """
-        steward = self._steward
+        controller = self._controller
         match message:
             case m.GetView():
-                steward.answer(client, call, m.ViewNow(self.view()))
+                controller.answer(client, call, m.ViewNow(self.view()))
             case m.GetTelemetry():
-                steward.answer(client, call, m.TelemetryNow(self.telemetry()))
+                controller.answer(client, call, m.TelemetryNow(self.telemetry()))
             case m.Subscribe():
                 self._subscribe(client, message.interval_s)
-                steward.answer(client, call, m.Done())
+                controller.answer(client, call, m.Done())
             case m.GetAudit():
                 self._audit(client, call)
             case m.GetPolicy():
-                answer = policy_service.policy_is(steward.state, message.version)
-                steward.answer(client, call, answer)
+                answer = policy_service.policy_is(controller.state, message.version)
+                controller.answer(client, call, answer)
             case m.GetPolicyHistory():
-                steward.answer(client, call, policy_service.history(steward.state))
+                controller.answer(client, call, policy_service.history(controller.state))
             case m.CheckPolicy():
                 if message.request is not None:
                     check_request(message.request)
-                answer = policy_service.check_policy(steward, client, message)
-                steward.answer(client, call, answer)
+                answer = policy_service.check_policy(controller, client, message)
+                controller.answer(client, call, answer)
             case m.JoinPool():
                 self._join(client, call, message)
             case m.EndLease():
@@ -95,8 +95,10 @@ class Desk:
 
     def view(self) -> PoolView:
         """Return the pool as this server sees it."""
-        steward = self._steward
-        view = build_view(steward.state, steward.health(), steward.self_id, steward.clock.wall_ms())
+        controller = self._controller
+        view = build_view(
+            controller.state, controller.health(), controller.self_id, controller.clock.wall_ms()
+        )
         offset_s = self._clock_offset_s()
         if abs(offset_s) <= CLOCK_OFFSET_MAX_S:
             return view
@@ -111,28 +113,28 @@ class Desk:
         """Return what this server measures of itself."""
         gpus, sessions = self._host.telemetry()
         return Telemetry(
-            server=self._steward.self_id,
-            at=Milliseconds(self._steward.clock.wall_ms()),
+            server=self._controller.self_id,
+            at=Milliseconds(self._controller.clock.wall_ms()),
             gpus=gpus,
             sessions=sessions,
             loop_lag_s=self._loop_lag_s(),
             counters={
-                "connections": len(self._steward.clients()),
-                "waiting": len(self._steward.waiters),
-                "proposals": len(self._steward.proposals),
+                "connections": len(self._controller.clients()),
+                "waiting": len(self._controller.wait_queue),
+                "proposals": len(self._controller.proposals),
             },
         )
 
     def _audit(self, client: Client, call: int) -> None:
         """Answer once a command of ours is committed: whatever was done before is in then."""
-        steward = self._steward
+        controller = self._controller
 
         def then(_result: Result) -> m.Message:
-            former = steward.state.former
+            former = controller.state.former
             acts = former.acts if former is not None else ()
-            return m.AuditNow(steward.state.acts, steward.state.act_count, acts)
+            return m.AuditNow(controller.state.acts, controller.state.act_count, acts)
 
-        steward.propose_for(client, call, commands.Tick(), then)
+        controller.propose_for(client, call, commands.Tick(), then)
 
     def _subscribe(self, client: Client, interval_s: float) -> None:
         if interval_s == 0:
@@ -141,7 +143,7 @@ class Desk:
         if not interval_s > 0:
             raise UsageError("an interval is a positive number of seconds")
         client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
-        client.update_at = self._steward.clock.monotonic()
+        client.update_at = self._controller.clock.monotonic()
         self._subscribers[client.connection] = client
 
     def push_updates(self, now: float) -> None:
@@ -153,7 +155,7 @@ class Desk:
         for client in due:
             # A beat that was missed is not made up for.
             client.update_at = now + client.update_every_s
-            self._steward.send(client.connection, 0, update)
+            self._controller.send(client.connection, 0, update)
 
     # --- operating -------------------------------------------------------------------------------
 
@@ -161,17 +163,17 @@ class Desk:
         if client.kind is not TokenKind.OPERATOR:
             raise DeniedError(f"{client.user} may not do this", why="it takes an operator's token")
         self._check_token(client)
-        steward = self._steward
+        controller = self._controller
         by = client.user
         match message:
             case m.ListTokens():
-                now_ms = steward.clock.wall_ms()
-                tokens = tuple(_token_view(t, now_ms) for t in steward.state.tokens.values())
-                steward.answer(client, call, m.Tokens(tokens))
+                now_ms = controller.clock.wall_ms()
+                tokens = tuple(_token_view(t, now_ms) for t in controller.state.tokens.values())
+                controller.answer(client, call, m.Tokens(tokens))
             case m.CreateToken():
                 if not 0 < message.valid_s <= TOKEN_VALID_MAX_S:
                     raise UsageError("a token is valid for more than 0 s and at most 10 years")
-                expires_at = steward.clock.wall_ms() + int(message.valid_s * 1000)
+                expires_at = controller.clock.wall_ms() + int(message.valid_s * 1000)
                 command = commands.CreateToken(
                     token=message.token,
                     kind=message.kind,
@@ -180,18 +182,18 @@ class Desk:
                     expires_at=Milliseconds(expires_at),
                     by=by,
                 )
-                steward.propose_for(client, call, command, _done)
+                controller.propose_for(client, call, command, _done)
             case m.RevokeToken():
                 command = commands.RevokeToken(message.token, by)
-                steward.propose_for(client, call, command, _done)
+                controller.propose_for(client, call, command, _done)
             case m.PutPolicy():
-                policy_service.put_policy(steward, client, call, message)
+                policy_service.put_policy(controller, client, call, message)
             case m.GetBackup():
-                backup_service.get_backup(steward, client, call)
+                backup_service.get_backup(controller, client, call)
             case m.PutPart():
-                backup_service.put_part(steward, client, call, message)
+                backup_service.put_part(controller, client, call, message)
             case m.RestoreBackup():
-                backup_service.restore(steward, client, call, message)
+                backup_service.restore(controller, client, call, message)
             case m.RemoveServer():
                 self._do_to_server(
                     client, call, message.server, lambda s: commands.RemoveServer(s, by)
@@ -225,8 +227,10 @@ class Desk:
         The table itself refuses grants for such a token, and connections of a revoked one are
         closed; neither is so for what operators do.
         """
-        token = self._steward.state.tokens.get(client.token)
-        why = token.refusal(self._steward.clock.wall_ms()) if token else "it is not known any more"
+        token = self._controller.state.tokens.get(client.token)
+        why = (
+            token.refusal(self._controller.clock.wall_ms()) if token else "it is not known any more"
+        )
         if why:
             raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
 
@@ -234,31 +238,31 @@ class Desk:
         self, client: Client, call: int, name: str, command: Callable[[ServerId], Command]
     ) -> None:
         """Propose what is to be done to the server that has this name or id."""
-        steward = self._steward
+        controller = self._controller
 
         def propose() -> None:
-            server = steward.state.server_named(name)
+            server = controller.state.server_named(name)
             if server is None:
                 raise UsageError(f"the pool has no server named {name[:64]}")
-            steward.propose_for(client, call, command(server.id), _done)
+            controller.propose_for(client, call, command(server.id), _done)
 
-        if ServerId(name) in steward.state.servers:
+        if ServerId(name) in controller.state.servers:
             propose()
         else:
             # Another server may have come, or have taken this name, that the table here lacks.
-            steward.when_current(client, call, propose)
+            controller.when_current(client, call, propose)
 
     def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
-        state = self._steward.state
+        state = self._controller.state
         if message.lease not in state.leases and state.index < message.lease:
             # A lease's number is its place in the log, and this table has not got so far.
             act = partial(self._end_known_lease, client, call, message)
-            self._steward.when_current(client, call, act)
+            self._controller.when_current(client, call, act)
         else:
             self._end_known_lease(client, call, message)
 
     def _end_known_lease(self, client: Client, call: int, message: m.EndLease) -> None:
-        lease = self._steward.state.leases.get(message.lease)
+        lease = self._controller.state.leases.get(message.lease)
         if lease is None:
             raise UsageError(f"the pool has no lease {lease_name(message.lease)}")
         operator = client.kind is TokenKind.OPERATOR
@@ -269,15 +273,15 @@ class Desk:
         reason = visible(message.reason[:150]) or "ended by order"
         reason = f"{reason} (by {client.user})"
         command = commands.EndLease(message.lease, reason, client.user, operator)
-        self._steward.propose_for(client, call, command, _done)
+        self._controller.propose_for(client, call, command, _done)
 
     # --- joining ---------------------------------------------------------------------------------
 
     def _join(self, client: Client, call: int, message: m.JoinPool) -> None:
-        steward = self._steward
+        controller = self._controller
         if client.kind is not TokenKind.SERVER:
             raise DeniedError("joining takes a server token, not a user's")
-        signer = steward.signer
+        signer = controller.signer
         if signer is None:
             raise GpupoolError(
                 "this server cannot admit others", why="it does not hold the CA's key"
@@ -299,18 +303,18 @@ class Desk:
         def then(result: Result) -> m.Message:
             if not result.ok:
                 raise AuthenticationError("the pool refuses this server", why=result.why)
-            server = steward.state.servers.get(server_id)
+            server = controller.state.servers.get(server_id)
             if server is None:
                 raise AuthenticationError("this server was removed from the pool")
             return m.Joined(
                 certificate_pem=certificate,
-                ca_pem=steward.ca_pem,
+                ca_pem=controller.ca_pem,
                 ca_key_pem=signer.key_pem() if server.voter else b"",
                 voter=server.voter,
-                members=steward.members(),
+                members=controller.members(),
             )
 
-        steward.propose_for(client, call, command, then)
+        controller.propose_for(client, call, command, then)
 
 
 def _done(result: Result) -> m.Message:

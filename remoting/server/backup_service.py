@@ -1,4 +1,4 @@
-"""The desk's calls about backups: making one, taking its parts, restoring it. Operators only."""
+"""Calls about backups: making one, taking its parts, restoring it. Operators only."""
 
 from gpupool.pool.errors import DeniedError, UsageError
 from gpupool.pool.model import commands
@@ -14,22 +14,22 @@ from gpupool.pool.transitions.backup import (
 )
 from gpupool.pool.transitions.uploads import assemble
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.server.service_context import Client, Front
+from gpupool.remoting.server.service_context import Client, ServiceContext
 
 REFUSED = "the backup cannot be restored"
 HINT = "restore into a pool that was made just now, before anything is decided in it"
 
 
-def get_backup(steward: Front, client: Client, call: int) -> None:
+def get_backup(controller: ServiceContext, client: Client, call: int) -> None:
     """Answer with a backup that holds whatever was committed before the call."""
 
     def then(_result: Result) -> m.Message:
-        return m.BackupIs(to_file(make_backup(steward.state)))
+        return m.BackupIs(to_file(make_backup(controller.state)))
 
-    steward.propose_for(client, call, commands.Tick(), then)
+    controller.propose_for(client, call, commands.Tick(), then)
 
 
-def put_part(steward: Front, client: Client, call: int, message: m.PutPart) -> None:
+def put_part(controller: ServiceContext, client: Client, call: int, message: m.PutPart) -> None:
     """Have one part replicated; ``apply`` checks its size and number."""
     command = commands.StagePart(message.upload, message.part, message.data)
 
@@ -38,26 +38,28 @@ def put_part(steward: Front, client: Client, call: int, message: m.PutPart) -> N
             raise DeniedError("the backup cannot be sent", why=result.why)
         return m.Done()
 
-    steward.propose_for(client, call, command, then)
+    controller.propose_for(client, call, command, then)
 
 
-def restore(steward: Front, client: Client, call: int, message: m.RestoreBackup) -> None:
+def restore(
+    controller: ServiceContext, client: Client, call: int, message: m.RestoreBackup
+) -> None:
     """Check the whole upload, and have it taken into the table.
 
     Raises:
         DeniedError, UsageError: when it is no backup, or the pool is not one to restore into.
     """
-    backup = _checked(steward.state, message)
+    backup = _checked(controller.state, message)
 
     def then(result: Result) -> m.Message:
         if not result.ok:
             raise DeniedError(REFUSED, why=result.why, hint=HINT)
-        return m.Done(_summary(backup, steward.state) if backup else "this backup before")
+        return m.Done(_summary(backup, controller.state) if backup else "this backup before")
 
     command = commands.RestoreBackup(
         message.upload, message.part_count, message.digest, client.user
     )
-    steward.propose_for(client, call, command, then)
+    controller.propose_for(client, call, command, then)
 
 
 def _checked(state: PoolState, message: m.RestoreBackup) -> Backup | None:

@@ -1,15 +1,15 @@
 """The control server of one machine: one port for clients, peers and data connections.
 
-The logic is ``steward.Steward``; this gives it sockets, a ledger and a host. How to use it::
+The logic is ``controller.Controller``; this gives it sockets, a log and a host. How to use it::
 
-    server = ControlServer(machine=machine, ledger=ledger, host=host, identity=identity,
+    server = ControlServer(machine=machine, replicated_log=log, host=host, identity=identity,
                            authority=authority_or_none, links=links, incarnation=incarnation,
                            software=Software(address="10.0.0.4:7470", version="0.1.0"),
                            clock=clock, chance=chance, log=log)
     await nursery.start(server.serve, listeners)
 
 What it promises to the rest: it calls ``follow(servers, voters)`` whenever the table's membership
-may have changed (for ``RaftLedger.set_servers`` and ``reconcile_voters``), and ``save_key(pem)``
+may have changed (for ``RaftDriver.set_servers`` and ``reconcile_voters``), and ``save_key(pem)``
 when, as a new voter, it was given the CA's key. Before ``serve``, the host must have killed every
 worker of an earlier incarnation.
 """
@@ -27,9 +27,9 @@ import trio
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
 from gpupool.pool.model import commands
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.ports import Clock, Committed, Ledger, Randomness
+from gpupool.pool.ports import Clock, Committed, Randomness, ReplicatedLog
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
@@ -37,19 +37,19 @@ from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.controller import (
     Action,
     AskKey,
+    Controller,
+    ControllerSettings,
     Hangup,
     KillLease,
     Send,
     StartSession,
-    Steward,
-    StewardSettings,
 )
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.reconciler import Software
 from gpupool.remoting.server.router import ToControl, ToServer, ToSession, peek_route
-from gpupool.remoting.transport.failures import GONE, Grumbles, explain
+from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.message_stream import MessageStream
-from gpupool.remoting.transport.peer_transport import PEER_TIMEOUT_S, Links, proven_peer
+from gpupool.remoting.transport.peer_transport import PEER_TIMEOUT_S, PeerTransport, proven_peer
 from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
@@ -72,10 +72,10 @@ class ServerSettings:
     client_timeout_s: float = 10.0
     """A client whose network is silently lost is noticed by the kernel within this."""
 
-    stranger_timeout_s: float = 2.0
+    unauthenticated_timeout_s: float = 2.0
     """From the first byte to a valid token, or certificate, or session."""
 
-    stranger_count_max: int = 256
+    unauthenticated_count_max: int = 256
     """Connections that have not proven anything yet; more are closed at once."""
 
     client_count_max: int = 10_000
@@ -86,7 +86,7 @@ class ServerSettings:
     flush_timeout_s: float = 1.0
     """How long a farewell may take to be read."""
 
-    steward: StewardSettings = field(default_factory=StewardSettings)
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
 
 
 class AuthoritySigner:
@@ -124,15 +124,15 @@ class ControlServer:
         self,
         *,
         machine: PoolMachine,
-        ledger: Ledger,
+        replicated_log: ReplicatedLog,
         host: SessionHost,
         identity: Identity,
         authority: Authority | None,
-        links: Links,
+        links: PeerTransport,
         incarnation: Incarnation,
         software: Software,
         clock: Clock,
-        chance: Randomness,
+        rng: Randomness,
         log: logging.Logger,
         settings: ServerSettings | None = None,
         follow: Callable[[Sequence[ServerId], Sequence[ServerId]], None] = lambda _s, _v: None,
@@ -140,7 +140,7 @@ class ControlServer:
     ) -> None:
         """Make a server that does not serve yet; see the module for the arguments."""
         self._machine = machine
-        self._ledger = ledger
+        self._replicated_log = replicated_log
         self._host = host
         self._identity = identity
         self._links = links
@@ -152,13 +152,13 @@ class ControlServer:
         self._loop_lag_s = 0.0
         self._numbers = itertools.count(1)
         self._served: dict[int, _Served] = {}
-        self._stranger_count = 0
+        self._unauthenticated_count = 0
         self._killing: set[LeaseId] = set()
         self._wake = trio.Event()
         self._asleep_until = float("-inf")
         self._nursery: trio.Nursery | None = None
-        self._grumbles = Grumbles(log, clock)
-        self.steward = Steward(
+        self._rate_limited_log = RateLimitedLog(log, clock)
+        self.controller = Controller(
             machine,
             self_id=identity.server,
             incarnation=incarnation,
@@ -167,13 +167,13 @@ class ControlServer:
             signer=AuthoritySigner(authority, clock) if authority else None,
             host=host,
             clock=clock,
-            chance=chance,
-            health=ledger.health,
-            majority_age_s=ledger.majority_age_s,
-            role=ledger.role,
+            rng=rng,
+            health=replicated_log.health,
+            majority_age_s=replicated_log.majority_age_s,
+            role=replicated_log.role,
             clock_offset_s=self._clock_offset_s,
             loop_lag_s=lambda: self._loop_lag_s,
-            settings=self._settings.steward,
+            settings=self._settings.controller,
         )
 
     async def serve(
@@ -209,8 +209,8 @@ class ControlServer:
         """Take this server out of the pool for good; True once that is committed."""
         command = commands.RemoveServer(self._identity.server, "the server itself")
         known = self._machine.state.now
-        plain = seal(command, at_ms=max(known, self._clock.wall_ms()), ttl_ms=0)
-        return isinstance(await self._ledger.propose(plain, timeout_s=timeout_s), Committed)
+        plain = wrap(command, at_ms=max(known, self._clock.wall_ms()), ttl_ms=0)
+        return isinstance(await self._replicated_log.propose(plain, timeout_s=timeout_s), Committed)
 
     # --- the beat --------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class ControlServer:
         self._wake.set()
 
     async def _tick(self) -> None:
-        """Run the steward's timers, and whatever follows a change of the table."""
+        """Run the controller's timers, and whatever follows a change of the table."""
         followed: object = None
         while True:
             self._wake = trio.Event()
@@ -226,8 +226,8 @@ class ControlServer:
             if followed is not state.servers:
                 followed = state.servers
                 self._follow(tuple(state.servers), state.voters())
-            self._do(self.steward.poll())
-            self._asleep_until = self.steward.wake_at()
+            self._do(self.controller.poll())
+            self._asleep_until = self.controller.wake_at()
             wait_s = max(0.0, self._asleep_until - self._clock.monotonic())
             before = trio.current_time()
             with trio.move_on_after(wait_s) as scope:
@@ -237,7 +237,7 @@ class ControlServer:
             await trio.lowlevel.checkpoint()
 
     def _do(self, actions: list[Action]) -> None:
-        """Carry out the steward's actions; nothing here waits, and nothing happens at the end."""
+        """Carry out the controller's actions, without waiting; at the end, do nothing."""
         if self._nursery is None:
             return
         for action in actions:
@@ -256,7 +256,7 @@ class ControlServer:
                         self._nursery.start_soon(self._kill, action)
                 case AskKey():
                     self._links.ask_key(action.peer)
-        if self.steward.wake_at() < self._asleep_until:
+        if self.controller.wake_at() < self._asleep_until:
             self._wake.set()
 
     def _send(self, action: Send) -> None:
@@ -280,15 +280,15 @@ class ControlServer:
         if served is None:
             return
         if action.reason:
-            self._grumbles.say(f"hung up on {served.who}: {action.reason}")
+            self._rate_limited_log.say(f"hung up on {served.who}: {action.reason}")
         try:
             served.outbox.send_nowait(None)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             served.scope.cancel()
 
     async def _propose(self, action: Propose) -> None:
-        outcome = await self._ledger.propose(action.command, timeout_s=action.timeout_s)
-        self._do(self.steward.decided(action.number, outcome))
+        outcome = await self._replicated_log.propose(action.command, timeout_s=action.timeout_s)
+        self._do(self.controller.decided(action.number, outcome))
 
     async def _start_session(self, action: StartSession) -> None:
         try:
@@ -305,7 +305,7 @@ class ControlServer:
             result = GpupoolError("no worker could be started", why=explain(error))
         if isinstance(result, GpupoolError):
             self._log.warning("no session for lease %x: %s", action.lease.id, result)
-        self._do(self.steward.session_opened(action.number, result))
+        self._do(self.controller.session_opened(action.number, result))
 
     async def _kill(self, action: KillLease) -> None:
         try:
@@ -313,10 +313,10 @@ class ControlServer:
         finally:
             self._killing.discard(action.lease)
         # The workers are gone, so the lease can be freed at once.
-        self._do(self.steward.look_now())
+        self._do(self.controller.reconcile_now())
 
     def _clock_offset_s(self) -> float:
-        leader = self._ledger.health().leader
+        leader = self._replicated_log.health().leader
         if leader is None or leader == self._identity.server:
             return 0.0
         return self._links.clock_offset_s(leader) or 0.0
@@ -325,14 +325,14 @@ class ControlServer:
 
     def _give_key(self, peer: ServerId) -> bytes:
         server = self._machine.state.servers.get(peer)
-        signer = self.steward.signer
+        signer = self.controller.signer
         if server is None or not server.voter or signer is None:
             return b""
         self._log.info("gave the CA's key to server %s, a voter now", server.name)
         return signer.key_pem()
 
     def _take_key(self, peer: ServerId, key_pem: bytes) -> None:
-        if self.steward.signer is not None:
+        if self.controller.signer is not None:
             return
         try:
             signer = AuthoritySigner(Authority(self._identity.ca_pem, key_pem), self._clock)
@@ -340,7 +340,7 @@ class ControlServer:
             self._log.warning("server %s sent a CA key that is none: %s", peer, error)
             return
         self._save_key(key_pem)
-        self.steward.signer = signer
+        self.controller.signer = signer
 
     # --- connections -----------------------------------------------------------------------------
 
@@ -362,8 +362,8 @@ class ControlServer:
     async def serve_stream(self, stream: trio.abc.Stream, who: str) -> None:
         """Serve one client over a stream that needs no more authentication of this server.
 
-        The stream's first message must come within ``stranger_timeout_s``; returns, and closes
-        the stream, when either side is done with it.
+        The stream's first message must come within ``unauthenticated_timeout_s``; returns, and
+        closes the stream, when either side is done with it.
         """
         number = next(self._numbers)
         outbox, queue = trio.open_memory_channel[Send | None](self._settings.outbox_count_max)
@@ -374,7 +374,7 @@ class ControlServer:
             async with connection:
                 with served.scope:
                     self._served[number] = served
-                    self._do(self.steward.opened(number))
+                    self._do(self.controller.opened(number))
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._write, connection, queue, nursery.cancel_scope)
                         await self._read(number, connection)
@@ -383,16 +383,16 @@ class ControlServer:
             reason = explain(group)
         finally:
             del self._served[number]
-            self._do(self.steward.closed(number))
+            self._do(self.controller.closed(number))
         if reason:
-            self._grumbles.say(f"lost {who}: {reason}")
+            self._rate_limited_log.say(f"lost {who}: {reason}")
 
     async def _read(self, number: int, connection: MessageStream) -> None:
-        with trio.fail_after(self._settings.stranger_timeout_s):
+        with trio.fail_after(self._settings.unauthenticated_timeout_s):
             received = await connection.receive()
         while received is not None:
             call, message = received
-            self._do(self.steward.received(number, call, message))
+            self._do(self.controller.received(number, call, message))
             received = await connection.receive()
 
     async def _write(
@@ -419,27 +419,27 @@ class ControlServer:
         """Return the limits."""
         return self._settings
 
-    def grumble(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Log one line about a connection that was refused, unless there are too many."""
-        self._grumbles.say(text)
+        self._rate_limited_log.say(text)
 
     def admit_stranger(self) -> bool:
         """Count one more connection that has proven nothing; False when there are too many."""
-        full = self._stranger_count >= self._settings.stranger_count_max
+        full = self._unauthenticated_count >= self._settings.unauthenticated_count_max
         if full or len(self._served) >= self._settings.client_count_max:
             return False
-        self._stranger_count += 1
+        self._unauthenticated_count += 1
         return True
 
-    def dismiss_stranger(self) -> None:
+    def dismiss_unauthenticated(self) -> None:
         """Count one less."""
-        self._stranger_count -= 1
+        self._unauthenticated_count -= 1
 
     async def serve_peer(self, stream: "trio.SSLStream[trio.SocketStream]", who: str) -> None:
         """Serve a peer on a handshaken, mutual TLS connection."""
         peer = proven_peer(stream)
         if peer is None:
-            self.grumble(f"refused {who}: its certificate names no server")
+            self.log(f"refused {who}: its certificate names no server")
             await trio.aclose_forcefully(stream)
         elif peer in self._machine.state.removed and not self._links.wants(peer):
             await self._links.reject(stream, peer)
@@ -449,7 +449,7 @@ class ControlServer:
     async def hand_over(self, session: bytes, stream: trio.SocketStream, who: str) -> None:
         """Give the untouched descriptor to the worker that waits for it."""
         if not self._host.knows_session(session):
-            self.grumble(f"refused {who}: no session waits for it")
+            self.log(f"refused {who}: no session waits for it")
             await trio.aclose_forcefully(stream)
             return
         trio.lowlevel.notify_closing(stream.socket)
@@ -458,7 +458,7 @@ class ControlServer:
             await self._host.hand_over(session, descriptor)
         except (GpupoolError, OSError) as error:
             descriptor.close()
-            self.grumble(f"refused {who}: {error}")
+            self.log(f"refused {who}: {error}")
 
 
 class _Router:
@@ -476,16 +476,16 @@ class _Router:
         server = self._server
         who = _who(stream)
         if not server.admit_stranger():
-            server.grumble(f"refused {who}: too many connections")
+            server.log(f"refused {who}: too many connections")
             await trio.aclose_forcefully(stream)
             return
-        is_stranger = True
+        is_unauthenticated = True
         try:
-            with trio.fail_after(server.settings.stranger_timeout_s):
+            with trio.fail_after(server.settings.unauthenticated_timeout_s):
                 wanted = await peek_route(stream)
                 tls = await self._secure(stream, wanted)
-            server.dismiss_stranger()
-            is_stranger = False
+            server.dismiss_unauthenticated()
+            is_unauthenticated = False
             match wanted:
                 case ToSession():
                     await server.hand_over(wanted.session, stream, who)
@@ -496,11 +496,11 @@ class _Router:
                 case _:
                     await trio.aclose_forcefully(stream)
         except GONE as error:
-            server.grumble(f"refused {who}: {explain(error)}")
+            server.log(f"refused {who}: {explain(error)}")
         finally:
             stream.socket.close()  # does nothing to a descriptor that was handed over
-            if is_stranger:
-                server.dismiss_stranger()
+            if is_unauthenticated:
+                server.dismiss_unauthenticated()
 
     async def _secure(
         self, stream: trio.SocketStream, wanted: "ToControl | ToServer | ToSession | None"

@@ -1,7 +1,7 @@
 """What a control server answers and does, as a state machine without I/O.
 
-``server.py`` drives it with sockets and a real ledger, the simulator with fakes. Inputs are method
-calls, each of which returns the actions to carry out, in order:
+``server.py`` drives it with sockets and a real replicated log, the simulator with fakes. Inputs are
+method calls, each of which returns the actions to carry out, in order:
 
     opened(connection)                          a connection is up, nobody is known yet
     received(connection, call, message)         it sent a message
@@ -42,21 +42,21 @@ from gpupool.pool.model.ids import (
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, Partition, PartStatus, PoolState, TokenKind
 from gpupool.pool.policy.notices import notice_text
-from gpupool.pool.ports import Clock, LedgerHealth, Outcome, Randomness, Role
+from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
 from gpupool.pool.scheduling.placement import NoOffer, make_offer
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.driver_variables import heeded
+from gpupool.remoting.protocol.driver_variables import allowed_environment
 from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
 from gpupool.remoting.protocol.token_text import hash_secret
-from gpupool.remoting.server.admin_service import Desk
-from gpupool.remoting.server.proposer import Decision, Proposals, Propose
-from gpupool.remoting.server.reconciler import GONE_REASON, Caretaker, Software
+from gpupool.remoting.server.admin_service import AdminService
+from gpupool.remoting.server.proposer import Decision, Propose, Proposer
+from gpupool.remoting.server.reconciler import GONE_REASON, Reconciler, Software
 from gpupool.remoting.server.service_context import Client, Signer
 from gpupool.remoting.server.validation import check_protocol, check_request
-from gpupool.remoting.server.wait_queue import Waiters
+from gpupool.remoting.server.wait_queue import WaitQueue
 
 # --- actions -------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ Action = Send | Hangup | Propose | StartSession | KillLease | AskKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StewardSettings:
+class ControllerSettings:
     """Durations in seconds of the server's monotonic clock."""
 
     call_timeout_s: float = 1.6
@@ -124,7 +124,7 @@ class StewardSettings:
     lease_wait_s: float = 2.0
     """How long a client that knows of a lease waits until this server knows of it too."""
 
-    look_every_s: float = 0.25
+    sync_interval_s: float = 0.25
     """The beat of the duties; the table's changes do not wait for it."""
 
     key_every_s: float = 5.0
@@ -159,7 +159,7 @@ TEXT_LENGTH_MAX = 200
 NO_QUORUM_HINT = "it refuses until it is; ask another server, or start the missing ones"
 
 
-class Steward:
+class Controller:
     """The logic of one control server; see the module."""
 
     def __init__(
@@ -173,13 +173,13 @@ class Steward:
         signer: Signer | None,
         host: SessionHost,
         clock: Clock,
-        chance: Randomness,
-        health: Callable[[], LedgerHealth],
+        rng: Randomness,
+        health: Callable[[], RaftHealth],
         majority_age_s: Callable[[], float],
         role: Callable[[], Role],
         clock_offset_s: Callable[[], float] = lambda: 0.0,
         loop_lag_s: Callable[[], float] = lambda: 0.0,
-        settings: StewardSettings | None = None,
+        settings: ControllerSettings | None = None,
     ) -> None:
         self.machine = machine
         self.self_id = self_id
@@ -187,7 +187,7 @@ class Steward:
         self.software = software
         self.ca_pem = ca_pem
         self.signer = signer
-        self.settings = settings or StewardSettings()
+        self.settings = settings or ControllerSettings()
         self.clock = clock
         self.health = health
         self._majority_age_s = majority_age_s
@@ -203,17 +203,17 @@ class Steward:
         self._members: tuple[m.Member, ...] = ()
         self._members_of: object = None
         self._followed: tuple[object, ...] = (None, None, None)
-        self._look_at = float("-inf")
+        self._reconcile_at = float("-inf")
         self._key_at = float("-inf")
-        self.waiters = Waiters()
-        self.proposals = Proposals(
+        self.wait_queue = WaitQueue()
+        self.proposals = Proposer(
             machine,
             clock=clock,
-            chance=chance,
+            rng=rng,
             clock_offset_s=clock_offset_s,
             emit=self._actions.append,
         )
-        self.caretaker = Caretaker(
+        self.reconciler = Reconciler(
             self_id=self_id,
             incarnation=incarnation,
             software=software,
@@ -223,7 +223,9 @@ class Steward:
             kill=self._kill,
             notify=self._notify,
         )
-        self._desk = Desk(self, host=host, clock_offset_s=clock_offset_s, loop_lag_s=loop_lag_s)
+        self._admin_service = AdminService(
+            self, host=host, clock_offset_s=clock_offset_s, loop_lag_s=loop_lag_s
+        )
 
     @property
     def state(self) -> PoolState:
@@ -264,14 +266,14 @@ class Steward:
     def _forget(self, connection: int) -> None:
         client = self._clients.pop(connection, None)
         if client is not None:
-            self.waiters.closed(connection)
-            self._desk.closed(client)
+            self.wait_queue.closed(connection)
+            self._admin_service.closed(client)
             self._awaited = [each for each in self._awaited if each.client is not client]
             for lease in sorted(client.attached):
                 self._detach(client, lease)
                 if lease not in self._attached:
                     self._lose(lease, GONE_REASON)
-            self._look()
+            self._reconcile()
 
     def decided(self, number: int, outcome: Outcome) -> list[Action]:
         """Take the outcome of one attempt of a ``Propose``."""
@@ -281,11 +283,11 @@ class Steward:
     def session_opened(self, number: int, result: SessionInfo | GpupoolError) -> list[Action]:
         """Take the result of a ``StartSession``."""
         starting = self._starting.pop(number)
-        left = self.caretaker.busy[starting.lease] - 1
+        left = self.reconciler.busy[starting.lease] - 1
         if left:
-            self.caretaker.busy[starting.lease] = left
+            self.reconciler.busy[starting.lease] = left
         else:
-            del self.caretaker.busy[starting.lease]
+            del self.reconciler.busy[starting.lease]
         if isinstance(result, GpupoolError):
             self.answer(starting.client, starting.call, m.refused(result))
         else:
@@ -293,7 +295,7 @@ class Steward:
             opened = m.SessionOpened(result, self.software.address, encryption)
             self.answer(starting.client, starting.call, opened)
         # If the lease has ended meanwhile, this look kills the new worker.
-        self._look()
+        self._reconcile()
         return self._take()
 
     def applied(self) -> list[Action]:
@@ -311,24 +313,24 @@ class Steward:
             name = lease_name(each.message.lease)
             error = LeaseLostError(f"this server does not know lease {name}")
             self.answer(each.client, each.call, m.refused(error))
-        if self._look_at <= now:
-            self._look()
+        if self._reconcile_at <= now:
+            self._reconcile()
         self._hint(now)
-        self._desk.push_updates(now)
+        self._admin_service.push_updates(now)
         return self._take()
 
-    def look_now(self) -> list[Action]:
+    def reconcile_now(self) -> list[Action]:
         """Look at the table again: something that it does not show, such as a worker, has gone."""
-        self._look()
+        self._reconcile()
         return self._take()
 
     def wake_at(self) -> float:
         """Return the monotonic time of the next ``poll``."""
         wake_at = min(
-            self._look_at,
+            self._reconcile_at,
             self.proposals.wake_at(),
-            self.waiters.wake_at(),
-            self._desk.wake_at(),
+            self.wait_queue.wake_at(),
+            self._admin_service.wake_at(),
         )
         for each in self._awaited:
             wake_at = min(wake_at, each.deadline)
@@ -338,7 +340,7 @@ class Steward:
         """Return everybody who has been welcomed."""
         return [client for client in self._clients.values() if client is not None]
 
-    # --- what the desk uses as well ------------------------------------------------------------
+    # --- what the admin service uses as well ------------------------------------------------------
 
     def send(self, connection: int, call: int, message: m.Message) -> None:
         """Send something to a connection that may not have been welcomed yet."""
@@ -508,7 +510,7 @@ class Steward:
                 case m.Ping():
                     self.answer(client, call, m.Done())
                 case _:
-                    self._desk.handle(client, call, message)
+                    self._admin_service.handle(client, call, message)
         except GpupoolError:
             client.pending_calls -= 1
             raise
@@ -528,11 +530,11 @@ class Steward:
         elif server.incarnation != self._incarnation:
             answer = NoOffer(server.id, server.name, "busy", "is starting")
         else:
-            shown = self.waiters.without_kept(server, request.id, now)
+            shown = self.wait_queue.without_reserved(server, request.id, now)
             answer = make_offer(self._state_now(), shown, request, client.user)
         if isinstance(answer, NoOffer):
             if answer.kind == "busy" and message.waits:
-                self.waiters.add(client.connection, request, now, client.user)
+                self.wait_queue.add(client.connection, request, now, client.user)
             self.answer(client, call, m.Offered(None, answer))
         else:
             self.answer(client, call, m.Offered(answer, None))
@@ -540,14 +542,14 @@ class Steward:
     def _await_gpus(self, client: Client, call: int, message: m.AwaitGpus) -> None:
         check_request(message.request)
         now = self.clock.monotonic()
-        self.waiters.add(client.connection, message.request, now, client.user)
+        self.wait_queue.add(client.connection, message.request, now, client.user)
         command = commands.Wait(message.request, client.user, client.token, message.reason)
 
         def kept(result: Result) -> m.Message:
             if result.ok:
                 return m.Done()
             if result.kind != "busy":
-                self.waiters.discard(client.connection, message.request.id)
+                self.wait_queue.discard(client.connection, message.request.id)
             kind = NotNowError if result.kind == "busy" else DeniedError
             raise kind("the request has no place in the waiting line", why=result.why)
 
@@ -574,7 +576,7 @@ class Steward:
                 if not here:
                     self._abandon(commands.EndLease(result.lease, "nobody waits for it any more"))
                     return
-                self.waiters.discard(client.connection, request)
+                self.wait_queue.discard(client.connection, request)
                 lease = self.state.leases.get(result.lease)
                 if lease is None or not lease.held:
                     why = lease.end_reason if lease else "it is over"
@@ -612,7 +614,7 @@ class Steward:
         def then(result: Result) -> m.Message:
             if not result.ok:
                 raise DeniedError("the cancel is refused", why=result.why)
-            self.waiters.discard(client.connection, message.request)
+            self.wait_queue.discard(client.connection, message.request)
             return m.Done()
 
         self.propose_for(client, call, command, then)
@@ -685,7 +687,7 @@ class Steward:
         partitions = tuple(p for p in lease.partitions if p.server == self.self_id)
         self._number += 1
         self._starting[self._number] = _Starting(client, call, lease.id)
-        self.caretaker.busy[lease.id] = self.caretaker.busy.get(lease.id, 0) + 1
+        self.reconciler.busy[lease.id] = self.reconciler.busy.get(lease.id, 0) + 1
         self._actions.append(
             StartSession(
                 self._number,
@@ -693,7 +695,7 @@ class Steward:
                 partitions,
                 message.door[:32],
                 message.program[:TEXT_LENGTH_MAX],
-                heeded(message.settings),
+                allowed_environment(message.settings),
             )
         )
 
@@ -723,7 +725,7 @@ class Steward:
         """Note that a lease has lost its client; its workers die now, with or without a quorum."""
         known = self.state.leases.get(lease)
         if known is not None and known.held and self.self_id in known.parts:
-            self.caretaker.gone.setdefault(lease, reason)
+            self.reconciler.gone.setdefault(lease, reason)
             self._kill(lease, reason)
 
     def _kill(self, lease: LeaseId, reason: str) -> None:
@@ -768,7 +770,7 @@ class Steward:
                 client = self._clients[connection]
                 if client is not None:
                     self._follow_client(client, members)
-        self._look()
+        self._reconcile()
         self._hint(self.clock.monotonic())
 
     def _state_now(self) -> PoolState:
@@ -818,12 +820,12 @@ class Steward:
             client.members = members
             self.send(client.connection, 0, m.Members(members))
 
-    def _look(self) -> None:
+    def _reconcile(self) -> None:
         now = self.clock.monotonic()
-        self._look_at = now + self.settings.look_every_s
+        self._reconcile_at = now + self.settings.sync_interval_s
         state = self.state
         health = self.health() if self._role() is Role.LEADER else None
-        self.caretaker.look(state, health, self._attached)
+        self.reconciler.reconcile(state, health, self._attached)
         self._give_notices()
         me = state.servers.get(self.self_id)
         if me is not None and me.voter and self.signer is None and self._key_at <= now:
@@ -831,8 +833,10 @@ class Steward:
             self._actions += [AskKey(voter) for voter in state.voters() if voter != self.self_id]
 
     def _hint(self, now: float) -> None:
-        for connection, request in self.waiters.due(self.state, self.self_id, now, self._state_now):
-            self.send(connection, 0, m.TryNow((request,)))
+        for connection, request in self.wait_queue.due(
+            self.state, self.self_id, now, self._state_now
+        ):
+            self.send(connection, 0, m.CapacityAvailable((request,)))
 
     def _take(self) -> list[Action]:
         actions = list(self._actions)

@@ -1,4 +1,4 @@
-"""The desk's calls about the pool's policy: showing it, putting one in force, explaining it."""
+"""Calls about the pool's policy: showing it, putting one in force, explaining it."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -16,7 +16,7 @@ from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.time_zones import zone_of
 from gpupool.remoting.server.proposer import Decision
-from gpupool.remoting.server.service_context import Client, Front
+from gpupool.remoting.server.service_context import Client, ServiceContext
 
 PUT_S = 5.0
 """For all parts of a document together, and its last command."""
@@ -48,20 +48,20 @@ def history(state: PoolState) -> m.PolicyHistory:
     )
 
 
-def put_policy(steward: Front, client: Client, call: int, message: m.PutPolicy) -> None:
+def put_policy(controller: ServiceContext, client: Client, call: int, message: m.PutPolicy) -> None:
     """Compile a document, replicate it in parts, and put it in force.
 
     Raises:
         UsageError: when the document has mistakes.
         ConflictError: when it is not made from the version in force.
     """
-    current = steward.state.policy
-    policy = _compile(steward, message.packed)
+    current = controller.state.policy
+    policy = _compile(controller, message.packed)
     data = policy_versions.pack_draft(policy_versions.Draft(message.packed, policy))
     digest = policy_versions.digest_of(data)
     # A later version than this server knows may well be in force: the table decides.
     if message.base < current.version and current.digest != digest:
-        raise _conflict(steward.state, message.base)
+        raise _conflict(controller.state, message.base)
     parts = parts_of(data)
     # Named by its content: sent again after a lost answer, the parts are the same.
     upload = sha256(digest + client.user.encode()).digest()[:16]
@@ -71,34 +71,38 @@ def put_policy(steward: Front, client: Client, call: int, message: m.PutPolicy) 
     queue.append(
         commands.ApplyPolicy(upload, len(parts), digest, message.base, client.user),
     )
-    deadline = steward.clock.monotonic() + PUT_S
+    deadline = controller.clock.monotonic() + PUT_S
 
     def next_one(decision: Decision | None) -> None:
         if decision is not None and decision.result is None:
             why = decision.why
             error = GpupoolError("it is not known whether the policy is in force", why=why)
-            steward.answer(client, call, m.refused(error))
+            controller.answer(client, call, m.refused(error))
         elif decision is not None and decision.result is not None and not decision.result.ok:
-            steward.answer(client, call, m.refused(_error(steward.state, message, decision.result)))
+            controller.answer(
+                client, call, m.refused(_error(controller.state, message, decision.result))
+            )
         elif queue:
-            left_s = max(0.1, deadline - steward.clock.monotonic())
-            steward.proposals.propose(queue.pop(0), next_one, timeout_s=left_s)
+            left_s = max(0.1, deadline - controller.clock.monotonic())
+            controller.proposals.propose(queue.pop(0), next_one, timeout_s=left_s)
         else:
-            steward.answer(client, call, m.Done(str(message.base + 1)))
+            controller.answer(client, call, m.Done(str(message.base + 1)))
 
-    steward.require_majority()
+    controller.require_majority()
     next_one(None)
 
 
-def check_policy(steward: Front, client: Client, message: m.CheckPolicy) -> m.PolicyVerdict:
+def check_policy(
+    controller: ServiceContext, client: Client, message: m.CheckPolicy
+) -> m.PolicyVerdict:
     """Return what the policy, or a draft, says to a request of a user.
 
     Raises:
         UsageError: when the draft has mistakes.
     """
-    state = replace(steward.state, now=Milliseconds(steward.proposals.at_ms()))
+    state = replace(controller.state, now=Milliseconds(controller.proposals.at_ms()))
     if message.packed:
-        policy = _compile(steward, message.packed)
+        policy = _compile(controller, message.packed)
         digest = sha256(message.packed).digest()
         version = state.policy.version + 1
         state = replace(state, policy=replace(policy, version=version, digest=digest))
@@ -107,8 +111,8 @@ def check_policy(steward: Front, client: Client, message: m.CheckPolicy) -> m.Po
     return m.PolicyVerdict(kind, lines)
 
 
-def _compile(steward: Front, packed: bytes) -> Policy:
-    now_ms = steward.proposals.at_ms()
+def _compile(controller: ServiceContext, packed: bytes) -> Policy:
+    now_ms = controller.proposals.at_ms()
     try:
         text = policy_versions.unpack_text(packed)
         return parse_policy(text, lambda name: zone_of(name, now_ms))

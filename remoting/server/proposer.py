@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpupool.pool.model.codec import CodecError, decode
-from gpupool.pool.model.commands import Command, seal
+from gpupool.pool.model.commands import Command, wrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import Result
 from gpupool.pool.ports import Clock, Committed, Outcome, Randomness, Unknown
@@ -18,7 +18,7 @@ ATTEMPT_S = 0.8
 """One attempt: more than the 0.5 s in which a new leader is found after a crash."""
 
 TTL_SLACK_S = 2.0
-"""A command outlives its caller's deadline by so much at most; see ``seal``."""
+"""A command outlives its caller's deadline by so much at most; see ``wrap``."""
 
 CLOCK_OFFSET_MAX_S = 5.0
 """A server whose clock is further off the leader's does not move the table's time."""
@@ -62,7 +62,7 @@ class _Pending:
     expires_ms: int = 0  # table time
 
 
-class Proposals:
+class Proposer:
     """All commands that this server has under way."""
 
     def __init__(
@@ -70,13 +70,13 @@ class Proposals:
         machine: PoolMachine,
         *,
         clock: Clock,
-        chance: Randomness,
+        rng: Randomness,
         clock_offset_s: Callable[[], float],
         emit: Callable[[Propose], None],
     ) -> None:
         self._machine = machine
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._clock_offset_s = clock_offset_s
         self._emit = emit
         self._pending: dict[int, _Pending] = {}
@@ -121,7 +121,7 @@ class Proposals:
             pending.why = outcome.reason
         now = self._clock.monotonic()
         wait_s = min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(pending.attempts, 8))
-        retry_at = now + wait_s * (0.5 + 0.5 * self._chance.random())
+        retry_at = now + wait_s * (0.5 + 0.5 * self._rng.random())
         if retry_at < pending.deadline:
             pending.retry_at = retry_at
         else:
@@ -153,7 +153,7 @@ class Proposals:
             fresh_ms = at_ms + int((max(0.0, left_s) + TTL_SLACK_S) * 1000)
             pending.expires_ms = max(pending.expires_ms, fresh_ms)
             ttl_ms = pending.expires_ms - at_ms
-        plain = seal(pending.command, at_ms=at_ms, ttl_ms=ttl_ms)
+        plain = wrap(pending.command, at_ms=at_ms, ttl_ms=ttl_ms)
         self._emit(Propose(number, plain, timeout_s=min(ATTEMPT_S, max(0.05, left_s))))
 
     def at_ms(self) -> int:

@@ -14,10 +14,10 @@ from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus
 from gpupool.pool.policy.idleness import idle_notice, idle_plan
-from gpupool.pool.ports import Clock, LedgerHealth, Role
-from gpupool.pool.reconcile import host_plan, leader_plan, leases_at
+from gpupool.pool.ports import Clock, RaftHealth, Role
+from gpupool.pool.reconcile import leases_at, plan_host, plan_leader
 from gpupool.remoting.protocol.sessions import SessionHost
-from gpupool.remoting.server.proposer import Decision, Proposals
+from gpupool.remoting.server.proposer import Decision, Proposer
 
 FOREIGN_STEP = 256 << 20
 """Memory of processes that are not ours is reported when it moved by more than this."""
@@ -44,7 +44,7 @@ class Software:
     rdma: bool = False
 
 
-class Caretaker:
+class Reconciler:
     """The duties of one server."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Caretaker:
         software: Software,
         host: SessionHost,
         clock: Clock,
-        proposals: Proposals,
+        proposals: Proposer,
         kill: Callable[[LeaseId, str], None],
         notify: Callable[[LeaseId, str], None],
     ) -> None:
@@ -78,8 +78,8 @@ class Caretaker:
         self.busy: dict[LeaseId, int] = {}
         """Workers that are being started: they count as alive."""
 
-    def look(
-        self, state: PoolState, health: LedgerHealth | None, attached: Mapping[LeaseId, object]
+    def reconcile(
+        self, state: PoolState, health: RaftHealth | None, attached: Mapping[LeaseId, object]
     ) -> None:
         """Propose and do whatever is to be done now.
 
@@ -94,7 +94,7 @@ class Caretaker:
             counts[lease] = counts.get(lease, 0) + count
         self._follow_leases(state, attached, now)
         unattached_s = {lease: now - since for lease, since in self._unattached.items()}
-        plan = host_plan(state, self._self, self._incarnation, counts, unattached_s, self.gone)
+        plan = plan_host(state, self._self, self._incarnation, counts, unattached_s, self.gone)
         for lease in plan.kill:
             self._kill(lease, "the table does not hold this lease here")
         for command in plan.propose:
@@ -102,7 +102,7 @@ class Caretaker:
         self._look_for_idle(state, now)
         if health is not None and health.role is Role.LEADER:
             wall_ms = self._clock.wall_ms()
-            for command in leader_plan(state, health.contact_age_s, wall_ms, self._self):
+            for command in plan_leader(state, health.contact_age_s, wall_ms, self._self):
                 self._once(command)
         server = state.servers.get(self._self)
         if server is not None:

@@ -1,4 +1,4 @@
-"""One welcomed client as the steward and its desk see it, and what the desk asks of the steward."""
+"""One welcomed client, and the context that the services share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, TokenKind
-from gpupool.pool.ports import Clock, LedgerHealth
+from gpupool.pool.ports import Clock, RaftHealth
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.server.proposer import Proposals
-from gpupool.remoting.server.wait_queue import Waiters
+from gpupool.remoting.server.proposer import Proposer
+from gpupool.remoting.server.wait_queue import WaitQueue
 
 
 class Signer(Protocol):
@@ -52,8 +52,8 @@ class Client:
         return f"{self.user} ({self.name or 'unnamed client'}, token {self.token})"
 
 
-class Front(Protocol):
-    """What the desk needs of the steward."""
+class ServiceContext(Protocol):
+    """What the admin service needs of the controller."""
 
     @property
     def state(self) -> PoolState:
@@ -64,9 +64,9 @@ class Front(Protocol):
     ca_pem: bytes
     signer: Signer | None
     clock: Clock
-    health: Callable[[], LedgerHealth]
-    waiters: Waiters
-    proposals: Proposals
+    health: Callable[[], RaftHealth]
+    wait_queue: WaitQueue
+    proposals: Proposer
 
     def require_majority(self) -> None:
         """Raise ``NoQuorumError`` unless this server may act for the pool."""

@@ -1,10 +1,11 @@
 """Whom to tell that the pool has room again, and for whom to keep it, without I/O.
 
 A waiting client backs off for up to 5 s. So that memory which is freed does not lie idle for so
-long, a server hints ``TryNow`` to as many of its waiting clients as its free memory would serve,
-the longest waiting first. For a moment it offers that room to nobody else, so that a request which
-has just come does not overtake. None of this is a promise: ``apply`` decides, the back-off goes on
-for whom no hint reaches, and whoever does not follow a hint loses the turn to the next.
+long, a server hints ``CapacityAvailable`` to as many of its waiting clients as its free memory
+would serve, the longest waiting first. For a moment it offers that room to nobody else, so that a
+request which has just come does not overtake. None of this is a promise: ``apply`` decides, the
+back-off goes on for whom no hint reaches, and whoever does not follow a hint loses the turn to the
+next.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ TOGETHER_EXAMINED_MAX = 8
 
 
 @dataclass(slots=True)
-class _Waiter:
+class _Entry:
     connection: int
     request: Request
     user: str
@@ -45,11 +46,11 @@ class _Waiter:
     kept: dict[GpuId, int] = field(default_factory=dict[GpuId, int])  # bytes
 
 
-class Waiters:
+class WaitQueue:
     """The waiting requests that reached this server."""
 
     def __init__(self) -> None:
-        self._waiters: dict[tuple[int, RequestId], _Waiter] = {}
+        self._entries: dict[tuple[int, RequestId], _Entry] = {}
         self._seen: Server | None = None
         self._seen_usage: object = None
         self._again_at = float("inf")
@@ -58,40 +59,40 @@ class Waiters:
 
     def __len__(self) -> int:
         """Return how many requests wait here."""
-        return len(self._waiters)
+        return len(self._entries)
 
     def add(self, connection: int, request: Request, now: float, user: str = "") -> None:
         """Remember that ``request`` asked, and was told to wait."""
-        waiter = self._waiters.get((connection, request.id))
+        waiter = self._entries.get((connection, request.id))
         if waiter is not None:
             waiter.asked_at = now
-        elif len(self._waiters) < WAITERS_MAX:
-            waiter = _Waiter(connection, request, user, now, now)
-            self._waiters[(connection, request.id)] = waiter
+        elif len(self._entries) < WAITERS_MAX:
+            waiter = _Entry(connection, request, user, now, now)
+            self._entries[(connection, request.id)] = waiter
             self._seen = None
             self._looked = (None, None, 0.0)
 
     def discard(self, connection: int, request: RequestId) -> None:
         """Forget one: it was granted or cancelled."""
-        if self._waiters.pop((connection, request), None) is not None:
+        if self._entries.pop((connection, request), None) is not None:
             self._seen = None
 
     def closed(self, connection: int) -> None:
         """Forget all of a connection that is gone."""
-        for key in [key for key in self._waiters if key[0] == connection]:
-            del self._waiters[key]
+        for key in [key for key in self._entries if key[0] == connection]:
+            del self._entries[key]
             self._seen = None
 
-    def without_kept(self, server: Server, request: RequestId, now: float) -> Server:
+    def without_reserved(self, server: Server, request: RequestId, now: float) -> Server:
         """Return ``server`` without the room that it keeps for others than ``request``."""
-        for waiter in self._waiters.values():
+        for waiter in self._entries.values():
             if waiter.kept_until > now and waiter.request.id != request:
                 server = _less(server, waiter.kept)
         return server
 
     def wake_at(self) -> float:
         """Return when ``due`` should be called again, if nothing else happens."""
-        return self._again_at if self._waiters else float("inf")
+        return self._again_at if self._entries else float("inf")
 
     def due(
         self, state: PoolState, self_id: ServerId, now: float, state_now: Callable[[], PoolState]
@@ -107,12 +108,12 @@ class Waiters:
         if server is None or (self._seen is server and now < self._again_at and not held_back):
             return []
         self._seen, self._seen_usage, self._again_at = server, state.usage, float("inf")
-        if not self._waiters or not server.grantable:
+        if not self._entries or not server.grantable:
             return []
         state = state_now()
         hints: list[tuple[int, RequestId]] = []
         together_count = 0
-        for waiter in sorted(self._waiters.values(), key=lambda w: _turn(state, w, now)):
+        for waiter in sorted(self._entries.values(), key=lambda w: _turn(state, w, now)):
             if len(hints) >= EXAMINED_MAX or not any(g.memory_free for g in server.gpus.values()):
                 break
             if waiter.kept_until <= now:
@@ -139,17 +140,17 @@ class Waiters:
         looked = self._looked
         if looked[0] is state.by_request and looked[1] is state.closed and now <= looked[2]:
             return
-        for key, waiter in list(self._waiters.items()):
+        for key, waiter in list(self._entries.items()):
             request = waiter.request.id
             known = request in state.by_request or request in state.closed
             if known or waiter.asked_at + FORGET_S < now:
-                del self._waiters[key]
+                del self._entries[key]
                 self._seen = None
-        oldest = min((w.asked_at for w in self._waiters.values()), default=now)
+        oldest = min((w.asked_at for w in self._entries.values()), default=now)
         self._looked = (state.by_request, state.closed, oldest + FORGET_S)
 
 
-def _turn(state: PoolState, waiter: _Waiter, now: float) -> tuple[bool, float, int, int, float]:
+def _turn(state: PoolState, waiter: _Entry, now: float) -> tuple[bool, float, int, int, float]:
     """Return the order of turns: those whose room is kept, then by the length of the wait.
 
     Who had a turn and did not use it comes after all others, until it has asked again in vain.
@@ -177,7 +178,7 @@ def _room(
     return {part.gpu: part.memory for part in choice.partitions}, True
 
 
-def _has_rest(state: PoolState, server: Server, waiter: _Waiter) -> bool:
+def _has_rest(state: PoolState, server: Server, waiter: _Entry) -> bool:
     """Return whether the others have what ``server``, with what it has left, lacks."""
     others = (each for each in state.servers.values() if each.id != server.id)
     return has_room_together(state, (server, *others), waiter.request, waiter.user)

@@ -68,7 +68,7 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
-class Grumbles:
+class RateLimitedLog:
     """Logs refused connections, but no more of them than somebody could want to read."""
 
     BURST = 20

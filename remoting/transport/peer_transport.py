@@ -1,14 +1,14 @@
 """Links between servers: one mutually authenticated connection per pair, kept up and in order.
 
-``Links`` implements ``ports.PeerLinks`` and reports to a ``ports.PeerEvents``. The server with the
-smaller id dials; the other one only when that has not worked for a while, so that a firewall which
-is open in one direction is enough. A newer connection always replaces an older one, because the
-side that opened it evidently has none.
+``PeerTransport`` implements ``ports.PeerLinks`` and reports to a ``ports.PeerEvents``. The server
+with the smaller id dials; the other one only when that has not worked for a while, so that a
+firewall which is open in one direction is enough. A newer connection always replaces an older one,
+because the side that opened it evidently has none.
 
 A frame has a kind: Raft's own, opaque here; the greeting with the sender's wall clock, repeated
 every ``CLOCK_EVERY_S``; and the CA's key, which a newly promoted voter asks another voter for.
 
-Public: ``Links(identity, ...)``, ``await run(events)``, ``await accept(stream, peer)``,
+Public: ``PeerTransport(identity, ...)``, ``await run(events)``, ``await accept(stream, peer)``,
 ``send``, ``set_peers``, ``clock_offset_s(peer)``, ``ask_key(peer)``.
 """
 
@@ -115,7 +115,7 @@ class _Peer:
     other_version: int = VERSION  # of its links, if that was logged
 
 
-class Links:
+class PeerTransport:
     """Connections to all peers; see the module."""
 
     def __init__(
@@ -123,7 +123,7 @@ class Links:
         identity: Identity,
         *,
         clock: Clock,
-        chance: Randomness,
+        rng: Randomness,
         address_of: Callable[[ServerId], str | None],
         log: logging.Logger,
         dial: Dial | None = None,
@@ -133,14 +133,14 @@ class Links:
         Args:
             identity: of this server.
             clock: both clocks; the wall clock is told to peers.
-            chance: for the jitter of the back-off.
+            rng: for the jitter of the back-off.
             address_of: ``host:port`` of a peer, or None when it is not known yet.
             log: where connections and their failures are reported.
             dial: how to connect; tests and simulations replace it.
         """
         self._self = identity.server
         self._clock = clock
-        self._chance = chance
+        self._rng = rng
         self._address_of = address_of
         self._log = log
         self._dial: Dial = dial or _TlsDialler(identity)
@@ -248,13 +248,13 @@ class Links:
         failures = 0
         with state.scope:
             if self._self > peer:
-                await self._wait_for_change(state, FALLBACK_DIAL_S * (1 + self._chance.random()))
+                await self._wait_for_change(state, FALLBACK_DIAL_S * (1 + self._rng.random()))
             while True:
                 if peer in self._links:
                     failures = 0
                     await self._wait_for_change(state, LONG_S)
                     if peer not in self._links and self._self > peer:
-                        delay_s = FALLBACK_DIAL_S * (1 + self._chance.random())
+                        delay_s = FALLBACK_DIAL_S * (1 + self._rng.random())
                         await self._wait_for_change(state, delay_s)
                     continue
                 stream = await self._try_dial(peer, state)
@@ -266,7 +266,7 @@ class Links:
                 else:
                     failures += 1
                 limit = min(BACKOFF_MAX_S, BACKOFF_BASE_S * 2 ** min(failures, 10))
-                await self._wait_for_change(state, limit * (0.5 + 0.5 * self._chance.random()))
+                await self._wait_for_change(state, limit * (0.5 + 0.5 * self._rng.random()))
 
     async def _wait_for_change(self, state: _Peer, timeout_s: float) -> None:
         """Return once a connection came up or went down, or after ``timeout_s``."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from gpupool.remoting.transport.tcp_liveness import wait_for_room
+from gpupool.remoting.transport.tcp_liveness import wait_writable
 
 IOV_COUNT_MAX = 512
 """Buffers handed to one ``sendmsg``; Linux accepts 1024 (IOV_MAX)."""
@@ -169,7 +169,7 @@ class PlainStream:
             try:
                 return self._socket.sendmsg(views, [], socket.MSG_DONTWAIT)
             except BlockingIOError:
-                wait_for_room(self._socket, self.lost_after_s)
+                wait_writable(self._socket, self.lost_after_s)
 
     def send_descriptor(self, data: bytes, descriptor: int) -> bool:
         """Send ``data`` with a descriptor, over a Unix socket only."""
@@ -293,7 +293,7 @@ class TlsStream:
             except ssl.SSLWantWriteError:
                 self.sending = True
                 if self.lost_after_s:
-                    wait_for_room(self._socket, self.lost_after_s)
+                    wait_writable(self._socket, self.lost_after_s)
                 else:
                     self._wait(select.POLLOUT)
                 self.sending = False

@@ -29,7 +29,7 @@ class Sent:
     heard_ago_s: float  # since the last acknowledgement, of whatever
 
 
-class Silence:
+class PeerLiveness:
     """Judges one wait."""
 
     def __init__(self, lost_after_s: float) -> None:
@@ -47,7 +47,7 @@ class Silence:
         return now - self._since >= self._lost_after_s
 
 
-def wait_for_room(sock: socket.socket, lost_after_s: float) -> None:
+def wait_writable(sock: socket.socket, lost_after_s: float) -> None:
     """Wait until more can be sent.
 
     A full connection is probed less and less often, every two minutes in the end, so that the loss
@@ -58,7 +58,7 @@ def wait_for_room(sock: socket.socket, lost_after_s: float) -> None:
     """
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLOUT)
-    silence = Silence(lost_after_s)
+    silence = PeerLiveness(lost_after_s)
     while not poll.poll(LOOK_EVERY_S * 1000):
         sent = _sent(sock)
         if sent is not None and silence.is_lost(sent, time.monotonic()):

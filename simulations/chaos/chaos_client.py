@@ -17,7 +17,7 @@ import trio
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.state import Request
-from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.client.allocator import LeaseHandle
 from gpupool.remoting.client.credentials import load_credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 
@@ -70,7 +70,7 @@ class _Client:
         )
         await self._use(hold)
 
-    async def _use(self, hold: LeaseHold) -> None:
+    async def _use(self, hold: LeaseHandle) -> None:
         reason = ""
         try:
             if self._random.random() < SESSION_SHARE:

@@ -29,7 +29,7 @@ from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.storage.store import DIRECTORY, Storage
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.invariants import violations
-from gpupool.pool.model.commands import Grant, unseal
+from gpupool.pool.model.commands import Grant, unwrap
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -373,7 +373,7 @@ class Chaos:
             machine.apply(index, plain)
             if found := violations(machine.state):
                 self._fail(f"table-sound: after {index}: {found[0]}")
-            command = unseal(plain).command
+            command = unwrap(plain).command
             if isinstance(command, Grant) and LeaseId(index) in machine.state.leases:
                 grants[index] = command
             now = machine.state.now / 1000 + wall_to_monotonic_s

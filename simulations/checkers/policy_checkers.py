@@ -16,7 +16,7 @@ from gpupool.simulations.checkers.policy_oracle import (
     passes,
     served,
 )
-from gpupool.simulations.kernel.failure_reporter import Judge
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
 
 NOTHING_LOST = Fraction(1, 10**6)
@@ -26,8 +26,8 @@ NOTHING_LOST = Fraction(1, 10**6)
 class PolicyHolds:
     """Every grant is one that the policy of its moment allows, counted anew from all leases."""
 
-    def __init__(self, judge: Judge, in_force: RulesInForce) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter, in_force: RulesInForce) -> None:
+        self._judge = failures
         self._in_force = in_force
 
     def granted(self, lease: Lease, state: PoolState, request: Request | None) -> None:
@@ -90,8 +90,8 @@ class PolicyHolds:
 class GrantedAsAsked:
     """A lease has what its request asked for: so many GPUs, so large, of the right kind."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
 
     def granted(self, lease: Lease, state: PoolState, request: Request) -> None:
         """Judge a new lease."""
@@ -125,8 +125,8 @@ class NobodyStarves:
     seconds.
     """
 
-    def __init__(self, judge: Judge, in_force: RulesInForce) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter, in_force: RulesInForce) -> None:
+        self._judge = failures
         self._in_force = in_force
         self._before = PoolState()
 
@@ -198,8 +198,8 @@ class PlacesInLine:
     """A client whose entry was lost enters itself anew after 5 s, with its next try, which comes
     within another 5 s. A run of the swarm is calm for 10 s only, so this takes longer ones."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
         self._before: dict[RequestId, Waiting] = {}
         self._without_since: dict[RequestId, float] = {}
 
@@ -234,8 +234,8 @@ class LeasesEnd:
     LATE_S = 2.0
     """Four looks at the table, and a commit or two."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
         self._over_since: dict[LeaseId, float] = {}
         self._unused_since: dict[LeaseId, float] = {}
 

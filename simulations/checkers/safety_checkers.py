@@ -19,7 +19,7 @@ from gpupool.pool.model.state import (
 )
 from gpupool.pool.ports import Committed
 from gpupool.simulations.checkers.history import History
-from gpupool.simulations.kernel.failure_reporter import Judge
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
 
 STATE_EVERY = 16
@@ -29,8 +29,8 @@ STATE_EVERY = 16
 class LogsAgree:
     """All servers apply the same commands at the same indices, and get the same tables."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
         self._commands: dict[int, tuple[Plain, Plain]] = {}
         self._previous: dict[int, int] = {}
         self._states: dict[int, PoolState] = {}
@@ -105,8 +105,8 @@ class LogsAgree:
 class OneLeader:
     """A term has at most one leader, and a server votes once in a term, restarts included."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
         self._leaders: dict[int, str] = {}
         self._votes: dict[tuple[str, int], str] = {}
         self._terms: dict[str, int] = {}
@@ -134,8 +134,8 @@ class TableSound:
     _LOOKED_AT = ("leases", "servers", "usage", "by_request", "closed", "acts")
     """What the invariants speak of; a command that leaves all of it alone cannot break one."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
         self._looked: tuple[object, ...] = (None,) * len(self._LOOKED_AT)
 
     def applied(self, index: int, state: PoolState) -> None:
@@ -151,8 +151,8 @@ class TableSound:
 class MemoryTruth:
     """Whatever the table says: workers on one GPU fit into it, and freed means they are gone."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
 
     def changed(self, machine: Machine) -> None:
         """Look at a machine where a worker was started or is gone."""
@@ -184,8 +184,8 @@ class MemoryTruth:
 class DeadClientsLeave:
     """Every lease of a client that is gone comes to its end, and so do its workers."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
 
     def left_over(
         self, state: PoolState, living: set[bytes], machines: Iterable[Machine]
@@ -216,8 +216,8 @@ class DeadClientsLeave:
 class GrantedIsWanted:
     """A client gets what it claimed, and nothing that it has turned its back on."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
 
     def granted(self, lease: LeaseId, client: str, *, wanted: bool) -> None:
         """Judge a new lease; ``wanted`` says whether its client still waits for it."""
@@ -236,16 +236,16 @@ class AnswersInTime:
     """A server that runs and can be reached answers a claim, if only to refuse it."""
 
     WITHIN_S = 2.0
-    CALM_S = 10.0
+    QUIESCENT_S = 10.0
     """For so long nothing must have disturbed server, client or what is between: the kernels send
     again what a cut held back, and that takes as long as the cut."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
 
-    def answered(self, client: str, server: str, took_s: float, calm_s: float) -> None:
+    def answered(self, client: str, server: str, took_s: float, quiescent_s: float) -> None:
         """Judge one claim."""
-        if took_s > self.WITHIN_S and calm_s > self.CALM_S:
+        if took_s > self.WITHIN_S and quiescent_s > self.QUIESCENT_S:
             text = f"{server} left a claim of {client} without an answer for {took_s:.2f} s"
             self._judge.fail("answers-in-time", text)
 
@@ -253,8 +253,8 @@ class AnswersInTime:
 class RevokedMeansRevoked:
     """After a confirmed revocation, no later claim with that token is granted."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
         self._revoked_at: dict[str, float] = {}
         self._drained: dict[ServerId, float] = {}
         self._version = 0
@@ -296,8 +296,8 @@ class RevokedMeansRevoked:
 class Linearizable:
     """What clients saw could have come from one copy of everything."""
 
-    def __init__(self, judge: Judge) -> None:
-        self._judge = judge
+    def __init__(self, failures: FailureReporter) -> None:
+        self._judge = failures
         self.unknown = 0
         """Histories for which the search gave up."""
         self.checked = 0

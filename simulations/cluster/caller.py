@@ -105,7 +105,7 @@ class Caller:
             return
         done = self._queue.popleft()
         self._number += 1
-        done.answered(message, self._process.world.now)
+        done.answered(message, self._process.scheduler.now)
         self._try()
 
     def failed(self, connection: "_CallerEnd") -> None:

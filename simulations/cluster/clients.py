@@ -16,11 +16,11 @@ from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Request
 from gpupool.remoting.client.negotiation import (
     Action,
-    Allocation,
     Call,
     Explain,
     Failed,
     Granted,
+    Negotiation,
     Tell,
     Widen,
 )
@@ -112,7 +112,7 @@ class ClientProcess(Process):
             targets: the machines of all servers.
             counters: shared with other clients.
         """
-        super().__init__(environment.world, name)
+        super().__init__(environment.scheduler, name)
         self._environment = environment
         self._clock = clock
         self._random = random
@@ -124,7 +124,7 @@ class ClientProcess(Process):
         self._pending: dict[int, _Pending] = {}
         self._late = UnreachableError("no answer in time")
         self._number = 0
-        self._allocation: Allocation | None = None
+        self._allocation: Negotiation | None = None
         self._numbers: dict[int, int] = {}
         self._wake_at = inf
         self._began_at = 0.0
@@ -144,7 +144,7 @@ class ClientProcess(Process):
     def kill(self) -> None:
         """End; whatever it had is given back from now on."""
         if self.alive:
-            self._give_up_history(at=self.world.now)
+            self._give_up_history(at=self.scheduler.now)
             history = self._environment.history
             for lease, called_at in self._letting_go.values():
                 history.over(lease.id, lease.gpus, called_at, inf)
@@ -192,13 +192,13 @@ class ClientProcess(Process):
         random = self._random
         request = draw_request(random, self._environment.options, self.machine)
         self._ticket = random.randbytes(32)
-        self._began_at = self.world.now
-        self._allocation = Allocation(
+        self._began_at = self.scheduler.now
+        self._allocation = Negotiation(
             request,
             ticket_hash=sha256(self._ticket).digest(),
             wait_s=random.choice((None, None, 5.0, 15.0)),
             clock=self._clock,
-            chance=random,
+            rng=random,
         )
         self._do(self._allocation.start(tuple(self._by_server)))
 
@@ -226,9 +226,9 @@ class ClientProcess(Process):
         if self._allocation is None or (due := self._allocation.wake_at()) == inf:
             return
         when = self._clock.world_time(due) + 1e-6
-        if when < self._wake_at - 1e-6 or self._wake_at <= self.world.now:
+        if when < self._wake_at - 1e-6 or self._wake_at <= self.scheduler.now:
             self._wake_at = when
-            self.world.at(when, partial(self.run, partial(self._timer, when)))
+            self.scheduler.at(when, partial(self.run, partial(self._timer, when)))
 
     def _timer(self, when: float) -> None:
         if when == self._wake_at:
@@ -238,14 +238,14 @@ class ClientProcess(Process):
                 self._set_timer()
 
     def _answered(
-        self, allocation: Allocation | None, number: int, answer: m.Message | GpupoolError
+        self, allocation: Negotiation | None, number: int, answer: m.Message | GpupoolError
     ) -> None:
         # What a former allocation left under way concerns nobody any more.
         if allocation is not None and self._allocation is allocation:
             before = allocation.request.id
             self._do(allocation.answered(number, answer))
             if allocation.request.id != before:
-                self._environment.turned_from[before] = self.machine
+                self._environment.abandoned_requests[before] = self.machine
 
     def _later(self) -> None:
         delay_s = self._random.expovariate(1.0) * self._environment.options.think_s
@@ -264,7 +264,7 @@ class ClientProcess(Process):
         if isinstance(message, m.Claim):
             self._environment.requests[message.request.id] = message.request
         self._number += 1
-        number, now = self._number, self.world.now
+        number, now = self._number, self.scheduler.now
         connection = self._by_server.get(server)
         token = connection.token if connection is not None else TokenId("")
         self._pending[number] = _Pending(server, message, token, now, done)
@@ -290,7 +290,7 @@ class ClientProcess(Process):
 
     def _record(self, pending: _Pending, answer: m.Message | GpupoolError) -> None:
         """Put into the history what a client can know of a claim or a cancel."""
-        history, now = self._environment.history, self.world.now
+        history, now = self._environment.history, self.scheduler.now
         match pending.message:
             case m.Claim(request=request, partitions=partitions):
                 self._judge_time(pending, answer)
@@ -325,9 +325,9 @@ class ClientProcess(Process):
             return
         environment, server = self._environment, connection.machine
         keys = (server, self.machine, between(server, self.machine))
-        took_s = self.world.now - pending.called_at
-        calm_s = environment.calm.for_s(*keys)
-        environment.checkers.answers.answered(self.machine, server, took_s, calm_s)
+        took_s = self.scheduler.now - pending.called_at
+        quiescent_s = environment.quiescence.for_s(*keys)
+        environment.checkers.answers.answered(self.machine, server, took_s, quiescent_s)
 
     # --- holding ----------------------------------------------------------------------------------
 
@@ -337,7 +337,7 @@ class ClientProcess(Process):
         servers = tuple(dict.fromkeys(p.server for p in partitions))
         self._allocation = None
         self._counters.granted += 1
-        self._counters.waits_s.append(self.world.now - self._began_at)
+        self._counters.waits_s.append(self.scheduler.now - self._began_at)
         trace.note(self.machine, "granted", f"lease {action.lease}: {len(partitions)} GPU(s)")
         lease = self.lease = _Lease(
             id=action.lease,
@@ -385,7 +385,7 @@ class ClientProcess(Process):
             return
         self.lease = None
         self._environment.trace.note(self.machine, "release", f"lease {lease.id}: {reason}")
-        self._try_release(lease, self.world.now, list(lease.servers))
+        self._try_release(lease, self.scheduler.now, list(lease.servers))
 
     def _try_release(self, lease: _Lease, called_at: float, servers: list[ServerId]) -> None:
         server = servers.pop(0)
@@ -395,7 +395,7 @@ class ClientProcess(Process):
             if isinstance(answer, m.Done):
                 self._counters.released += 1
                 del self._letting_go[lease.id]
-                now = self.world.now
+                now = self.scheduler.now
                 self._environment.history.over(lease.id, lease.gpus, called_at, now)
                 self._later()
             elif servers:
@@ -416,7 +416,7 @@ class ClientProcess(Process):
             return
         self._counters.lost += 1
         self._environment.trace.note(self.machine, "lost", f"lease {lease.id}: {reason}")
-        self._give_up_history(at=self.world.now)
+        self._give_up_history(at=self.scheduler.now)
         self.lease = None
         for machine in list(self._connections):
             connection = self._connections[machine]
@@ -449,7 +449,7 @@ class ClientProcess(Process):
                 self._finish(packet.call, message)
             return
         match message:
-            case m.TryNow(requests):
+            case m.CapacityAvailable(requests):
                 if self._allocation is not None and self._allocation.request.id in requests:
                     self._do(self._allocation.hinted())
             case m.LeaseEnded(lease, reason):

@@ -5,7 +5,7 @@ from functools import partial
 from hashlib import sha256
 from random import Random
 
-from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, seal
+from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, wrap
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import ServerStatus, TokenKind
 from gpupool.pool.ports import Committed, Outcome, Role
@@ -15,10 +15,10 @@ from gpupool.simulations.cluster.run_context import Checkers, Environment
 from gpupool.simulations.cluster.servers import CONTROL, ServerProcess
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
-from gpupool.simulations.kernel.failure_reporter import Judge
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import RACKS, Machine
-from gpupool.simulations.kernel.quiescence import Calm, between
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.quiescence import QuiescenceTracker, between
+from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 from gpupool.simulations.kernel.simulated_network import Network
 from gpupool.simulations.kernel.swarm_options import Options
@@ -37,27 +37,27 @@ RESPAWN_S = 2.0
 
 
 class Cluster:
-    """Everything that one run simulates. Faults act on it through ``faults.Victims``."""
+    """Everything that one run simulates. Faults act on it through ``faults.FaultTarget``."""
 
     def __init__(self, options: Options, *, only: str = "") -> None:
         """Make a cluster that does nothing yet; with ``only``, one checker alone judges it."""
-        world = World(options.seed)
-        trace = Trace(world)
-        self.judge = Judge(world, trace, only=only)
+        scheduler = Scheduler(options.seed)
+        trace = Trace(scheduler)
+        self.failures = FailureReporter(scheduler, trace, only=only)
         network = Network(
-            world,
+            scheduler,
             trace,
-            world.random("network"),
+            scheduler.random("network"),
             delay_s=options.delay_s,
             jitter_s=options.jitter_s,
         )
         network.timeout_s = {PEER: PEER_TIMEOUT_S, CONTROL: CLIENT_TIMEOUT_S}
-        self.calm = Calm(world)
+        self.quiescence = QuiescenceTracker(scheduler)
         self.environment = Environment(
-            options, world, trace, network, Checkers(self.judge), self.calm
+            options, scheduler, trace, network, Checkers(self.failures), self.quiescence
         )
         self.options = options
-        self.world = world
+        self.scheduler = scheduler
         self.trace = trace
         self.network = network
         self.counters = Counters()
@@ -65,7 +65,7 @@ class Cluster:
         self.clients: dict[str, ClientProcess] = {}
         self.healing = False
         self._joiners: dict[str, Joiner] = {}
-        self._random = world.random("cluster")
+        self._random = scheduler.random("cluster")
         self._client_numbers = itertools.count(1)
         self._policy_numbers = itertools.count(1)
         self._restarts: set[str] = set()
@@ -77,7 +77,7 @@ class Cluster:
         self.operator = Operator(
             self.environment,
             admin=admin,
-            random=world.random("operator"),
+            random=scheduler.random("operator"),
             targets=self.server_names,
         )
         for number in range(1, options.servers + 1):
@@ -113,7 +113,7 @@ class Cluster:
                     self._join(name)
             return
         at_ms = self.environment.machines[process.machine].clock.wall_ms()
-        plain = seal(commands[0], at_ms=at_ms, ttl_ms=0)
+        plain = wrap(commands[0], at_ms=at_ms, ttl_ms=0)
 
         def decided(outcome: Outcome) -> None:
             done = isinstance(outcome, Committed)
@@ -143,13 +143,13 @@ class Cluster:
 
     def _policy_later(self) -> None:
         delay_s = self.options.policy_s * self._random.expovariate(1.0)
-        self.world.after(delay_s, self._put_policy)
+        self.scheduler.after(delay_s, self._put_policy)
 
     def _put_policy(self) -> None:
         """Put a policy in force, and after a while another one."""
         state = self.environment.checkers.logs.state
         number = next(self._policy_numbers)
-        random = self.world.random(f"policy/{number}")
+        random = self.scheduler.random(f"policy/{number}")
         text = draw_policy(random, self.options, state.now)
         # No two documents are the same, so that each is a version of its own.
         text += f"# {number}\n"
@@ -157,11 +157,11 @@ class Cluster:
         self.operator.put_policy(text, state.policy.version, self._policy_later)
 
     def _add_machine(self, name: str) -> None:
-        options, random = self.options, self.world.random(f"machine/{name}")
+        options, random = self.options, self.scheduler.random(f"machine/{name}")
         drift = options.drift * (2 * random.random() - 1)
         wall_error_ms = int(options.wall_error_s * 1000 * (2 * random.random() - 1))
         clock = DriftingClock(
-            self.world,
+            self.scheduler,
             origin_s=random.random() * 1e6,
             rate=1.0 + drift,
             wall_error_ms=wall_error_ms,
@@ -170,7 +170,7 @@ class Cluster:
         machine = Machine(
             name,
             ServerId(random.randbytes(6).hex()),
-            world=self.world,
+            scheduler=self.scheduler,
             trace=self.trace,
             random=random,
             clock=clock,
@@ -235,19 +235,19 @@ class Cluster:
             return
         self.trace.note(process.machine, "stopped", reason)
         if "damaged" in reason or "missing" in reason:
-            self.judge.fail("starts-again", f"{process.machine} {reason}")
+            self.failures.fail("starts-again", f"{process.machine} {reason}")
         self._end_process(process)
         self._restart_later(process.machine, 1.0 + self._random.random())
 
     def _end_process(self, process: ServerProcess) -> None:
-        self.calm.disturb(process.machine)
+        self.quiescence.disturb(process.machine)
         process.kill()
         self.network.process_died(process)
 
     def _restart_later(self, name: str, down_s: float) -> None:
         if name not in self._restarts:
             self._restarts.add(name)
-            self.world.after(down_s, partial(self._restart, name))
+            self.scheduler.after(down_s, partial(self._restart, name))
 
     def _restart(self, name: str) -> None:
         self._restarts.discard(name)
@@ -265,10 +265,10 @@ class Cluster:
 
     def _spawn_client(self) -> None:
         name = f"c{next(self._client_numbers)}"
-        random = self.world.random(f"client/{name}")
+        random = self.scheduler.random(f"client/{name}")
         user = random.choice(USERS)
         clock = DriftingClock(
-            self.world,
+            self.scheduler,
             origin_s=random.random() * 1e6,
             rate=1.0 + self.options.drift * (2 * random.random() - 1),
             wall_error_ms=0,
@@ -285,7 +285,7 @@ class Cluster:
         self.clients[name] = client
         client.start()
 
-    # --- faults.Victims ---------------------------------------------------------------------------
+    # --- faults.FaultTarget -----------------------------------------------------------------------
 
     def server_names(self) -> list[str]:
         """Return the machines of the pool's servers, those that just join again too."""
@@ -298,9 +298,11 @@ class Cluster:
     def leader_name(self) -> str | None:
         """Return the machine of the server that leads, if one does."""
         leaders = [
-            (process.ledger.node.core.term, name)
+            (process.replicated_log.node.core.term, name)
             for name, process in self.servers.items()
-            if process.alive and process.ledger is not None and process.ledger.node.leads
+            if process.alive
+            and process.replicated_log is not None
+            and process.replicated_log.node.leads
         ]
         return max(leaders)[1] if leaders else None
 
@@ -314,20 +316,20 @@ class Cluster:
         """Break the connections between two machines."""
         self.trace.note("nemesis", "reset", f"{one} - {other}")
         self.network.reset(one, other)
-        self.calm.disturb(between(one, other))
+        self.quiescence.disturb(between(one, other))
 
     def slow(self, source: str, target: str, by_s: float, for_s: float) -> None:
         """Make one direction slow."""
         self.trace.note("nemesis", "slow-link", f"{source} > {target} by {by_s:.3f} s")
         link = self.network.link(source, target)
         link.slow_s = by_s
-        self.calm.begin(between(source, target))
+        self.quiescence.begin(between(source, target))
 
         def undo() -> None:
             link.slow_s = 0.0
-            self.calm.end(between(source, target))
+            self.quiescence.end(between(source, target))
 
-        self.world.after(for_s, undo)
+        self.scheduler.after(for_s, undo)
 
     def cut(self, pairs: list[tuple[str, str]], for_s: float) -> None:
         """Cut these directions."""
@@ -337,13 +339,13 @@ class Cluster:
         self.trace.note("nemesis", "cut", f"{names or len(pairs)} for {for_s:.2f} s")
         for source, target in pairs:
             self.network.block(source, target)
-            self.calm.begin(between(source, target))
-        self.world.after(for_s, partial(self._mend, pairs))
+            self.quiescence.begin(between(source, target))
+        self.scheduler.after(for_s, partial(self._mend, pairs))
 
     def _mend(self, pairs: list[tuple[str, str]]) -> None:
         self.trace.note("nemesis", "mend", f"{len(pairs)} directions")
         for source, target in pairs:
-            self.calm.end(between(source, target))
+            self.quiescence.end(between(source, target))
             if self.network.blocked(source, target):
                 self.network.unblock(source, target)
 
@@ -363,7 +365,7 @@ class Cluster:
             return
         self.trace.note("nemesis", "power", f"{server} for {down_s:.2f} s")
         machine.dark = True
-        self.calm.disturb(server)
+        self.quiescence.disturb(server)
         process.kill()
         machine.disk.lose_power()
         machine.lose_workers()
@@ -386,7 +388,7 @@ class Cluster:
         self.trace.note("nemesis", "pause", f"{server} for {for_s:.2f} s")
         process.pause()
         self._disturb(server, for_s)
-        self.world.after(for_s, process.resume)
+        self.scheduler.after(for_s, process.resume)
 
     def clock_rate(self, server: str, rate: float, for_s: float) -> None:
         """Let a monotonic clock run at another rate."""
@@ -394,7 +396,7 @@ class Cluster:
         clock = self.environment.machines[server].clock
         clock.set_rate(rate)
         self._disturb(server, for_s)
-        self.world.after(for_s, partial(clock.set_rate, 1.0))
+        self.scheduler.after(for_s, partial(clock.set_rate, 1.0))
 
     def clock_jump(self, server: str, by_ms: int) -> None:
         """Set a wall clock."""
@@ -412,11 +414,11 @@ class Cluster:
         else:
             disk.broken = True
         self._disturb(server, for_s)
-        self.world.after(for_s, partial(self._repair, server))
+        self.scheduler.after(for_s, partial(self._repair, server))
 
     def _disturb(self, machine: str, for_s: float) -> None:
-        self.calm.begin(machine)
-        self.world.after(for_s, partial(self.calm.end, machine))
+        self.quiescence.begin(machine)
+        self.scheduler.after(for_s, partial(self.quiescence.end, machine))
 
     def _repair(self, server: str) -> None:
         disk = self.environment.machines[server].disk
@@ -433,7 +435,7 @@ class Cluster:
         else:
             self.network.process_died(client)
         if not self.healing:
-            self.world.after(RESPAWN_S * self._random.expovariate(1.0), self._spawn_client)
+            self.scheduler.after(RESPAWN_S * self._random.expovariate(1.0), self._spawn_client)
 
     def pause_client(self, name: str, for_s: float) -> None:
         """Stop a client's process for a while."""
@@ -442,7 +444,7 @@ class Cluster:
             self.trace.note("nemesis", "client-pause", f"{name} for {for_s:.2f} s")
             client.pause()
             self._disturb(name, for_s)
-            self.world.after(for_s, client.resume)
+            self.scheduler.after(for_s, client.resume)
 
     def kill_worker(self, draw: float) -> None:
         """Let some worker die by itself."""
@@ -460,7 +462,7 @@ class Cluster:
         def undo() -> None:
             machine.kill_s = self.options.kill_s
 
-        self.world.after(for_s, undo)
+        self.scheduler.after(for_s, undo)
 
     def operate(self, what: str, random: Random) -> None:
         """Let an operator do something."""
@@ -497,11 +499,15 @@ class Cluster:
         # The answer to an order that was done may be lost; its repetition finds no such server.
         agreed = agreed or server in self.environment.checkers.logs.state.removed
         leader = self.leader_name()
-        ledger = self.servers[leader].ledger if leader is not None else None
+        replicated_log = self.servers[leader].replicated_log if leader is not None else None
         if not agreed or name not in self.servers:
             self._replacing = ""
-        elif ledger is None or server in ledger.node.core.voters or not ledger.node.core.settled:
-            self.world.after(WITHOUT_VOTE_S, partial(self._removed, name, server, agreed))
+        elif (
+            replicated_log is None
+            or server in replicated_log.node.core.voters
+            or not replicated_log.node.core.settled
+        ):
+            self.scheduler.after(WITHOUT_VOTE_S, partial(self._removed, name, server, agreed))
         else:
             self._wipe(name)
             self._replacing = ""
@@ -515,7 +521,7 @@ class Cluster:
         if machine.dark:
             machine.dark = False
             self.network.machine_came_back(name)
-        machine.disk = SimulatedDisk(self.world.random(f"disk/{name}/{self.world.now}"))
+        machine.disk = SimulatedDisk(self.scheduler.random(f"disk/{name}/{self.scheduler.now}"))
         machine.disk.sync_latency_s = self.options.sync_s
         machine.server = ServerId(self._random.randbytes(6).hex())
         self.environment.machine_of[machine.server] = name
@@ -564,9 +570,9 @@ class Cluster:
         leaders: set[ServerId | None] = set()
         for process in self.servers.values():
             server = state.servers.get(process.server)
-            if not process.alive or process.steward is None or process.ledger is None:
+            if not process.alive or process.controller is None or process.replicated_log is None:
                 return False
-            health = process.ledger.health()
+            health = process.replicated_log.health()
             leaders.add(health.leader)
             current = self.environment.machines[process.machine].incarnation
             if server is None or server.status is not ServerStatus.UP:

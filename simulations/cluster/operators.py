@@ -37,7 +37,7 @@ class Operator:
         self._environment = environment
         self._random = random
         self._draining: set[ServerId] = set()
-        self.process = Process(environment.world, "operator")
+        self.process = Process(environment.scheduler, "operator")
         self._caller = Caller(
             self.process, environment.network, hello=admin.hello("operator"), targets=targets
         )
@@ -149,7 +149,7 @@ class Joiner:
         self._joined = joined
         self._environment = environment
         self._machine = machine
-        self.process = Process(environment.world, machine)
+        self.process = Process(environment.scheduler, machine)
         caller = Caller(
             self.process, environment.network, hello=credentials.hello(machine), targets=targets
         )

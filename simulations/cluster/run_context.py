@@ -25,10 +25,10 @@ from gpupool.simulations.checkers.safety_checkers import (
     TableSound,
 )
 from gpupool.simulations.cluster.watched_tables import SharedTables
-from gpupool.simulations.kernel.failure_reporter import Judge
+from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
-from gpupool.simulations.kernel.quiescence import Calm
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.quiescence import QuiescenceTracker
+from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_network import Network
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Trace
@@ -37,23 +37,23 @@ from gpupool.simulations.kernel.trace import Trace
 class Checkers:
     """Every checker of a run."""
 
-    def __init__(self, judge: Judge) -> None:
-        self.judge = judge
-        self.logs = LogsAgree(judge)
-        self.leaders = OneLeader(judge)
-        self.table = TableSound(judge)
-        self.memory = MemoryTruth(judge)
-        self.dead_clients = DeadClientsLeave(judge)
-        self.wanted = GrantedIsWanted(judge)
-        self.policy = RevokedMeansRevoked(judge)
-        self.answers = AnswersInTime(judge)
+    def __init__(self, failures: FailureReporter) -> None:
+        self.failures = failures
+        self.logs = LogsAgree(failures)
+        self.leaders = OneLeader(failures)
+        self.table = TableSound(failures)
+        self.memory = MemoryTruth(failures)
+        self.dead_clients = DeadClientsLeave(failures)
+        self.wanted = GrantedIsWanted(failures)
+        self.policy = RevokedMeansRevoked(failures)
+        self.answers = AnswersInTime(failures)
         in_force = RulesInForce()
-        self.allowed = PolicyHolds(judge, in_force)
-        self.fairness = NobodyStarves(judge, in_force)
-        self.places = PlacesInLine(judge)
-        self.asked = GrantedAsAsked(judge)
-        self.ends = LeasesEnd(judge)
-        self.linearizable = Linearizable(judge)
+        self.allowed = PolicyHolds(failures, in_force)
+        self.fairness = NobodyStarves(failures, in_force)
+        self.places = PlacesInLine(failures)
+        self.asked = GrantedAsAsked(failures)
+        self.ends = LeasesEnd(failures)
+        self.linearizable = Linearizable(failures)
 
 
 @dataclass(slots=True)
@@ -61,15 +61,15 @@ class Environment:
     """Shared by everything in one run."""
 
     options: Options
-    world: World
+    scheduler: Scheduler
     trace: Trace
     network: Network
     checkers: Checkers
-    calm: Calm
+    quiescence: QuiescenceTracker
     history: History = field(default_factory=History)
     tables: SharedTables = field(default_factory=SharedTables)
     machines: dict[str, Machine] = field(default_factory=dict[str, Machine])
-    turned_from: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
+    abandoned_requests: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
     """Requests that a living client has left behind for another, with its machine."""
     requests: dict[RequestId, Request] = field(default_factory=dict[RequestId, Request])
     """What clients have claimed GPUs for, each under every id that it went by."""
@@ -81,7 +81,7 @@ class Environment:
         checkers = self.checkers
         checkers.table.applied(index, state)
         checkers.memory.applied(index, state, self.machines.values())
-        self.history.pool_holds(state.leases.values(), self.world.now)
+        self.history.pool_holds(state.leases.values(), self.scheduler.now)
         lease = state.leases.get(LeaseId(index))
         checkers.fairness.applied(lease, state)
         checkers.places.applied(state)
@@ -91,7 +91,7 @@ class Environment:
             checkers.allowed.granted(lease, state, request)
             if request is not None:
                 checkers.asked.granted(lease, state, request)
-            wanted = lease.request not in self.turned_from
+            wanted = lease.request not in self.abandoned_requests
             checkers.wanted.granted(lease.id, lease.client, wanted=wanted)
 
     def locate(self, server: ServerId) -> str | None:

@@ -1,4 +1,4 @@
-"""One server process: the real consensus, table and steward, in the place of ``gpupool join``."""
+"""One server process: the real consensus, table and controller, as ``gpupool join`` runs them."""
 
 import itertools
 import traceback
@@ -19,18 +19,18 @@ from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 from gpupool.remoting.server.controller import (
     Action,
     AskKey,
+    Controller,
     Hangup,
     KillLease,
     Send,
     StartSession,
-    Steward,
 )
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.reconciler import Software
 from gpupool.simulations.cluster.run_context import Environment
-from gpupool.simulations.cluster.simulated_driver import LedgerDriver
+from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
-from gpupool.simulations.cluster.simulated_links import SimulatedLinks
+from gpupool.simulations.cluster.simulated_links import SimulatedTransport
 from gpupool.simulations.cluster.watched_tables import WatchedMachine
 from gpupool.simulations.kernel.machines import Machine, SimulatedHost
 from gpupool.simulations.kernel.process import Process
@@ -88,7 +88,7 @@ class ServerProcess(Process):
             first: whether it is the first server of the pool.
             servers: those that a joining server was told of.
         """
-        super().__init__(environment.world, machine.name)
+        super().__init__(environment.scheduler, machine.name)
         self._environment = environment
         self._host_machine = machine
         self._died = died
@@ -104,9 +104,9 @@ class ServerProcess(Process):
         self._offset_s = 0.0
         self.server = machine.server
         self.table = WatchedMachine(environment, machine.name)
-        self.links: SimulatedLinks | None = None
-        self.ledger: LedgerDriver | None = None
-        self.steward: Steward | None = None
+        self.links: SimulatedTransport | None = None
+        self.replicated_log: SimulatedDriver | None = None
+        self.controller: Controller | None = None
         self.host = SimulatedHost(machine, self, start_s=environment.options.worker_start_s)
 
     # --- life -------------------------------------------------------------------------------------
@@ -123,38 +123,38 @@ class ServerProcess(Process):
         if self._first:
             bootstrap(storage, self.server)
         name = f"{machine.name}/{machine.incarnation}"
-        self.links = SimulatedLinks(
+        self.links = SimulatedTransport(
             self.server,
             process=self,
             network=environment.network,
-            random=self.world.random(f"links/{name}"),
+            random=self.scheduler.random(f"links/{name}"),
             locate=environment.locate,
             identify=environment.identify,
             is_removed=lambda peer: peer in self.table.state.removed,
         )
-        self.ledger = LedgerDriver(
+        self.replicated_log = SimulatedDriver(
             self.server,
             process=self,
             clock=machine.clock,
             disk=machine.disk,
             storage=storage,
             machine=self.table,
-            random=self.world.random(f"raft/{name}"),
+            random=self.scheduler.random(f"raft/{name}"),
             links=self.links,
             settings=ConsensusSettings(snapshot_entries=environment.options.snapshot_entries),
             after_step=self._stepped,
             guard=self._guard,
         )
-        self.ledger.node.set_servers(self._known)
+        self.replicated_log.node.set_servers(self._known)
         environment.network.listen(self, self._accept)
-        self.ledger.start()
+        self.replicated_log.start()
         self.host.sweep(partial(self._guard, self._serve))
 
     def _serve(self) -> None:
         """Begin to answer clients; no worker of a former incarnation lives any more."""
-        machine, ledger = self._host_machine, self.ledger
-        assert ledger is not None
-        self.steward = Steward(
+        machine, replicated_log = self._host_machine, self.replicated_log
+        assert replicated_log is not None
+        self.controller = Controller(
             self.table,
             self_id=self.server,
             incarnation=machine.incarnation,
@@ -163,10 +163,10 @@ class ServerProcess(Process):
             signer=_Signer(),
             host=self.host,  # type: ignore[arg-type]
             clock=machine.clock,
-            chance=self.world.random(f"steward/{machine.name}/{machine.incarnation}"),
-            health=ledger.health,
-            majority_age_s=ledger.majority_age_s,
-            role=ledger.role,
+            rng=self.scheduler.random(f"steward/{machine.name}/{machine.incarnation}"),
+            health=replicated_log.health,
+            majority_age_s=replicated_log.majority_age_s,
+            role=replicated_log.role,
             clock_offset_s=self._clock_offset_s,
         )
         self._poll()
@@ -178,18 +178,18 @@ class ServerProcess(Process):
         except StorageError as error:
             self._died(self, f"stops: {error}")
         except SafetyError as error:
-            self._environment.checkers.judge.fail("safety", f"{self.machine}: {error}")
+            self._environment.checkers.failures.fail("safety", f"{self.machine}: {error}")
         except PowerLostError:
             self._died(self, "power")
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends a real server as well.
             where = traceback.extract_tb(error.__traceback__)[-1]
             text = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
-            self._environment.checkers.judge.fail("no-crash", f"{self.machine}: {text}")
+            self._environment.checkers.failures.fail("no-crash", f"{self.machine}: {text}")
             self._died(self, f"crashes: {text}")
 
-    def _stepped(self, ledger: LedgerDriver) -> None:
-        journal = ledger.node.storage.journal
-        core = ledger.node.core
+    def _stepped(self, replicated_log: SimulatedDriver) -> None:
+        journal = replicated_log.node.storage.journal
+        core = replicated_log.node.core
         self._environment.checkers.leaders.stepped(self.server, core, journal.term, journal.vote)
         if self._seen is not self.table.state:
             self._seen = self.table.state
@@ -199,7 +199,7 @@ class ServerProcess(Process):
 
     def propose(self, command: Plain, timeout_s: float, decided: Callable[[Outcome], None]) -> None:
         """Propose a command, as the real server's task does, with the checkers looking on."""
-        assert self.ledger is not None
+        assert self.replicated_log is not None
 
         def checked(outcome: Outcome) -> None:
             if isinstance(outcome, Committed):
@@ -207,7 +207,7 @@ class ServerProcess(Process):
                 logs.acknowledged(self.machine, command, outcome)
             decided(outcome)
 
-        self.ledger.propose(command, timeout_s, checked)
+        self.replicated_log.propose(command, timeout_s, checked)
 
     def _table_changed(self) -> None:
         state = self.table.state
@@ -217,17 +217,19 @@ class ServerProcess(Process):
         known = self.server in state.servers or removed
         if known and self._followed is not state.servers:
             self._followed = state.servers
-            ledger = self.ledger
-            assert ledger is not None
+            replicated_log = self.replicated_log
+            assert replicated_log is not None
             servers = tuple(state.servers)
-            ledger.submit(lambda _now: ledger.node.set_servers(servers, removed=removed))
-            ledger.submit(lambda _now: ledger.node.reconcile_voters(state.voters()))
+            replicated_log.submit(
+                lambda _now: replicated_log.node.set_servers(servers, removed=removed)
+            )
+            replicated_log.submit(lambda _now: replicated_log.node.reconcile_voters(state.voters()))
         self._poll()
 
     def _clock_offset_s(self) -> float:
         """Return how far the leader's wall clock is ahead, as the links last heard."""
-        assert self.ledger is not None
-        leader = self.ledger.node.core.leader
+        assert self.replicated_log is not None
+        leader = self.replicated_log.node.core.leader
         if leader == self.server:
             return 0.0
         machine = (
@@ -240,29 +242,29 @@ class ServerProcess(Process):
             self._offset_s = ahead_ms / 1000
         return self._offset_s
 
-    # --- the steward ------------------------------------------------------------------------------
+    # --- the controller ---------------------------------------------------------------------------
 
     def _poll(self) -> None:
-        if self.steward is not None:
-            self.do(self.steward.poll())
+        if self.controller is not None:
+            self.do(self.controller.poll())
             self._poll_at = float("inf")
             self._set_timer()
 
     def _set_timer(self) -> None:
-        assert self.steward is not None
+        assert self.controller is not None
         clock = self._host_machine.clock
-        when = max(clock.world_time(self.steward.wake_at()), self.world.now + POLL_DELAY_S)
+        when = max(clock.world_time(self.controller.wake_at()), self.scheduler.now + POLL_DELAY_S)
         if when < self._poll_at - 1e-6:
             self._poll_at = when
-            self.world.at(when, partial(self.run, partial(self._timer, when)))
+            self.scheduler.at(when, partial(self.run, partial(self._timer, when)))
 
     def _timer(self, when: float) -> None:
         if when == self._poll_at:
             self._poll()
 
     def do(self, actions: list[Action]) -> None:
-        """Carry out the steward's actions."""
-        assert self.steward is not None
+        """Carry out the controller's actions."""
+        assert self.controller is not None
         for action in actions:
             match action:
                 case Send():
@@ -286,8 +288,8 @@ class ServerProcess(Process):
         self._set_timer()
 
     def _decided(self, number: int, outcome: Outcome) -> None:
-        if self.steward is not None:
-            self.do(self.steward.decided(number, outcome))
+        if self.controller is not None:
+            self.do(self.controller.decided(number, outcome))
 
     def _start_session(self, action: StartSession) -> None:
         devices = tuple(
@@ -297,35 +299,35 @@ class ServerProcess(Process):
         info = SessionInfo(bytes(16), bytes(32), bytes(32), "", devices)
 
         def opened(error: GpupoolError | None) -> None:
-            if self.steward is not None:
-                self.do(self.steward.session_opened(action.number, error or info))
+            if self.controller is not None:
+                self.do(self.controller.session_opened(action.number, error or info))
 
         self.host.open_session(action.lease, action.partitions, opened)
 
     def _killed(self, lease: LeaseId) -> None:
         self._killing.discard(lease)
-        if self.steward is not None:
-            self.do(self.steward.look_now())
+        if self.controller is not None:
+            self.do(self.controller.reconcile_now())
 
     # --- connections ------------------------------------------------------------------------------
 
     def _accept(self, machine: str, kind: str) -> Endpoint | None:
         if kind == PEER:
             return self.links.accept(machine) if self.links is not None else None
-        if self.steward is None:
+        if self.controller is None:
             return None
         return _Served(self, next(self._numbers))
 
     def served(self, number: int, end: End) -> None:
         """Take a client's connection."""
-        if self.steward is not None:
+        if self.controller is not None:
             self._ends[number] = end
-            self.do(self.steward.opened(number))
+            self.do(self.controller.opened(number))
 
     def received(self, number: int, packet: Packet) -> None:
         """Take a client's message."""
-        if self.steward is not None:
-            self.do(self.steward.received(number, packet.call, packet.message))
+        if self.controller is not None:
+            self.do(self.controller.received(number, packet.call, packet.message))
 
     def lost(self, number: int) -> None:
         """Take note that a client's connection is gone."""
@@ -333,8 +335,8 @@ class ServerProcess(Process):
         self._closed(number)
 
     def _closed(self, number: int) -> None:
-        if self.steward is not None:
-            self.do(self.steward.closed(number))
+        if self.controller is not None:
+            self.do(self.controller.closed(number))
 
 
 class _Served:

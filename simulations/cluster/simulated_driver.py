@@ -12,14 +12,14 @@ from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
     Committed,
-    LedgerHealth,
     NotCommitted,
     Outcome,
+    RaftHealth,
     Role,
     StateMachine,
     Unknown,
 )
-from gpupool.simulations.cluster.simulated_links import SimulatedLinks
+from gpupool.simulations.cluster.simulated_links import SimulatedTransport
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
@@ -30,7 +30,7 @@ STEP_DELAY_S = 0.0002
 Callback = Callable[[Outcome], None]
 
 
-class LedgerDriver:
+class SimulatedDriver:
     """One server's consensus: ``PeerEvents``, proposals, and the loop around the node.
 
     ``after_step`` is called after every step, before anything leaves the server.
@@ -46,9 +46,9 @@ class LedgerDriver:
         storage: Storage,
         machine: StateMachine,
         random: Random,
-        links: SimulatedLinks,
+        links: SimulatedTransport,
         settings: ConsensusSettings,
-        after_step: Callable[["LedgerDriver"], None],
+        after_step: Callable[["SimulatedDriver"], None],
         guard: Callable[[Callable[[], None]], None],
     ) -> None:
         """Start the node.
@@ -107,7 +107,7 @@ class LedgerDriver:
     def propose(
         self, command: Plain, timeout_s: float, callback: Callback, *, idempotent: bool = False
     ) -> None:
-        """Do what ``RaftLedger.propose`` does; ``callback`` gets exactly one outcome."""
+        """Do what ``RaftDriver.propose`` does; ``callback`` gets exactly one outcome."""
         submit = partial(self.node.propose, command)
         _Repeated(self._process, self._clock, self, submit, timeout_s, callback, idempotent).start()
 
@@ -126,7 +126,7 @@ class LedgerDriver:
         action(self._clock.monotonic())
         self._wake()
 
-    def health(self) -> LedgerHealth:
+    def health(self) -> RaftHealth:
         """Return what this server knows of the state of consensus."""
         return self.node.health(self._clock.monotonic())
 
@@ -196,7 +196,7 @@ class LedgerDriver:
         when = self._clock.world_time(due)
         if when < self._timer_at - 1e-6:
             self._timer_at = when
-            self._process.world.at(when, partial(self._process.run, partial(self._timer, when)))
+            self._process.scheduler.at(when, partial(self._process.run, partial(self._timer, when)))
 
     def _timer(self, when: float) -> None:
         if when != self._timer_at:
@@ -213,13 +213,13 @@ class LedgerDriver:
 
 
 class _Repeated:
-    """One proposal until it is decided, repeated as ``RaftLedger`` repeats it."""
+    """One proposal until it is decided, repeated as ``RaftDriver`` repeats it."""
 
     def __init__(
         self,
         process: Process,
         clock: DriftingClock,
-        driver: LedgerDriver,
+        driver: SimulatedDriver,
         submit: Callable[[float, Callback, float], None],
         timeout_s: float,
         callback: Callback,

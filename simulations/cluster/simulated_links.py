@@ -21,7 +21,7 @@ from gpupool.simulations.kernel.simulated_network import End, Endpoint, Network
 KIND = "peer"
 
 
-class SimulatedLinks:
+class SimulatedTransport:
     """``ports.PeerLinks`` of one server process."""
 
     def __init__(
@@ -145,7 +145,7 @@ class SimulatedLinks:
 class _PeerEnd:
     """Our end of a connection with one peer."""
 
-    def __init__(self, links: SimulatedLinks, peer: ServerId) -> None:
+    def __init__(self, links: SimulatedTransport, peer: ServerId) -> None:
         self._links = links
         self._peer = peer
 

@@ -27,7 +27,7 @@ class Fault:
         return chance(seed, f"fault/{self.kind}/{self.number}")
 
 
-class Victims(Protocol):
+class FaultTarget(Protocol):
     """What the cluster lets faults do. Everything is undone by ``heal`` at the latest."""
 
     def server_names(self) -> list[str]:
@@ -120,9 +120,9 @@ def schedule(options: Options) -> list[Fault]:
     return [Fault(number, fault.at, fault.kind) for number, fault in enumerate(found)]
 
 
-def happen(fault: Fault, victims: Victims, random: Random) -> None:
+def happen(fault: Fault, target: FaultTarget, random: Random) -> None:
     """Let one fault happen."""
-    EFFECTS[fault.kind](victims, random)
+    EFFECTS[fault.kind](target, random)
 
 
 def _span(random: Random, low_s: float, high_s: float) -> float:
@@ -130,162 +130,162 @@ def _span(random: Random, low_s: float, high_s: float) -> float:
     return low_s * (high_s / low_s) ** random.random()
 
 
-def _reset(victims: Victims, random: Random) -> None:
-    one, other = random.sample(victims.server_names(), 2)
-    victims.reset(one, other)
+def _reset(target: FaultTarget, random: Random) -> None:
+    one, other = random.sample(target.server_names(), 2)
+    target.reset(one, other)
 
 
-def _slow_link(victims: Victims, random: Random) -> None:
-    one, other = random.sample(victims.server_names(), 2)
-    victims.slow(one, other, _span(random, 0.005, 0.5), _span(random, 0.5, 8.0))
+def _slow_link(target: FaultTarget, random: Random) -> None:
+    one, other = random.sample(target.server_names(), 2)
+    target.slow(one, other, _span(random, 0.005, 0.5), _span(random, 0.5, 8.0))
 
 
-def _partition(victims: Victims, random: Random) -> None:
-    names = victims.server_names() + victims.client_names()
+def _partition(target: FaultTarget, random: Random) -> None:
+    names = target.server_names() + target.client_names()
     left = [name for name in names if random.random() < 0.5]
     right = [name for name in names if name not in left]
     pairs = [(a, b) for a in left for b in right]
-    victims.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
+    target.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
 
 
-def _deaf(victims: Victims, random: Random) -> None:
-    names = victims.server_names()
+def _deaf(target: FaultTarget, random: Random) -> None:
+    names = target.server_names()
     victim = random.choice(names)
     pairs = [(name, victim) for name in names if name != victim]
     if random.random() < 0.5:
         pairs = [(b, a) for a, b in pairs]
-    victims.cut(pairs, _span(random, 0.3, 14.0))
+    target.cut(pairs, _span(random, 0.3, 14.0))
 
 
-def _cut(victims: Victims, random: Random) -> None:
-    one, other = random.sample(victims.server_names(), 2)
-    victims.cut([(one, other)], _span(random, 0.3, 14.0))
+def _cut(target: FaultTarget, random: Random) -> None:
+    one, other = random.sample(target.server_names(), 2)
+    target.cut([(one, other)], _span(random, 0.3, 14.0))
 
 
-def _isolate_leader(victims: Victims, random: Random) -> None:
-    leader = victims.leader_name()
-    others = victims.server_names()
+def _isolate_leader(target: FaultTarget, random: Random) -> None:
+    leader = target.leader_name()
+    others = target.server_names()
     if random.random() < 0.5:
-        others += victims.client_names()
+        others += target.client_names()
     pairs = [(leader, name) for name in others if leader is not None and name != leader]
-    victims.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
+    target.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
 
 
-def _kill(victims: Victims, random: Random) -> None:
-    victims.kill(random.choice(victims.server_names()), _span(random, 0.05, 8.0))
+def _kill(target: FaultTarget, random: Random) -> None:
+    target.kill(random.choice(target.server_names()), _span(random, 0.05, 8.0))
 
 
-def _kill_leader(victims: Victims, random: Random) -> None:
-    leader = victims.leader_name()
+def _kill_leader(target: FaultTarget, random: Random) -> None:
+    leader = target.leader_name()
     if leader is not None:
-        victims.kill(leader, _span(random, 0.05, 8.0))
+        target.kill(leader, _span(random, 0.05, 8.0))
 
 
-def _roll(victims: Victims, random: Random) -> None:
-    victims.kill(victims.next_server(), _span(random, 0.1, 2.0))
+def _roll(target: FaultTarget, random: Random) -> None:
+    target.kill(target.next_server(), _span(random, 0.1, 2.0))
 
 
-def _flap(victims: Victims, random: Random) -> None:
-    one, other = random.sample(victims.server_names(), 2)
-    victims.cut([(one, other), (other, one)], _span(random, 0.05, 1.0))
+def _flap(target: FaultTarget, random: Random) -> None:
+    one, other = random.sample(target.server_names(), 2)
+    target.cut([(one, other), (other, one)], _span(random, 0.05, 1.0))
 
 
-def _client_massacre(victims: Victims, random: Random) -> None:
-    names = victims.client_names()
+def _client_massacre(target: FaultTarget, random: Random) -> None:
+    names = target.client_names()
     for name in random.sample(names, len(names) // 2):
-        victims.kill_client(name, silently=random.random() < 0.5)
+        target.kill_client(name, silently=random.random() < 0.5)
 
 
-def _power(victims: Victims, random: Random) -> None:
-    victims.power_off(random.choice(victims.server_names()), _span(random, 0.5, 8.0))
+def _power(target: FaultTarget, random: Random) -> None:
+    target.power_off(random.choice(target.server_names()), _span(random, 0.5, 8.0))
 
 
-def _torn(victims: Victims, random: Random) -> None:
-    name = random.choice(victims.server_names())
-    victims.tear(name, random.randint(1, 40), _span(random, 0.5, 5.0))
+def _torn(target: FaultTarget, random: Random) -> None:
+    name = random.choice(target.server_names())
+    target.tear(name, random.randint(1, 40), _span(random, 0.5, 5.0))
 
 
-def _power_all(victims: Victims, random: Random) -> None:
+def _power_all(target: FaultTarget, random: Random) -> None:
     down_s = _span(random, 0.5, 4.0)
-    for name in victims.server_names():
-        victims.power_off(name, down_s * (0.5 + random.random()))
+    for name in target.server_names():
+        target.power_off(name, down_s * (0.5 + random.random()))
 
 
-def _pause(victims: Victims, random: Random) -> None:
-    victims.pause(random.choice(victims.server_names()), _span(random, 0.1, 12.0))
+def _pause(target: FaultTarget, random: Random) -> None:
+    target.pause(random.choice(target.server_names()), _span(random, 0.1, 12.0))
 
 
-def _pause_leader(victims: Victims, random: Random) -> None:
-    leader = victims.leader_name()
+def _pause_leader(target: FaultTarget, random: Random) -> None:
+    leader = target.leader_name()
     if leader is not None:
-        victims.pause(leader, _span(random, 0.1, 12.0))
+        target.pause(leader, _span(random, 0.1, 12.0))
 
 
-def _clock_rate(victims: Victims, random: Random) -> None:
+def _clock_rate(target: FaultTarget, random: Random) -> None:
     rate = random.choice((0.5, 0.8, 0.95, 1.05, 1.25, 2.0))
-    victims.clock_rate(random.choice(victims.server_names()), rate, _span(random, 1.0, 10.0))
+    target.clock_rate(random.choice(target.server_names()), rate, _span(random, 1.0, 10.0))
 
 
-def _clock_jump(victims: Victims, random: Random) -> None:
+def _clock_jump(target: FaultTarget, random: Random) -> None:
     by_ms = random.choice((-1, 1)) * int(_span(random, 10.0, 100_000.0))
-    victims.clock_jump(random.choice(victims.server_names()), by_ms)
+    target.clock_jump(random.choice(target.server_names()), by_ms)
 
 
-def _clock_step(victims: Victims, random: Random) -> None:
+def _clock_step(target: FaultTarget, random: Random) -> None:
     # As far as a clock may be off before its server is not believed any more.
-    victims.clock_jump(random.choice(victims.server_names()), random.choice((-4500, 4500)))
+    target.clock_jump(random.choice(target.server_names()), random.choice((-4500, 4500)))
 
 
-def _disk(what: str) -> Callable[[Victims, Random], None]:
-    def effect(victims: Victims, random: Random) -> None:
-        victims.disk(random.choice(victims.server_names()), what, _span(random, 0.5, 6.0))
+def _disk(what: str) -> Callable[[FaultTarget, Random], None]:
+    def effect(target: FaultTarget, random: Random) -> None:
+        target.disk(random.choice(target.server_names()), what, _span(random, 0.5, 6.0))
 
     return effect
 
 
-def _client_kill(victims: Victims, random: Random) -> None:
-    victims.kill_client(random.choice(victims.client_names()), silently=False)
+def _client_kill(target: FaultTarget, random: Random) -> None:
+    target.kill_client(random.choice(target.client_names()), silently=False)
 
 
-def _client_dark(victims: Victims, random: Random) -> None:
-    victims.kill_client(random.choice(victims.client_names()), silently=True)
+def _client_dark(target: FaultTarget, random: Random) -> None:
+    target.kill_client(random.choice(target.client_names()), silently=True)
 
 
-def _client_cut(victims: Victims, random: Random) -> None:
-    client = random.choice(victims.client_names())
-    servers = victims.server_names()
+def _client_cut(target: FaultTarget, random: Random) -> None:
+    client = random.choice(target.client_names())
+    servers = target.server_names()
     servers = random.sample(servers, random.randint(1, len(servers)))
     pairs = [(client, server) for server in servers]
-    victims.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
+    target.cut([*pairs, *((b, a) for a, b in pairs)], _span(random, 0.3, 14.0))
 
 
-def _client_slow(victims: Victims, random: Random) -> None:
-    pair = [random.choice(victims.client_names()), random.choice(victims.server_names())]
+def _client_slow(target: FaultTarget, random: Random) -> None:
+    pair = [random.choice(target.client_names()), random.choice(target.server_names())]
     random.shuffle(pair)
-    victims.slow(pair[0], pair[1], _span(random, 0.05, 2.0), _span(random, 0.5, 8.0))
+    target.slow(pair[0], pair[1], _span(random, 0.05, 2.0), _span(random, 0.5, 8.0))
 
 
-def _client_pause(victims: Victims, random: Random) -> None:
-    victims.pause_client(random.choice(victims.client_names()), _span(random, 0.5, 12.0))
+def _client_pause(target: FaultTarget, random: Random) -> None:
+    target.pause_client(random.choice(target.client_names()), _span(random, 0.5, 12.0))
 
 
-def _worker_death(victims: Victims, random: Random) -> None:
-    victims.kill_worker(random.random())
+def _worker_death(target: FaultTarget, random: Random) -> None:
+    target.kill_worker(random.random())
 
 
-def _slow_kill(victims: Victims, random: Random) -> None:
-    name = random.choice(victims.server_names())
-    victims.slow_kills(name, _span(random, 0.5, 3.0), _span(random, 2.0, 10.0))
+def _slow_kill(target: FaultTarget, random: Random) -> None:
+    name = random.choice(target.server_names())
+    target.slow_kills(name, _span(random, 0.5, 3.0), _span(random, 2.0, 10.0))
 
 
-def _operate(what: str) -> Callable[[Victims, Random], None]:
-    def effect(victims: Victims, random: Random) -> None:
-        victims.operate(what, random)
+def _operate(what: str) -> Callable[[FaultTarget, Random], None]:
+    def effect(target: FaultTarget, random: Random) -> None:
+        target.operate(what, random)
 
     return effect
 
 
-EFFECTS: dict[str, Callable[[Victims, Random], None]] = {
+EFFECTS: dict[str, Callable[[FaultTarget, Random], None]] = {
     "reset": _reset,
     "slow-link": _slow_link,
     "partition": _partition,

@@ -1,6 +1,6 @@
 """A machine's two clocks: a monotonic one at a rate of its own, and a wall clock that jumps."""
 
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 
 EPOCH_MS = 1_900_000_000_000
 """What a correct wall clock shows when a simulation begins."""
@@ -13,10 +13,12 @@ class DriftingClock:
     no code can take one machine's instant for another's.
     """
 
-    def __init__(self, world: World, *, origin_s: float, rate: float, wall_error_ms: int) -> None:
-        self._world = world
+    def __init__(
+        self, scheduler: Scheduler, *, origin_s: float, rate: float, wall_error_ms: int
+    ) -> None:
+        self._world = scheduler
         self._base = origin_s
-        self._since = world.now
+        self._since = scheduler.now
         self._rate = rate
         self._wall_error_ms = wall_error_ms
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.trace import Trace
 
 
@@ -18,12 +18,12 @@ class Failure:
         return f"{self.checker}: {self.text} (at {self.at:.3f} s)"
 
 
-class Judge:
+class FailureReporter:
     """Takes what the checkers find."""
 
-    def __init__(self, world: World, trace: Trace, *, only: str = "") -> None:
+    def __init__(self, scheduler: Scheduler, trace: Trace, *, only: str = "") -> None:
         """Make a judge, which with ``only`` listens to that one checker."""
-        self._world = world
+        self._world = scheduler
         self._trace = trace
         self._only = only
         self.failure: Failure | None = None

@@ -15,7 +15,7 @@ from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 from gpupool.simulations.kernel.trace import Trace
 
@@ -52,7 +52,7 @@ class Machine:
         name: str,
         server: ServerId,
         *,
-        world: World,
+        scheduler: Scheduler,
         trace: Trace,
         random: Random,
         clock: DriftingClock,
@@ -77,7 +77,7 @@ class Machine:
         self.dark = False
         """Without power."""
         self._idle = idle
-        self._world = world
+        self._world = scheduler
         self._trace = trace
         self._random = random
         self._workers_changed = workers_changed

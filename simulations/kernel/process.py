@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 
 
 class Process:
@@ -14,8 +14,8 @@ class Process:
     it waits in the kernel's buffers; a killed one does nothing any more.
     """
 
-    def __init__(self, world: World, machine: str) -> None:
-        self.world = world
+    def __init__(self, scheduler: Scheduler, machine: str) -> None:
+        self.scheduler = scheduler
         self.machine = machine
         """Name of the machine that it runs on: its address in the network."""
         self.alive = True
@@ -33,7 +33,7 @@ class Process:
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         """Let ``action`` happen in this process ``delay_s`` virtual seconds from now."""
-        self.world.after(delay_s, partial(self.run, action))
+        self.scheduler.after(delay_s, partial(self.run, action))
 
     def pause(self) -> None:
         """Stop it."""

@@ -1,16 +1,16 @@
 """Since when nothing has disturbed a machine, or what is between two: then, promises about time."""
 
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 
 Key = str | tuple[str, str]
 """A machine, or two of them in the order of their names."""
 
 
-class Calm:
+class QuiescenceTracker:
     """What faults are in force, and when the last one ended."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._world = scheduler
         self._active: dict[Key, int] = {}
         self._ended_at: dict[Key, float] = {}
 

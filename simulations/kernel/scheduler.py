@@ -14,7 +14,7 @@ class StuckError(Exception):
     """The simulation did not come to its end within ``EVENT_COUNT_MAX`` events."""
 
 
-class World:
+class Scheduler:
     """Everything that happens, in the order of virtual time.
 
     Two events at the same instant happen in the order in which they were scheduled, so a run

@@ -14,7 +14,7 @@ from random import Random
 from typing import Protocol
 
 from gpupool.simulations.kernel.process import Process
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.trace import Trace
 
 RESEND_FIRST_S = 0.2
@@ -160,16 +160,16 @@ class _Connection:
             end.process.after(delay, partial(self._tell_closed, end, reason))
 
     def _hold(self, pipe: _Pipe, number: int, payload: object | None) -> None:
-        pipe.held.append((number, self._network.world.now, payload))
+        pipe.held.append((number, self._network.scheduler.now, payload))
         pipe.held_bytes += len(payload) if isinstance(payload, bytes) else FRAME_BYTES
 
     def _schedule(self, side: int, number: int, payload: object | None) -> None:
         pipe, network = self.pipes[side], self._network
-        when = network.world.now + network.draw_latency(pipe.link)
+        when = network.scheduler.now + network.draw_latency(pipe.link)
         if when < pipe.arrives_at + 1e-7:
             when = pipe.arrives_at + 1e-7
         pipe.arrives_at = when
-        network.world.at(when, partial(self._arrive, side, number, payload))
+        network.scheduler.at(when, partial(self._arrive, side, number, payload))
 
     def _arrive(self, side: int, number: int, payload: object | None) -> None:
         if self.broken:
@@ -207,9 +207,9 @@ class Network:
     """All machines, the links between them, and the connections that are up."""
 
     def __init__(
-        self, world: World, trace: Trace, random: Random, *, delay_s: float, jitter_s: float
+        self, scheduler: Scheduler, trace: Trace, random: Random, *, delay_s: float, jitter_s: float
     ) -> None:
-        self.world = world
+        self.scheduler = scheduler
         self.trace = trace
         self._random = random
         self._delay_s, self._jitter_s = delay_s, jitter_s
@@ -254,7 +254,7 @@ class Network:
         link = self.link(source, target)
         if link.blocked_since is not None:
             return
-        link.blocked_since = since = self.world.now
+        link.blocked_since = since = self.scheduler.now
         for connection in self._between(source, target):
             self._watch(connection, link, since)
 
@@ -269,9 +269,9 @@ class Network:
                 # TCP_USER_TIMEOUT also ends a connection that was not tried again in time.
                 give_up_at = held[0][1] + USER_TIMEOUT_SHARE * self.timeout_s[connection.kind]
                 if resend_at <= give_up_at:
-                    self.world.at(resend_at, partial(connection.release, side))
+                    self.scheduler.at(resend_at, partial(connection.release, side))
                 else:
-                    self.world.at(give_up_at, partial(connection.time_out, side))
+                    self.scheduler.at(give_up_at, partial(connection.time_out, side))
 
     def reset(self, one: str, other: str) -> None:
         """Break every connection between two machines."""
@@ -351,7 +351,7 @@ class Network:
             if link.blocked_since == since and not connection.broken:
                 connection.break_("timed out", (self._random.random(), self._random.random()))
 
-        self.world.after(timeout_s, give_up)
+        self.scheduler.after(timeout_s, give_up)
 
     def _notice_later(self, connection: _Connection, end: End) -> None:
         def notice() -> None:
@@ -376,7 +376,7 @@ class Network:
     def _resend_at(self, sent_at: float) -> float:
         pause_s = RESEND_FIRST_S
         when = sent_at
-        while when < self.world.now:
+        while when < self.scheduler.now:
             when += pause_s
             pause_s *= 2
         return when
@@ -406,11 +406,11 @@ class _Attempt:
             return
         cut = network.blocked(here, self._target) or network.blocked(self._target, here)
         if cut or network.is_dark(self._target):
-            network.world.after(CONNECT_AGAIN_S, self._knock)
+            network.scheduler.after(CONNECT_AGAIN_S, self._knock)
             return
         # One round trip for TCP, and one for TLS 1.3.
         delay_s = 2 * (network.latency(here, self._target) + network.latency(self._target, here))
-        network.world.after(delay_s, self._arrive)
+        network.scheduler.after(delay_s, self._arrive)
 
     def _arrive(self) -> None:
         listener = self._network.listener(self._target)

@@ -5,7 +5,7 @@ import struct
 from dataclasses import dataclass
 from zlib import crc32
 
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 
 LINE_COUNT_MAX = 500_000
 """Lines of one transcript; a run of 40 virtual seconds has a few thousand."""
@@ -33,8 +33,8 @@ class Trace:
     the same. Lines are kept always, since only a failure says that they were wanted.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._world = scheduler
         self._hash = hashlib.sha256()
         self._checksums: dict[type[object], int] = {}
         self.lines: list[Line] = []

@@ -13,13 +13,13 @@ from typing import Any
 
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
-from gpupool.consensus.core.raft_log import ReplicatedLog, Stored
+from gpupool.consensus.core.raft_log import RaftLog, Stored
 from gpupool.consensus.protocol import membership
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.storage.journal import JOURNAL, Entry, Journal
 from gpupool.pool.errors import StorageError
 from gpupool.pool.ports import Outcome, Unknown
-from gpupool.remoting.server.controller import Action, Steward
+from gpupool.remoting.server.controller import Action, Controller
 from gpupool.simulations.kernel import scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
@@ -85,10 +85,10 @@ def votes_count_twice() -> AbstractContextManager[None]:
 
 def truncates_blindly() -> AbstractContextManager[None]:
     """Let followers cut their logs behind what a leader sends, conflict or not."""
-    original = ReplicatedLog.store
+    original = RaftLog.store
 
     def store(
-        self: ReplicatedLog,
+        self: RaftLog,
         previous_index: int,
         previous_term: int,
         entries: list[Entry],
@@ -100,7 +100,7 @@ def truncates_blindly() -> AbstractContextManager[None]:
             self.journal.truncate(max(stored.match, self.journal.base_index) + 1)
         return stored
 
-    return patched(ReplicatedLog, "store", store)
+    return patched(RaftLog, "store", store)
 
 
 def commits_alone() -> AbstractContextManager[None]:
@@ -159,27 +159,30 @@ def nobody_gets_a_vote() -> AbstractContextManager[None]:
 
 def unknown_outcome_crashes() -> AbstractContextManager[None]:
     """Let servers end when nobody can say whether a command was committed."""
-    original = Steward.decided
+    original = Controller.decided
 
-    def decided(self: Steward, number: int, outcome: Outcome) -> list[Action]:
+    def decided(self: Controller, number: int, outcome: Outcome) -> list[Action]:
         if isinstance(outcome, Unknown):
             raise KeyError(number)
         return original(self, number, outcome)
 
-    return patched(Steward, "decided", decided)
+    return patched(Controller, "decided", decided)
 
 
 def never_rests() -> AbstractContextManager[None]:
     """Let servers look again and again at once."""
 
-    def wake_at(self: Steward) -> float:
+    def wake_at(self: Controller) -> float:
         del self
         return 0.0
 
     @contextmanager
     def broken() -> Generator[None]:
         # A run of a whole pool needs some 50,000 events; the true limit would take minutes.
-        with patched(Steward, "wake_at", wake_at), patched(scheduler, "EVENT_COUNT_MAX", 200_000):
+        with (
+            patched(Controller, "wake_at", wake_at),
+            patched(scheduler, "EVENT_COUNT_MAX", 200_000),
+        ):
             yield
 
     return broken()

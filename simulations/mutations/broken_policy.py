@@ -20,7 +20,7 @@ from gpupool.pool.policy.policy_calendar import FOREVER
 from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
 from gpupool.pool.scheduling import filters, placement
 from gpupool.pool.transitions import leases, policy_versions, state_machine
-from gpupool.remoting.client.negotiation import Allocation
+from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.server import reconciler
 from gpupool.simulations.mutations.broken_consensus import patched
 
@@ -158,8 +158,8 @@ def overtakes() -> AbstractContextManager[None]:
     @contextmanager
     def broken() -> Generator[None]:
         with (
-            patched(leases, "kept_for_others", _nothing_kept),
-            patched(placement, "kept_for_others", _nothing_kept),
+            patched(leases, "reserved_for_others", _nothing_kept),
+            patched(placement, "reserved_for_others", _nothing_kept),
         ):
             yield
 
@@ -180,10 +180,10 @@ def waits_anew() -> AbstractContextManager[None]:
 def has_no_place() -> AbstractContextManager[None]:
     """Let clients wait without a place in the table."""
 
-    def keep_place(self: Allocation, now: float) -> None:
+    def keep_place(self: Negotiation, now: float) -> None:
         del self, now
 
-    return patched(Allocation, "_keep_place", keep_place)
+    return patched(Negotiation, "_keep_place", keep_place)
 
 
 @contextmanager

@@ -25,14 +25,14 @@ from gpupool.pool.model.state import (
     Token,
 )
 from gpupool.pool.ports import Committed, Outcome
-from gpupool.pool.reconcile import HostPlan, host_plan, leader_plan
+from gpupool.pool.reconcile import HostPlan, plan_host, plan_leader
 from gpupool.pool.transitions import leases, state_machine
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client.negotiation import Allocation, Phase
+from gpupool.remoting.client.negotiation import Negotiation, Phase
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server import controller, reconciler
-from gpupool.remoting.server.controller import StartSession, Steward, StewardSettings
-from gpupool.remoting.server.proposer import Decision, Proposals, Propose
+from gpupool.remoting.server.controller import Controller, ControllerSettings, StartSession
+from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 from gpupool.remoting.server.service_context import Client
 from gpupool.simulations.kernel.machines import SimulatedHost
 from gpupool.simulations.kernel.swarm_options import Options, swarm
@@ -101,13 +101,13 @@ def _revocation_ignored() -> AbstractContextManager[None]:
 
     @contextmanager
     def broken() -> Generator[None]:
-        with patched(Token, "refusal", refusal), patched(Steward, "_follow_client", _no_follow):
+        with patched(Token, "refusal", refusal), patched(Controller, "_follow_client", _no_follow):
             yield
 
     return broken()
 
 
-def _no_follow(self: Steward, client: Client, members: tuple[m.Member, ...]) -> None:
+def _no_follow(self: Controller, client: Client, members: tuple[m.Member, ...]) -> None:
     del self, client, members
 
 
@@ -131,23 +131,23 @@ def _freed_too_early() -> AbstractContextManager[None]:
         unattached_s: Mapping[LeaseId, float],
         gone: Mapping[LeaseId, str],
     ) -> HostPlan:
-        real = host_plan(state, self_id, incarnation, worker_count, unattached_s, gone)
-        hasty = host_plan(state, self_id, incarnation, {}, unattached_s, gone)
+        real = plan_host(state, self_id, incarnation, worker_count, unattached_s, gone)
+        hasty = plan_host(state, self_id, incarnation, {}, unattached_s, gone)
         return HostPlan(real.kill, hasty.propose)
 
-    return patched(reconciler, "host_plan", plan)
+    return patched(reconciler, "plan_host", plan)
 
 
 def _fencing_ignored() -> AbstractContextManager[None]:
     """Let a server start workers for leases that its table holds no more, and let them live."""
     known: dict[LeaseId, Lease] = {}
-    original = Steward._attach
+    original = Controller._attach
 
-    def attach(self: Steward, client: Client, lease: Lease) -> None:
+    def attach(self: Controller, client: Client, lease: Lease) -> None:
         known[lease.id] = lease
         original(self, client, lease)
 
-    def open_session(self: Steward, client: Client, call: int, message: m.OpenSession) -> None:
+    def open_session(self: Controller, client: Client, call: int, message: m.OpenSession) -> None:
         lease = known.get(message.lease)
         if lease is None:
             raise LeaseLostError("no such lease")
@@ -155,7 +155,7 @@ def _fencing_ignored() -> AbstractContextManager[None]:
         self._number += 1
         self._starting[self._number] = controller._Starting(client, call, lease.id)
         self._actions.append(StartSession(self._number, lease, partitions, "", ""))
-        self.caretaker.busy[lease.id] = self.caretaker.busy.get(lease.id, 0) + 1
+        self.reconciler.busy[lease.id] = self.reconciler.busy.get(lease.id, 0) + 1
 
     def plan(
         state: PoolState,
@@ -165,15 +165,15 @@ def _fencing_ignored() -> AbstractContextManager[None]:
         unattached_s: Mapping[LeaseId, float],
         gone: Mapping[LeaseId, str],
     ) -> HostPlan:
-        real = host_plan(state, self_id, incarnation, worker_count, unattached_s, gone)
+        real = plan_host(state, self_id, incarnation, worker_count, unattached_s, gone)
         return HostPlan(tuple(lease for lease in real.kill if lease in state.leases), real.propose)
 
     @contextmanager
     def broken() -> Generator[None]:
         with (
-            patched(Steward, "_attach", attach),
-            patched(Steward, "_open_session", open_session),
-            patched(reconciler, "host_plan", plan),
+            patched(Controller, "_attach", attach),
+            patched(Controller, "_open_session", open_session),
+            patched(reconciler, "plan_host", plan),
         ):
             yield
 
@@ -181,9 +181,9 @@ def _fencing_ignored() -> AbstractContextManager[None]:
 
 
 def _session_before_up() -> AbstractContextManager[None]:
-    original = Steward._open_session
+    original = Controller._open_session
 
-    def open_session(self: Steward, client: Client, call: int, message: m.OpenSession) -> None:
+    def open_session(self: Controller, client: Client, call: int, message: m.OpenSession) -> None:
         mine = self._incarnation
         server = self.state.servers.get(self.self_id)
         if server is not None:
@@ -193,9 +193,9 @@ def _session_before_up() -> AbstractContextManager[None]:
         finally:
             self._incarnation = mine
 
-    original_ask = Steward._ask
+    original_ask = Controller._ask
 
-    def ask(self: Steward, client: Client, call: int, request: Any) -> None:
+    def ask(self: Controller, client: Client, call: int, request: Any) -> None:
         mine = self._incarnation
         server = self.state.servers.get(self.self_id)
         if server is not None:
@@ -207,7 +207,7 @@ def _session_before_up() -> AbstractContextManager[None]:
 
     @contextmanager
     def broken() -> Generator[None]:
-        with patched(Steward, "_open_session", open_session), patched(Steward, "_ask", ask):
+        with patched(Controller, "_open_session", open_session), patched(Controller, "_ask", ask):
             yield
 
     return broken()
@@ -222,7 +222,7 @@ def _not_swept() -> AbstractContextManager[None]:
 
 
 def _lost_client_unnoticed() -> AbstractContextManager[None]:
-    def lose(self: Steward, lease: LeaseId, reason: str) -> None:
+    def lose(self: Controller, lease: LeaseId, reason: str) -> None:
         del self, lease, reason
 
     def plan(
@@ -234,20 +234,20 @@ def _lost_client_unnoticed() -> AbstractContextManager[None]:
         gone: Mapping[LeaseId, str],
     ) -> HostPlan:
         del unattached_s, gone
-        return host_plan(state, self_id, incarnation, worker_count, {}, {})
+        return plan_host(state, self_id, incarnation, worker_count, {}, {})
 
     @contextmanager
     def broken() -> Generator[None]:
-        with patched(Steward, "_lose", lose), patched(reconciler, "host_plan", plan):
+        with patched(Controller, "_lose", lose), patched(reconciler, "plan_host", plan):
             yield
 
     return broken()
 
 
 def _granted_before_commit() -> AbstractContextManager[None]:
-    original = Steward._claim
+    original = Controller._claim
 
-    def claim(self: Steward, client: Client, call: int, message: m.Claim) -> None:
+    def claim(self: Controller, client: Client, call: int, message: m.Claim) -> None:
         # The lease's id is guessed from this server's own table, before anybody agreed to it.
         guess = LeaseId(self.state.index + 1)
         original(self, client, call, message)
@@ -255,15 +255,15 @@ def _granted_before_commit() -> AbstractContextManager[None]:
             client.pending_calls += 1
             self.answer(client, call, m.Claimed("granted", lease=guess))
 
-    return patched(Steward, "_claim", claim)
+    return patched(Controller, "_claim", claim)
 
 
 def _expired_is_definite() -> AbstractContextManager[None]:
     """Let an expired repetition count as a refusal, and let every repetition expire."""
-    original = Proposals.outcome
-    original_attempt = Proposals._attempt
+    original = Proposer.outcome
+    original_attempt = Proposer._attempt
 
-    def outcome(self: Proposals, number: int, outcome: Outcome) -> None:
+    def outcome(self: Proposer, number: int, outcome: Outcome) -> None:
         pending = self._pending.get(number)
         result = outcome.result if isinstance(outcome, Committed) else None
         if pending is not None and isinstance(result, dict) and result.get("kind") == "expired":
@@ -271,7 +271,7 @@ def _expired_is_definite() -> AbstractContextManager[None]:
             return
         original(self, number, outcome)
 
-    def attempt(self: Proposals, number: int) -> None:
+    def attempt(self: Proposer, number: int) -> None:
         emit = self._emit
 
         def emit_late(action: Propose) -> None:
@@ -287,7 +287,7 @@ def _expired_is_definite() -> AbstractContextManager[None]:
 
     @contextmanager
     def broken() -> Generator[None]:
-        with patched(Proposals, "outcome", outcome), patched(Proposals, "_attempt", attempt):
+        with patched(Proposer, "outcome", outcome), patched(Proposer, "_attempt", attempt):
             yield
 
     return broken()
@@ -300,39 +300,39 @@ def _never_reachable_again() -> AbstractContextManager[None]:
         wall_ms: int,
         self_id: ServerId,
     ) -> tuple[object, ...]:
-        commands = leader_plan(state, contact_age_s, wall_ms, self_id)
+        commands = plan_leader(state, contact_age_s, wall_ms, self_id)
         return tuple(c for c in commands if not (isinstance(c, ServerContact) and c.reachable))
 
-    return patched(reconciler, "leader_plan", plan)
+    return patched(reconciler, "plan_leader", plan)
 
 
 # --- clients --------------------------------------------------------------------------------------
 
 
 def _cancel_not_committed() -> AbstractContextManager[None]:
-    def begin_cancel(self: Allocation) -> None:
-        identity = RequestId(self._chance.randbytes(16))
+    def begin_cancel(self: Negotiation) -> None:
+        identity = RequestId(self._rng.randbytes(16))
         self.request = replace(self.request, id=identity)
         self._claim_next()
 
-    return patched(Allocation, "_begin_cancel", begin_cancel)
+    return patched(Negotiation, "_begin_cancel", begin_cancel)
 
 
 def _never_asks_again() -> AbstractContextManager[None]:
-    original = Allocation._wait
+    original = Negotiation._wait
 
-    def wait(self: Allocation) -> None:
+    def wait(self: Negotiation) -> None:
         original(self)
         if self.phase is Phase.WAITING:
             self._wake_at = float("inf")
 
-    def hinted(self: Allocation) -> list[object]:
+    def hinted(self: Negotiation) -> list[object]:
         del self
         return []
 
     @contextmanager
     def broken() -> Generator[None]:
-        with patched(Allocation, "_wait", wait), patched(Allocation, "hinted", hinted):
+        with patched(Negotiation, "_wait", wait), patched(Negotiation, "hinted", hinted):
             yield
 
     return broken()
@@ -343,23 +343,23 @@ def _short(fault_s: float, heal_s: float) -> Callable[[Options], Options]:
     return lambda options: replace(options, fault_s=fault_s, heal_s=heal_s)
 
 
-def _no_objection(self: Steward) -> None:
+def _no_objection(self: Controller) -> None:
     del self
 
 
 def _minority_silent() -> AbstractContextManager[None]:
     """Let a server try for long, instead of saying that it has no majority."""
-    original = Steward.__init__
+    original = Controller.__init__
 
-    def init(self: Steward, *arguments: Any, **options: Any) -> None:
+    def init(self: Controller, *arguments: Any, **options: Any) -> None:
         original(self, *arguments, **options)
-        self.settings = StewardSettings(call_timeout_s=10.0)
+        self.settings = ControllerSettings(call_timeout_s=10.0)
 
     @contextmanager
     def broken() -> Generator[None]:
         with (
-            patched(Steward, "__init__", init),
-            patched(Steward, "require_majority", _no_objection),
+            patched(Controller, "__init__", init),
+            patched(Controller, "require_majority", _no_objection),
         ):
             yield
 

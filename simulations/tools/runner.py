@@ -133,27 +133,27 @@ class _Run:
 
     def run(self) -> Report:
         cluster, options = self._cluster, self._options
-        world = cluster.world
+        scheduler = cluster.scheduler
         faults = schedule(options)
         try:
             self._create()
-            begin = world.now
+            begin = scheduler.now
             for fault in faults:
                 if options.keep is None or fault.number in options.keep:
-                    world.at(begin + fault.at, partial(self._happen, fault))
-            world.run_until(begin + options.fault_s)
+                    scheduler.at(begin + fault.at, partial(self._happen, fault))
+            scheduler.run_until(begin + options.fault_s)
             self._heal()
         except StuckError as error:
-            cluster.judge.fail("not-stuck", str(error))
+            cluster.failures.fail("not-stuck", str(error))
         checkers = cluster.environment.checkers
         return Report(
             options=options,
-            failure=cluster.judge.failure,
+            failure=cluster.failures.failure,
             digest=cluster.trace.digest(),
             lines=tuple(cluster.trace.lines),
             faults=tuple(faults),
-            virtual_s=world.now,
-            event_count=world.event_count,
+            virtual_s=scheduler.now,
+            event_count=scheduler.event_count,
             granted=cluster.counters.granted,
             applied=checkers.logs.newest,
             converged_s=self._converged_s,
@@ -162,12 +162,12 @@ class _Run:
         )
 
     def _create(self) -> None:
-        cluster, world = self._cluster, self._cluster.world
+        cluster, scheduler = self._cluster, self._cluster.scheduler
         cluster.create()
-        while not cluster.complete and not world.stopped:
-            world.run_until(world.now + LOOK_EVERY_S)
-            if world.now > CREATE_S_MAX:
-                cluster.judge.fail("creates", f"no complete pool after {CREATE_S_MAX} s")
+        while not cluster.complete and not scheduler.stopped:
+            scheduler.run_until(scheduler.now + LOOK_EVERY_S)
+            if scheduler.now > CREATE_S_MAX:
+                cluster.failures.fail("creates", f"no complete pool after {CREATE_S_MAX} s")
         cluster.trace.note("nemesis", "begin", "the pool is complete")
         cluster.start_clients()
 
@@ -180,19 +180,19 @@ class _Run:
     # --- after the faults -------------------------------------------------------------------------
 
     def _heal(self) -> None:
-        cluster, world = self._cluster, self._cluster.world
-        if world.stopped:
+        cluster, scheduler = self._cluster, self._cluster.scheduler
+        if scheduler.stopped:
             return
         cluster.heal()
-        self._healed_at = self._settled_at = world.now
-        end = world.now + self._options.heal_s
-        while world.now < end and not world.stopped:
-            world.run_until(min(world.now + LOOK_EVERY_S, end))
+        self._healed_at = self._settled_at = scheduler.now
+        end = scheduler.now + self._options.heal_s
+        while scheduler.now < end and not scheduler.stopped:
+            scheduler.run_until(min(scheduler.now + LOOK_EVERY_S, end))
             self._look_at_convergence()
             self._look_at_waiting()
             self._look_at_ends()
         self._settle()
-        if world.stopped:
+        if scheduler.stopped:
             return
         checkers = cluster.environment.checkers
         checkers.logs.end((n, p.table.state) for n, p in cluster.servers.items())
@@ -200,24 +200,24 @@ class _Run:
 
     def _settle(self) -> None:
         """Let no more requests be made, and wait until nothing of dead clients is left."""
-        cluster, world = self._cluster, self._cluster.world
+        cluster, scheduler = self._cluster, self._cluster.scheduler
         for client in cluster.clients.values():
             client.retired = True
         end = self._healed_at + max(GONE_S_MAX, self._options.heal_s)
-        while world.now < end and not world.stopped:
-            world.run_until(world.now + LOOK_EVERY_S)
+        while scheduler.now < end and not scheduler.stopped:
+            scheduler.run_until(scheduler.now + LOOK_EVERY_S)
             self._look_at_ends()
             if not self._left_over() and self._quiet():
                 return
         # A lease that has only just ended may take the time that its workers take to die.
         before = self._left_over()
-        world.run_until(world.now + END_S_MAX)
-        if not world.stopped:
+        scheduler.run_until(scheduler.now + END_S_MAX)
+        if not scheduler.stopped:
             cluster.environment.checkers.dead_clients.end(before, self._left_over())
         # A command that has only just been committed may still be on its way to some servers.
-        end = world.now + END_S_MAX
-        while world.now < end and not world.stopped and not self._quiet():
-            world.run_until(world.now + LOOK_EVERY_S)
+        end = scheduler.now + END_S_MAX
+        while scheduler.now < end and not scheduler.stopped and not self._quiet():
+            scheduler.run_until(scheduler.now + LOOK_EVERY_S)
 
     def _left_over(self) -> set[str]:
         environment = self._cluster.environment
@@ -234,14 +234,14 @@ class _Run:
         cluster = self._cluster
         if self._converged_s >= 0.0:
             return
-        if cluster.replacing and cluster.world.now < self._healed_at + self._options.heal_s / 2:
-            self._settled_at = cluster.world.now  # an operator's work, not the pool's
-        elapsed_s = cluster.world.now - self._settled_at
+        if cluster.replacing and cluster.scheduler.now < self._healed_at + self._options.heal_s / 2:
+            self._settled_at = cluster.scheduler.now  # an operator's work, not the pool's
+        elapsed_s = cluster.scheduler.now - self._settled_at
         if cluster.converged:
             self._converged_s = elapsed_s
             cluster.trace.note("checker", "converged", f"{elapsed_s:.1f} s after healing")
         elif elapsed_s > CONVERGE_S_MAX:
-            cluster.judge.fail("converges", f"not within {CONVERGE_S_MAX:.0f} s of healing")
+            cluster.failures.fail("converges", f"not within {CONVERGE_S_MAX:.0f} s of healing")
 
     def _look_at_ends(self) -> None:
         """Fail when a lease should have ended."""
@@ -252,20 +252,20 @@ class _Run:
         environment = cluster.environment
         state, machines = environment.checkers.logs.state, environment.machines
         now_ms = max(state.now, machines[leader].clock.wall_ms())
-        environment.checkers.ends.look(state, now_ms, machines.values(), cluster.world.now)
+        environment.checkers.ends.look(state, now_ms, machines.values(), cluster.scheduler.now)
 
     def _look_at_waiting(self) -> None:
         """Fail when a request could have been granted for long, and was not."""
         cluster = self._cluster
         if self._converged_s < 0.0:
             return
-        state, now = cluster.environment.checkers.logs.state, cluster.world.now
+        state, now = cluster.environment.checkers.logs.state, cluster.scheduler.now
         waiting = [w.id for c in cluster.clients.values() if (w := c.waits_for) is not None]
         cluster.environment.checkers.places.look(waiting, state, now)
         clocks = tuple(
-            (process.server, Milliseconds(process.steward.proposals.at_ms()))
+            (process.server, Milliseconds(process.controller.proposals.at_ms()))
             for process in cluster.servers.values()
-            if process.steward is not None
+            if process.controller is not None
         )
         looks = self._looks
         looks.append(_Look(now, state, clocks))
@@ -277,7 +277,7 @@ class _Run:
             request = client.waits_for
             if request is not None and self._had_room(request, client.user):
                 text = f"{client.machine} waits {now - looks[0].at:.1f} s for what is free"
-                cluster.judge.fail("everything-granted", text)
+                cluster.failures.fail("everything-granted", text)
 
     def _had_room(self, request: Request, user: str) -> bool:
         """Return whether a request had room at every look for long; looks at few of them."""

@@ -19,7 +19,7 @@ from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.codec import encode
-from gpupool.pool.model.commands import Grant, seal
+from gpupool.pool.model.commands import Grant, wrap
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -40,15 +40,15 @@ from gpupool.pool.model.state import (
     TokenKind,
 )
 from gpupool.pool.ports import Committed, Outcome
-from gpupool.pool.reconcile import host_plan
+from gpupool.pool.reconcile import plan_host
 from gpupool.pool.scheduling.placement import Offer, make_offer
 from gpupool.pool.scheduling.ranking import choose
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.simulations.cluster.simulated_driver import LedgerDriver
-from gpupool.simulations.cluster.simulated_links import KIND, SimulatedLinks
+from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
+from gpupool.simulations.cluster.simulated_links import KIND, SimulatedTransport
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 from gpupool.simulations.kernel.simulated_network import Network
 from gpupool.simulations.kernel.trace import Trace
@@ -154,10 +154,10 @@ class _Pool:
     """Servers with consensus alone, all up to date from the start."""
 
     def __init__(self, count: int) -> None:
-        self.world = World(count)
-        random = self.world.random("network")
+        self.scheduler = Scheduler(count)
+        random = self.scheduler.random("network")
         self.network = Network(
-            self.world, Trace(self.world), random, delay_s=0.0003, jitter_s=0.0001
+            self.scheduler, Trace(self.scheduler), random, delay_s=0.0003, jitter_s=0.0001
         )
         self.network.timeout_s = {KIND: 10.0}
         self.shared = _Shared(big_state(count))
@@ -167,42 +167,42 @@ class _Pool:
         machines = {each: f"m{number}" for number, each in enumerate(self.ids)}
         self._names = machines
         self._servers = {name: each for each, name in machines.items()}
-        self.ledgers = {each: self._start(each) for each in self.ids}
+        self.replicated_logs = {each: self._start(each) for each in self.ids}
 
-    def _start(self, server: ServerId) -> LedgerDriver:
-        process = Process(self.world, self._names[server])
-        clock = DriftingClock(self.world, origin_s=1000.0, rate=1.0, wall_error_ms=0)
-        disk = SimulatedDisk(self.world.random(f"disk/{server}"))
+    def _start(self, server: ServerId) -> SimulatedDriver:
+        process = Process(self.scheduler, self._names[server])
+        clock = DriftingClock(self.scheduler, origin_s=1000.0, rate=1.0, wall_error_ms=0)
+        disk = SimulatedDisk(self.scheduler.random(f"disk/{server}"))
         storage = Storage(disk, create=True)
         storage.snapshots.latest = Snapshot(BASE_INDEX, 1, self.voters, None)
         storage.journal.set_vote(1, None)
         storage.journal.rewrite(BASE_INDEX, 1, keep=False)
-        links = SimulatedLinks(
+        links = SimulatedTransport(
             server,
             process=process,
             network=self.network,
-            random=self.world.random(f"links/{server}"),
+            random=self.scheduler.random(f"links/{server}"),
             locate=self._names.get,
             identify=self._servers.get,
             is_removed=lambda _peer: False,
         )
         self.network.listen(process, lambda machine, _kind: links.accept(machine))
-        ledger = LedgerDriver(
+        replicated_log = SimulatedDriver(
             server,
             process=process,
             clock=clock,
             disk=disk,
             storage=storage,
             machine=_SharedMachine(self.shared),
-            random=self.world.random(f"raft/{server}"),
+            random=self.scheduler.random(f"raft/{server}"),
             links=links,
             settings=ConsensusSettings(snapshot_entries=10**9),
-            after_step=lambda _ledger: None,
+            after_step=lambda _replicated_log: None,
             guard=partial(self._timed, server),
         )
-        ledger.node.set_servers(self.ids)
-        ledger.start()
-        return ledger
+        replicated_log.node.set_servers(self.ids)
+        replicated_log.start()
+        return replicated_log
 
     def _timed(self, server: ServerId, action: "object") -> None:
         began = time.perf_counter()
@@ -213,7 +213,7 @@ class _Pool:
     @property
     def leader(self) -> RaftCore:
         """Return the core of the server that leads."""
-        return next(each.node.core for each in self.ledgers.values() if each.node.leads)
+        return next(each.node.core for each in self.replicated_logs.values() if each.node.leads)
 
     def sent(self) -> dict[ServerId, int]:
         """Return what each server has sent so far."""
@@ -225,12 +225,12 @@ def measure(count: int, requests: int = REQUEST_COUNT) -> Measurement:
     gc.collect()
     gc.disable()
     pool = _Pool(count)
-    world = pool.world
-    world.run_until(SETTLE_S)
+    scheduler = pool.scheduler
+    scheduler.run_until(SETTLE_S)
     table_bytes = len(closed_cbor.encode(pool.shared.machine.snapshot()))
     leader = pool.leader.server_id
     before = pool.sent()
-    world.run_until(world.now + REST_S)
+    scheduler.run_until(scheduler.now + REST_S)
     rest = {each: total - before[each] for each, total in pool.sent().items()}
     others = [each for each in pool.voters if each != leader]
     followers = pool.ids[VOTER_COUNT_MAX:]
@@ -260,15 +260,15 @@ def measure(count: int, requests: int = REQUEST_COUNT) -> Measurement:
 
 def _grant(pool: _Pool, leader: ServerId, requests: int) -> int:
     """Let the leader commit grants of a tenth of a GPU, many in flight; return how many."""
-    ledger, world = pool.ledgers[leader], pool.world
+    replicated_log, scheduler = pool.replicated_logs[leader], pool.scheduler
     granted, proposed = 0, 0
 
     def propose() -> None:
         nonlocal proposed
         if proposed < requests:
             proposed += 1
-            plain = seal(_grant_command(pool.shared.machine.state, proposed), at_ms=1, ttl_ms=0)
-            ledger.propose(plain, 5.0, decided)
+            plain = wrap(_grant_command(pool.shared.machine.state, proposed), at_ms=1, ttl_ms=0)
+            replicated_log.propose(plain, 5.0, decided)
 
     def decided(outcome: Outcome) -> None:
         nonlocal granted
@@ -278,10 +278,10 @@ def _grant(pool: _Pool, leader: ServerId, requests: int) -> int:
 
     for _ in range(IN_FLIGHT):
         propose()
-    end = world.now + 600.0
-    while granted < requests and world.now < end:
-        world.run_until(world.now + 0.1)
-    world.run_until(world.now + 1.0)
+    end = scheduler.now + 600.0
+    while granted < requests and scheduler.now < end:
+        scheduler.run_until(scheduler.now + 0.1)
+    scheduler.run_until(scheduler.now + 1.0)
     return granted
 
 
@@ -321,13 +321,13 @@ def _time_offers(state: PoolState, rounds: int = 200) -> float:
 def _time_looks(state: PoolState, rounds: int = 20) -> float:
     began = time.perf_counter()
     for number in range(rounds):
-        host_plan(state, server_id(number), Incarnation(1), {}, {}, {})
+        plan_host(state, server_id(number), Incarnation(1), {}, {}, {})
     return (time.perf_counter() - began) / rounds
 
 
 def _time_applies(count: int, rounds: int = 300) -> float:
     machine = PoolMachine(big_state(count))
-    plains = [seal(_grant_command(machine.state, n + 1), at_ms=1, ttl_ms=0) for n in range(rounds)]
+    plains = [wrap(_grant_command(machine.state, n + 1), at_ms=1, ttl_ms=0) for n in range(rounds)]
     began = time.perf_counter()
     for number, plain in enumerate(plains):
         machine.apply(BASE_INDEX + 1 + number, plain)

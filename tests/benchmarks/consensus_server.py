@@ -21,9 +21,9 @@ from typing import Any
 
 import trio
 
-from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import bootstrap, open_storage
-from gpupool.pool.model.commands import Command, EndLease, FreeLease, Grant, seal
+from gpupool.pool.model.commands import Command, EndLease, FreeLease, Grant, wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Partition, PoolState, Request
 from gpupool.pool.ports import Committed, Role, StateMachine
@@ -67,7 +67,7 @@ class TlsLinks:
         self.name, self.ports = name, ports
         self.outgoing: dict[str, list[bytes]] = {}
         self.wake: dict[str, trio.Event] = {}
-        self.ledger: RaftLedger | None = None
+        self.replicated_log: RaftDriver | None = None
         ca = str(directory / "ca.pem")
         self.server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
         self.server_context.verify_mode = ssl.CERT_REQUIRED
@@ -119,10 +119,10 @@ class TlsLinks:
     async def _carry(self, stream: Any) -> None:
         names = [value for kind, value in stream.getpeercert()["subjectAltName"] if kind == "DNS"]
         peer = ServerId(names[0])
-        assert self.ledger is not None
+        assert self.replicated_log is not None
         self.outgoing[peer] = []
         self.wake[peer] = trio.Event()
-        self.ledger.connected(peer)
+        self.replicated_log.connected(peer)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, peer, stream)
@@ -132,7 +132,7 @@ class TlsLinks:
             pass
         finally:
             del self.outgoing[peer], self.wake[peer]
-            self.ledger.disconnected(peer)
+            self.replicated_log.disconnected(peer)
 
     async def _write(self, peer: ServerId, stream: Any) -> None:
         while True:
@@ -144,7 +144,7 @@ class TlsLinks:
             await stream.send_all(data)
 
     async def _read(self, peer: ServerId, stream: Any) -> None:
-        assert self.ledger is not None
+        assert self.replicated_log is not None
         buffer = bytearray()
         while data := await stream.receive_some(262_144):
             buffer += data
@@ -154,7 +154,7 @@ class TlsLinks:
                 end = position + LENGTH.size + length
                 if len(buffer) < end:
                     break
-                self.ledger.received(peer, bytes(buffer[position + LENGTH.size : end]))
+                self.replicated_log.received(peer, bytes(buffer[position + LENGTH.size : end]))
                 position = end
             del buffer[:position]
 
@@ -170,7 +170,7 @@ async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
         bootstrap(storage, ServerId(name))
     links = TlsLinks(name, ports, directory)
     machine = machine_of(directory)
-    ledger = RaftLedger(
+    replicated_log = RaftDriver(
         ServerId(name),
         storage=storage,
         machine=machine,
@@ -178,57 +178,61 @@ async def serve(name: str, ports: dict[str, int], directory: Path) -> None:
         randomness=random.Random(),
         links=links,
     )
-    links.ledger = ledger
-    ledger.set_servers([ServerId(server) for server in ports])
-    ledger.reconcile_voters([ServerId(server) for server in ports])
+    links.replicated_log = replicated_log
+    replicated_log.set_servers([ServerId(server) for server in ports])
+    replicated_log.reconcile_voters([ServerId(server) for server in ports])
     listener = socket.create_server(("127.0.0.1", ports[name]))
     async with trio.open_nursery() as nursery:
-        await nursery.start(ledger.run)
+        await nursery.start(replicated_log.run)
         nursery.start_soon(links.run, listener)
-        await obey(ledger, machine)
+        await obey(replicated_log, machine)
         nursery.cancel_scope.cancel()
 
 
-async def obey(ledger: RaftLedger, machine: StateMachine) -> None:
+async def obey(replicated_log: RaftDriver, machine: StateMachine) -> None:
     stdin = trio.lowlevel.FdStream(os.dup(0))
     buffer = b""
     async for data in stdin:
         buffer += data
         *lines, buffer = buffer.split(b"\n")
         for line in lines:
-            answer = await execute(ledger, machine, json.loads(line))
+            answer = await execute(replicated_log, machine, json.loads(line))
             print(json.dumps(answer), flush=True)
 
 
-async def execute(ledger: RaftLedger, machine: StateMachine, request: dict[str, Any]) -> object:
+async def execute(
+    replicated_log: RaftDriver, machine: StateMachine, request: dict[str, Any]
+) -> object:
     match request["do"]:
         case "health":
-            health = ledger.health()
+            health = replicated_log.health()
             cpu = time.process_time()
             return [health.role is Role.LEADER, list(health.voters), health.leader, cpu]
         case "load":
-            return await load(ledger, request["in_flight"], request["seconds"])
+            return await load(replicated_log, request["in_flight"], request["seconds"])
         case "commits":
-            await commit(ledger, request["count"], request["in_flight"])
-            return ledger.health().commit_index
+            await commit(replicated_log, request["count"], request["in_flight"])
+            return replicated_log.health().commit_index
         case "grants":
             assert isinstance(machine, PoolMachine)
-            return await grant(ledger, machine.state, request["in_flight"], request["seconds"])
+            return await grant(
+                replicated_log, machine.state, request["in_flight"], request["seconds"]
+            )
         case "applied":
-            return ledger.health().applied_index
+            return replicated_log.health().applied_index
         case "count":
             assert isinstance(machine, Counter)
-            return machine.count if await ledger.barrier(timeout_s=10) else None
+            return machine.count if await replicated_log.barrier(timeout_s=10) else None
         case "journal":
-            return ledger.node.storage.journal.bytes_since_rewrite
+            return replicated_log.node.storage.journal.bytes_since_rewrite
         case "first_write":
-            await commit(ledger, 1, 1)
+            await commit(replicated_log, 1, 1)
             return time.monotonic()
         case other:
             raise ValueError(other)
 
 
-async def commit(ledger: RaftLedger, count: int, in_flight: int) -> None:
+async def commit(replicated_log: RaftDriver, count: int, in_flight: int) -> None:
     """Commit so many commands."""
     left = iter(range(count))
 
@@ -236,21 +240,21 @@ async def commit(ledger: RaftLedger, count: int, in_flight: int) -> None:
         for _ in left:
             outcome = None
             while not isinstance(outcome, Committed):
-                outcome = await ledger.propose(["payload"], timeout_s=5, idempotent=True)
+                outcome = await replicated_log.propose(["payload"], timeout_s=5, idempotent=True)
 
     async with trio.open_nursery() as nursery:
         for _ in range(in_flight):
             nursery.start_soon(client)
 
 
-async def load(ledger: RaftLedger, in_flight: int, seconds: float) -> list[float]:
+async def load(replicated_log: RaftDriver, in_flight: int, seconds: float) -> list[float]:
     latencies: list[float] = []
     payload = os.urandom(COMMAND_BYTES)
     end = time.monotonic() + seconds
 
     async def client() -> None:
         while (began := time.monotonic()) < end:
-            outcome = await ledger.propose(payload, timeout_s=5, idempotent=True)
+            outcome = await replicated_log.propose(payload, timeout_s=5, idempotent=True)
             assert isinstance(outcome, Committed), outcome
             latencies.append(time.monotonic() - began)
 
@@ -261,11 +265,11 @@ async def load(ledger: RaftLedger, in_flight: int, seconds: float) -> list[float
 
 
 async def grant(
-    ledger: RaftLedger, state: PoolState, in_flight: int, seconds: float
+    replicated_log: RaftDriver, state: PoolState, in_flight: int, seconds: float
 ) -> list[float]:
     """Grant, end and free leases, as the servers of a pool do; return the summary of the grants."""
     latencies: list[float] = []
-    journal = ledger.node.storage.journal
+    journal = replicated_log.node.storage.journal
     written, granted_before = journal.bytes_since_rewrite, time.monotonic()
     end = granted_before + seconds
 
@@ -276,7 +280,9 @@ async def grant(
                 return
             lease: LeaseId | None = None
             for step in cycle:
-                outcome = await ledger.propose(sealed(step(lease)), timeout_s=5, idempotent=True)
+                outcome = await replicated_log.propose(
+                    sealed(step(lease)), timeout_s=5, idempotent=True
+                )
                 assert isinstance(outcome, Committed), outcome
                 lease = lease_of(outcome.result)
                 if step is cycle[0]:
@@ -295,7 +301,7 @@ def machine_of(directory: Path) -> Any:
 
 
 def sealed(command: Command) -> Plain:
-    return seal(command, at_ms=time.time_ns() // 1_000_000, ttl_ms=10_000)
+    return wrap(command, at_ms=time.time_ns() // 1_000_000, ttl_ms=10_000)
 
 
 def lease_of(result: Plain) -> LeaseId:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.commands import seal, unseal
+from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind
@@ -80,7 +80,7 @@ class Pool:
 
     def do(self, command: c.Command) -> Result:
         """Apply one command."""
-        envelope = unseal(seal(command, at_ms=NOW_MS, ttl_ms=0))
+        envelope = unwrap(wrap(command, at_ms=NOW_MS, ttl_ms=0))
         self.state, result = apply(self.state, self.state.index + 1, envelope)
         return result
 

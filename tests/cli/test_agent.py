@@ -21,7 +21,7 @@ from gpupool.cli.run.agent import (
     private_dir,
 )
 from gpupool.pool.errors import LeaseLostError
-from gpupool.remoting.protocol.driver_variables import HEEDED
+from gpupool.remoting.protocol.driver_variables import ALLOWED
 
 REQUEST = {"op": "session", "door": "arrays", "pid": 7, "ppid": 1, "program": "train.py"}
 SESSION: dict[str, object] = {"server": "a", "session": "00" * 16}
@@ -174,7 +174,7 @@ def test_wrong_requests(body: object) -> None:
 
 
 def test_only_known_settings_with_short_plain_values_are_passed_on() -> None:
-    good = dict.fromkeys(HEEDED, "EAGER_1.5+-x") | {"CUDA_AUTO_BOOST": "x" * 32}
+    good = dict.fromkeys(ALLOWED, "EAGER_1.5+-x") | {"CUDA_AUTO_BOOST": "x" * 32}
     bad = {"CUDA_CACHE_PATH": "x", "LD_PRELOAD": "x.so", "CUDA_VISIBLE_DEVICES": "1", "": "1"}
     request = parse_request(line(REQUEST | {"settings": good | bad}))
     assert isinstance(request, SessionRequest)

@@ -15,7 +15,7 @@ from gpupool.cli.run import holder, lease_source
 from gpupool.cli.run.lease_source import LazyLease
 from gpupool.cli.run.program_run import ends_text
 from gpupool.pool.errors import NeverFitsError
-from gpupool.remoting.client.pool_client import LeaseHold, Pool
+from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 from gpupool.remoting.client.server_connections import gist
 from gpupool.remoting.protocol import messages as m
 
@@ -31,11 +31,11 @@ class Asked:
     wait_s: float | None = 0.0
     taken: list[str] = field(default_factory=list[str])
 
-    async def allocate(self, pool: Pool) -> LeaseHold:
+    async def allocate(self, pool: Pool) -> LeaseHandle:
         wanted = replace(request(pool, self.count, idle_timeout_s=60.0))
         return await pool.allocate(wanted, wait_s=self.wait_s)
 
-    async def note(self, _pool: Pool, hold: LeaseHold) -> None:
+    async def note(self, _pool: Pool, hold: LeaseHandle) -> None:
         await trio.lowlevel.checkpoint()
         self.taken.append(hold.name)
 

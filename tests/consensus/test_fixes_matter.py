@@ -10,7 +10,7 @@ from test_cluster_under_faults import run_seed
 
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.core.raft_core import RaftCore
-from gpupool.consensus.core.raft_log import ReplicatedLog, Stored
+from gpupool.consensus.core.raft_log import RaftLog, Stored
 from gpupool.consensus.protocol.raft_messages import FrameReader
 from gpupool.consensus.storage.journal import Entry, Journal
 
@@ -32,17 +32,17 @@ def votes_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def unconditional_truncation(patch: pytest.MonkeyPatch) -> None:
-    real = ReplicatedLog.store
+    real = RaftLog.store
 
     def store(
-        self: ReplicatedLog, previous: int, term: int, entries: list[Entry], *, commit_index: int
+        self: RaftLog, previous: int, term: int, entries: list[Entry], *, commit_index: int
     ) -> Stored:
         known = self.journal.term_at(previous)
         if known == term and previous < self.journal.last_index:
             self.journal.truncate(previous + 1)
         return real(self, previous, term, entries, commit_index=commit_index)
 
-    patch.setattr(ReplicatedLog, "store", store)
+    patch.setattr(RaftLog, "store", store)
 
 
 def old_frames_taken(patch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The Ledger on trio: proposals, barriers, joining, handing over, and a disk that fails."""
+"""The ReplicatedLog on trio: proposals, barriers, joining, handing over, and a disk that fails."""
 
 import errno
 import random
@@ -13,17 +13,17 @@ import trio
 from raft_world import MemoryDisk, Register
 from trio.testing import MockClock
 
-from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.protocol.raft_settings import COMMAND_BYTES_MAX
 from gpupool.consensus.storage.store import Storage, bootstrap
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.ports import Committed, Ledger, NotCommitted, PeerEvents, Role, Unknown
+from gpupool.pool.ports import Committed, NotCommitted, PeerEvents, ReplicatedLog, Role, Unknown
 
 
-def check_types(ledger: RaftLedger) -> tuple[Ledger, PeerEvents]:
+def check_types(replicated_log: RaftDriver) -> tuple[ReplicatedLog, PeerEvents]:
     """Let the type checker compare the two Protocols with what implements them."""
-    return ledger, ledger
+    return replicated_log, replicated_log
 
 
 class TrioTime:
@@ -35,11 +35,11 @@ class TrioTime:
 
 
 class Switchboard:
-    """Links between ledgers of one process: frames in order, 0.1 ms apart."""
+    """Links between replicated logs of one process: frames in order, 0.1 ms apart."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
-        self.ledgers: dict[ServerId, RaftLedger] = {}
+        self.replicated_logs: dict[ServerId, RaftDriver] = {}
         self.wanted: dict[ServerId, set[ServerId]] = {}
         self.up: set[frozenset[ServerId]] = set()
         self.cut: set[ServerId] = set()
@@ -62,7 +62,7 @@ class Switchboard:
         async for frame in frames:
             await trio.sleep(0.0001)
             if frozenset((source, peer)) in self.up:
-                self.ledgers[peer].received(source, frame)
+                self.replicated_logs[peer].received(source, frame)
 
     def set_peers(self, source: ServerId, peers: Sequence[ServerId]) -> None:
         self.wanted[source] = set(peers)
@@ -74,23 +74,23 @@ class Switchboard:
                 pair = frozenset((one, other))
                 if pair not in self.up and not pair & self.cut:
                     self.up.add(pair)
-                    self.ledgers[one].connected(other)
-                    self.ledgers[other].connected(one)
+                    self.replicated_logs[one].connected(other)
+                    self.replicated_logs[other].connected(one)
 
     def isolate(self, server: ServerId) -> None:
         self.cut.add(server)
         for pair in [pair for pair in self.up if server in pair]:
             self.up.discard(pair)
             one, other = sorted(pair)
-            self.ledgers[one].disconnected(other)
-            self.ledgers[other].disconnected(one)
+            self.replicated_logs[one].disconnected(other)
+            self.replicated_logs[other].disconnected(one)
 
     def rejoin(self, server: ServerId) -> None:
         self.cut.discard(server)
         self.connect()
 
 
-class Links:
+class PeerTransport:
     def __init__(self, board: Switchboard, server: ServerId) -> None:
         self.board, self.server = board, server
 
@@ -107,39 +107,39 @@ class Pool:
         self.board = Switchboard(nursery)
         self.machines: dict[ServerId, Register] = {}
         self.disks: dict[ServerId, MemoryDisk] = {}
-        self.ledgers = self.board.ledgers
+        self.replicated_logs = self.board.replicated_logs
 
-    async def start(self, name: str, *, first: bool = False) -> RaftLedger:
+    async def start(self, name: str, *, first: bool = False) -> RaftDriver:
         server = ServerId(name)
         disk = self.disks[server] = MemoryDisk()
         storage = Storage(disk, create=True)
         if first:
             bootstrap(storage, server)
         machine = self.machines[server] = Register()
-        ledger = RaftLedger(
+        replicated_log = RaftDriver(
             server,
             storage=storage,
             machine=machine,
             clock=TrioTime(),
             randomness=random.Random(name),
-            links=Links(self.board, server),
+            links=PeerTransport(self.board, server),
         )
-        self.ledgers[server] = ledger
-        for other in self.ledgers.values():
-            other.set_servers(list(self.ledgers))
-        await self.nursery.start(ledger.run)
-        return ledger
+        self.replicated_logs[server] = replicated_log
+        for other in self.replicated_logs.values():
+            other.set_servers(list(self.replicated_logs))
+        await self.nursery.start(replicated_log.run)
+        return replicated_log
 
-    def leader(self) -> RaftLedger:
-        return next(x for x in self.ledgers.values() if x.health().role is Role.LEADER)
+    def leader(self) -> RaftDriver:
+        return next(x for x in self.replicated_logs.values() if x.health().role is Role.LEADER)
 
     async def reconcile(self, *names: str) -> None:
         desired = tuple(ServerId(name) for name in sorted(names))
-        for ledger in self.ledgers.values():
-            ledger.reconcile_voters(desired)
+        for replicated_log in self.replicated_logs.values():
+            replicated_log.reconcile_voters(desired)
         with trio.fail_after(20):
-            for name, ledger in self.ledgers.items():
-                while name not in self.board.cut and ledger.health().voters != desired:  # noqa: ASYNC110
+            for name, replicated_log in self.replicated_logs.items():
+                while name not in self.board.cut and replicated_log.health().voters != desired:  # noqa: ASYNC110
                     await trio.sleep(0.05)
 
 
@@ -156,18 +156,18 @@ async def pool_of(*names: str) -> AsyncGenerator[Pool]:
 
 async def test_one_server_is_a_pool(autojump_clock: MockClock) -> None:
     async with pool_of("a") as pool:
-        ledger = pool.ledgers[ServerId("a")]
-        assert isinstance(await ledger.propose(["x"], timeout_s=2), Committed)
-        assert await ledger.barrier(timeout_s=1)
+        replicated_log = pool.replicated_logs[ServerId("a")]
+        assert isinstance(await replicated_log.propose(["x"], timeout_s=2), Committed)
+        assert await replicated_log.barrier(timeout_s=1)
         assert pool.machines[ServerId("a")].log == [["x"]]
-        assert ledger.health().role is Role.LEADER
+        assert replicated_log.health().role is Role.LEADER
 
 
 async def test_every_server_proposes_and_gets_its_own_result(autojump_clock: MockClock) -> None:
     async with pool_of("a", "b", "c") as pool:
         results: list[object] = []
-        for name, ledger in sorted(pool.ledgers.items()):
-            outcome = await ledger.propose(name, timeout_s=2)
+        for name, replicated_log in sorted(pool.replicated_logs.items()):
+            outcome = await replicated_log.propose(name, timeout_s=2)
             assert isinstance(outcome, Committed)
             results.append(outcome.result)
             assert pool.machines[name].log[-1] == name
@@ -178,16 +178,16 @@ async def test_many_proposals_at_once(autojump_clock: MockClock) -> None:
     async with pool_of("a", "b", "c") as pool:
         outcomes: list[object] = []
 
-        async def propose(ledger: RaftLedger, number: int) -> None:
-            outcomes.append(await ledger.propose([number], timeout_s=3))
+        async def propose(replicated_log: RaftDriver, number: int) -> None:
+            outcomes.append(await replicated_log.propose([number], timeout_s=3))
 
         async with trio.open_nursery() as nursery:
             for number in range(200):
-                ledger = list(pool.ledgers.values())[number % 3]
-                nursery.start_soon(propose, ledger, number)
+                replicated_log = list(pool.replicated_logs.values())[number % 3]
+                nursery.start_soon(propose, replicated_log, number)
         assert len(outcomes) == 200
         assert all(isinstance(outcome, Committed) for outcome in outcomes)
-        assert await pool.ledgers[ServerId("c")].barrier(timeout_s=1)
+        assert await pool.replicated_logs[ServerId("c")].barrier(timeout_s=1)
         assert len(pool.machines[ServerId("c")].log) == 200
 
 
@@ -215,7 +215,7 @@ async def test_a_minority_refuses_within_the_time(autojump_clock: MockClock) -> 
 async def test_a_proposal_survives_the_loss_of_the_leader(autojump_clock: MockClock) -> None:
     async with pool_of("a", "b", "c") as pool:
         leader = pool.leader()
-        follower = next(x for x in pool.ledgers.values() if x is not leader)
+        follower = next(x for x in pool.replicated_logs.values() if x is not leader)
         pool.board.isolate(leader.node.server_id)
         outcome = await follower.propose(["again"], timeout_s=3, idempotent=True)
         assert isinstance(outcome, Committed)
@@ -223,33 +223,33 @@ async def test_a_proposal_survives_the_loss_of_the_leader(autojump_clock: MockCl
 
 async def test_barriers_are_shared(autojump_clock: MockClock) -> None:
     async with pool_of("a", "b", "c") as pool:
-        ledger = pool.ledgers[ServerId("b")]
-        before = ledger.health().commit_index
+        replicated_log = pool.replicated_logs[ServerId("b")]
+        before = replicated_log.health().commit_index
         passed: list[bool] = []
 
         async def read() -> None:
-            passed.append(await ledger.barrier(timeout_s=1))
+            passed.append(await replicated_log.barrier(timeout_s=1))
 
         async with trio.open_nursery() as nursery:
             for _ in range(50):
                 nursery.start_soon(read)
         assert passed == [True] * 50
-        assert ledger.health().commit_index - before <= 3
+        assert replicated_log.health().commit_index - before <= 3
 
 
 async def test_a_barrier_shows_what_was_committed_before(autojump_clock: MockClock) -> None:
     async with pool_of("a", "b", "c") as pool:
         for number in range(20):
-            writer = list(pool.ledgers.values())[number % 3]
-            name = list(pool.ledgers)[(number + 1) % 3]
+            writer = list(pool.replicated_logs.values())[number % 3]
+            name = list(pool.replicated_logs)[(number + 1) % 3]
             assert isinstance(await writer.propose([number], timeout_s=1), Committed)
-            assert await pool.ledgers[name].barrier(timeout_s=1)
+            assert await pool.replicated_logs[name].barrier(timeout_s=1)
             assert pool.machines[name].log[-1] == [number]
 
 
 async def test_joining_server_follows_without_a_vote(autojump_clock: MockClock) -> None:
     async with pool_of("a", "b", "c") as pool:
-        await pool.ledgers[ServerId("a")].propose(["before"], timeout_s=1)
+        await pool.replicated_logs[ServerId("a")].propose(["before"], timeout_s=1)
         newcomer = await pool.start("d")
         outcome = await newcomer.propose(["from d"], timeout_s=3)
         assert isinstance(outcome, Committed)
@@ -272,9 +272,9 @@ async def test_voters_are_exchanged_while_commands_flow(autojump_clock: MockCloc
             number = 0
             while not stop.is_set():
                 number += 1
-                name = list(pool.ledgers)[number % 5]
-                ledger = pool.ledgers[name]
-                outcomes.append(await ledger.propose([number], timeout_s=3))
+                name = list(pool.replicated_logs)[number % 5]
+                replicated_log = pool.replicated_logs[name]
+                outcomes.append(await replicated_log.propose([number], timeout_s=3))
                 await trio.sleep(0.01)
 
         async with trio.open_nursery() as nursery:
@@ -301,10 +301,10 @@ async def test_a_full_disk_stops_the_server_in_order() -> None:
     async def fill_the_disk() -> None:
         async with trio.open_nursery() as nursery:
             pool = Pool(nursery)
-            ledger = await pool.start("a", first=True)
-            assert isinstance(await ledger.propose([1], timeout_s=2), Committed)
+            replicated_log = await pool.start("a", first=True)
+            assert isinstance(await replicated_log.propose([1], timeout_s=2), Committed)
             pool.disks[ServerId("a")].failing["append"] = errno.ENOSPC
-            outcome = await ledger.propose([2], timeout_s=1)
+            outcome = await replicated_log.propose([2], timeout_s=1)
             assert not isinstance(outcome, Committed)
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -314,10 +314,10 @@ async def test_a_full_disk_stops_the_server_in_order() -> None:
 
 async def test_a_stopped_ledger_answers_at_once(autojump_clock: MockClock) -> None:
     async with pool_of("a") as pool:
-        ledger = pool.ledgers[ServerId("a")]
+        replicated_log = pool.replicated_logs[ServerId("a")]
     began = trio.current_time()
-    assert not await ledger.barrier(timeout_s=60)
-    assert isinstance(await ledger.propose(["x"], timeout_s=60), NotCommitted)
+    assert not await replicated_log.barrier(timeout_s=60)
+    assert isinstance(await replicated_log.propose(["x"], timeout_s=60), NotCommitted)
     assert trio.current_time() - began < 1
 
 
@@ -325,7 +325,7 @@ async def test_a_slow_disk_does_not_stop_the_event_loop() -> None:
     """Syncs move to another thread once they take longer than 2 ms."""
     async with trio.open_nursery() as nursery:
         pool = Pool(nursery)
-        ledger = await pool.start("a", first=True)
+        replicated_log = await pool.start("a", first=True)
         disk = pool.disks[ServerId("a")]
         threads: set[int] = set()
         sync = disk.sync
@@ -337,7 +337,7 @@ async def test_a_slow_disk_does_not_stop_the_event_loop() -> None:
 
         disk.sync = slow_sync
         for number in range(20):
-            assert isinstance(await ledger.propose([number], timeout_s=5), Committed)
+            assert isinstance(await replicated_log.propose([number], timeout_s=5), Committed)
         assert threads - {threading.get_ident()}
         assert pool.machines[ServerId("a")].log == [[number] for number in range(20)]
         nursery.cancel_scope.cancel()
@@ -349,8 +349,8 @@ async def test_a_slow_disk_does_not_stop_the_event_loop() -> None:
 async def test_commands_that_cannot_be_stored_are_refused(command: object) -> None:
     async with trio.open_nursery() as nursery:
         pool = Pool(nursery)
-        ledger = await pool.start("a", first=True)
-        propose = partial(ledger.propose, command)  # type: ignore[arg-type]
+        replicated_log = await pool.start("a", first=True)
+        propose = partial(replicated_log.propose, command)  # type: ignore[arg-type]
         outcome = await propose(timeout_s=5)
         assert isinstance(outcome, NotCommitted)
         nursery.cancel_scope.cancel()

@@ -238,7 +238,7 @@ def agents() -> dict[str, bytes]:
     found["agent: failure"] = agent.failure_line(failure)
     found["agent: lost"] = agent.lost_line("the lease is gone")
     found["agent: notice"] = agent.notice_line("it ends soon")
-    found["settings passed on"] = (" ".join(driver_variables.HEEDED) + "\n").encode()
+    found["settings passed on"] = (" ".join(driver_variables.ALLOWED) + "\n").encode()
     return found
 
 

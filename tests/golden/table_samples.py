@@ -13,7 +13,7 @@ from tests.golden.samples import bare, enums_of, full
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import encode
-from gpupool.pool.model.commands import Command, seal
+from gpupool.pool.model.commands import Command, wrap
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -111,7 +111,7 @@ def command_samples() -> dict[str, tuple[int, int, Command]]:
 def command_bytes() -> dict[str, bytes]:
     """Return each sample as its log entry's content, and the values of its enumerations."""
     found = {
-        name: closed_cbor.encode(seal(command, at_ms=at_ms, ttl_ms=ttl_ms))
+        name: closed_cbor.encode(wrap(command, at_ms=at_ms, ttl_ms=ttl_ms))
         for name, (at_ms, ttl_ms, command) in command_samples().items()
     }
     for name, kind in commands.KINDS.items():
@@ -284,7 +284,7 @@ class Script:
     def run(self, steps: list[Command]) -> None:
         for command in steps:
             index = self.state.index + 1
-            plain = seal(command, at_ms=START_MS + 100 * index, ttl_ms=60_000)
+            plain = wrap(command, at_ms=START_MS + 100 * index, ttl_ms=60_000)
             result = self.machine.apply(index, plain)
             kind = commands.NAMES[type(command)]
             self.found[f"{self.name} {index} {kind}"] = closed_cbor.encode(result)

@@ -27,7 +27,7 @@ def test_every_command_and_table_has_its_recorded_bytes() -> None:
 def test_recorded_commands_are_read_as_what_was_proposed() -> None:
     recorded = read(FILE)
     for name, (at_ms, ttl_ms, command) in samples.command_samples().items():
-        envelope = commands.unseal(closed_cbor.decode(recorded[name]))
+        envelope = commands.unwrap(closed_cbor.decode(recorded[name]))
         assert envelope.command == command, name
         assert envelope.at == at_ms
         assert envelope.expires == (at_ms + ttl_ms if ttl_ms else 0)

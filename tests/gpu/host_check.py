@@ -24,8 +24,8 @@ from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, T
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.supervisor import Host
-from gpupool.remoting.host.worker_handle import Worker
+from gpupool.remoting.host.supervisor import HostSupervisor
+from gpupool.remoting.host.worker_handle import WorkerHandle
 from gpupool.remoting.transport.data_connection import SessionAddress, dial
 from gpupool.remoting.transport.session_stream import SessionStream
 
@@ -39,7 +39,7 @@ STEP = 512 * MIB
 class Probe:
     """One session: a client of ``probe_door``, and the worker that serves it."""
 
-    def __init__(self, stream: SessionStream, worker: Worker) -> None:
+    def __init__(self, stream: SessionStream, worker: WorkerHandle) -> None:
         self.stream = stream
         self.worker = worker
 
@@ -76,7 +76,7 @@ class Probe:
 class Check:
     """The checks, in an order in which each needs what the one before it has shown."""
 
-    def __init__(self, host: Host, gpu: Gpu) -> None:
+    def __init__(self, host: HostSupervisor, gpu: Gpu) -> None:
         self.host = host
         self.gpu = gpu
         self.failures = 0
@@ -107,7 +107,9 @@ class Check:
         started = time.perf_counter()
         info = await self.host.open_session(lease, lease.partitions, door="probe", program="check")
         opened = time.perf_counter()
-        worker = next(w for w in self.host.fleet.workers.values() if w.session == info.session)
+        worker = next(
+            w for w in self.host.worker_pool.workers.values() if w.session == info.session
+        )
         target = SessionAddress(
             info.session, info.ticket, info.certificate_sha256, unix=info.unix_path
         )
@@ -141,9 +143,9 @@ class Check:
         """See that a warm worker holds no GPU memory: CuPy is imported, CUDA not initialised."""
         before = await self.used()
         started = time.perf_counter()
-        while not self.host.fleet.workers:
+        while not self.host.worker_pool.workers:
             await trio.lowlevel.checkpoint()
-        worker = next(iter(self.host.fleet.workers.values()))
+        worker = next(iter(self.host.worker_pool.workers.values()))
         await worker.ready.wait()
         warm_s = time.perf_counter() - started
         after = await self.used()
@@ -302,7 +304,7 @@ async def main(*, skip_scrub: bool) -> int:
     print(f"note  driver {inventory.driver_version}, CUDA {inventory.cuda_version}")
     directory = tempfile.mkdtemp(prefix="gpupool-check-")
     os.chmod(directory, 0o711)
-    host = Host(
+    host = HostSupervisor(
         inventory,
         runtime_dir=Path(directory),
         state_dir=Path(directory),

@@ -21,7 +21,7 @@ from fatbins import LOADS, write_images  # noqa: E402
 from leasing import Outcome, run  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
-from gpupool.remoting.protocol.driver_variables import HEEDED  # noqa: E402
+from gpupool.remoting.protocol.driver_variables import ALLOWED  # noqa: E402
 
 LIMIT_S = 90
 
@@ -51,7 +51,7 @@ COMPILING: tuple[dict[str, str], ...] = (
     {"CUDA_DISABLE_PTX_JIT": "1", "CUDA_FORCE_PTX_JIT": "1"},
     {"CUDA_MODULE_LOADING": "EAGER"},
     {"CUDA_MODULE_LOADING": "EAGER", "CUDA_FORCE_PTX_JIT": "1"},
-    {name: "1" for name in HEEDED if "JIT" not in name},
+    {name: "1" for name in ALLOWED if "JIT" not in name},
 )
 
 Case = tuple[dict[str, str], str, list[str]]

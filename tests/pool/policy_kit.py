@@ -7,7 +7,7 @@ from datetime import datetime
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -104,7 +104,7 @@ class Pool:
         return self.machine.state
 
     def do(self, command: c.Command) -> Result:
-        plain = seal(command, at_ms=self.now_ms, ttl_ms=0)
+        plain = wrap(command, at_ms=self.now_ms, ttl_ms=0)
         result = decode(Result, self.machine.apply(self.state.index + 1, plain))
         assert violations(self.state) == []
         return result

@@ -8,7 +8,7 @@ from tests.pool.pool_strategies import commands, founding, staged, steps
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import seal, unseal
+from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState
@@ -20,7 +20,7 @@ KINDS = {"", "busy", "never", "denied", "conflict", "closed", "expired", "invali
 def founded() -> PoolMachine:
     machine = PoolMachine(PoolState())
     for index, command in enumerate([*founding(), *staged], start=1):
-        result = decode(Result, machine.apply(index, seal(command, at_ms=1000, ttl_ms=0)))
+        result = decode(Result, machine.apply(index, wrap(command, at_ms=1000, ttl_ms=0)))
         assert result.ok, (command, result)
     return machine
 
@@ -62,10 +62,10 @@ def test_random_sequences_keep_the_books(
     log: list[Plain] = []
     for command, elapsed_ms, ttl_ms in sequence:
         now_ms += elapsed_ms
-        plain = seal(command, at_ms=now_ms, ttl_ms=ttl_ms)
+        plain = wrap(command, at_ms=now_ms, ttl_ms=ttl_ms)
         # Every command survives the way through the log as it is.
         stored: Plain = cbor2.loads(cbor2.dumps(plain))
-        assert unseal(stored).command == command
+        assert unwrap(stored).command == command
         log.append(stored)
         before = machine.state
         index = before.index + 1
@@ -93,8 +93,8 @@ def test_a_command_that_was_repeated_does_nothing_more(
     """What the control plane relies on when an outcome is not known: propose it again."""
     machine = founded()
     for each, _, _ in sequence[:20]:
-        machine.apply(machine.state.index + 1, seal(each, at_ms=5000, ttl_ms=0))
-    plain = seal(command, at_ms=5000, ttl_ms=0)
+        machine.apply(machine.state.index + 1, wrap(each, at_ms=5000, ttl_ms=0))
+    plain = wrap(command, at_ms=5000, ttl_ms=0)
     first = decode(Result, machine.apply(machine.state.index + 1, plain))
     once = machine.state
     second = decode(Result, machine.apply(once.index + 1, plain))
@@ -131,7 +131,7 @@ def test_whatever_is_in_the_log_is_applied_without_an_exception(plain: Plain) ->
 @settings(max_examples=300, deadline=None)
 def test_damaged_commands_are_refused_or_harmless(command: c.Command, data: st.DataObject) -> None:
     machine = founded()
-    plain = seal(command, at_ms=5000, ttl_ms=0)
+    plain = wrap(command, at_ms=5000, ttl_ms=0)
     assert isinstance(plain, dict)
     fields = plain["c"]
     assert isinstance(fields, dict)
@@ -149,7 +149,7 @@ def test_on_apply_is_called_after_each_change() -> None:
     seen: list[int] = []
     machine = PoolMachine(PoolState())
     machine.on_apply = lambda: seen.append(machine.state.index)
-    machine.apply(1, seal(founding()[0], at_ms=1, ttl_ms=0))
+    machine.apply(1, wrap(founding()[0], at_ms=1, ttl_ms=0))
     machine.apply(2, "nonsense")
     machine.restore(machine.snapshot())
     assert seen == [1, 2, 2]

@@ -9,7 +9,7 @@ from tests.pool.test_apply_properties import check
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Partition, Placement, PoolState, Request
@@ -155,7 +155,7 @@ def test_walks_keep_the_books(seed: int) -> None:
     walker = Walker(seed)
     machine = PoolMachine(PoolState())
     for command in founding():
-        machine.apply(machine.state.index + 1, seal(command, at_ms=1000, ttl_ms=0))
+        machine.apply(machine.state.index + 1, wrap(command, at_ms=1000, ttl_ms=0))
     now_ms = 2000
     granted = ended = 0
     for _ in range(600):
@@ -164,7 +164,7 @@ def test_walks_keep_the_books(seed: int) -> None:
         command = walker.next(before)
         ttl_ms = walker.random.choice([0, 0, 1000])
         at_ms = now_ms - walker.random.choice([0, 0, 0, 3000])  # clocks differ
-        plain = seal(command, at_ms=at_ms, ttl_ms=ttl_ms)
+        plain = wrap(command, at_ms=at_ms, ttl_ms=ttl_ms)
         result = decode(Result, machine.apply(before.index + 1, plain))
         check(before, machine.state, command, result)
         granted += len(machine.state.leases.keys() - before.leases.keys())
@@ -179,12 +179,12 @@ def test_walks_keep_the_books(seed: int) -> None:
     # In the end every byte comes back.
     for lease in list(machine.state.leases.values()):
         machine.apply(
-            machine.state.index + 1, seal(c.EndLease(lease.id, "over"), at_ms=0, ttl_ms=0)
+            machine.state.index + 1, wrap(c.EndLease(lease.id, "over"), at_ms=0, ttl_ms=0)
         )
         for server in lease.parts:
             incarnation = walker.incarnation(machine.state, server)
             free = c.FreeLease(lease.id, server, incarnation)
-            machine.apply(machine.state.index + 1, seal(free, at_ms=0, ttl_ms=0))
+            machine.apply(machine.state.index + 1, wrap(free, at_ms=0, ttl_ms=0))
     assert not machine.state.leases
     gpus = [g for s in machine.state.servers.values() for g in s.gpus.values()]
     assert all(gpu.memory_granted == 0 for gpu in gpus)
@@ -194,12 +194,12 @@ def test_a_server_token_names_the_server_that_it_let_in() -> None:
     machine = PoolMachine(PoolState())
     founded, up = founding()[:-3], founding()[-2]
     for command in founded:
-        machine.apply(machine.state.index + 1, seal(command, at_ms=1000, ttl_ms=0))
+        machine.apply(machine.state.index + 1, wrap(command, at_ms=1000, ttl_ms=0))
     join = founded[3]
     assert isinstance(join, c.JoinServer)
 
     def propose(command: c.Command) -> Result:
-        plain = seal(command, at_ms=1000, ttl_ms=0)
+        plain = wrap(command, at_ms=1000, ttl_ms=0)
         return decode(Result, machine.apply(machine.state.index + 1, plain))
 
     assert propose(join).ok  # its answer was lost
@@ -213,17 +213,17 @@ def test_a_server_token_names_the_server_that_it_let_in() -> None:
 def test_a_device_that_shrinks_keeps_its_size_until_it_is_free() -> None:
     machine = PoolMachine(PoolState())
     for command in founding():
-        machine.apply(machine.state.index + 1, seal(command, at_ms=1000, ttl_ms=0))
+        machine.apply(machine.state.index + 1, wrap(command, at_ms=1000, ttl_ms=0))
     server = SERVERS[0]
     gpu = next(g for g in machine.state.servers[server].gpus.values() if g.name == "Large")
     part = Partition(server, gpu.id, 60 * GIB)
     request = Request(RequestId(bytes(16)), 1, memory=part.memory)
     grant = c.Grant(request, "ada", TOKENS["ada"], bytes(32), (part,), {server: Incarnation(1)})
-    machine.apply(machine.state.index + 1, seal(grant, at_ms=1000, ttl_ms=0))
+    machine.apply(machine.state.index + 1, wrap(grant, at_ms=1000, ttl_ms=0))
     shrunk = server_up(server, Incarnation(1), 4, True)
-    machine.apply(machine.state.index + 1, seal(shrunk, at_ms=1000, ttl_ms=0))
+    machine.apply(machine.state.index + 1, wrap(shrunk, at_ms=1000, ttl_ms=0))
     assert machine.state.servers[server].gpus[gpu.id].capacity == 80 * GIB
     [lease] = machine.state.leases
     for command in (c.EndLease(lease, ""), c.FreeLease(lease, server, Incarnation(1)), shrunk):
-        machine.apply(machine.state.index + 1, seal(command, at_ms=1000, ttl_ms=0))
+        machine.apply(machine.state.index + 1, wrap(command, at_ms=1000, ttl_ms=0))
     assert machine.state.servers[server].gpus[gpu.id].capacity == 40 * GIB

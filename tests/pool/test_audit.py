@@ -6,7 +6,7 @@ from tests.pool.test_apply_properties import founded
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import ACT_COUNT_MAX, Act, Partition, PoolState, Request, TokenKind
@@ -15,7 +15,7 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 
 
 def do(machine: PoolMachine, command: c.Command, at_ms: int = 5000) -> Result:
-    plain = machine.apply(machine.state.index + 1, seal(command, at_ms=at_ms, ttl_ms=0))
+    plain = machine.apply(machine.state.index + 1, wrap(command, at_ms=at_ms, ttl_ms=0))
     return decode(Result, plain)
 
 

@@ -13,7 +13,7 @@ from tests.pool.test_audit import do, grant
 
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Milliseconds, ServerId, TokenId
 from gpupool.pool.model.policy import Policy, PolicyVersion, Rule
 from gpupool.pool.model.results import Result
@@ -203,7 +203,7 @@ def test_the_backup_of_any_table_can_be_restored(
 ) -> None:
     source = founded()
     for command, _, _ in sequence:
-        source.apply(source.state.index + 1, seal(command, at_ms=5000, ttl_ms=0))
+        source.apply(source.state.index + 1, wrap(command, at_ms=5000, ttl_ms=0))
     target = fresh()
     backup = make_backup(source.state)
     assert restore(target, to_file(backup)).ok

@@ -6,7 +6,7 @@ import pytest
 from tests.pool.pool_strategies import SERVERS, TOKENS, founding
 
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Partition, PoolState, Request
 from gpupool.pool.policy.idleness import (
@@ -27,7 +27,7 @@ A, B = SERVERS[0], SERVERS[1]
 def machine_with_lease(servers: tuple[ServerId, ...], idle_timeout_s: float) -> PoolMachine:
     machine = PoolMachine(PoolState())
     for index, command in enumerate(founding(), start=1):
-        machine.apply(index, seal(command, at_ms=index, ttl_ms=0))
+        machine.apply(index, wrap(command, at_ms=index, ttl_ms=0))
     state = machine.state
     parts = tuple(Partition(s, next(iter(state.servers[s].gpus)), 1 << 30) for s in servers)
     request = Request(
@@ -41,7 +41,7 @@ def machine_with_lease(servers: tuple[ServerId, ...], idle_timeout_s: float) -> 
 
 
 def commit(machine: PoolMachine, command: c.Command) -> None:
-    machine.apply(machine.state.index + 1, seal(command, at_ms=1000, ttl_ms=0))
+    machine.apply(machine.state.index + 1, wrap(command, at_ms=1000, ttl_ms=0))
 
 
 def only_lease(machine: PoolMachine) -> LeaseId:

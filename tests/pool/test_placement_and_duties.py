@@ -7,15 +7,15 @@ from tests.pool.pool_strategies import GIB, SERVERS, TOKENS, founding, server_up
 
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import CodecError, decode, encode
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Filter, Operator, Partition, PoolState, Request, ServerStatus
-from gpupool.pool.reconcile import host_plan, leader_plan
+from gpupool.pool.reconcile import plan_host, plan_leader
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
 from gpupool.pool.scheduling.ranking import Choice, rank
-from gpupool.pool.transitions.leases import kept_for_others
+from gpupool.pool.transitions.leases import reserved_for_others
 from gpupool.pool.transitions.state_machine import PoolMachine
 
 ONE = Incarnation(1)
@@ -36,7 +36,7 @@ class Table:
 
     def apply(self, command: c.Command, after_ms: int = 0) -> Result:
         self.now_ms += after_ms
-        plain = seal(command, at_ms=self.now_ms, ttl_ms=0)
+        plain = wrap(command, at_ms=self.now_ms, ttl_ms=0)
         return decode(Result, self.machine.apply(self.state.index + 1, plain))
 
     def offers(self, request: Request) -> list[Offer]:
@@ -250,7 +250,7 @@ def test_a_starved_request_keeps_what_it_needs() -> None:
     assert table.apply(c.Wait(big, "bob", TOKENS["bob"], "busy")).ok
     for _ in range(7):
         assert table.apply(c.Wait(big, "bob", TOKENS["bob"], "busy"), 10_000).ok
-    kept = kept_for_others(table.state, RequestId(bytes(16)))
+    kept = reserved_for_others(table.state, RequestId(bytes(16)))
     assert kept is not None
     assert {server for server, _ in kept.gpus} == {SERVERS[0]}
     assert len(kept.gpus) == 3
@@ -263,7 +263,7 @@ def test_a_starved_request_keeps_what_it_needs() -> None:
     assert "goes first" in late.why
     # It lapses when nobody renews it.
     table.apply(c.Tick(), 16_000)
-    assert kept_for_others(table.state, RequestId(bytes(16))) is None
+    assert reserved_for_others(table.state, RequestId(bytes(16))) is None
 
 
 def test_what_is_kept_for_a_starved_request_matches_its_filters() -> None:
@@ -274,7 +274,7 @@ def test_what_is_kept_for_a_starved_request_matches_its_filters() -> None:
     picky = wanted(1, 2, 0.9, filters=filtered("gpu.name != large", "server.name = b,c"))
     for _ in range(8):
         assert table.apply(c.Wait(picky, "bob", TOKENS["bob"], "busy"), 10_000).ok
-    kept = kept_for_others(table.state, RequestId(bytes(16)))
+    kept = reserved_for_others(table.state, RequestId(bytes(16)))
     assert kept is not None
     assert kept.gpus == {(SERVERS[1], GpuId(f"{SERVERS[1]}-{n}")) for n in (0, 2)}
 
@@ -304,17 +304,17 @@ def test_requests_belong_to_their_users() -> None:
 def test_the_leader_follows_contact_and_lapses_waiting() -> None:
     table = Table()
     a, b, other = SERVERS
-    plan = leader_plan(table.state, {b: 11.0, other: 1.0}, table.now_ms, a)
+    plan = plan_leader(table.state, {b: 11.0, other: 1.0}, table.now_ms, a)
     assert plan == (c.ServerContact(b, ONE, reachable=False),)
     table.apply(plan[0])
     assert table.state.servers[b].status is ServerStatus.UNREACHABLE
-    assert leader_plan(table.state, {b: 5.0}, table.now_ms, a) == ()
-    assert leader_plan(table.state, {b: 0.5}, table.now_ms, a) == (
+    assert plan_leader(table.state, {b: 5.0}, table.now_ms, a) == ()
+    assert plan_leader(table.state, {b: 0.5}, table.now_ms, a) == (
         c.ServerContact(b, ONE, reachable=True),
     )
     table.apply(c.Wait(wanted(1, 1, 1.0), "ada", TOKENS["ada"], "busy"))
-    assert leader_plan(table.state, {}, table.now_ms + 15_000, a) == ()
-    assert leader_plan(table.state, {}, table.now_ms + 15_001, a) == (c.Tick(),)
+    assert plan_leader(table.state, {}, table.now_ms + 15_000, a) == ()
+    assert plan_leader(table.state, {}, table.now_ms + 15_001, a) == (c.Tick(),)
 
 
 def test_a_host_kills_what_the_table_does_not_hold_and_frees_after() -> None:
@@ -324,18 +324,18 @@ def test_a_host_kills_what_the_table_does_not_hold_and_frees_after() -> None:
     lease = table.apply(table.claim(wanted(1, 1, 0.5), choice.partitions)).lease
     assert lease is not None
     stray = LeaseId(7)
-    plan = host_plan(table.state, server, ONE, {lease: 1, stray: 1}, {}, {})
+    plan = plan_host(table.state, server, ONE, {lease: 1, stray: 1}, {}, {})
     assert (plan.kill, plan.propose) == ((stray,), ())
-    plan = host_plan(table.state, server, ONE, {}, {lease: 11.0}, {})
+    plan = plan_host(table.state, server, ONE, {}, {lease: 11.0}, {})
     assert plan.propose == (c.EndLease(lease, "its client never connected"),)
-    plan = host_plan(table.state, server, ONE, {}, {}, {lease: "gone"})
+    plan = plan_host(table.state, server, ONE, {}, {}, {lease: "gone"})
     assert plan.propose == (c.EndLease(lease, "gone"),)
     table.apply(plan.propose[0])
-    assert host_plan(table.state, server, ONE, {lease: 1}, {}, {}).propose == ()
-    plan = host_plan(table.state, server, ONE, {}, {}, {})
+    assert plan_host(table.state, server, ONE, {lease: 1}, {}, {}).propose == ()
+    plan = plan_host(table.state, server, ONE, {}, {}, {})
     assert plan.propose == (c.FreeLease(lease, server, ONE),)
     # A process that the table does not know yet proposes nothing, and lets nothing run.
-    plan = host_plan(table.state, server, Incarnation(2), {lease: 1}, {}, {lease: "gone"})
+    plan = plan_host(table.state, server, Incarnation(2), {lease: 1}, {}, {lease: "gone"})
     assert (plan.kill, plan.propose) == ((lease,), ())
 
 

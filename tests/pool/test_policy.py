@@ -11,9 +11,9 @@ from gpupool.pool.model.policy import POLICY_COUNT_MAX, UNIT, Span, Usage
 from gpupool.pool.model.state import RequestId, TokenId, Waiting
 from gpupool.pool.policy.policy_calendar import phase, to_utc
 from gpupool.pool.policy.rulebook import rulebook
-from gpupool.pool.reconcile import leader_plan
+from gpupool.pool.reconcile import plan_leader
 from gpupool.pool.scheduling.placement import NoOffer, Offer
-from gpupool.pool.transitions.leases import STARVED_AFTER_MS, encryption_of, kept_for_others
+from gpupool.pool.transitions.leases import STARVED_AFTER_MS, encryption_of, reserved_for_others
 from gpupool.pool.transitions.policy_versions import unpack_text
 from gpupool.pool.transitions.uploads import STAGED_LAPSE_MS
 
@@ -127,7 +127,7 @@ def test_what_runs_stays_when_a_limit_is_lowered() -> None:
     lease = pool.grant("ada", 4)
     pool.put("[defaults]\nmax_gpus = 1")
     assert pool.state.leases[lease].held
-    assert leader_plan(pool.state, {}, pool.now_ms + 10**9, A) == ()
+    assert plan_leader(pool.state, {}, pool.now_ms + 10**9, A) == ()
     assert pool.refusal("ada", pool.request()).kind == "busy"
 
 
@@ -202,8 +202,8 @@ def test_a_window_that_closes_gives_notice_and_grace_to_what_it_allowed() -> Non
     small, large = pool.grant("ada", 1), pool.grant("ada", 3)
     other = pool.grant("cy", 4)
     closing = at("2026-11-24 05:00")
-    assert leader_plan(pool.state, {}, closing - 1, A) == ()
-    [notice] = leader_plan(pool.state, {}, closing, A)
+    assert plan_leader(pool.state, {}, closing - 1, A) == ()
+    [notice] = plan_leader(pool.state, {}, closing, A)
     assert notice == c.GiveNotice(large)  # the oldest stays: it fits into what the day allows
     pool.now_ms = closing + 500
     assert pool.do(notice).ok
@@ -213,8 +213,8 @@ def test_a_window_that_closes_gives_notice_and_grace_to_what_it_allowed() -> Non
     assert lease.notice_at == closing + 500
     assert lease.ends_why == 'window "night" has closed (policy v1, line 5)'
     assert pool.do(notice).kind == "conflict"  # once is enough
-    assert leader_plan(pool.state, {}, lease.ends_at - 1, A) == ()
-    [end] = leader_plan(pool.state, {}, lease.ends_at, A)
+    assert plan_leader(pool.state, {}, lease.ends_at - 1, A) == ()
+    [end] = plan_leader(pool.state, {}, lease.ends_at, A)
     assert end == c.EndLease(large, lease.ends_why)
     pool.do(end)
     assert not pool.state.leases[large].held
@@ -226,7 +226,7 @@ def test_leases_stay_when_a_window_closes_unless_it_says_otherwise() -> None:
     pool = Pool(NIGHT.replace('leases = "end"\ngrace = "15m"\n', ""))
     pool.go_to("2026-11-23 23:00")
     pool.grant("ada", 4)
-    assert leader_plan(pool.state, {}, at("2026-11-24 12:00"), A) == ()
+    assert plan_leader(pool.state, {}, at("2026-11-24 12:00"), A) == ()
 
 
 def test_a_window_that_takes_away_gives_notice_when_it_opens() -> None:
@@ -237,7 +237,7 @@ def test_a_window_that_takes_away_gives_notice_when_it_opens() -> None:
     old, fine = pool.grant("ada", 4), pool.grant("bob", 4)
     assert {pool.state.leases[each].partitions[0].server for each in (old, fine)} == {A, B}
     wrong = old if pool.state.leases[old].partitions[0].server == A else fine
-    assert leader_plan(pool.state, {}, at("2026-11-23 08:00"), A) == (c.GiveNotice(wrong),)
+    assert plan_leader(pool.state, {}, at("2026-11-23 08:00"), A) == (c.GiveNotice(wrong),)
 
 
 def test_a_server_that_gets_other_labels_changes_what_an_open_window_allows() -> None:
@@ -249,9 +249,9 @@ def test_a_server_that_gets_other_labels_changes_what_an_open_window_allows() ->
     lease = pool.grant("ada")
     server = pool.state.leases[lease].partitions[0].server
     pool.go_to("2026-11-23 09:00")
-    assert leader_plan(pool.state, {}, pool.now_ms, A) == ()
+    assert plan_leader(pool.state, {}, pool.now_ms, A) == ()
     pool.do(c.LabelServer(server, {"rack": "3"}, (), "root"))
-    assert leader_plan(pool.state, {}, pool.now_ms, A) == (c.GiveNotice(lease),)
+    assert plan_leader(pool.state, {}, pool.now_ms, A) == (c.GiveNotice(lease),)
     assert pool.do(c.GiveNotice(lease)).ok
 
 
@@ -260,7 +260,7 @@ def test_a_lost_leader_gives_notice_late_and_the_whole_grace() -> None:
     pool.go_to("2026-11-23 23:00")
     lease = pool.grant("ada", 4)
     pool.now_ms = at("2026-11-24 09:00")  # four hours after the window has closed
-    assert leader_plan(pool.state, {}, pool.now_ms, A) == (c.GiveNotice(lease),)
+    assert plan_leader(pool.state, {}, pool.now_ms, A) == (c.GiveNotice(lease),)
     pool.do(c.GiveNotice(lease))
     assert pool.state.leases[lease].ends_at == pool.now_ms + 900_000
 
@@ -335,8 +335,8 @@ def test_a_lease_ends_when_its_longest_time_is_over() -> None:
     assert lease.idle_timeout_s == 1800
     assert lease.ends_at == pool.now_ms + 8 * 3_600_000
     assert lease.notice_at == lease.ends_at - 300_000
-    assert leader_plan(pool.state, {}, lease.ends_at - 1, A) == ()
-    [end] = leader_plan(pool.state, {}, lease.ends_at, A)
+    assert plan_leader(pool.state, {}, lease.ends_at - 1, A) == ()
+    [end] = plan_leader(pool.state, {}, lease.ends_at, A)
     assert end == c.EndLease(
         lease_id,
         "a lease of ada lasts 8h at most (policy v1, line 2: [defaults] max_lease_time)",
@@ -442,8 +442,8 @@ def test_a_higher_priority_need_not_wait_for_who_waits_longer() -> None:
     pool.grant("dee", 3)
     starve(pool, "ada", 4)
     assert pool.refusal("bob", pool.request()).kind == "busy"
-    assert kept_for_others(pool.state, RequestId(bytes(16)), "bob") is not None
-    assert kept_for_others(pool.state, RequestId(bytes(16)), "boss") is None
+    assert reserved_for_others(pool.state, RequestId(bytes(16)), "bob") is not None
+    assert reserved_for_others(pool.state, RequestId(bytes(16)), "boss") is None
 
 
 def occupy(pool: Pool, server: str, count: int) -> LeaseId:
@@ -475,7 +475,7 @@ def test_a_request_over_several_servers_keeps_what_is_free_on_any(on_a: int, on_
     request = replace(pool.request(2), across=True)
     assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
     renew(pool, pool.state.waiting[request.id], 7)
-    kept = kept_for_others(pool.state, RequestId(bytes(16)), "bob")
+    kept = reserved_for_others(pool.state, RequestId(bytes(16)), "bob")
     assert kept is not None
     assert len(kept.gpus) == 2
     assert kept.gpus >= free_gpus(pool)
@@ -490,7 +490,7 @@ def test_a_request_over_several_servers_keeps_one_server_when_that_is_as_near() 
     request = replace(pool.request(3), across=True)
     assert pool.do(c.Wait(request, "ada", TokenId("ada"), "busy")).ok
     renew(pool, pool.state.waiting[request.id], 7)
-    kept = kept_for_others(pool.state, RequestId(bytes(16)), "bob")
+    kept = reserved_for_others(pool.state, RequestId(bytes(16)), "bob")
     assert kept is not None
     assert {server for server, _ in kept.gpus} == {B}
 
@@ -504,19 +504,19 @@ def test_a_reservation_takes_what_is_kept_for_who_waits_but_not_their_place() ->
     since = pool.state.waiting[request.id].since
     entry = renew(pool, pool.state.waiting[request.id], 9)
     on_a = replace(pool.request(), servers=("a",))
-    kept = kept_for_others(pool.state, on_a.id, "cy")
+    kept = reserved_for_others(pool.state, on_a.id, "cy")
     assert kept is not None
     assert len(kept.gpus) == 4
     # It begins: its class has them, whoever waits.
     entry = renew(pool, entry, 2)
-    assert kept_for_others(pool.state, on_a.id, "cy") == (entry, frozenset())
+    assert reserved_for_others(pool.state, on_a.id, "cy") == (entry, frozenset())
     assert pool.do(pool.claim("cy", replace(pool.request(3), servers=("a",)))).ok
     # Who waits is told why, keeps the place, and once it is over goes first again.
     why = [answer.why for answer in pool.ask("ada", request) if isinstance(answer, NoOffer)]
     assert any("3 kept for class course" in each for each in why)
     entry = renew(pool, entry, 7)
     assert entry.since == since
-    kept = kept_for_others(pool.state, on_a.id, "cy")
+    kept = reserved_for_others(pool.state, on_a.id, "cy")
     assert kept is not None
     assert (kept.entry.request.id, len(kept.gpus)) == (request.id, 4)
 
@@ -529,7 +529,7 @@ def test_who_waits_for_a_limit_keeps_nothing_from_others() -> None:
     pool.grant("cy", 2)
     # Once the limit lets it through, it goes first like any other.
     pool.end(mine)
-    kept = kept_for_others(pool.state, RequestId(bytes(16)), "bob")
+    kept = reserved_for_others(pool.state, RequestId(bytes(16)), "bob")
     assert kept is not None
     assert kept.entry.user == "ada"
 
@@ -539,7 +539,7 @@ def test_nothing_is_kept_where_the_waiting_user_may_not_go() -> None:
     pool.grant("dee", 4)
     pool.grant("dee", 1)
     starve(pool, "ada", 4)
-    kept = kept_for_others(pool.state, RequestId(bytes(16)), "bob")
+    kept = reserved_for_others(pool.state, RequestId(bytes(16)), "bob")
     assert kept is not None
     assert {server for server, _ in kept.gpus} == {B}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.pool.policy_kit import GIB, MONDAY_MS, USERS, Pool, policy_commands
 
 from gpupool.pool.model import commands as c
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Plain, TokenId
 from gpupool.pool.model.policy import MILLI, UNIT
 from gpupool.pool.model.state import PoolState, Request
@@ -143,7 +143,7 @@ def test_limits_hold_at_every_step_and_replays_agree(
     first = pool.machine.snapshot()
 
     def do(command: c.Command) -> bool:
-        log.append(cbor2.loads(cbor2.dumps(seal(command, at_ms=pool.now_ms, ttl_ms=0))))
+        log.append(cbor2.loads(cbor2.dumps(wrap(command, at_ms=pool.now_ms, ttl_ms=0))))
         return pool.do(command).ok  # which checks the books as well
 
     document: dict[str, Any] = {}
@@ -244,8 +244,8 @@ def test_without_fair_waiting_it_would_starve(monkeypatch: pytest.MonkeyPatch) -
     def nothing_kept(*_: object) -> None:
         return None
 
-    monkeypatch.setattr("gpupool.pool.transitions.leases.kept_for_others", nothing_kept)
-    monkeypatch.setattr("gpupool.pool.scheduling.placement.kept_for_others", nothing_kept)
+    monkeypatch.setattr("gpupool.pool.transitions.leases.reserved_for_others", nothing_kept)
+    monkeypatch.setattr("gpupool.pool.scheduling.placement.reserved_for_others", nothing_kept)
     assert crowd(0) == -1
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -45,7 +45,7 @@ class Pool:
         return self.machine.state
 
     def do(self, command: c.Command) -> Result:
-        plain = seal(command, at_ms=1000, ttl_ms=0)
+        plain = wrap(command, at_ms=1000, ttl_ms=0)
         return decode(Result, self.machine.apply(self.state.index + 1, plain))
 
     def up(self, server: ServerId, cards: tuple[GpuId, ...], *, restart: bool = False) -> Result:

@@ -7,7 +7,7 @@ from gpupool.pool.model.codec import decode
 from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
-from gpupool.pool.ports import LedgerHealth, Role
+from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import build_view
 
@@ -32,7 +32,7 @@ class Pool:
         return " ".join(self.state.voters())
 
     def apply(self, command: c.Command) -> None:
-        plain = c.seal(command, at_ms=1000, ttl_ms=0)
+        plain = c.wrap(command, at_ms=1000, ttl_ms=0)
         result = decode(Result, self.machine.apply(self.state.index + 1, plain))
         assert result.ok, result
 
@@ -106,8 +106,8 @@ def test_a_removed_server_shows_it() -> None:
     assert "this server was removed from the pool" in view.warnings
 
 
-def health(state: PoolState, role: Role = Role.LEADER) -> LedgerHealth:
-    return LedgerHealth(
+def health(state: PoolState, role: Role = Role.LEADER) -> RaftHealth:
+    return RaftHealth(
         role=role,
         leader=ServerId("s0"),
         term=1,

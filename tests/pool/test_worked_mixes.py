@@ -10,7 +10,7 @@ from gpupool.consensus.protocol.raft_settings import COMMAND_BYTES_MAX
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import seal
+from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import (
@@ -61,7 +61,7 @@ class Pool:
         return self.machine.state
 
     def apply(self, command: c.Command) -> Result:
-        plain = seal(command, at_ms=1000, ttl_ms=0)
+        plain = wrap(command, at_ms=1000, ttl_ms=0)
         result = decode(Result, self.machine.apply(self.state.index + 1, plain))
         assert result.ok, result
         return result
@@ -212,7 +212,7 @@ def uuid(kind: str, number: int) -> GpuId:
 
 
 def size_of(command: c.Command) -> int:
-    return len(closed_cbor.encode(seal(command, at_ms=2 * 10**12, ttl_ms=5000)))
+    return len(closed_cbor.encode(wrap(command, at_ms=2 * 10**12, ttl_ms=5000)))
 
 
 def test_the_largest_lease_and_the_largest_server_fit_into_a_command() -> None:

@@ -9,7 +9,7 @@ from gpupool.pool.model.results import Result, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Unknown
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.server.proposer import Decision, Proposals, Propose
+from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 
 
 @dataclass
@@ -25,17 +25,17 @@ class Hands:
         return int(self.now * 1000)
 
 
-class Desk:
+class AdminService:
     """Proposals with everything around them in reach."""
 
     def __init__(self) -> None:
         self.clock = Hands()
         self.emitted: list[Propose] = []
         self.decisions: list[Decision] = []
-        self.proposals = Proposals(
+        self.proposals = Proposer(
             PoolMachine(PoolState()),
             clock=self.clock,
-            chance=Random(1),
+            rng=Random(1),
             clock_offset_s=lambda: 0.0,
             emit=self.emitted.append,
         )
@@ -51,25 +51,25 @@ class Desk:
 
 
 def test_expired_attempt_does_not_rule_out_an_earlier_one_without_an_outcome() -> None:
-    desk = Desk()
-    desk.proposals.outcome(1, Unknown("the leader changed"))
-    desk.clock.now += 0.3
-    desk.proposals.poll()
-    decision = desk.expire_until_the_end()
+    admin_service = AdminService()
+    admin_service.proposals.outcome(1, Unknown("the leader changed"))
+    admin_service.clock.now += 0.3
+    admin_service.proposals.poll()
+    decision = admin_service.expire_until_the_end()
     assert decision.result is None
     assert decision.uncertain, "the first attempt may have been granted"
 
 
 def test_expired_attempts_alone_are_a_definite_no() -> None:
-    decision = Desk().expire_until_the_end()
+    decision = AdminService().expire_until_the_end()
     assert decision.result is None
     assert not decision.uncertain
 
 
 def test_committed_attempt_decides() -> None:
-    desk = Desk()
-    desk.proposals.outcome(1, Unknown("the leader changed"))
-    desk.clock.now += 0.3
-    desk.proposals.poll()
-    desk.proposals.outcome(1, Committed(9, encode(Result(ok=True))))
-    assert desk.decisions == [Decision(Result(ok=True), uncertain=False, why="")]
+    admin_service = AdminService()
+    admin_service.proposals.outcome(1, Unknown("the leader changed"))
+    admin_service.clock.now += 0.3
+    admin_service.proposals.poll()
+    admin_service.proposals.outcome(1, Committed(9, encode(Result(ok=True))))
+    assert admin_service.decisions == [Decision(Result(ok=True), uncertain=False, why="")]

@@ -12,56 +12,56 @@ from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.machines import Machine, Worker
 from gpupool.simulations.kernel.process import Process
-from gpupool.simulations.kernel.scheduler import World
+from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_disk import PowerLostError, SimulatedDisk
 from gpupool.simulations.kernel.trace import Trace
 
 
 def test_events_happen_in_order_of_time_then_of_scheduling() -> None:
-    world, seen = World(1), list[str]()
-    world.at(2.0, lambda: seen.append("c"))
-    world.at(1.0, lambda: seen.append("a"))
-    world.at(1.0, lambda: seen.append("b"))
-    world.run_until(1.5)
-    assert (seen, world.now) == (["a", "b"], 1.5)
-    world.run_until(3.0)
+    scheduler, seen = Scheduler(1), list[str]()
+    scheduler.at(2.0, lambda: seen.append("c"))
+    scheduler.at(1.0, lambda: seen.append("a"))
+    scheduler.at(1.0, lambda: seen.append("b"))
+    scheduler.run_until(1.5)
+    assert (seen, scheduler.now) == (["a", "b"], 1.5)
+    scheduler.run_until(3.0)
     assert seen == ["a", "b", "c"]
 
 
 def test_chance_of_one_subsystem_does_not_depend_on_another() -> None:
-    one, other = World(7), World(7)
+    one, other = Scheduler(7), Scheduler(7)
     other.random("disk").random()
     assert one.random("network").random() == other.random("network").random()
-    assert World(8).random("network").random() != one.random("network").random()
+    assert Scheduler(8).random("network").random() != one.random("network").random()
 
 
 def test_clock_drifts_jumps_and_never_goes_back() -> None:
-    world = World(1)
-    clock = DriftingClock(world, origin_s=50.0, rate=2.0, wall_error_ms=7)
+    scheduler = Scheduler(1)
+    clock = DriftingClock(scheduler, origin_s=50.0, rate=2.0, wall_error_ms=7)
     wall_ms = clock.wall_ms()
-    world.run_until(3.0)
+    scheduler.run_until(3.0)
     assert clock.monotonic() == pytest.approx(56.0)
     assert clock.world_time(60.0) == pytest.approx(5.0)
     clock.set_rate(0.5)
     clock.jump_wall(-10_000)
-    world.run_until(5.0)
+    scheduler.run_until(5.0)
     assert clock.monotonic() == pytest.approx(57.0)
     assert clock.wall_ms() < wall_ms
 
 
 def test_stopped_process_does_later_what_happened_meanwhile() -> None:
-    world, seen = World(1), list[str]()
-    process = Process(world, "s1")
+    scheduler, seen = Scheduler(1), list[str]()
+    process = Process(scheduler, "s1")
     process.after(1.0, lambda: seen.append("first"))
     process.after(2.0, lambda: seen.append("second"))
     process.pause()
-    world.run_until(5.0)
+    scheduler.run_until(5.0)
     assert seen == []
     process.resume()
     assert seen == ["first", "second"]
     process.after(1.0, lambda: seen.append("never"))
     process.kill()
-    world.run_until(9.0)
+    scheduler.run_until(9.0)
     assert len(seen) == 2
 
 
@@ -284,14 +284,14 @@ def test_storage_trusts_no_seal_whose_own_sync_failed(seed: int) -> None:
 
 def test_slow_deaths_of_workers_end_with_the_fault() -> None:
     """Swarm seed 30412: a worker took so long to die that its server was not up in time."""
-    world = World(1)
+    scheduler = Scheduler(1)
     machine = Machine(
         "s1",
         ServerId("one"),
-        world=world,
-        trace=Trace(world),
+        scheduler=scheduler,
+        trace=Trace(scheduler),
         random=Random(1),
-        clock=DriftingClock(world, origin_s=0.0, rate=1.0, wall_error_ms=0),
+        clock=DriftingClock(scheduler, origin_s=0.0, rate=1.0, wall_error_ms=0),
         gpu_count=1,
         gpu_gib=16,
         idle=0.0,
@@ -301,10 +301,10 @@ def test_slow_deaths_of_workers_end_with_the_fault() -> None:
     gone: list[float] = []
     worker = Worker(LeaseId(7), (), machine.server, Incarnation(1))
     machine.workers.append(worker)
-    machine.kill(worker, lambda: gone.append(world.now))
-    world.run_until(1.0)
+    machine.kill(worker, lambda: gone.append(scheduler.now))
+    scheduler.run_until(1.0)
     machine.kill_s = 0.05
     machine.hurry()
-    world.run_until(9999.0)
+    scheduler.run_until(9999.0)
     assert gone == [1.05]
     assert not machine.workers

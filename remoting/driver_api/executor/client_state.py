@@ -27,10 +27,10 @@ OBJECTS_MAX = 1 << 20
 
 SIGNED = 1 << 63
 
-Posted = dict[int, tuple[int, Callable[..., None]]]
+AsyncCalls = dict[int, tuple[int, Callable[..., None]]]
 """By record: how many words it has, and what it does. Nobody waits for it."""
 
-Asked = dict[int, tuple[int, Callable[..., bytes | None]]]
+SyncCalls = dict[int, tuple[int, Callable[..., bytes | None]]]
 """By record: how many words it has, and what gives its reply's body; None: a reply comes later."""
 
 Raw = dict[int, Callable[[int], None]]
@@ -86,7 +86,7 @@ class Client:
         self.log = log
         self.device = 0
         self.place = 0  # the same, or the number of the green context that is current
-        self.greens: dict[int, Green] = {}
+        self.green_contexts: dict[int, Green] = {}
         self.ordinals = [cast("int", spec.ordinal) for spec in devices]
         self.waiter = Waiter(api, session, self.ordinals)
         self.streams: dict[int, int] = {LEGACY_STREAM: 0}
@@ -156,14 +156,14 @@ class Client:
     def select(self, place: int) -> None:
         """Make a device current, or a green context."""
         if place >= GREEN_FIRST:
-            green = self.greens[place]
+            green = self.green_contexts[place]
             self.api.call("cuCtxSetCurrent", green.context)
             self.device, self.place = green.device, place
             return
         device = self.index(place)
         if self.place >= GREEN_FIRST:
             # The runtime may do nothing where it finds the device current already.
-            self.api.call("cuCtxSetCurrent", self.greens[self.place].primary)
+            self.api.call("cuCtxSetCurrent", self.green_contexts[self.place].primary)
         self.api.runtime.setDevice(self.ordinals[device])
         self.device = self.place = device
 
@@ -194,7 +194,7 @@ class Client:
         return True
 
 
-class Area:
+class HandlerGroup:
     """Some of the records: what they mean, and the state that only they need.
 
     A method gets the values of its record. What it returns is the body of the reply; ``None`` means
@@ -208,6 +208,6 @@ class Area:
         self.waiter = client.waiter
         self.streams = client.streams
         self.objects = client.objects
-        self.posted: Posted = {}
-        self.asked: Asked = {}
+        self.async_calls: AsyncCalls = {}
+        self.sync_calls: SyncCalls = {}
         self.raw: Raw = {}

@@ -1,7 +1,7 @@
 """The session itself: its greeting, its current device, its limits."""
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.device_snapshot import encode_snapshot
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
@@ -16,7 +16,7 @@ MULTIPROCESSORS, THREADS = 16, 39
 SAME_VERSION = "install the same version of gpupool on this machine and on the servers"
 
 
-class Contexts(Area):
+class Contexts(HandlerGroup):
     """What concerns a device as a whole."""
 
     def __init__(self, client: Client, memory: Memory, images: Images) -> None:
@@ -25,10 +25,10 @@ class Contexts(Area):
         self.images = images
         self._initial: dict[tuple[int, int], int] = {}  # limits, by device and CUlimit
         self._held: dict[tuple[int, int], int] = {}  # bytes that those above cost
-        self.posted = {
+        self.async_calls = {
             table.SET_DEVICE: (1, self._set_device),
         }
-        self.asked = {
+        self.sync_calls = {
             table.HELLO: (2, self._hello),
             table.GET_LIMIT: (1, self._get_limit),
             table.SET_LIMIT: (2, self._set_limit),

@@ -8,7 +8,7 @@ from typing import Any
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, INVALID_VALUE, Api
-from gpupool.remoting.driver_api.executor.client_state import HEADER, Area, Client, Raw
+from gpupool.remoting.driver_api.executor.client_state import HEADER, Client, HandlerGroup, Raw
 from gpupool.remoting.driver_api.executor.contexts import Contexts
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.generic import Generic
@@ -32,8 +32,8 @@ from gpupool.remoting.driver_api.executor.memory.virtual_memory import Virtual
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.modules.kernels import LAUNCH, Kernels
 from gpupool.remoting.driver_api.executor.modules.modules import Modules
-from gpupool.remoting.driver_api.executor.out_of_band import Overtaker
-from gpupool.remoting.driver_api.executor.rare.green_contexts import Greens
+from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
+from gpupool.remoting.driver_api.executor.rare.green_contexts import GreenContexts
 from gpupool.remoting.driver_api.executor.rare.queries import Queries
 from gpupool.remoting.driver_api.executor.rare.tensors import Tensors
 from gpupool.remoting.driver_api.executor.rare.texture_references import References
@@ -44,11 +44,11 @@ from gpupool.remoting.worker.peer_links import Links
 RECORD = struct.Struct("<HHI")
 
 
-def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
+def handler_groups(client: Client, images: Images, links: Links | None) -> list[HandlerGroup]:
     """Return what executes the records of a client; no two areas have a record in common."""
     direct, slots, tokens = Direct(), Slots(client), Tokens(client)
-    overtaker = Overtaker(client.session.reader, client.waiter)
-    pools, hosts = Pools(client, direct, tokens), HostFunctions(client, direct, overtaker)
+    out_of_band_replies = OutOfBandReplies(client.session.reader, client.waiter)
+    pools, hosts = Pools(client, direct, tokens), HostFunctions(client, direct, out_of_band_replies)
     memory, transfers = Memory(client, pools, tokens), Transfers(client)
     kernels = Kernels(client, direct)
     arrays = Arrays(client, direct, memory)
@@ -66,14 +66,14 @@ def areas_of(client: Client, images: Images, links: Links | None) -> list[Area]:
         SharedPools(client, direct, tokens, pools),
         transfers,
         PeerCopies(client, links),
-        Mapped(client, overtaker, tokens),
+        Mapped(client, out_of_band_replies, tokens),
         Managed(client, memory, transfers, addresses),
         kernels,
         modules,
         References(client, direct, modules, arrays),
         Tensors(client, direct),
         Queries(client, direct),
-        Greens(client, direct),
+        GreenContexts(client, direct),
         arrays,
         Streams(client, direct),
         hosts,
@@ -101,10 +101,10 @@ class Executor:
         self.buffer = bytearray()
         self.buffer_address = 0
         self.handlers: Raw = {}
-        for area in areas_of(client, images, links):
-            for op, (count, method) in area.posted.items():
+        for area in handler_groups(client, images, links):
+            for op, (count, method) in area.async_calls.items():
                 self._add(op, self._posted(count, method))
-            for op, (count, method) in area.asked.items():
+            for op, (count, method) in area.sync_calls.items():
                 self._add(op, self._asked(count, method))
             for op, handler in area.raw.items():
                 self._add(op, handler)

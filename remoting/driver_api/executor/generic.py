@@ -4,25 +4,25 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from gpupool.remoting.driver_api.executor.client_state import SIGNED, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import SIGNED, Client, HandlerGroup
 from gpupool.remoting.driver_api.schema import table
 
 ENDS_WAIT = "cuEventElapsedTime"
 """Its answer says that both events are over, so what they cover must be in place."""
 
 
-class Generic(Area):
+class Generic(HandlerGroup):
     """Executes ``table.CALLS``."""
 
     def __init__(self, client: Client, replaced: dict[str, Callable[..., None]]) -> None:
         """Call what ``replaced`` has under a name in place of that function of cuda.bindings."""
         super().__init__(client)
-        for op, (name, tokens, asked) in table.CALLS.items():
+        for op, (name, tokens, sync_calls) in table.CALLS.items():
             words = tokens.split()
-            if asked:
-                self.asked[op] = (len(words), self._call(name, words))
+            if sync_calls:
+                self.sync_calls[op] = (len(words), self._call(name, words))
             else:
-                self.posted[op] = (len(words), replaced.get(name) or self._call(name, words))
+                self.async_calls[op] = (len(words), replaced.get(name) or self._call(name, words))
 
     def _call(self, name: str, tokens: list[str]) -> Callable[..., Any]:
         """Return a method that converts the words of a record and calls cuda.bindings."""

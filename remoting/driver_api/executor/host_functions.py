@@ -6,9 +6,9 @@ import threading
 from typing import Any
 
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE
-from gpupool.remoting.driver_api.executor.client_state import Area, Client
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.executor.out_of_band import Overtaker
+from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.schema import table
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -19,7 +19,7 @@ def _address_of(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-class HostFunctions(Area):
+class HostFunctions(HandlerGroup):
     """Has the driver come to a function's place in its stream, and wait there for the client.
 
     The driver calls us on a thread of its own, which may not call CUDA, so another one sends what
@@ -28,10 +28,12 @@ class HostFunctions(Area):
     ``function`` with the client's number.
     """
 
-    def __init__(self, client: Client, direct: Direct, overtaker: Overtaker) -> None:
+    def __init__(
+        self, client: Client, direct: Direct, out_of_band_replies: OutOfBandReplies
+    ) -> None:
         super().__init__(client)
         self._direct = direct
-        self._overtaker = overtaker
+        self._out_of_band_replies = out_of_band_replies
         # Kept: the driver calls them until the process ends.
         self._functions = (FUNCTION(self._node), CALLBACK(self._callback))
         self.function, self._callback_address = map(_address_of, self._functions)
@@ -43,7 +45,7 @@ class HostFunctions(Area):
         self._overtaken: set[int] = set()  # tickets of answers that were found before their turn
         self._teller: threading.Thread | None = None
         self._ready = threading.Event()
-        self.posted = {
+        self.async_calls = {
             table.HOST_CALL: (3, self._call),
             table.HOST_NODE: (2, self._capture),
             table.HOST_DONE: (1, self._done),
@@ -57,8 +59,8 @@ class HostFunctions(Area):
         self._teller.start()
         self.waiter.when_broken.append(self._broken)
         self._ready.wait()  # it calls CUDA only before the first stream can stand still
-        self._overtaker.answer(self._waiting.__contains__, self._overtake)
-        self._overtaker.start()
+        self._out_of_band_replies.answer(self._waiting.__contains__, self._overtake)
+        self._out_of_band_replies.start()
 
     def _call(self, stream: int, number: int, waits: int) -> None:
         """Call function ``number`` in a stream, which waits for its end if it ``waits``."""
@@ -98,7 +100,7 @@ class HostFunctions(Area):
     def _end_turn(self, ticket: int) -> None:
         self._waiting.pop(ticket).release()
         if not self._waiting:
-            self._overtaker.leave()
+            self._out_of_band_replies.leave()
 
     def _callback(self, _stream: int | None, status: int, data: int | None) -> None:
         word = data or 0
@@ -129,7 +131,7 @@ class HostFunctions(Area):
             self._tickets += 1
             ticket = self._tickets
             if not self._waiting:
-                self._overtaker.need()
+                self._out_of_band_replies.need()
             self._waiting[ticket] = turn
         self._turns.put((number, status, ticket))
         turn.acquire()

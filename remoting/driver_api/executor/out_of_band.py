@@ -30,7 +30,7 @@ def _never(_ticket: int) -> bool:
     return False
 
 
-class Overtaker:
+class OutOfBandReplies:
     """Executes writes to mapped memory and answers to host functions before their turn.
 
     Neither calls the driver. A write comes too early for no kernel: with CUDA, it would be there

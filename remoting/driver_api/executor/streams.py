@@ -1,7 +1,7 @@
 """Streams and events: recorded, waited for, queried."""
 
 from gpupool.remoting.driver_api.executor.api import CudaError
-from gpupool.remoting.driver_api.executor.client_state import Area, Client
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.schema import table
 
@@ -9,20 +9,20 @@ OPERATION_SIZE = 48
 """Of CUstreamBatchMemOpParams."""
 
 
-class Streams(Area):
+class Streams(HandlerGroup):
     """What a client process does with its streams and events."""
 
     def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
         self._direct = direct
         self._contexts: dict[int, int] = {}
-        self.posted = {
+        self.async_calls = {
             table.RECORD_EVENT: (3, self._record_event),
             table.WAIT_EVENT: (3, self._wait_event),
             table.STREAM_VALUES: (3, self._values),
             table.CONTEXT_EVENT: (3, self._context_event),
         }
-        self.asked = {
+        self.sync_calls = {
             table.PEER_ACCESS: (2, self._peer_access),
             table.SYNC_STREAM: (1, self._sync_stream),
             table.SYNC_EVENT: (1, self._sync_event),

@@ -1,4 +1,4 @@
-"""A pool in one process: real control servers over a fake ledger, fake hosts and memory streams."""
+"""A pool in one process: real control servers over a fake log, fake hosts and memory streams."""
 
 import logging
 import ssl
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import trio
 import trio.testing
-from tests.remoting.control.control_kit import Chance, VirtualClock, until
+from tests.remoting.control.control_kit import SeededRng, VirtualClock, until
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.invariants import violations
 from gpupool.pool.model import commands
-from gpupool.pool.model.commands import Command, GpuReading, seal
+from gpupool.pool.model.commands import Command, GpuReading, wrap
 from gpupool.pool.model.ids import (
     GpuId,
     Incarnation,
@@ -28,7 +28,7 @@ from gpupool.pool.model.ids import (
     TokenId,
 )
 from gpupool.pool.model.state import Gpu, Lease, Partition, PoolState, Request, TokenKind
-from gpupool.pool.ports import Committed, LedgerHealth, NotCommitted, Outcome, Role, Unknown
+from gpupool.pool.ports import Committed, NotCommitted, Outcome, RaftHealth, Role, Unknown
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.client.credentials import Credentials
@@ -38,7 +38,7 @@ from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.reconciler import Software, readings_of
-from gpupool.remoting.transport.peer_transport import Links
+from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, create_ca, fingerprint
 
 MemoryStream = trio.StapledStream[trio.testing.MemorySendStream, trio.testing.MemoryReceiveStream]
@@ -68,7 +68,7 @@ def make_gpus(server: int, count: int, memory: int = 80 * GIB) -> tuple[Gpu, ...
     )
 
 
-class FakeLedger:
+class FakeReplicatedLog:
     """One server's front of a shared log."""
 
     def __init__(self, log: "FakeLog", server: ServerId, machine: PoolMachine) -> None:
@@ -78,7 +78,7 @@ class FakeLedger:
         self.cut_off_at: float | None = None
         self.is_leader = False
         self.elections = 0
-        log.ledgers[server] = self
+        log.replicated_logs[server] = self
 
     async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
         lost = False
@@ -109,21 +109,21 @@ class FakeLedger:
     def role(self) -> Role:
         return self.health().role
 
-    def health(self) -> LedgerHealth:
+    def health(self) -> RaftHealth:
         now = trio.current_time()
         ages = {
             server: 0.0 if each.cut_off_at is None else now - each.cut_off_at
-            for server, each in self.log.ledgers.items()
+            for server, each in self.log.replicated_logs.items()
         }
         leader = self.log.leader()
         cut_off = self.cut_off_at is not None
-        return LedgerHealth(
+        return RaftHealth(
             role=Role.LEADER if leader == self.server and not cut_off else Role.FOLLOWER,
             leader=None if cut_off or self.log.leaderless else leader,
             term=1,
             commit_index=self.machine.state.index,
             applied_index=self.machine.state.index,
-            voters=tuple(self.log.ledgers),
+            voters=tuple(self.log.replicated_logs),
             connected=(),
             majority_age_s=self.majority_age_s(),
             contact_age_s=ages,
@@ -132,32 +132,34 @@ class FakeLedger:
 
 
 class FakeLog:
-    """The log that all fake ledgers share; every server in touch applies at once."""
+    """The log that all fake replicated logs share; every server in touch applies at once."""
 
     def __init__(self) -> None:
         self.entries: list[Plain] = []
-        self.ledgers: dict[ServerId, FakeLedger] = {}
+        self.replicated_logs: dict[ServerId, FakeReplicatedLog] = {}
         self.latency_s = 0.005
         self.leaderless = False
         self.faults: deque[str] = deque()
         """For the next proposals: "" none, "refuse", "lose" (never commits) or "silence"."""
 
     def leader(self) -> ServerId | None:
-        return next((s for s, each in self.ledgers.items() if each.cut_off_at is None), None)
+        return next(
+            (s for s, each in self.replicated_logs.items() if each.cut_off_at is None), None
+        )
 
     def append(self, command: Plain, server: ServerId) -> Plain:
         self.entries.append(command)
-        for ledger in self.ledgers.values():
-            if ledger.cut_off_at is None and ledger.server != server:
-                self.catch_up(ledger)
-        return self.catch_up(self.ledgers[server])
+        for replicated_log in self.replicated_logs.values():
+            if replicated_log.cut_off_at is None and replicated_log.server != server:
+                self.catch_up(replicated_log)
+        return self.catch_up(self.replicated_logs[server])
 
-    def catch_up(self, ledger: FakeLedger) -> Plain:
+    def catch_up(self, replicated_log: FakeReplicatedLog) -> Plain:
         result: Plain = None
-        while ledger.machine.state.index < len(self.entries):
-            index = ledger.machine.state.index + 1
-            result = ledger.machine.apply(index, self.entries[index - 1])
-            broken = violations(ledger.machine.state)
+        while replicated_log.machine.state.index < len(self.entries):
+            index = replicated_log.machine.state.index + 1
+            result = replicated_log.machine.apply(index, self.entries[index - 1])
+            broken = violations(replicated_log.machine.state)
             assert not broken, broken
         return result
 
@@ -175,7 +177,7 @@ class FakeHost:
     before_kill: Callable[[], Awaitable[None]] | None = None
     open_s: float = 0.02
     failure: GpupoolError | None = None
-    chance: Chance = field(default_factory=Chance)
+    rng: SeededRng = field(default_factory=SeededRng)
     used: dict[LeaseId, float] = field(default_factory=dict[LeaseId, float])
 
     def gpus(self) -> tuple[Gpu, ...]:
@@ -213,7 +215,7 @@ class FakeHost:
             SessionDevice(index, part.gpu, "Emulated GPU", part.memory, emulated=True)
             for index, part in enumerate(partitions)
         )
-        randbytes = self.chance.randbytes
+        randbytes = self.rng.randbytes
         return SessionInfo(randbytes(16), randbytes(32), randbytes(32), "/run/data.sock", devices)
 
     def knows_session(self, session: bytes) -> bool:
@@ -240,7 +242,7 @@ class Node:
     id: ServerId
     name: str
     machine: PoolMachine
-    ledger: FakeLedger
+    replicated_log: FakeReplicatedLog
     host: FakeHost
     server: ControlServer
     scope: trio.CancelScope
@@ -282,15 +284,15 @@ class Cluster:
     async def add(self, number: int, gpu_count: int, incarnation: int = 1) -> Node:
         name = f"gpu-{number}"
         machine = PoolMachine(PoolState())
-        ledger = FakeLedger(self.log, server_id(number), machine)
+        replicated_log = FakeReplicatedLog(self.log, server_id(number), machine)
         identity = Identity(
             server_id(number), CLUSTER_ID, Path("none"), Path("none"),
             self.authority.certificate_pem,
         )  # fmt: skip
-        links = Links(
+        links = PeerTransport(
             identity,
             clock=self.clock,
-            chance=Chance(number),
+            rng=SeededRng(number),
             address_of=lambda _peer: None,
             log=LOG,
         )
@@ -299,7 +301,7 @@ class Cluster:
         followed: list[tuple[tuple[ServerId, ...], tuple[ServerId, ...]]] = []
         server = ControlServer(
             machine=machine,
-            ledger=ledger,
+            replicated_log=replicated_log,
             host=host,
             identity=identity,
             authority=self.authority,
@@ -307,17 +309,17 @@ class Cluster:
             incarnation=Incarnation(incarnation),
             software=Software(f"{name}:7470", "0.1.0"),
             clock=self.clock,
-            chance=Chance(number),
+            rng=SeededRng(number),
             log=LOG,
             follow=lambda servers, voters: followed.append((tuple(servers), tuple(voters))),
             save_key=keys.append,
         )
         scope = trio.CancelScope()
         node = Node(
-            server_id(number), name, machine, ledger, host, server, scope, keys, followed
+            server_id(number), name, machine, replicated_log, host, server, scope, keys, followed
         )  # fmt: skip
         self.nodes.append(node)
-        self.log.catch_up(ledger)
+        self.log.catch_up(replicated_log)
 
         async def serve(*, task_status: trio.TaskStatus[None]) -> None:
             with scope:
@@ -343,7 +345,7 @@ class Cluster:
     def commit(self, command: Command) -> Plain:
         leader = self.log.leader()
         assert leader is not None
-        plain = seal(command, at_ms=self.clock.wall_ms(), ttl_ms=0)
+        plain = wrap(command, at_ms=self.clock.wall_ms(), ttl_ms=0)
         result = self.log.append(plain, leader)
         assert isinstance(result, dict) and result["ok"], result
         return result
@@ -351,19 +353,19 @@ class Cluster:
     async def crash(self, node: Node) -> None:
         """Stop a server as ``kill -9`` does: its connections break, its table is gone."""
         node.up = False
-        node.ledger.cut_off_at = trio.current_time()
+        node.replicated_log.cut_off_at = trio.current_time()
         node.scope.cancel()
         await self.cut(node.name)
 
     def cut_off(self, node: Node) -> None:
         """Put a server into a minority; clients still reach it."""
-        node.ledger.cut_off_at = trio.current_time()
+        node.replicated_log.cut_off_at = trio.current_time()
 
     def heal(self, node: Node, *, late: bool = False) -> None:
         """Bring a server back into touch; ``late`` when it knows of nothing new yet."""
-        node.ledger.cut_off_at = None
+        node.replicated_log.cut_off_at = None
         if not late:
-            self.log.catch_up(node.ledger)
+            self.log.catch_up(node.replicated_log)
 
     def fall_silent(self, name: str, *, hears: bool = False, speaks: bool = False) -> None:
         """Have the network swallow what a server is sent, and what it sends, until ``resume``."""
@@ -391,7 +393,7 @@ class Cluster:
     def state(self) -> PoolState:
         leader = self.log.leader()
         assert leader is not None
-        return self.log.ledgers[leader].machine.state
+        return self.log.replicated_logs[leader].machine.state
 
     def granted(self) -> int:
         """Return all memory that is charged, in bytes."""
@@ -448,7 +450,7 @@ class Cluster:
             credentials,
             dial=self.dial,
             clock=self.clock,
-            chance=Chance(self._seed),
+            rng=SeededRng(self._seed),
             client=f"{user}@test",
         ) as pool:
             yield pool

@@ -45,7 +45,7 @@ class RealClock:
         return time.time_ns() // 1_000_000
 
 
-class Chance:
+class SeededRng:
     """Repeatable chance."""
 
     def __init__(self, seed: int = 1) -> None:

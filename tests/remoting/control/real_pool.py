@@ -16,23 +16,23 @@ from tests.remoting.control.control_cluster import (
 )
 from tests.remoting.control.control_kit import until
 
-from gpupool.consensus.driver import RaftLedger
+from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.model import commands
 from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import Command, seal
+from gpupool.pool.model.commands import Command, wrap
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
-from gpupool.remoting.client.pool_client import SystemChance, SystemClock, join_pool
+from gpupool.remoting.client.pool_client import SystemClock, SystemRng, join_pool
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.reconciler import Software
-from gpupool.remoting.transport.peer_transport import Links
+from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,
     Identity,
@@ -60,7 +60,7 @@ class RealServer:
         self.starts = 0
         self.known: dict[ServerId, str] = {}
         self.authority: Authority | None = None
-        self.ledger: RaftLedger | None = None
+        self.replicated_log: RaftDriver | None = None
         self.control: ControlServer | None = None
 
     @property
@@ -123,21 +123,21 @@ class RealServer:
             self.folder / "server.key",
             self.authority.certificate_pem,
         )
-        clock, chance, log = SystemClock(), SystemChance(), logging.getLogger(f"s{self.number}")
-        links = Links(identity, clock=clock, chance=chance, address_of=self._address_of, log=log)
+        clock, rng, log = SystemClock(), SystemRng(), logging.getLogger(f"s{self.number}")
+        links = PeerTransport(identity, clock=clock, rng=rng, address_of=self._address_of, log=log)
         storage = open_storage(self.folder)
-        ledger = self.ledger = RaftLedger(
+        replicated_log = self.replicated_log = RaftDriver(
             self.id,
             storage=storage,
             machine=self.machine,
             clock=clock,
-            randomness=chance,
+            randomness=rng,
             links=links,
         )
-        ledger.set_servers(tuple(self.machine.state.servers) or tuple(self.known))
+        replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self.known))
         self.control = ControlServer(
             machine=self.machine,
-            ledger=ledger,
+            replicated_log=replicated_log,
             host=self.host,
             identity=identity,
             authority=self.authority,
@@ -145,38 +145,38 @@ class RealServer:
             incarnation=Incarnation(self.starts),
             software=Software(str(self.address), "0.1.0"),
             clock=clock,
-            chance=chance,
+            rng=rng,
             log=log,
             follow=self._follow,
         )
         try:
             with self.scope:
                 async with trio.open_nursery() as nursery:
-                    await nursery.start(links.run, ledger)
-                    await nursery.start(ledger.run)
+                    await nursery.start(links.run, replicated_log)
+                    await nursery.start(replicated_log.run)
                     await nursery.start(self.control.serve, [listener])
                     task_status.started()
         finally:
-            ledger.close()
+            replicated_log.close()
 
     def _address_of(self, server: ServerId) -> str | None:
         known = self.machine.state.servers.get(server)
         return known.address if known else self.known.get(server)
 
     def _follow(self, servers: object, voters: object) -> None:
-        assert self.ledger is not None
+        assert self.replicated_log is not None
         state = self.machine.state
         removed = self.id in state.removed
         if self.id in state.servers or removed:
-            self.ledger.set_servers(tuple(state.servers), removed=removed)
-            self.ledger.reconcile_voters(state.voters())
+            self.replicated_log.set_servers(tuple(state.servers), removed=removed)
+            self.replicated_log.reconcile_voters(state.voters())
 
     async def commit(self, command: Command) -> None:
         """Commit a command by way of this server."""
-        assert self.ledger is not None
+        assert self.replicated_log is not None
         at_ms = max(self.machine.state.now, SystemClock().wall_ms())
-        plain = seal(command, at_ms=at_ms, ttl_ms=0)
-        outcome = await self.ledger.propose(plain, timeout_s=10, idempotent=True)
+        plain = wrap(command, at_ms=at_ms, ttl_ms=0)
+        outcome = await self.replicated_log.propose(plain, timeout_s=10, idempotent=True)
         assert isinstance(outcome, Committed), outcome
         result = decode(Result, outcome.result)
         assert result.ok, result
@@ -254,9 +254,9 @@ class RealPool:
         await until(lambda: all(self._is_settled(server, count) for server in self.servers))
 
     def _is_settled(self, server: RealServer, count: int) -> bool:
-        assert server.ledger is not None
+        assert server.replicated_log is not None
         grantable = [each.grantable for each in server.machine.state.servers.values()]
-        return grantable == [True] * count and len(server.ledger.health().voters) == count
+        return grantable == [True] * count and len(server.replicated_log.health().voters) == count
 
     async def restart(self, server: RealServer) -> None:
         listener = await server.listen()
@@ -270,8 +270,8 @@ class RealPool:
 
     def leader(self) -> RealServer:
         for server in self.servers:
-            if server.ledger is not None and not server.scope.cancel_called:
-                leader = server.ledger.health().leader
+            if server.replicated_log is not None and not server.scope.cancel_called:
+                leader = server.replicated_log.health().leader
                 found = [s for s in self.servers if s.id == leader]
                 if found and not found[0].scope.cancel_called:
                     return found[0]

@@ -28,12 +28,12 @@ from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.placement import NoOffer, Offer, OfferedGpu
 from gpupool.remoting.client.negotiation import (
     Action,
-    Allocation,
-    AllocationSettings,
     Call,
     Explain,
     Failed,
     Granted,
+    Negotiation,
+    NegotiationSettings,
     Tell,
     Widen,
 )
@@ -71,7 +71,7 @@ class Script:
 
     def __init__(self) -> None:
         self.clock = HandClock()
-        self.allocation: Allocation | None = None
+        self.allocation: Negotiation | None = None
         self.asks: dict[str, int] = {}
         self.last: dict[type[m.Call], int] = {}
 
@@ -94,18 +94,18 @@ class Script:
             float(options.get("fraction", "1")),
             across="across" in words,
         )
-        self.allocation = Allocation(
+        self.allocation = Negotiation(
             request,
             ticket_hash=bytes(32),
             wait_s=None if wait == "forever" else float((wait or "0s").removesuffix("s")),
             clock=self.clock,
-            chance=Middle(),
-            settings=AllocationSettings(ask_first_count=int(options.get("first", "32"))),
+            rng=Middle(),
+            settings=NegotiationSettings(ask_first_count=int(options.get("first", "32"))),
         )
         servers = [ServerId(w) for w in words if "=" not in w and w != "across"]
         return self.allocation.start(servers, int(options.get("known", "0")))
 
-    def step(self, allocation: Allocation, verb: str, words: list[str]) -> list[Action]:
+    def step(self, allocation: Negotiation, verb: str, words: list[str]) -> list[Action]:
         if verb == "tick":
             return self.tick(allocation, float(words[0].removesuffix("s")))
         if verb in ("offer", "busy", "elsewhere", "never", "denied", "no-quorum"):
@@ -130,7 +130,7 @@ class Script:
         assert verb == "retry-without"
         return allocation.retry_without(server)
 
-    def tick(self, allocation: Allocation, seconds: float) -> list[Action]:
+    def tick(self, allocation: Negotiation, seconds: float) -> list[Action]:
         end = self.clock.now + seconds
         actions: list[Action] = []
         while allocation.wake_at() <= end:

@@ -18,7 +18,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Placement, TokenKind
 from gpupool.pool.scheduling.filters import parse_filter
-from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.client.allocator import LeaseHandle
 from gpupool.remoting.client.server_connections import ServerConnection
 from gpupool.remoting.protocol import messages as m
 
@@ -201,7 +201,9 @@ async def test_a_claim_whose_server_dies_is_cancelled_elsewhere(
         async def crash() -> None:
             await trio.sleep(0.1)
             victim = next(
-                n for n in cluster.nodes if any(c.pending_calls for c in n.server.steward.clients())
+                n
+                for n in cluster.nodes
+                if any(c.pending_calls for c in n.server.controller.clients())
             )
             await cluster.crash(victim)
 
@@ -318,7 +320,7 @@ async def test_one_client_holds_several_leases_at_once(
     cluster = Cluster(nursery)
     await cluster.start([2, 2])
     async with cluster.client() as pool:
-        holds: list[LeaseHold] = []
+        holds: list[LeaseHandle] = []
 
         async def take(fraction: float, placement: Placement) -> None:
             wanted = request(pool, 1, fraction, placement=placement)

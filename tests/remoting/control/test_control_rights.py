@@ -11,7 +11,7 @@ from tests.remoting.control.control_cluster import Cluster, request, server_id
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
-from gpupool.remoting.client.allocator import LeaseHold
+from gpupool.remoting.client.allocator import LeaseHandle
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import ALLOWED, End, Phase
@@ -69,7 +69,7 @@ WORDS = {
 }
 
 
-def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHold, ticket: bytes) -> m.Call:
+def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) -> m.Call:
     """Return a call of this kind about ada's lease, her waiting request, or the pool."""
     mine = request(pool)
     hers = request(pool, id=RequestId(b"ada's own waiter"))

@@ -16,8 +16,8 @@ from tests.remoting.control.control_cluster import (
     CLUSTER_ID,
     FAR_FUTURE,
     FakeHost,
-    FakeLedger,
     FakeLog,
+    FakeReplicatedLog,
     make_gpus,
     request,
     secret_of,
@@ -25,9 +25,9 @@ from tests.remoting.control.control_cluster import (
     token_id,
 )
 from tests.remoting.control.control_kit import (
-    Chance,
     PeerLog,
     RealClock,
+    SeededRng,
     make_authority,
     make_identity,
     until,
@@ -45,7 +45,7 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server.control_server import ControlServer, ServerSettings
 from gpupool.remoting.server.reconciler import Software
-from gpupool.remoting.transport.peer_transport import VERSION, Links
+from gpupool.remoting.transport.peer_transport import VERSION, PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,
     client_context,
@@ -78,7 +78,7 @@ class TakingHost(FakeHost):
 
 
 class Lab:
-    """Two servers with real sockets over a fake ledger."""
+    """Two servers with real sockets over a fake replicated log."""
 
     def __init__(self, folder: Path, authority: Authority) -> None:
         self.folder = folder
@@ -133,17 +133,17 @@ class Lab:
         machine = PoolMachine(PoolState())
         host = TakingHost(make_gpus(number, 1))
         host.taken = []
-        links = Links(
+        links = PeerTransport(
             identity,
             clock=self.clock,
-            chance=Chance(number),
+            rng=SeededRng(number),
             address_of=lambda _peer: None,
             log=logging.getLogger("test"),
         )
         await nursery.start(links.run, PeerLog())
         server = ControlServer(
             machine=machine,
-            ledger=FakeLedger(self.log, server_id(number), machine),
+            replicated_log=FakeReplicatedLog(self.log, server_id(number), machine),
             host=host,
             identity=identity,
             authority=self.authority,
@@ -151,7 +151,7 @@ class Lab:
             incarnation=Incarnation(1),
             software=Software(f"127.0.0.1:{port}", "0.1.0"),
             clock=self.clock,
-            chance=Chance(number),
+            rng=SeededRng(number),
             log=logging.getLogger("test"),
             settings=settings,
         )
@@ -169,15 +169,15 @@ class Lab:
         self.hosts.append(host)
 
     async def stop(self, number: int) -> None:
-        ledger = self.log.ledgers[server_id(number)]
-        ledger.cut_off_at = trio.current_time()
+        replicated_log = self.log.replicated_logs[server_id(number)]
+        replicated_log.cut_off_at = trio.current_time()
         self.scopes[number - 1].cancel()
         await trio.sleep(0.02)
 
     def commit(self, command: commands.Command) -> None:
         leader = self.log.leader()
         assert leader is not None
-        plain = commands.seal(command, at_ms=self.clock.wall_ms(), ttl_ms=0)
+        plain = commands.wrap(command, at_ms=self.clock.wall_ms(), ttl_ms=0)
         result = self.log.append(plain, leader)
         assert isinstance(result, dict) and result["ok"], result
 
@@ -185,7 +185,7 @@ class Lab:
     def state(self) -> PoolState:
         leader = self.log.leader()
         assert leader is not None
-        return self.log.ledgers[leader].machine.state
+        return self.log.replicated_logs[leader].machine.state
 
     def token(self, user: str, kind: TokenKind, expires: Milliseconds = FAR_FUTURE) -> str:
         hashed = hash_secret(secret_of(user))
@@ -451,7 +451,7 @@ async def test_only_voters_get_the_key(tmp_path: Path) -> None:
 
 # --- strangers -----------------------------------------------------------------------------------
 
-QUICK = ServerSettings(stranger_timeout_s=0.3)
+QUICK = ServerSettings(unauthenticated_timeout_s=0.3)
 
 
 async def received_to_the_end(
@@ -545,7 +545,7 @@ async def open_control(lab: Lab) -> "trio.SSLStream[trio.SocketStream]":
 
 
 async def test_strangers_are_counted(tmp_path: Path) -> None:
-    settings = ServerSettings(stranger_timeout_s=1.5, stranger_count_max=4)
+    settings = ServerSettings(unauthenticated_timeout_s=1.5, unauthenticated_count_max=4)
     async with start_lab(tmp_path, 1, settings) as lab:
         silent = [await lab.tcp() for _ in range(4)]
         extra = await lab.tcp()

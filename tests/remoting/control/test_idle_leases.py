@@ -7,12 +7,12 @@ from tests.remoting.control.control_cluster import Cluster, Node, request
 from tests.remoting.control.control_kit import until
 
 from gpupool.pool.errors import UsageError
-from gpupool.remoting.client.pool_client import LeaseHold, Pool
+from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 
 Clock = trio.testing.MockClock
 
 
-async def one_hold(pool: Pool, count: int = 1, *, across: bool = False) -> LeaseHold:
+async def one_hold(pool: Pool, count: int = 1, *, across: bool = False) -> LeaseHandle:
     return await pool.allocate(request(pool, count, idle_timeout_s=60.0, across=across), wait_s=0)
 
 

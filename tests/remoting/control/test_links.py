@@ -12,9 +12,9 @@ import pytest
 import trio
 import trio.testing
 from tests.remoting.control.control_kit import (
-    Chance,
     PeerLog,
     RealClock,
+    SeededRng,
     VirtualClock,
     make_authority,
     make_identity,
@@ -24,7 +24,7 @@ from tests.remoting.control.control_kit import (
 from gpupool.pool.model.ids import ServerId
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport import peer_transport as links_module
-from gpupool.remoting.transport.peer_transport import Links, proven_peer
+from gpupool.remoting.transport.peer_transport import PeerTransport, proven_peer
 from gpupool.remoting.transport.pki import peer_server_context
 
 LOG = logging.getLogger("test")
@@ -32,12 +32,12 @@ A, B, C = ServerId("aaaaaaaaaaaa"), ServerId("bbbbbbbbbbbb"), ServerId("cccccccc
 
 
 class MemoryNetwork:
-    """Dials from one ``Links`` to another over memory streams; can refuse and cut."""
+    """Dials from one ``PeerTransport`` to another over memory streams; can refuse and cut."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.authority = make_authority()
-        self.links: dict[ServerId, Links] = {}
+        self.links: dict[ServerId, PeerTransport] = {}
         self.logs: dict[ServerId, PeerLog] = {}
         self.dials: list[tuple[float, ServerId, ServerId]] = []
         self.refused: set[tuple[ServerId, ServerId]] = set()
@@ -47,10 +47,10 @@ class MemoryNetwork:
 
     async def start(self, nursery: trio.Nursery, *servers: ServerId) -> None:
         for server in servers:
-            links = Links(
+            links = PeerTransport(
                 make_identity(self.folder, self.authority, server),
                 clock=VirtualClock(skew_s=self.skew_s.get(server, 0.0)),
-                chance=Chance(len(self.links)),
+                rng=SeededRng(len(self.links)),
                 address_of=lambda peer: f"{peer}:7470",
                 log=LOG,
                 dial=self.dial_from(server, nursery),
@@ -260,10 +260,10 @@ async def test_real_tls_proves_both_sides(tmp_path: Path) -> None:
         listener = (await trio.open_tcp_listeners(0, host="127.0.0.1"))[0]
         port = listener.socket.getsockname()[1]
         links = {
-            server: Links(
+            server: PeerTransport(
                 identity,
                 clock=RealClock(),
-                chance=Chance(),
+                rng=SeededRng(),
                 address_of=lambda _peer: f"127.0.0.1:{port}",
                 log=LOG,
             )

@@ -6,7 +6,7 @@ from tests.pool.policy_kit import A, B, Pool
 
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Request
-from gpupool.remoting.server.wait_queue import FORGET_S, KEEP_S, Waiters
+from gpupool.remoting.server.wait_queue import FORGET_S, KEEP_S, WaitQueue
 
 
 class Line:
@@ -14,25 +14,25 @@ class Line:
 
     def __init__(self) -> None:
         self.pool = Pool(gpu_count=2)
-        self.waiters = Waiters()
+        self.wait_queue = WaitQueue()
         self.now = 0.0
         self.names: dict[RequestId, str] = {}
 
     def wait(self, name: str, request: Request) -> Request:
         self.now += 0.01
         self.names[request.id] = name
-        self.waiters.add(len(self.names), request, self.now, name)
+        self.wait_queue.add(len(self.names), request, self.now, name)
         return request
 
     def hints(self) -> list[str]:
         state = self.pool.state
-        due = self.waiters.due(state, A, self.now, lambda: state)
+        due = self.wait_queue.due(state, A, self.now, lambda: state)
         return [self.names[request] for _, request in due]
 
     def free_for(self, request: Request) -> int:
         """Return how many GPUs are shown to ``request`` as free."""
         server = self.pool.state.servers[A]
-        shown = self.waiters.without_kept(server, request.id, self.now)
+        shown = self.wait_queue.without_reserved(server, request.id, self.now)
         return sum(gpu.memory_free > 0 for gpu in shown.gpus.values())
 
 
@@ -72,7 +72,7 @@ def test_who_does_not_follow_a_hint_loses_the_turn_to_the_next() -> None:
     for _ in range(4):
         turns.append(line.hints())
         assert line.hints() == [], "one hint is enough"
-        line.now = line.waiters.wake_at()
+        line.now = line.wait_queue.wake_at()
     assert turns == [["ada"], ["bob"], ["ada"], ["bob"]]
     assert line.now > 3 * KEEP_S
 
@@ -83,4 +83,4 @@ def test_a_request_that_asks_no_more_is_forgotten() -> None:
     assert line.hints() == ["ada"]
     line.now += FORGET_S + 0.1
     assert line.hints() == []
-    assert len(line.waiters) == 0
+    assert len(line.wait_queue) == 0

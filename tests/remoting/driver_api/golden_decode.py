@@ -20,7 +20,7 @@ from test_cuda_door import MEMORY, ScriptedStream
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.driver_api.executor import executor
 from gpupool.remoting.driver_api.executor.api import Api
-from gpupool.remoting.driver_api.executor.client_state import Area, Client, Function
+from gpupool.remoting.driver_api.executor.client_state import Client, Function, HandlerGroup
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.reader import ClosedError
 from gpupool.remoting.driver_api.executor.serve import Session
@@ -28,7 +28,7 @@ from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.worker.peer_links import Links
 
 SPEC = DeviceSpec(0, "GPU-0", "GPU", MEMORY, emulated=False, ordinal=0)
-areas_of = executor.areas_of
+handler_groups = executor.handler_groups
 
 
 class Anything(dict[int, Any]):
@@ -61,11 +61,11 @@ def said(client: Client, name: str) -> Callable[..., bytes]:
     return run
 
 
-def replaced_areas(client: Client, images: Images, links: Links | None) -> list[Area]:
+def replaced_areas(client: Client, images: Images, links: Links | None) -> list[HandlerGroup]:
     """Return the areas of the executor, which say what they are to do."""
-    areas = areas_of(client, images, links)
+    areas = handler_groups(client, images, links)
     for area in areas:
-        for kind in (area.posted, area.asked):
+        for kind in (area.async_calls, area.sync_calls):
             for op, (count, method) in list(kind.items()):
                 run = said(client, name_of(op, method))
                 kind[op] = (count, run)  # type: ignore[assignment]
@@ -88,7 +88,7 @@ def launch(handle: int, *rest: int) -> None:
 def main(frames: Path) -> None:
     ctypes.CDLL("libcuda.so.1").cuInit(0)
     session = Session(ScriptedStream(frames.read_bytes()))
-    executor.areas_of = replaced_areas
+    executor.handler_groups = replaced_areas
     made = executor.Executor(
         Api(), session, [SPEC], CountingBudget(MEMORY), print, Images.of_worker(), None
     )

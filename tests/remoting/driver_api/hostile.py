@@ -18,7 +18,7 @@ from test_cuda_door import MEMORY, ScriptedStream, frame, record
 from gpupool.remoting.devices.base import DeviceSpec
 from gpupool.remoting.driver_api.executor.api import Api
 from gpupool.remoting.driver_api.executor.client_state import Client
-from gpupool.remoting.driver_api.executor.executor import areas_of
+from gpupool.remoting.driver_api.executor.executor import handler_groups
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.serve import Session, serve
 from gpupool.remoting.driver_api.schema import table
@@ -36,30 +36,29 @@ def word_counts() -> dict[int, tuple[int, bool]]:
     session, budget = Session(ScriptedStream(b"")), CountingBudget(MEMORY)
     client = Client(Api(), session, [SPEC], budget, lambda _text: None)
     counts: dict[int, tuple[int, bool]] = {}
-    for area in areas_of(client, Images.of_worker(), None):
-        counts |= {op: (count, False) for op, (count, _) in area.posted.items()}
-        counts |= {op: (count, True) for op, (count, _) in area.asked.items()}
+    for area in handler_groups(client, Images.of_worker(), None):
+        counts |= {op: (count, False) for op, (count, _) in area.async_calls.items()}
+        counts |= {op: (count, True) for op, (count, _) in area.sync_calls.items()}
         counts |= dict.fromkeys(area.raw, (8, False))
     return counts
 
 
-def frames(chance: random.Random, counts: dict[int, tuple[int, bool]]) -> bytes:
+def frames(rng: random.Random, counts: dict[int, tuple[int, bool]]) -> bytes:
     """Return the frames of one session: mostly whole records, with words of all kinds."""
     found = frame(record(table.HELLO, 1, table.PROTOCOL, 13000, flags=1))
-    for request in range(2, chance.randrange(3, 40)):
-        op = chance.choice(sorted(counts))
-        count, asked = counts[op]
+    for request in range(2, rng.randrange(3, 40)):
+        op = rng.choice(sorted(counts))
+        count, sync_calls = counts[op]
         words = [
-            chance.choice((chance.choice(EDGES + LIMITS), chance.choice(NUMBERS)))
-            for _ in range(count)
+            rng.choice((rng.choice(EDGES + LIMITS), rng.choice(NUMBERS))) for _ in range(count)
         ]
-        words = [request, *words] if asked else words
-        bulk = bytes(chance.choice((0, 0, 0, 8, 64, 4096)))
-        if bulk and words and chance.random() < 0.7:
-            words[chance.randrange(len(words))] = len(bulk)
-        body = bytearray(record(op, *words, flags=int(asked)))
-        if chance.random() < 0.03:
-            body[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+        words = [request, *words] if sync_calls else words
+        bulk = bytes(rng.choice((0, 0, 0, 8, 64, 4096)))
+        if bulk and words and rng.random() < 0.7:
+            words[rng.randrange(len(words))] = len(bulk)
+        body = bytearray(record(op, *words, flags=int(sync_calls)))
+        if rng.random() < 0.03:
+            body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
         found += frame(bytes(body), bulk=bulk)
     return found
 

@@ -27,7 +27,7 @@ from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.annotations import ALIASES, CALLS, HAND, RECORDS
 from gpupool.remoting.protocol import handshake
-from gpupool.remoting.protocol.driver_variables import HEEDED, VALUE_LENGTH_MAX
+from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -265,7 +265,7 @@ def test_a_lease_that_is_lost_before_the_worker_answers(
 
 def test_settings_for_the_servers_driver_are_sent(library: Path, tmp_path: Path) -> None:
     """All that the server heeds, each as long as it may be, beside the longest list of devices."""
-    longest = dict.fromkeys(HEEDED, "x" * VALUE_LENGTH_MAX)
+    longest = dict.fromkeys(ALLOWED, "x" * VALUE_LENGTH_MAX)
     left_out = {"CUDA_CACHE_PATH": "x", "CUDA_AUTO_BOOST": "1 ", "CUDA_CACHE_DISABLE": ""}
     left_out |= {"CUDA_DISABLE_PERF_BOOST": "x" * (VALUE_LENGTH_MAX + 1)}
     devices = {"CUDA_VISIBLE_DEVICES": "0," * 3000}
@@ -292,7 +292,7 @@ def test_settings_for_the_servers_driver_are_sent(library: Path, tmp_path: Path)
 def test_all_settings_that_are_passed_on_are_written_down() -> None:
     text = (ROOT / "docs" / "cuda-door.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (`CUDA_.*?) \| .*?\bpassed on\b", text, re.M)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(HEEDED)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(ALLOWED)
 
 
 def test_without_an_agent_there_is_no_device(library: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.remoting.driver_api.executor.memory.mirrors import Write
-from gpupool.remoting.driver_api.executor.out_of_band import Overtaker
+from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.reader import ClosedError, Reader
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
 from gpupool.remoting.driver_api.schema import table
@@ -199,26 +199,28 @@ def words(*values: int) -> memoryview:
 
 
 @pytest.fixture
-def overtaking() -> tuple[Overtaker, Mirrors, set[int]]:
+def overtaking() -> tuple[OutOfBandReplies, Mirrors, set[int]]:
     """Three host functions wait."""
     waiting, mirrors = {1, 2, 3}, Mirrors()
-    overtaker = Overtaker(Reader(FedStream()), cast("Waiter", mirrors))
-    overtaker.answer(waiting.__contains__, waiting.remove)
-    overtaker.begin()
-    return overtaker, mirrors, waiting
+    out_of_band_replies = OutOfBandReplies(Reader(FedStream()), cast("Waiter", mirrors))
+    out_of_band_replies.answer(waiting.__contains__, waiting.remove)
+    out_of_band_replies.begin()
+    return out_of_band_replies, mirrors, waiting
 
 
 def test_writes_come_at_once_and_answers_after_them(
-    overtaking: tuple[Overtaker, Mirrors, set[int]],
+    overtaking: tuple[OutOfBandReplies, Mirrors, set[int]],
 ) -> None:
-    overtaker, mirrors, waiting = overtaking
-    assert overtaker.record(table.MAP_WRITE, words(7, 0, 2, 0), 5, lambda: b"ab")
-    assert overtaker.record(table.LAUNCH, words(1), 6, None)
-    assert overtaker.record(table.HOST_DONE, words(9), 6, None)  # nobody waits for that any more
+    out_of_band_replies, mirrors, waiting = overtaking
+    assert out_of_band_replies.record(table.MAP_WRITE, words(7, 0, 2, 0), 5, lambda: b"ab")
+    assert out_of_band_replies.record(table.LAUNCH, words(1), 6, None)
+    assert out_of_band_replies.record(
+        table.HOST_DONE, words(9), 6, None
+    )  # nobody waits for that any more
     assert (mirrors.written, waiting) == ([(5, 7, 0, b"ab")], {1, 2, 3})
-    assert overtaker.record(table.HOST_DONE, words(2), 6, None)
-    assert overtaker.record(table.MAP_WRITE, words(7, 1, 1, 1), 7, lambda: b"c\1")
-    assert overtaker.record(table.HOST_DONE, words(1), 8, None)
+    assert out_of_band_replies.record(table.HOST_DONE, words(2), 6, None)
+    assert out_of_band_replies.record(table.MAP_WRITE, words(7, 1, 1, 1), 7, lambda: b"c\1")
+    assert out_of_band_replies.record(table.HOST_DONE, words(1), 8, None)
     assert mirrors.written == [(5, 7, 0, b"ab"), (7, 7, 1, b"c")]
     assert waiting == {3}
 
@@ -238,9 +240,11 @@ def test_nothing_is_answered_behind_what_cannot_be_executed_early(
     op: int,
     values: tuple[int, ...],
     bulk: bytes | None,
-    overtaking: tuple[Overtaker, Mirrors, set[int]],
+    overtaking: tuple[OutOfBandReplies, Mirrors, set[int]],
 ) -> None:
-    overtaker, mirrors, waiting = overtaking
-    went_on = overtaker.record(op, words(*values), 1, None if bulk is None else lambda: bulk)
-    assert not (went_on and overtaker.record(table.HOST_DONE, words(1), 2, None))
+    out_of_band_replies, mirrors, waiting = overtaking
+    went_on = out_of_band_replies.record(
+        op, words(*values), 1, None if bulk is None else lambda: bulk
+    )
+    assert not (went_on and out_of_band_replies.record(table.HOST_DONE, words(1), 2, None))
     assert (mirrors.written, waiting) == ([], {1, 2, 3})

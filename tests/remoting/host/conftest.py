@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.supervisor import Host
+from gpupool.remoting.host.supervisor import HostSupervisor
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -42,7 +42,7 @@ async def make_host(
         )
         directory = tmp_path / f"host{len(kits)}"
         directory.mkdir(mode=0o711)
-        host = Host(
+        host = HostSupervisor(
             inventory,
             runtime_dir=directory,
             state_dir=directory,

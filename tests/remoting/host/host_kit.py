@@ -9,8 +9,8 @@ import trio
 
 from gpupool.pool.model.ids import LeaseId, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Lease, Partition
-from gpupool.remoting.host.supervisor import Host
-from gpupool.remoting.host.worker_handle import Worker, WorkerState
+from gpupool.remoting.host.supervisor import HostSupervisor
+from gpupool.remoting.host.worker_handle import WorkerHandle, WorkerState
 from gpupool.remoting.protocol.sessions import SessionInfo
 from gpupool.remoting.transport.data_connection import SessionAddress, dial
 from gpupool.remoting.transport.session_stream import SessionStream
@@ -71,7 +71,7 @@ class EchoClient:
 class HostKit:
     """A running host and what tests do with it."""
 
-    host: Host
+    host: HostSupervisor
     directory: Path
     log: "LogLines"
     nursery: trio.Nursery
@@ -98,7 +98,7 @@ class HostKit:
             lease, lease.partitions, door=door, program="x.py", settings=settings
         )
 
-    async def connect(self, lease: Lease) -> tuple[EchoClient, Worker]:
+    async def connect(self, lease: Lease) -> tuple[EchoClient, WorkerHandle]:
         """Open a session and connect by the Unix socket; return the client and its worker."""
         info = await self.open(lease)
         client = await self.dial(unix_address(info))
@@ -111,13 +111,13 @@ class HostKit:
         self.clients.append(client)
         return client
 
-    def worker_of(self, info: SessionInfo) -> Worker:
-        return next(w for w in self.host.fleet.workers.values() if w.session == info.session)
+    def worker_of(self, info: SessionInfo) -> WorkerHandle:
+        return next(w for w in self.host.worker_pool.workers.values() if w.session == info.session)
 
-    async def warm(self) -> Worker:
+    async def warm(self) -> WorkerHandle:
         """Return a spare worker once it is warm."""
         while True:
-            for worker in self.host.fleet.workers.values():
+            for worker in self.host.worker_pool.workers.values():
                 if not worker.claimed:
                     await worker.ready.wait()
                     if worker.state is WorkerState.WARM:

@@ -139,7 +139,7 @@ async def test_program_computes_in_a_confined_worker(make_host: MakeHost, encryp
     assert done.stderr == b"", kit.log
     assert done.stdout.split() == [b"1000000000000.0", b"True", b"0.0", b"True"]
     with trio.fail_after(10):
-        for worker in list(kit.host.fleet.workers.values()):
+        for worker in list(kit.host.worker_pool.workers.values()):
             if worker.lease is not None:
                 await worker.ended.wait()
     (session,) = kit.host.telemetry()[1]

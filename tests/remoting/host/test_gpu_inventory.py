@@ -21,7 +21,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.devices.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
-from gpupool.remoting.host.device_lock import GpuClaims
+from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory, OwnUse, emulated_gpus
 from gpupool.remoting.host.supervisor import HostLimits
 
@@ -226,7 +226,7 @@ class TestWorkersOnGpus:
         kit = await make_host(Inventory.discover(SERVER, nvml), limits=HostLimits(**limits))
         nvml.processes = lambda uuid: {
             w.process.pid: self.used
-            for w in kit.host.fleet.workers.values()
+            for w in kit.host.worker_pool.workers.values()
             if w.contexts and uuid in w.real
         }
         return kit, nvml
@@ -511,9 +511,9 @@ def test_real_binding_has_every_name_that_the_adapter_uses() -> None:
 
 async def test_a_gpu_is_offered_by_one_server_of_a_machine() -> None:
     prefix = f"gpupool-test-{os.getpid()}-"
-    first, second = GpuClaims(prefix), GpuClaims(prefix)
-    ours = Inventory.discover(SERVER, FakeNvml(), emulated_count=1, claims=first)
-    theirs = Inventory.discover(SERVER, FakeNvml(), emulated_count=1, claims=second)
+    first, second = DeviceLocks(prefix), DeviceLocks(prefix)
+    ours = Inventory.discover(SERVER, FakeNvml(), emulated_count=1, device_locks=first)
+    theirs = Inventory.discover(SERVER, FakeNvml(), emulated_count=1, device_locks=second)
     assert [gpu.fault for gpu in ours.gpus()] == ["", "", ""]
     taken = "another gpupool server on this machine offers it"
     assert [gpu.fault for gpu in theirs.gpus()] == [taken, taken, ""]
@@ -545,7 +545,7 @@ def test_a_claim_ends_with_its_process() -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "''\n"
-        mine = GpuClaims(prefix)
+        mine = DeviceLocks(prefix)
         assert mine.refusal(GpuId("GPU-x")) == "another gpupool server on this machine offers it"
         process.kill()
         process.wait()

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.protocol import framing, worker_messages
-from gpupool.remoting.protocol.driver_variables import HEEDED, VALUE_LENGTH_MAX
+from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
 from gpupool.remoting.worker.worker_channel import BudgetClient, HostGoneError, WorkerChannel
 
 text = st.text(max_size=40)
@@ -120,7 +120,7 @@ def test_largest_assignment_fits() -> None:
     assign = worker_messages.Assign(
         2**63, bytes(16), bytes(32), "arrays", "p", uuids, (device,) * 256
     )
-    assign = replace(assign, settings=dict.fromkeys(HEEDED, "x" * VALUE_LENGTH_MAX))
+    assign = replace(assign, settings=dict.fromkeys(ALLOWED, "x" * VALUE_LENGTH_MAX))
     assert len(worker_messages.encode(assign)) < worker_messages.MESSAGE_SIZE_MAX
 
 

@@ -62,7 +62,7 @@ async def tcp_front(kit: HostKit) -> tuple[TcpFront, SessionInfo]:
 
 
 async def test_session_opens_with_a_warm_spare(make_host: MakeHost) -> None:
-    kit = await make_host(idle_spares=1)
+    kit = await make_host(warm_workers=1)
     spare = await kit.warm()
     info = await kit.open(kit.lease())
     assert kit.worker_of(info) is spare
@@ -260,7 +260,7 @@ async def test_unix_socket_is_open_to_all_users_and_goes_with_the_host(
 
 
 def test_path_that_is_too_long_gives_no_socket(tmp_path: Path) -> None:
-    assert unix_listener.bind_doorway(tmp_path / ("x" * 100)) is None
+    assert unix_listener.bind_unix_listener(tmp_path / ("x" * 100)) is None
 
 
 # --- the budget ---------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ async def test_interpreter_that_does_not_start(
     make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    kit = await make_host(idle_spares=1)
+    kit = await make_host(warm_workers=1)
     with pytest.raises(GpupoolError, match="exited with code 1"):
         await kit.open(kit.lease())
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
@@ -377,7 +377,7 @@ async def test_interpreter_that_does_not_start(
 async def test_unclaimed_connection_of_no_session_is_closed(
     make_host: MakeHost, tcp_pair: TcpPair
 ) -> None:
-    kit = await make_host(idle_spares=0)
+    kit = await make_host(warm_workers=0)
     ours, theirs = tcp_pair()
     with pytest.raises(DeniedError):
         await kit.host.hand_over(bytes(16), theirs)
@@ -422,7 +422,7 @@ async def test_emulated_gpus_keep_their_names(make_host: MakeHost) -> None:
 
 async def test_use_is_what_a_session_does(make_host: MakeHost) -> None:
     """Calls count, and so does one that takes long; an open session alone does not."""
-    kit = await make_host(idle_spares=0)
+    kit = await make_host(warm_workers=0)
     lease = kit.lease()
     assert kit.host.idle_s() == {}
     client, worker = await kit.connect(lease)

@@ -15,7 +15,7 @@ import trio
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.shared_handles import SHARED_MAX, Sharing, descriptor_room
-from gpupool.remoting.host.worker_handle import Worker, serve_budget
+from gpupool.remoting.host.worker_handle import WorkerHandle, serve_budget
 from gpupool.remoting.worker.worker_channel import BudgetClient
 
 ONE, OTHER = LeaseId(1), LeaseId(2)
@@ -52,7 +52,7 @@ def served(
     async def serve_all() -> None:
         async with trio.open_nursery() as nursery:
             for worker in workers:
-                nursery.start_soon(serve_budget, cast("Worker", worker), books, sharing)
+                nursery.start_soon(serve_budget, cast("WorkerHandle", worker), books, sharing)
 
     thread = threading.Thread(target=trio.run, args=(serve_all,))
     thread.start()

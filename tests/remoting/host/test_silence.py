@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from gpupool.remoting.transport.session_stream import PlainStream
-from gpupool.remoting.transport.tcp_liveness import Sent, Silence, wait_for_room
+from gpupool.remoting.transport.tcp_liveness import PeerLiveness, Sent, wait_writable
 from gpupool.remoting.worker.peer_links import Peer, PeerLostError, Peers
 
 ASKED, ANSWERED = True, False
@@ -30,7 +30,7 @@ ASKED, ANSWERED = True, False
 def test_what_stays_without_an_answer_is_lost(
     looks: list[tuple[float, bool, float]], lost: bool
 ) -> None:
-    silence = Silence(10.0)
+    silence = PeerLiveness(10.0)
     *before, last = [
         silence.is_lost(Sent(unanswered, now - heard_at), now)
         for now, unanswered, heard_at in looks
@@ -60,7 +60,7 @@ def test_a_receiver_that_is_busy_is_not_lost() -> None:
 def test_a_connection_with_room_is_not_asked() -> None:
     one, other = socket.socketpair()
     with one, other:
-        wait_for_room(one, 0.001)
+        wait_writable(one, 0.001)
 
 
 class TimedOut:

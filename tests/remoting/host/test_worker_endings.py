@@ -277,7 +277,7 @@ def test_workers_die_with_their_host(tmp_path: Path, uids: str, stop: signal.Sig
     assert all(orphan_reaper.start_time_of(pid) != started[pid] for pid in pids)
     directory = Path(json.loads((tmp_path / orphan_reaper.FILE_NAME).read_text())["directory"])
     assert directory.exists() == (stop is signal.SIGKILL)
-    assert orphan_reaper.sweep_former_workers(tmp_path) == 0
+    assert orphan_reaper.reap_orphans(tmp_path) == 0
     assert not directory.exists()
 
 
@@ -302,10 +302,10 @@ def test_sweep_kills_what_was_recorded_and_nothing_else(tmp_path: Path) -> None:
             orphan_reaper.write_record(
                 tmp_path, workers | {2**22 - 7: 5}, tmp_path / orphan_reaper.DIRECTORY_NAME
             )
-            assert orphan_reaper.sweep_former_workers(tmp_path) == 1
+            assert orphan_reaper.reap_orphans(tmp_path) == 1
             assert recorded.wait(DIE_S) == -signal.SIGKILL
             assert stranger.poll() is None
-            assert orphan_reaper.sweep_former_workers(tmp_path) == 0
+            assert orphan_reaper.reap_orphans(tmp_path) == 0
         finally:
             stranger.kill()
             recorded.kill()
@@ -322,7 +322,7 @@ def test_sweep_ignores_a_record_of_another_boot(
                 tmp_path, {process.pid: started}, tmp_path / orphan_reaper.DIRECTORY_NAME
             )
             monkeypatch.setattr(orphan_reaper, "boot_id", lambda: "another")
-            assert orphan_reaper.sweep_former_workers(tmp_path) == 0
+            assert orphan_reaper.reap_orphans(tmp_path) == 0
             assert process.poll() is None
         finally:
             process.kill()
@@ -338,7 +338,7 @@ def test_sweep_ignores_a_record_of_another_boot(
 def test_damaged_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / orphan_reaper.FILE_NAME).write_text(text)
     with pytest.raises(StorageError):
-        orphan_reaper.sweep_former_workers(tmp_path)
+        orphan_reaper.reap_orphans(tmp_path)
 
 
 def test_record_is_private(tmp_path: Path) -> None:

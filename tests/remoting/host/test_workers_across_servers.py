@@ -54,7 +54,7 @@ async def accept_for_ever(kit: HostKit, listener: socket.socket) -> None:
     while True:
         accepted, _address = await listening.accept()
         own = socket.socket(fileno=os.dup(accepted.fileno()))
-        (worker,) = [w for w in kit.host.fleet.workers.values() if w.lease is not None]
+        (worker,) = [w for w in kit.host.worker_pool.workers.values() if w.lease is not None]
         if kit.host.knows_session(worker.session):
             await kit.host.hand_over(worker.session, own)
         else:

@@ -13,9 +13,9 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, NOT_SUPPORTED, CudaError
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.executor.graphs.graphs import Allocation, Graphs
+from gpupool.remoting.driver_api.executor.graphs.graphs import Graphs, Negotiation
 from gpupool.remoting.driver_api.executor.graphs.node_params import (
     ALLOCATE,
     FREE,
@@ -41,12 +41,12 @@ class Executable:
     """What the worker knows of an executable graph beside CUDA's handle."""
 
     graph: int
-    allocations: list[Allocation] = field(default_factory=list[Allocation])
-    left: list[Allocation] = field(default_factory=list[Allocation])  # that it does not free
+    allocations: list[Negotiation] = field(default_factory=list[Negotiation])
+    left: list[Negotiation] = field(default_factory=list[Negotiation])  # that it does not free
     foreign: list[int] = field(default_factory=list[int])  # addresses of others that it frees
 
 
-class GraphLaunches(Area):
+class GraphLaunches(HandlerGroup):
     """The executable graphs of a client process."""
 
     def __init__(
@@ -60,14 +60,14 @@ class GraphLaunches(Area):
         self._slots = slots
         self._translator = translator
         self._executables: dict[int, Executable] = {}
-        self.posted = {
+        self.async_calls = {
             table.GRAPH_SET: (3, self._set),
             table.GRAPH_SET_CHILD: (3, self._set_child),
             table.GRAPH_ENABLE: (3, self._enable),
             table.GRAPH_LAUNCH: (2, self._launch),
             table.GRAPH_EXEC_DESTROY: (1, self._destroy),
         }
-        self.asked = {
+        self.sync_calls = {
             table.GRAPH_INSTANTIATE: (4, self._instantiate),
             table.GRAPH_UPDATE: (2, self._update),
             table.GRAPH_GET_MEMORY: (2, self._get_memory),
@@ -130,7 +130,7 @@ class GraphLaunches(Area):
         return WORDS[2].pack(0, found.value if flags & FOR_KERNELS else 0)
 
     def _reserve(self, made: Executable) -> None:
-        done: list[Allocation] = []
+        done: list[Negotiation] = []
         try:
             for one in made.allocations:
                 self._memory.reserve(one.device, charged(one.size))
@@ -139,7 +139,7 @@ class GraphLaunches(Area):
             self._release(done)
             raise
 
-    def _release(self, allocations: list[Allocation]) -> None:
+    def _release(self, allocations: list[Negotiation]) -> None:
         for one in allocations:
             self.client.budget.release(one.device, charged(one.size))
 
@@ -148,7 +148,7 @@ class GraphLaunches(Area):
         made = self._executables.pop(number)
         self._slots.forget(number)
         self._direct.call("cuGraphExecDestroy", handle)
-        gone: list[Allocation] = []
+        gone: list[Negotiation] = []
         for one in made.allocations:
             # What a launch has left allocated is charged until the program frees it.
             left = any(one is each for each in made.left)
@@ -160,7 +160,7 @@ class GraphLaunches(Area):
         if gone:
             self._give_back(gone)
 
-    def _give_back(self, gone: list[Allocation]) -> None:
+    def _give_back(self, gone: list[Negotiation]) -> None:
         """Have CUDA let go of memory that it keeps for graphs, and then count it as free.
 
         A launch may still run, and has its memory until it is over.
@@ -170,7 +170,7 @@ class GraphLaunches(Area):
             own = [one for one in gone if one.device == device]
             self.waiter.start(device, partial(self._give_back_now, device, own))
 
-    def _give_back_now(self, device: int, gone: list[Allocation]) -> None:
+    def _give_back_now(self, device: int, gone: list[Negotiation]) -> None:
         try:
             self.api.runtime.deviceSynchronize()
             self._memory.pools.trim_graphs(device)

@@ -16,7 +16,13 @@ from gpupool.remoting.driver_api.executor.api import (
     INVALID_VALUE,
     CudaError,
 )
-from gpupool.remoting.driver_api.executor.client_state import HEADER, REQUEST, WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import (
+    HEADER,
+    REQUEST,
+    WORDS,
+    Client,
+    HandlerGroup,
+)
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.graphs import node_params
 from gpupool.remoting.driver_api.executor.graphs.node_params import (
@@ -58,7 +64,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Allocation:
+class Negotiation:
     """Memory that a node of a graph allocates."""
 
     address: int
@@ -73,7 +79,7 @@ class Graph:
     numbers: dict[int, int] = field(default_factory=dict[int, int])  # by a node's handle
 
 
-class Graphs(Area):
+class Graphs(HandlerGroup):
     """The graphs of a client process."""
 
     def __init__(self, client: Client, direct: Direct, translator: Translator) -> None:
@@ -84,7 +90,7 @@ class Graphs(Area):
         self.known: dict[int, Graph] = {}
         self._begun: set[int] = set()  # graphs that a capture has made, and not yet ended
         self._with_memory = False  # some node of some graph allocates or frees
-        self.posted = {
+        self.async_calls = {
             table.BEGIN_CAPTURE: (3, self._begin_capture),
             table.BEGIN_CAPTURE_TO: (4, self._begin_capture_to),
             table.CAPTURE_DEPENDENCIES: (3, self._capture_dependencies),
@@ -99,7 +105,7 @@ class Graphs(Area):
             table.GRAPH_SET_ATTRIBUTE: (2, self._set_attribute),
             table.GRAPH_COPY_ATTRIBUTES: (2, self._copy_attributes),
         }
-        self.asked = {
+        self.sync_calls = {
             table.END_CAPTURE: (2, self._end_capture),
             table.CAPTURE_ALLOCATE: (4, self._capture_allocate),
             table.GRAPH_ALLOCATE: (5, self._add_allocation),
@@ -117,12 +123,12 @@ class Graphs(Area):
         """Return the client's number of a node, 0 when it has none."""
         return self.known[graph].numbers.get(node, 0) if graph in self.known else 0
 
-    def memory_of(self, handle: int) -> tuple[list[Allocation], list[int]]:
+    def memory_of(self, handle: int) -> tuple[list[Negotiation], list[int]]:
         """Return what the nodes of a graph of CUDA allocate, and the addresses that they free.
 
         Of this the driver is asked: what a client says of its graphs might be wrong.
         """
-        allocations, freed = list[Allocation](), list[int]()
+        allocations, freed = list[Negotiation](), list[int]()
         for node in self._nodes_of(handle) if self._with_memory else ():
             kind = ctypes.c_int(0)
             self._direct.call("cuGraphNodeGetType", node, kind)
@@ -140,7 +146,7 @@ class Graphs(Area):
                 address = params.word(node_params.ALLOCATE_ADDRESS)
                 size = params.word(node_params.ALLOCATE_BYTES)
                 device = params.index(node_params.ALLOCATE_DEVICE)
-                allocations.append(Allocation(address, size, device))
+                allocations.append(Negotiation(address, size, device))
         return allocations, freed
 
     def _nodes_of(self, handle: int) -> list[int]:

@@ -16,8 +16,8 @@ from gpupool.remoting.driver_api.executor.client_state import (
     OBJECTS_MAX,
     REQUEST,
     WORDS,
-    Area,
     Client,
+    HandlerGroup,
 )
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
@@ -85,7 +85,7 @@ def array_size(
     return total
 
 
-class Arrays(Area):
+class Arrays(HandlerGroup):
     """The arrays, textures and surfaces of a client process."""
 
     def __init__(self, client: Client, direct: Direct, memory: Memory) -> None:
@@ -94,13 +94,13 @@ class Arrays(Area):
         self._memory = memory
         self._arrays: dict[int, Array] = {}
         self._objects: set[tuple[bool, int]] = set()  # surface or texture, value
-        self.posted = {
+        self.async_calls = {
             table.ARRAY_DESTROY: (1, self._destroy),
             table.ARRAY_COPY: (2 * END_WORDS + 4, self._copy),
             table.ARRAY_WRITE: (END_WORDS + 3, self._write),
             table.TEXTURE_DESTROY: (2, self._destroy_object),
         }
-        self.asked = {
+        self.sync_calls = {
             table.ARRAY_CREATE: (8, self._create),
             table.ARRAY_LEVEL: (3, self._level),
             table.ARRAY_PLANE: (3, self._plane),

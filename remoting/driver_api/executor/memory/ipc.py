@@ -9,7 +9,7 @@ import ctypes
 import os
 
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import ByValue, Direct
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import (
     FILE_DESCRIPTOR,
@@ -32,7 +32,7 @@ class _Handle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_uint8 * HANDLE_SIZE)]
 
 
-class Ipc(Area):
+class Ipc(HandlerGroup):
     """What a client process shares, and what it has opened."""
 
     def __init__(
@@ -46,10 +46,10 @@ class Ipc(Area):
         client.ended.append(self._ended)
         self._opened: dict[int, list[bytes]] = {}  # a token for each time, by address
         self._count = 0  # of those
-        self.posted = {
+        self.async_calls = {
             table.IPC_CLOSE: (1, self._close),
         }
-        self.asked = {
+        self.sync_calls = {
             table.IPC_EXPORT: (2, self._export),
             table.IPC_OPEN: (1 + TOKEN_WORDS, self._open),
             table.IPC_EXPORT_EVENT: (1, self._export_event),

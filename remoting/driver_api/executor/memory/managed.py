@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import DEVICE_TO_HOST, INVALID_VALUE, CudaError
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.memory.transfers import Transfers
 from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addresses
@@ -24,7 +24,7 @@ LEGACY_STREAM = 0
 NON_BLOCKING = 1
 
 
-class Managed(Area):
+class Managed(HandlerGroup):
     """The managed memory of a client process."""
 
     def __init__(
@@ -36,11 +36,11 @@ class Managed(Area):
         self._transfers = transfers
         self._virtual = VirtualMemory(client.api, client.budget, memory.tokens)
         self._streams: dict[int, int] = {}  # for copies to the device, by device
-        self.posted = {
+        self.async_calls = {
             table.MANAGED_FREE: (3, self._free),
             table.MANAGED_WRITE: (2, self._write),
         }
-        self.asked = {
+        self.sync_calls = {
             table.MANAGED_ALLOCATE: (3, self._allocate),
             table.MANAGED_READ: (4, self._read),
         }

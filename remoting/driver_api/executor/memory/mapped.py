@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from gpupool.remoting.driver_api.executor.api import OUT_OF_MEMORY, CudaError
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory import address_slices
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import TOKEN_WORDS, Tokens
 from gpupool.remoting.driver_api.executor.memory.mirrors import NO_PAGES, Mirror, Write
-from gpupool.remoting.driver_api.executor.out_of_band import Overtaker
+from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.schema import table
 
 MAPPED_SIZE_MAX = 256 << 20
@@ -78,18 +78,20 @@ class Common:
     token: bytes
 
 
-class Mapped(Area):
+class Mapped(HandlerGroup):
     """Mapped pinned memory of a client process."""
 
-    def __init__(self, client: Client, overtaker: Overtaker, tokens: Tokens) -> None:
+    def __init__(
+        self, client: Client, out_of_band_replies: OutOfBandReplies, tokens: Tokens
+    ) -> None:
         super().__init__(client)
-        self._overtaker = overtaker
+        self._out_of_band_replies = out_of_band_replies
         self._tokens = tokens
         self._shared: dict[int, Common] = {}
-        self.posted = {
+        self.async_calls = {
             table.MAP_WRITE: (4, self._map_write),
         }
-        self.asked = {
+        self.sync_calls = {
             table.MAP_HOST: (3, self._map_host),
             table.MAP_FREE: (1, self._map_free),
             table.MAP_SHARED: (3 + TOKEN_WORDS, self._map_shared),
@@ -105,8 +107,8 @@ class Mapped(Area):
         mirror = self._mirror_at(wish, size) or self._mirror_anywhere(size)
         mirror.bytes[:] = mirror.shadow[:] = np.frombuffer(data, np.uint8)
         self.waiter.add_mirror(number, mirror)
-        self._overtaker.start()
-        self._overtaker.need()
+        self._out_of_band_replies.start()
+        self._out_of_band_replies.need()
         return WORDS[1].pack(mirror.seen)
 
     def _admit(self, number: int, size: int, *, shared: bool = False) -> None:
@@ -186,7 +188,7 @@ class Mapped(Area):
             self._free_shared(self._shared.pop(number))
             return
         mirror = self.waiter.take_mirror(number)
-        self._overtaker.leave()
+        self._out_of_band_replies.leave()
 
         def job() -> None:
             self.api.runtime.deviceSynchronize()

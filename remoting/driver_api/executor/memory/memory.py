@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpupool.remoting.driver_api.executor.api import OUT_OF_MEMORY, CudaError
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory import address_slices
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
 from gpupool.remoting.driver_api.executor.memory.memory_pools import Pools
@@ -32,7 +32,7 @@ class Reached:
     freed: Callable[[], None]
 
 
-class Memory(Area):
+class Memory(HandlerGroup):
     """Allocations of a client process."""
 
     def __init__(self, client: Client, pools: Pools, tokens: Tokens) -> None:
@@ -42,12 +42,12 @@ class Memory(Area):
         self._reached: queue.SimpleQueue[Reached] = queue.SimpleQueue()
         self._reaping = False
         self.of_graphs: set[int] = set()  # addresses that launches left, of graphs that are no more
-        self.posted = {
+        self.async_calls = {
             table.FREE: (1, self.free),
             table.FREE_ASYNC: (2, self._free_async),
             table.RESET_DEVICE: (1, self._reset_device),
         }
-        self.asked = {
+        self.sync_calls = {
             table.ALLOCATE: (1, self._allocate),
             table.ALLOCATE_ASYNC: (3, self._allocate_async),
             table.MEMORY_INFO: (0, self._memory_info),

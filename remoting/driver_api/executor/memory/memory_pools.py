@@ -18,7 +18,7 @@ from gpupool.remoting.driver_api.executor.api import (
     OUT_OF_MEMORY,
     CudaError,
 )
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import FILE_DESCRIPTOR, Tokens
 from gpupool.remoting.driver_api.schema import table
@@ -93,7 +93,7 @@ class Imports:
             self._addresses.pop(self._counts[address][0], None)
 
 
-class Pools(Area):
+class Pools(HandlerGroup):
     """The pools of a client process, and what is allocated from them in the order of streams."""
 
     def __init__(self, client: Client, direct: Direct, tokens: Tokens) -> None:
@@ -109,11 +109,11 @@ class Pools(Area):
         self._lock = threading.RLock()  # threads that have waited for the GPU settle as well
         self._looks = 0  # synchronisations that look for what the last frees have given back
         self.waiter.after.append(self._look)
-        self.posted = {
+        self.async_calls = {
             table.POOL_DESTROY: (1, self._destroy),
             table.POOL_TRIM: (2, self._trim),
         }
-        self.asked = {
+        self.sync_calls = {
             table.POOL_DEFAULT: (2, self._find_default),
             table.POOL_CREATE: (4, self._create),
             table.POOL_USE: (2, self._use),

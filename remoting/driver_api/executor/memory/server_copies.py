@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import HOST_TO_DEVICE, CudaError
-from gpupool.remoting.driver_api.executor.client_state import HEADER, REQUEST, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import HEADER, REQUEST, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import (
     PIECE_SIZE,
     Buffer,
@@ -65,7 +65,7 @@ def _text(data: bytes) -> str:
     return data.split(b"\0")[0].decode(errors="replace")
 
 
-class PeerCopies(Area):
+class PeerCopies(HandlerGroup):
     """Sends device memory to other workers of the client's process, and receives it.
 
     The client waits for both ends of a copy, and asks for one at a time on each link.
@@ -74,8 +74,8 @@ class PeerCopies(Area):
     def __init__(self, client: Client, links: Links | None) -> None:
         super().__init__(client)
         self._given = links
-        self.posted = {table.PEER_CUT: (1, self._cut)}
-        self.asked = {
+        self.async_calls = {table.PEER_CUT: (1, self._cut)}
+        self.sync_calls = {
             table.PEER_INTRODUCE: (2, self._introduce),
             table.PEER_CONNECT: (1, self._connect),
             table.PEER_SEND: (5, self._send),

@@ -8,7 +8,7 @@ import ctypes
 import os
 
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.memory import address_slices
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import (
@@ -25,7 +25,7 @@ ALLOCATION = b"a"
 IMPORTS_MAX = 1 << 16
 
 
-class SharedPools(Area):
+class SharedPools(HandlerGroup):
     """What a client process shares of its pools, and what it has opened of others'.
 
     What a pool has is charged until all who have opened the pool have let go of it: nobody tells
@@ -37,7 +37,7 @@ class SharedPools(Area):
         self._direct = direct
         self._tokens = tokens
         self._pools = pools
-        self.asked = {
+        self.sync_calls = {
             table.IPC_EXPORT_POOL: (1, self._export),
             table.IPC_IMPORT_POOL: (1 + TOKEN_WORDS, self._import),
             table.IPC_EXPORT_POINTER: (1, self._export_pointer),

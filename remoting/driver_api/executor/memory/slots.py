@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
-from gpupool.remoting.driver_api.executor.client_state import HEADER, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import HEADER, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer
 from gpupool.remoting.driver_api.executor.sync_waiter import Download, Lent, Window
 from gpupool.remoting.driver_api.schema import table
@@ -36,7 +36,7 @@ class Ended:
     events: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
 
 
-class Slots(Area):
+class Slots(HandlerGroup):
     """The slots of a client process."""
 
     def __init__(self, client: Client) -> None:
@@ -46,7 +46,7 @@ class Slots(Area):
         # Of an executable graph: the device and an event behind its last launch.
         self._last: dict[int, tuple[int, int]] = {}
         self._ended = Ended()
-        self.posted = {
+        self.async_calls = {
             table.SLOT_MAKE: (2, self._make),
             table.SLOT_WRITE: (3, self._write),
             table.SLOT_READ: (3, self._read),

@@ -13,7 +13,7 @@ from gpupool.remoting.driver_api.executor.api import (
     OUT_OF_MEMORY,
     CudaError,
 )
-from gpupool.remoting.driver_api.executor.client_state import Area, Client
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import (
     PIECE_SIZE,
     Buffer,
@@ -30,17 +30,17 @@ for pieces of 32 MiB and for 512 MiB in all, and waits for what is more."""
 SMALL_DOWNLOAD_SIZE = 1 << 20
 
 
-class Transfers(Area):
+class Transfers(HandlerGroup):
     """Copies between the client and its devices, and within devices."""
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self.posted = {
+        self.async_calls = {
             table.COPY_IN: (3, self._copy_in),
             table.DOWNLOAD: (4, self._download),
             table.COPY_3D: (10, self._copy_3d),
         }
-        self.asked = {
+        self.sync_calls = {
             table.COPY_OUT: (3, self._copy_out),
             table.DRAIN: (1, self._drain),
         }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, OUT_OF_MEMORY, Api, CudaError
-from gpupool.remoting.driver_api.executor.client_state import WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addresses
@@ -135,7 +135,7 @@ class VirtualMemory:
         self._tokens.release(physical.token, physical.device, physical.cost)
 
 
-class Virtual(Area):
+class Virtual(HandlerGroup):
     """The records of virtual memory management."""
 
     def __init__(self, client: Client, memory: Memory, addresses: Addresses) -> None:
@@ -143,12 +143,12 @@ class Virtual(Area):
         self.memory = memory
         self._addresses = addresses
         self.virtual = VirtualMemory(client.api, client.budget, memory.tokens)
-        self.posted = {
+        self.async_calls = {
             table.VIRTUAL_RELEASE: (1, self.virtual.release),
             table.VIRTUAL_RETURN: (2, addresses.give_back),
             table.VIRTUAL_UNMAP: (2, self.virtual.unmap),
         }
-        self.asked = {
+        self.sync_calls = {
             table.VIRTUAL_CREATE: (4, self._virtual_create),
             table.VIRTUAL_RESERVE: (3, self._virtual_reserve),
             table.VIRTUAL_MAP: (3, self._virtual_map),

@@ -10,9 +10,9 @@ from gpupool.remoting.driver_api.executor.client_state import (
     REQUEST,
     SIGNED,
     WORDS,
-    Area,
     Client,
     Function,
+    HandlerGroup,
 )
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.schema import table
@@ -39,16 +39,16 @@ def prepare(handle: int, parameters: list[tuple[int, int]], *, kernel: bool) -> 
     return Function(handle, kernel, size, view, base, where, (values, pointers), offsets)
 
 
-class Kernels(Area):
+class Kernels(HandlerGroup):
     """The kernels of a client process that it has looked up."""
 
     def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
         self._direct = direct
-        self.posted = {
+        self.async_calls = {
             table.SET_FUNCTION_ATTRIBUTE: (4, self._set_function_attribute),
         }
-        self.asked = {
+        self.sync_calls = {
             table.FUNCTION_ATTRIBUTES: (2, self._function_attributes),
             table.OCCUPANCY: (5, self._occupancy),
             table.OCCUPANCY_SHARED: (5, self._occupancy_shared),

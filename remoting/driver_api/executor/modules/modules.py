@@ -7,7 +7,12 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, NOT_FOUND, CudaError
-from gpupool.remoting.driver_api.executor.client_state import OBJECTS_MAX, WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import (
+    OBJECTS_MAX,
+    WORDS,
+    Client,
+    HandlerGroup,
+)
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.memory.memory import Memory
 from gpupool.remoting.driver_api.executor.modules.compiler import PASSED_ON, Options
@@ -21,7 +26,7 @@ IMAGE_SIZE_MAX = 1 << 30
 IS_MANAGED = 8  # CU_POINTER_ATTRIBUTE_IS_MANAGED
 
 
-class Modules(Area):
+class Modules(HandlerGroup):
     """The libraries and modules of a client process, and its links."""
 
     def __init__(
@@ -35,12 +40,12 @@ class Modules(Area):
         self.linker = Linker(direct)
         self.modules: dict[int, tuple[int, bool]] = {}
         self.unloaded: list[Callable[[int], None]] = []  # called with the number of a module
-        self.posted = {
+        self.async_calls = {
             table.UNLOAD_LIBRARY: (1, self._unload),
             table.UNLOAD_MODULE: (1, self._unload),
             table.LINK_DESTROY: (1, self.linker.destroy),
         }
-        self.asked = {
+        self.sync_calls = {
             table.LOAD_LIBRARY: (2, self._load_library),
             table.LOAD_MODULE: (2, self._load_module),
             table.LOAD_KNOWN: (7, self._load_known),

@@ -16,9 +16,9 @@ from gpupool.remoting.driver_api.executor.client_state import (
     REQUEST,
     SIGNED,
     WORDS,
-    Area,
     Client,
     Green,
+    HandlerGroup,
 )
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.schema import table
@@ -41,7 +41,7 @@ class Resource:
     device: int
 
 
-class Greens(Area):
+class GreenContexts(HandlerGroup):
     """The resources and green contexts of a client process."""
 
     def __init__(self, client: Client, direct: Direct) -> None:
@@ -50,10 +50,10 @@ class Greens(Area):
         self._resources: dict[int, Resource] = {}
         self._numbers: dict[Resource, int] = {}
         self._descriptions: dict[int, int] = {}
-        self.posted = {
+        self.async_calls = {
             table.GREEN_EVENT: (3, self._event),
         }
-        self.asked = {
+        self.sync_calls = {
             table.GREEN_RESOURCE: (3, self._resource),
             table.GREEN_SPLIT: (4, self._split),
             table.GREEN_DESCRIBE: (2, self._describe),
@@ -83,7 +83,7 @@ class Greens(Area):
         """Return a resource of a green context, or of a device where ``place`` is 0."""
         found = ctypes.create_string_buffer(RESOURCE_SIZE)
         if place:
-            green = self.client.greens[place]
+            green = self.client.green_contexts[place]
             self._direct.call("cuGreenCtxGetDevResource", green.handle, found, kind)
             return self._told(found.raw, green.device)
         ordinal = self.client.ordinals[self.client.index(device)]
@@ -124,34 +124,34 @@ class Greens(Area):
     # --- contexts ---------------------------------------------------------------------------------
 
     def _create(self, place: int, description: int, device: int, flags: int) -> bytes:
-        greens = self.client.greens
-        if place < GREEN_FIRST or place in greens:
+        green_contexts = self.client.green_contexts
+        if place < GREEN_FIRST or place in green_contexts:
             raise RemoteProtocolError("a green context that cannot be made")
-        if len(greens) >= GREENS_MAX:
+        if len(green_contexts) >= GREENS_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuGreenCtxCreate")
         ordinal = self.client.ordinals[self.client.index(device)]
         described = self._descriptions[description]
         primary = self._direct.get("cuDevicePrimaryCtxRetain", ordinal)
         handle = self._direct.get("cuGreenCtxCreate", described, ordinal, flags)
         context = self._direct.get("cuCtxFromGreenCtx", handle)
-        greens[place] = Green(handle, context, primary, device)
+        green_contexts[place] = Green(handle, context, primary, device)
         return b""
 
     def _destroy(self, place: int) -> bytes:
-        if place not in self.client.greens:
+        if place not in self.client.green_contexts:
             raise CudaError(INVALID_HANDLE, "cuGreenCtxDestroy")
         if self.client.place == place:
             self.client.select(self.client.device)
-        self._direct.call("cuGreenCtxDestroy", self.client.greens.pop(place).handle)
+        self._direct.call("cuGreenCtxDestroy", self.client.green_contexts.pop(place).handle)
         return b""
 
     def _stream(self, place: int, number: int, flags: int, priority: int) -> bytes:
         priority = priority - 2 * SIGNED if priority >= SIGNED else priority
-        green = self.client.greens[place]
+        green = self.client.green_contexts[place]
         made = self._direct.get("cuGreenCtxStreamCreate", green.handle, flags, priority)
         self.client.keep("s", number, made)
         return b""
 
     def _event(self, place: int, event: int, waits: int) -> None:
         name = "cuGreenCtxWaitEvent" if waits else "cuGreenCtxRecordEvent"
-        self._direct.call(name, self.client.greens[place].handle, self.objects["e"][event])
+        self._direct.call(name, self.client.green_contexts[place].handle, self.objects["e"][event])

@@ -4,7 +4,13 @@ import ctypes
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE
-from gpupool.remoting.driver_api.executor.client_state import HEADER, REQUEST, WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import (
+    HEADER,
+    REQUEST,
+    WORDS,
+    Client,
+    HandlerGroup,
+)
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.schema import table
 
@@ -16,13 +22,13 @@ OPERATIONS_MAX = 4096
 NO_OPERATION = (1 << 64) - 1
 
 
-class Queries(Area):
+class Queries(HandlerGroup):
     """Questions to the driver that need no state of ours."""
 
     def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
         self._direct = direct
-        self.asked = {
+        self.sync_calls = {
             table.PEER_ATOMICS: (3, self._peer_atomics),
             table.DECOMPRESS: (2, self._decompress),
         }

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.driver_api.executor.client_state import HEADER, REQUEST, WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import (
+    HEADER,
+    REQUEST,
+    WORDS,
+    Client,
+    HandlerGroup,
+)
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.schema import table
 
@@ -14,13 +20,13 @@ RANK_MAX = 5
 TILED, REPLACE, WIDE = 0, 2, 3  # 1: by im2col
 
 
-class Tensors(Area):
+class Tensors(HandlerGroup):
     """Encodes tensor maps."""
 
     def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
         self._direct = direct
-        self.asked = {
+        self.sync_calls = {
             table.TENSOR_MAP: (0, self._tensor_map),
         }
 

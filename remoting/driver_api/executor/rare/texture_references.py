@@ -7,7 +7,12 @@ from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, CudaError
-from gpupool.remoting.driver_api.executor.client_state import OBJECTS_MAX, WORDS, Area, Client
+from gpupool.remoting.driver_api.executor.client_state import (
+    OBJECTS_MAX,
+    WORDS,
+    Client,
+    HandlerGroup,
+)
 from gpupool.remoting.driver_api.executor.direct import ByValue, Direct
 from gpupool.remoting.driver_api.executor.memory.cuda_arrays import Arrays
 from gpupool.remoting.driver_api.executor.modules.modules import Modules
@@ -36,7 +41,7 @@ class Reference:
     module: int
 
 
-class References(Area):
+class References(HandlerGroup):
     """The texture and surface references of a client process."""
 
     def __init__(self, client: Client, direct: Direct, modules: Modules, arrays: Arrays) -> None:
@@ -46,11 +51,11 @@ class References(Area):
         self._arrays = arrays
         self._references: dict[int, Reference] = {}
         modules.unloaded.append(self._end)
-        self.posted = {
+        self.async_calls = {
             table.REFERENCE_BIND: (8, self._bind),
             table.REFERENCE_DESTROY: (1, self._destroy),
         }
-        self.asked = {
+        self.sync_calls = {
             table.REFERENCE_FIND: (3, self._find),
             table.REFERENCE_CREATE: (1, self._create),
             table.REFERENCE_PLACE: (8, self._place),
