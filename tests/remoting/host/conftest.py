@@ -35,7 +35,7 @@ async def make_host(
 
     async def make(inventory: Inventory | None = None, **options: Any) -> HostKit:
         log = LogLines()
-        options.setdefault("idle_spares", 0)
+        options.setdefault("warm_workers", 0)
         options.setdefault("doors", {"echo": "echo_door:serve"})
         inventory = inventory or Inventory.discover(
             SERVER, None, emulated_count=4, emulated_memory=8 * GIB

@@ -532,8 +532,8 @@ async def test_a_gpu_is_offered_by_one_server_of_a_machine() -> None:
 def test_a_claim_ends_with_its_process() -> None:
     prefix = f"gpupool-test-{os.getpid()}-"
     code = (
-        "import sys; from gpupool.remoting.host.device_lock import GpuClaims\n"
-        f"claims = GpuClaims({prefix!r}); print(repr(claims.refusal('GPU-x')), flush=True)\n"
+        "import sys; from gpupool.remoting.host.device_lock import DeviceLocks\n"
+        f"locks = DeviceLocks({prefix!r}); print(repr(locks.refusal('GPU-x')), flush=True)\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -230,21 +230,21 @@ HOST_PROGRAM = """
 import os, sys
 from pathlib import Path
 import trio
-from gpupool.remoting.host.supervisor import Host
+from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.host.inventory import Inventory
 
 async def main():
     directory = Path(sys.argv[1])
     inventory = Inventory.discover("s", None, emulated_count=1, emulated_memory=1 << 30)
-    host = Host(inventory, runtime_dir=directory, state_dir=directory, idle_spares=3,
-                own_uids=sys.argv[2] == "own")
+    host = HostSupervisor(inventory, runtime_dir=directory, state_dir=directory,
+                warm_workers=3, own_uids=sys.argv[2] == "own")
     async with trio.open_nursery() as nursery:
         await nursery.start(host.run)
-        while not host.fleet.workers or not all(
-            w.ready.is_set() for w in host.fleet.workers.values()
-        ) or len(host.fleet.workers) < 3:
+        while not host.worker_pool.workers or not all(
+            w.ready.is_set() for w in host.worker_pool.workers.values()
+        ) or len(host.worker_pool.workers) < 3:
             await trio.sleep(0.01)
-        print(*(w.process.pid for w in host.fleet.workers.values()), flush=True)
+        print(*(w.process.pid for w in host.worker_pool.workers.values()), flush=True)
 
 trio.run(main)
 """
