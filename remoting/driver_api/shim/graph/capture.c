@@ -1,59 +1,10 @@
 // Capture: streams whose work becomes nodes of a graph.
 #include "graph.h"
+#include "captures.h"
 
 #include <stdlib.h>
 
-#define CAPTURES_MAX 64
-
-// One capture. Its number is written last, so that a number that is found belongs to its graph.
-struct capture {
-    uint64_t id;
-    struct gp_handle *graph;
-    bool given;  // the graph was there before
-    bool spoiled;  // by a call that may not be made meanwhile
-    const struct gp_handle *origin;  // where it began, and has to end
-    struct gp_handle **front;  // as last told to the program
-    struct gp_edge_data *data;
-};
-
 static __thread int capture_mode;
-static uint64_t next_capture = 1;
-static unsigned captures;  // that are going on, in all threads
-static struct capture active[CAPTURES_MAX];
-static pthread_mutex_t capture_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static struct capture *find_capture(const struct gp_handle *handle) {
-    uint64_t capture = __atomic_load_n(&handle->capture, __ATOMIC_RELAXED);
-    for (int at = 0; capture != 0 && at < CAPTURES_MAX; at++) {
-        if (__atomic_load_n(&active[at].id, __ATOMIC_ACQUIRE) == capture) return &active[at];
-    }
-    return NULL;
-}
-
-// Streams and events keep the number of a capture after its end, so the number is looked up.
-uint64_t gp_capture_of_handle(const struct gp_handle *handle) {
-    if (handle == NULL || __atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return 0;
-    const struct capture *found = find_capture(handle);
-    return found == NULL ? 0 : found->id;
-}
-
-uint64_t gp_capture_of(void *stream) {
-    if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return 0;
-    return gp_capture_of_handle(gp_stream_handle(stream));
-}
-
-struct gp_handle *gp_captured_graph(void *stream) {
-    if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0) return NULL;
-    const struct gp_handle *handle = gp_stream_handle(stream);
-    const struct capture *found = handle == NULL ? NULL : find_capture(handle);
-    return found == NULL ? NULL : found->graph;
-}
-
-int gp_spoil_capture(const struct gp_handle *stream, int status) {
-    struct capture *found = find_capture(stream);
-    if (found != NULL && status != GP_SUCCESS) found->spoiled = true;
-    return status;
-}
 
 // --- beginning and ending -------------------------------------------------------------------------
 
@@ -62,19 +13,7 @@ static int begin(struct gp_handle *stream, struct gp_handle *given) {
     if (gp_capture_of_handle(stream)) return GP_ILLEGAL_STATE;
     struct gp_handle *graph = given != NULL ? given : gp_new_graph(NULL);
     if (graph == NULL) return GP_OUT_OF_MEMORY;
-    pthread_mutex_lock(&capture_lock);
-    int slot = 0;
-    while (slot < CAPTURES_MAX && active[slot].id != 0) slot++;
-    if (slot < CAPTURES_MAX) {
-        uint64_t capture = next_capture++;
-        active[slot] = (struct capture){.graph = graph, .given = given != NULL,
-                                        .origin = stream};
-        __atomic_store_n(&active[slot].id, capture, __ATOMIC_RELEASE);
-        __atomic_fetch_add(&captures, 1, __ATOMIC_RELAXED);
-        __atomic_store_n(&stream->capture, capture, __ATOMIC_RELAXED);
-    }
-    pthread_mutex_unlock(&capture_lock);
-    if (slot < CAPTURES_MAX) {
+    if (gp_begin_capture(stream, graph, given != NULL)) {
         GP_GRAPH_OF(graph)->partial = true;
         return GP_SUCCESS;
     }
@@ -138,17 +77,6 @@ GP_EXPORT int cuStreamBeginCaptureToGraph(void *stream, void *graph, void **node
     return send_nodes(GP_BEGIN_CAPTURE_TO, head, 4, nodes, data, count);
 }
 
-static void end(struct capture *capture) {
-    pthread_mutex_lock(&capture_lock);
-    __atomic_store_n(&capture->id, 0, __ATOMIC_RELEASE);
-    __atomic_fetch_sub(&captures, 1, __ATOMIC_RELAXED);
-    free(capture->front);
-    free(capture->data);
-    capture->front = NULL;
-    capture->data = NULL;
-    pthread_mutex_unlock(&capture_lock);
-}
-
 GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
@@ -156,14 +84,14 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (graph == NULL) return GP_INVALID_VALUE;
     *graph = NULL;
-    struct capture *capture = find_capture(handle);
+    struct gp_capture *capture = gp_find_capture(handle);
     if (capture == NULL) return GP_ILLEGAL_STATE;
     if (capture->origin != handle) return GP_CAPTURE_UNMATCHED;
     struct gp_handle *made = capture->graph;
     bool given = capture->given;
     uint64_t values[2] = {handle->id, made->id};
     int status = gp_call(GP_END_CAPTURE, values, 2, NULL, 0);
-    end(capture);
+    gp_end_capture(capture);
     if (status == GP_SUCCESS) {
         *graph = made;
     } else if (!given) {
@@ -180,7 +108,7 @@ GP_EXPORT int cuStreamIsCapturing(void *stream, int *status) {
     if (status == NULL) return GP_INVALID_VALUE;
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
-    const struct capture *capture = find_capture(handle);
+    const struct gp_capture *capture = gp_find_capture(handle);
     *status = capture == NULL ? 0 : capture->spoiled ? 2 : 1;
     return GP_SUCCESS;
 }
@@ -193,7 +121,7 @@ static int capture_info(void *stream, int *status, uint64_t *id, void **graph, v
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (status == NULL) return GP_INVALID_VALUE;
-    struct capture *capture = find_capture(handle);
+    struct gp_capture *capture = gp_find_capture(handle);
     *status = capture != NULL;
     if (id != NULL) *id = capture == NULL ? 0 : capture->id;
     if (count != NULL) *count = 0;
@@ -267,7 +195,7 @@ GP_EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
 
 // --- work that is not captured by the worker alone ------------------------------------------------
 
-int gp_capture_box(const void *copy, void *stream) {
+static int capture_box(const void *copy, void *stream) {
     struct gp_handle *graph = gp_captured_graph(stream);
     struct gp_handle *handle = gp_stream_handle(stream);
     if (graph == NULL || handle == NULL) return GP_ILLEGAL_STATE;
@@ -295,17 +223,7 @@ int gp_capture_box(const void *copy, void *stream) {
     return status;
 }
 
-int gp_capture_copy(uint64_t target, uint64_t source, size_t size, bool out, void *stream) {
-    if (size == 0) return GP_SUCCESS;
-    struct gp_copy_3d copy = {.width = size, .height = 1, .depth = 1};
-    copy.source = (struct gp_box){.kind = out ? 2 : 1, .device = source,
-                                  .host = (const void *)(uintptr_t)source, .pitch = size};
-    copy.target = (struct gp_box){.kind = out ? 1 : 2, .device = target,
-                                  .host = (const void *)(uintptr_t)target, .pitch = size};
-    return gp_capture_box(&copy, stream);
-}
-
-int gp_capture_allocate(uint64_t *address, size_t size, void *stream) {
+static int capture_allocate(uint64_t *address, size_t size, void *stream) {
     struct gp_handle *graph = gp_captured_graph(stream), *handle = gp_stream_handle(stream);
     if (graph == NULL || handle == NULL) return GP_ILLEGAL_STATE;
     if (size == 0) return GP_INVALID_VALUE;
@@ -315,10 +233,16 @@ int gp_capture_allocate(uint64_t *address, size_t size, void *stream) {
     return gp_graph_allocates(graph, reply[0], size, gp_current_device());
 }
 
-int gp_capture_free(uint64_t address, void *stream) {
+static int capture_free(uint64_t address, void *stream) {
     struct gp_handle *graph = gp_captured_graph(stream), *handle = gp_stream_handle(stream);
     if (graph == NULL || handle == NULL) return GP_ILLEGAL_STATE;
     gp_graph_frees(graph, address);
     uint64_t values[3] = {handle->id, graph->id, address};
     return gp_post(GP_CAPTURE_FREE, values, 3);
+}
+
+GP_AT_LOAD register_hooks(void) {
+    gp_hooks.capture_box = capture_box;
+    gp_hooks.capture_allocate = capture_allocate;
+    gp_hooks.capture_free = capture_free;
 }

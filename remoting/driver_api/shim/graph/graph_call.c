@@ -92,9 +92,11 @@ int gp_replace_calls(struct gp_call_list *list, struct gp_handle *graph) {
 }
 
 // A stream that is captured has got one.
-int gp_capture_call(struct gp_handle *graph, uint64_t id) {
+static int capture_call(struct gp_handle *graph, uint64_t id) {
     pthread_mutex_lock(&gp_graph_lock);
     int status = gp_keep_call(&GP_GRAPH_OF(graph)->calls, id, NULL);
     pthread_mutex_unlock(&gp_graph_lock);
     return status;
 }
+
+GP_AT_LOAD register_hooks(void) { gp_hooks.capture_call = capture_call; }

@@ -21,20 +21,14 @@ struct gp_copy_3d {
     size_t width, height, depth;
 };
 
-// One end that is no array, as an address and strides.
-struct gp_end {
-    bool host;
-    uint64_t address;
-    size_t pitch, slice;
-};
-
 // copies.c
 bool gp_is_pinned(const void *address);
-int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp_end *end);
+bool gp_is_device(uint64_t address);   // any but the host's that the program has got
+bool gp_is_managed(uint64_t address);
 int gp_copy_any(uint64_t target, uint64_t source, size_t size, void *stream, bool async);
+// boxes.c
 int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async);
-// array.c: where at least one end is an array; the stream and the extents are checked
-int gp_copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async);
+// array.c
 int gp_array_element(const void *array, size_t *size);  // the bytes of one of its elements
 
 #endif

@@ -185,6 +185,13 @@ struct gp_hooks {
     // Of hostmem: whether a fault was one of memory that the library had closed, and that is open now.
     bool (*mapped_fault)(uint64_t address);
     bool (*managed_fault)(uint64_t address, const void *context);
+    // Of graph: work of a stream that is captured, which the worker alone cannot capture.
+    int (*capture_box)(const void *copy, void *stream);  // a CUDA_MEMCPY3D, of which one side is the host's
+    int (*capture_allocate)(uint64_t *address, size_t size, void *stream);
+    int (*capture_free)(uint64_t address, void *stream);
+    int (*capture_call)(struct gp_handle *graph, uint64_t id);  // takes over the reference to a host node
+    // Of rare/reference.c: references to what is in a module that is unloaded end.
+    void (*module_unloaded)(const void *module);
 };
 #define GP_AT_LOAD __attribute__((constructor)) static void
 
@@ -282,6 +289,9 @@ bool gp_in_host_function(void);
 void gp_enter_host_functions(void);  // for good: this thread runs nothing else
 
 // context.c
+void gp_forget_context(const struct gp_context *known);  // one that cuCtxCreate made
+
+// context_end.c
 int gp_destroy_context(void *context);
 
 // logs.c
@@ -408,7 +418,7 @@ int gp_drain(const void *start, size_t size);  // until nothing is on its way th
 // connect
 int gp_copy_direct(uint64_t target, uint64_t source, size_t size, void *stream);
 
-// stream.c
+// stream_id.c
 int gp_stream_id(void *stream, uint64_t *id);
 struct gp_handle *gp_stream_handle(void *stream);
 void *gp_thread_stream(void *stream);
@@ -418,17 +428,12 @@ int gp_context_of_stream(void *stream, void **context);
 int gp_await_event(void *event);
 void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its end is never kept
 
-// capture.c
+// captures.c
 uint64_t gp_capture_of(void *stream);
 uint64_t gp_capture_of_handle(const struct gp_handle *handle);  // of a stream or an event
 // What a captured stream said when it was asked whether it is done, which ends its capture.
 int gp_spoil_capture(const struct gp_handle *stream, int status);
 struct gp_handle *gp_captured_graph(void *stream);  // NULL when it is not captured
-// A one-dimensional copy of which one side is the host's, into the graph that is captured.
-int gp_capture_copy(uint64_t target, uint64_t source, size_t size, bool out, void *stream);
-int gp_capture_box(const void *copy, void *stream);  // a CUDA_MEMCPY3D
-int gp_capture_allocate(uint64_t *address, size_t size, void *stream);
-int gp_capture_free(uint64_t address, void *stream);
 
 // function.c, launch.c: what graphs need of functions
 int gp_function_bytes(void *function, void **parameters, void **extra, unsigned char **bytes,
@@ -453,9 +458,6 @@ int gp_list_functions(void **functions, unsigned count, void *module);
 int gp_green_record(void *green, void *event);
 int gp_green_wait(void *green, void *event);
 
-// reference.c
-void gp_references_end(const void *module);  // that is unloaded
-
 // host.c
 // While functions are pending: what an event stands for, what a stream waits for, and a wait for
 // the functions whose results a stream's next operation may read from the host's memory. It may
@@ -464,19 +466,18 @@ void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream);
 void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event);
 bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns);  // 0: without an end
 int gp_host_launched(void *stream);  // a graph was, and may call its host nodes until it ends
-int gp_host_start(void);             // before the worker may call a function
-uint64_t gp_host_oldest(int server);  // that is pending, UINT64_MAX for none
+// A host node of a graph, by the number by which the worker calls it, with one reference; and one reference less.
+int gp_host_node(void (*function)(void *), void *data, uint64_t *id);
+void gp_host_node_drop(uint64_t id);
 
 // host_node.c: host nodes of graphs, by the number by which the worker calls one
 #define GP_NODE_NUMBER (1ULL << 62)
-int gp_host_node(void (*function)(void *), void *data, uint64_t *id);  // with one reference
+int gp_host_node_new(void (*function)(void *), void *data, uint64_t *id);
 bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data);
 void gp_host_node_keep(uint64_t id);
-void gp_host_node_drop(uint64_t id);
-void gp_host_nodes_end(int server);  // those that no launch can call any more
-
-// graph_call.c
-int gp_capture_call(struct gp_handle *graph, uint64_t id);  // takes over the reference
+int gp_host_node_release(uint64_t id);  // its server if it ends with this reference, else -1
+bool gp_host_nodes_ending(void);
+void gp_host_nodes_end(int server, uint64_t oldest);  // those that no pending call, of which the oldest is given, needs
 
 // memory.c
 int gp_free(uint64_t address);  // what cuMemAlloc or cuMemAllocManaged gave
@@ -510,7 +511,12 @@ void gp_merge(unsigned char *target, const unsigned char *fresh, const unsigned 
 // process.c
 int gp_missing(int index);
 
-// tables.c
-void gp_tables_reset(struct gp_context *context);
+// locals.c: the runtime's storage in a context, which it names by 0 or -1 where it is the current one
+int gp_local_context(void *context, struct gp_context **found);
+int gp_local_get(void **value, void *context, const void *key);
+int gp_local_put(void *context, void *key, void *value,
+                 void (*destroy)(void *, void *, void *));
+int gp_local_delete(void *context, const void *key);
+void gp_end_locals(struct gp_context *context);
 
 #endif

@@ -13,6 +13,13 @@ struct parameter {
     uint32_t offset, size;
 };
 
+// An answer about one function.
+struct occupancy {
+    struct occupancy *next;
+    uint64_t key[5];
+    uint64_t value;
+};
+
 struct function {
     struct gp_handle handle;
     struct function *next;   // of the same module
@@ -59,11 +66,13 @@ int gp_check_module(const void *module, bool library);
 int gp_library_here(struct module *module);  // have the server of this call know it; locked
 int gp_module_of_library(void **module, void *library);
 
-// function.c
+// attributes.c
 int gp_function_attribute(int *value, int attribute, void *function);
 
-// occupancy.c: what is known changes with a function's attributes
+// occupancy_known.c: what is known changes with a function's attributes
 void gp_forget_occupancy(struct function *function);  // its lock is held
+bool gp_recall_clusters(const void *question, size_t size, int device, uint64_t *value);
+void gp_keep_clusters(const void *question, size_t size, int device, uint64_t value);
 void gp_forget_clusters(void);
 
 #endif

@@ -15,7 +15,7 @@
 #define SMALL_MIRROR_PATIENCE_NS 500000000ll
 #define SMALL_MIRROR_MAX (64 * 1024)
 
-static bool is_device(uint64_t address) {
+bool gp_is_device(uint64_t address) {
     struct gp_range range;
     return gp_find_range(address, &range) && range.kind != GP_HOST_MEMORY;
 }
@@ -51,7 +51,7 @@ static int copy_on_device(uint64_t target, uint64_t source, size_t size, void *s
 
 // Managed memory is reached on the server, whatever a copy takes it for. The program may touch it
 // as soon as a synchronous copy has returned.
-static bool is_managed(uint64_t address) {
+bool gp_is_managed(uint64_t address) {
     struct gp_range range;
     return __atomic_load_n(&gp_managed_count, __ATOMIC_RELAXED) != 0 &&
            gp_find_range(address, &range) && range.kind == GP_MANAGED_MEMORY;
@@ -123,6 +123,17 @@ static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream)
     return gp_exchange(&request, GP_COPY_OUT, values, 3, NULL, 0, NULL, 0);
 }
 
+// One side is the host's.
+static int capture_copy(uint64_t target, uint64_t source, size_t size, bool out, void *stream) {
+    if (size == 0) return GP_SUCCESS;
+    struct gp_copy_3d copy = {.width = size, .height = 1, .depth = 1};
+    copy.source = (struct gp_box){.kind = out ? 2 : 1, .device = source,
+                                  .host = (const void *)(uintptr_t)source, .pitch = size};
+    copy.target = (struct gp_box){.kind = out ? 1 : 2, .device = target,
+                                  .host = (const void *)(uintptr_t)target, .pitch = size};
+    return gp_hooks.capture_box(&copy, stream);
+}
+
 // --- copies between servers -----------------------------------------------------------------------
 //
 // Large ones go from worker to worker where these can connect; others pass through this process,
@@ -179,7 +190,7 @@ bool gp_between_servers(uint64_t one, uint64_t other) {
 static int write_now(uint64_t target, const void *source, size_t size) {
     GP_ENTER();
     GP_ON_ADDRESS(target);
-    if (is_managed((uintptr_t)source)) {
+    if (gp_is_managed((uintptr_t)source)) {
         return copy_managed(target, (uintptr_t)source, size, NULL, false);
     }
     uint64_t id, mirror;
@@ -200,14 +211,14 @@ GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) 
 static int write_async(uint64_t target, const void *source, size_t size, void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
-    if (is_managed((uintptr_t)source)) {
+    if (gp_is_managed((uintptr_t)source)) {
         return copy_managed(target, (uintptr_t)source, size, stream, true);
     }
     uint64_t id, mirror;
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream)) {
         if (is_apart(target)) return GP_CAPTURE_UNSUPPORTED;
-        return gp_capture_copy(target, (uint64_t)(uintptr_t)source, size, false, stream);
+        return capture_copy(target, (uint64_t)(uintptr_t)source, size, false, stream);
     }
     if (!is_apart(target) && gp_mirror_of(source, size, &mirror)) {
         return copy_on_device(target, mirror, size, stream);
@@ -226,7 +237,7 @@ GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t s
 static int read_now(void *target, uint64_t source, size_t size) {
     GP_ENTER();
     GP_ON_ADDRESS(source);
-    if (is_managed((uintptr_t)target)) {
+    if (gp_is_managed((uintptr_t)target)) {
         return copy_managed((uintptr_t)target, source, size, NULL, false);
     }
     uint64_t id, mirror;
@@ -243,14 +254,14 @@ GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
 static int read_async(void *target, uint64_t source, size_t size, void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
-    if (is_managed((uintptr_t)target)) {
+    if (gp_is_managed((uintptr_t)target)) {
         return copy_managed((uintptr_t)target, source, size, stream, true);
     }
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     if (gp_capture_of(stream)) {
         if (is_apart(source)) return GP_CAPTURE_UNSUPPORTED;
-        return gp_capture_copy((uint64_t)(uintptr_t)target, source, size, true, stream);
+        return capture_copy((uint64_t)(uintptr_t)target, source, size, true, stream);
     }
     if (size == 0) return GP_SUCCESS;
     if (is_apart(source)) return read_across(target, source, size, stream);
@@ -287,10 +298,10 @@ GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, v
 }
 
 int gp_copy_any(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
-    bool to = is_device(target), from = is_device(source);
+    bool to = gp_is_device(target), from = gp_is_device(source);
     void *host_target = (void *)(uintptr_t)target, *host_source = (void *)(uintptr_t)source;
     if (to && from) {
-        if (is_managed(target) || is_managed(source)) {
+        if (gp_is_managed(target) || gp_is_managed(source)) {
             return copy_managed(target, source, size, stream, async);
         }
         return copy_on_device(target, source, size, stream);
@@ -336,111 +347,4 @@ GP_EXPORT int cuMemcpyPeer(uint64_t target, void *to, uint64_t source, void *fro
     GP_CHECK(gp_context_of(to, &known));
     GP_CHECK(gp_context_of(from, &known));
     return copy_on_device(target, source, size, NULL);
-}
-
-// --- rectangles: CUDA_MEMCPY2D and CUDA_MEMCPY3D --------------------------------------------------
-
-struct rectangle {
-    size_t x, y;
-    int kind;
-    const void *host;
-    uint64_t device;
-    void *array;
-    size_t pitch;
-};
-
-struct copy_2d {
-    struct rectangle source, target;
-    size_t width, height;
-};
-
-int gp_find_end(const struct gp_box *box, size_t width, size_t height, struct gp_end *end) {
-    if (box->kind == GP_IN_ARRAY || box->level != 0) return GP_INVALID_VALUE;
-    uint64_t base = box->kind == 1 ? (uint64_t)(uintptr_t)box->host : box->device;
-    if (box->kind < 1 || box->kind > 4 || base == 0) return GP_INVALID_VALUE;
-    end->host = (box->kind == 1 || (box->kind == 4 && !is_device(base))) && !is_managed(base);
-    end->pitch = box->pitch ? box->pitch : width + box->x;
-    size_t rows = box->height ? box->height : height + box->y;
-    if (end->pitch < width + box->x) return GP_INVALID_VALUE;
-    end->slice = end->pitch * rows;
-    end->address = base + box->z * end->slice + box->y * end->pitch + box->x;
-    return GP_SUCCESS;
-}
-
-int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
-    GP_ENTER_ON(stream);
-    GP_ON(stream);
-    if (copy == NULL) return GP_INVALID_VALUE;
-    size_t width = copy->width, height = copy->height, depth = copy->depth;
-    if (width == 0 || height == 0 || depth == 0) return GP_SUCCESS;
-    if (copy->source.kind == GP_IN_ARRAY || copy->target.kind == GP_IN_ARRAY) {
-        return gp_copy_arrays(copy, stream, async);
-    }
-    struct gp_end from, to;
-    GP_CHECK(gp_find_end(&copy->source, width, height, &from));
-    GP_CHECK(gp_find_end(&copy->target, width, height, &to));
-    bool across = gp_several && !from.host && !to.host &&
-                  gp_between_servers(from.address, to.address);
-    uint64_t id;
-    GP_CHECK(gp_stream_id(stream, &id));
-    if (gp_capture_of(stream) && (from.host || to.host)) return gp_capture_box(copy, stream);
-    if (!from.host && !to.host && !across) {
-        // Without a stream it is the legacy one of whichever server has the memory.
-        GP_ROUTE(gp_several && gp_handle_device(stream) < 0 ? gp_device_at(to.address) : -1);
-        GP_REACH_ADDRESS(to.address);
-        GP_CHECK(gp_stream_id(stream, &id));
-        uint64_t values[10] = {to.address, to.pitch, to.slice, from.address, from.pitch,
-                               from.slice, width, height, depth, id};
-        return gp_post(GP_COPY_3D, values, 10);
-    }
-    // Rows that lie apart are copied one by one; what lies together goes as one piece.
-    bool whole = from.pitch == width && to.pitch == width;
-    bool slices = whole && (depth == 1 || (from.slice == width * height &&
-                                           to.slice == width * height));
-    size_t piece = slices ? width * height * depth : whole ? width * height : width;
-    for (size_t z = 0; z < (slices ? 1 : depth); z++) {
-        for (size_t y = 0; y < (whole ? 1 : height); y++) {
-            uint64_t target = to.address + z * to.slice + y * to.pitch;
-            uint64_t source = from.address + z * from.slice + y * from.pitch;
-            GP_CHECK(gp_copy_any(target, source, piece, stream, async));
-        }
-    }
-    return GP_SUCCESS;
-}
-
-static int copy_rectangle(const struct copy_2d *copy, void *stream, bool async) {
-    if (copy == NULL) return GP_INVALID_VALUE;
-    const struct rectangle *s = &copy->source, *t = &copy->target;
-    struct gp_copy_3d full = {
-        .source = {.x = s->x, .y = s->y, .kind = s->kind, .host = s->host, .device = s->device,
-                   .array = s->array, .pitch = s->pitch},
-        .target = {.x = t->x, .y = t->y, .kind = t->kind, .host = t->host, .device = t->device,
-                   .array = t->array, .pitch = t->pitch},
-        .width = copy->width, .height = copy->height, .depth = 1,
-    };
-    return gp_copy_box(&full, stream, async);
-}
-
-GP_EXPORT int cuMemcpy2D_v2(const void *copy) { return copy_rectangle(copy, NULL, false); }
-
-GP_EXPORT int cuMemcpy2DUnaligned_v2(const void *copy) {
-    return copy_rectangle(copy, NULL, false);
-}
-
-GP_EXPORT int cuMemcpy2DAsync_v2(const void *copy, void *stream) {
-    return copy_rectangle(copy, stream, true);
-}
-
-GP_EXPORT int cuMemcpy3D_v2(const void *copy) { return gp_copy_box(copy, NULL, false); }
-
-GP_EXPORT int cuMemcpy3DAsync_v2(const void *copy, void *stream) {
-    return gp_copy_box(copy, stream, true);
-}
-
-// Both devices are reached by address, and contexts lie where CUDA_MEMCPY3D has reserved words.
-
-GP_EXPORT int cuMemcpy3DPeer(const void *copy) { return gp_copy_box(copy, NULL, false); }
-
-GP_EXPORT int cuMemcpy3DPeerAsync(const void *copy, void *stream) {
-    return gp_copy_box(copy, stream, true);
 }

@@ -306,7 +306,7 @@ static int allocate_async(uint64_t *address, size_t size, struct gp_handle *pool
     if (gp_capture_of(stream)) {
         // The graph owns the memory; the pool says no more than where it is.
         if (pool != NULL && pool->device != device) return GP_NOT_SUPPORTED;
-        return gp_capture_allocate(address, size, stream);
+        return gp_hooks.capture_allocate(address, size, stream);
     }
     uint64_t values[3] = {size, pool == NULL ? 0 : pool->id, id}, reply[1] = {0};
     GP_CHECK(gp_call(GP_ALLOCATE_ASYNC, values, 3, reply, sizeof reply));

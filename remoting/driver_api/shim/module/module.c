@@ -195,7 +195,7 @@ static int unload(struct module *module, int op) {
         int status = gp_remove_range(at->address, &range);
         if (status == GP_SUCCESS && range.kind == GP_MANAGED_MEMORY) gp_region_return(range.start);
     }
-    if (!module->library) gp_references_end(module);
+    if (!module->library) gp_hooks.module_unloaded(module);
     free(module->image.owned);
     module->image = (struct gp_image){0};
     if (!gp_several) return gp_post(op, values, 1);
@@ -222,7 +222,7 @@ GP_EXPORT int cuLibraryUnload(void *library) {
         if (module == NULL) continue;
         module->handle.magic = 0;
         for (struct function *f = module->functions; f != NULL; f = f->next) f->handle.magic = 0;
-        gp_references_end(module);
+        gp_hooks.module_unloaded(module);
     }
     return unload(library, GP_UNLOAD_LIBRARY);
 }

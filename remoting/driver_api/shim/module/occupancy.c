@@ -4,91 +4,6 @@
 
 #include <stdlib.h>
 
-struct occupancy {
-    struct occupancy *next;
-    uint64_t key[5];
-    uint64_t value;
-};
-
-// --- what occupancy is known of clusters ----------------------------------------------------------
-
-// cuBLASLt asks before every product with a bias, always the same; so answers are kept. A function's
-// attributes change the answer, and forget all.
-struct clusters {
-    struct clusters *next;
-    uint64_t value;
-    int device;
-    size_t size;
-    unsigned char question[];
-};
-
-#define CLUSTER_SLOTS 1024
-#define CLUSTERS_MAX 16384
-static struct clusters *known_clusters[CLUSTER_SLOTS];
-static unsigned clusters_kept;
-static pthread_mutex_t clusters_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static struct clusters **cluster_slot(const void *question, size_t size) {
-    uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a
-    for (size_t at = 0; at < size; at++) {
-        hash = (hash ^ ((const unsigned char *)question)[at]) * 0x100000001b3u;
-    }
-    return &known_clusters[hash % CLUSTER_SLOTS];
-}
-
-static bool recall_clusters(const void *question, size_t size, int device, uint64_t *value) {
-    pthread_mutex_lock(&clusters_lock);
-    struct clusters *at = *cluster_slot(question, size);
-    while (at != NULL && (at->device != device || at->size != size ||
-                          memcmp(at->question, question, size) != 0)) {
-        at = at->next;
-    }
-    if (at != NULL) *value = at->value;
-    pthread_mutex_unlock(&clusters_lock);
-    return at != NULL;
-}
-
-void gp_forget_clusters(void) {
-    pthread_mutex_lock(&clusters_lock);
-    for (int slot = 0; slot < CLUSTER_SLOTS && clusters_kept > 0; slot++) {
-        while (known_clusters[slot] != NULL) {
-            struct clusters *gone = known_clusters[slot];
-            known_clusters[slot] = gone->next;
-            free(gone);
-        }
-    }
-    clusters_kept = 0;
-    pthread_mutex_unlock(&clusters_lock);
-}
-
-static void keep_clusters(const void *question, size_t size, int device, uint64_t value) {
-    struct clusters *made = malloc(sizeof *made + size);
-    if (made == NULL) return;
-    if (__atomic_load_n(&clusters_kept, __ATOMIC_RELAXED) >= CLUSTERS_MAX) gp_forget_clusters();
-    made->value = value;
-    made->device = device;
-    made->size = size;
-    memcpy(made->question, question, size);
-    pthread_mutex_lock(&clusters_lock);
-    struct clusters **slot = cluster_slot(question, size);
-    made->next = *slot;
-    *slot = made;
-    clusters_kept++;
-    pthread_mutex_unlock(&clusters_lock);
-}
-
-// --- of one function ------------------------------------------------------------------------------
-
-void gp_forget_occupancy(struct function *function) {
-    struct occupancy *at = function->occupancies;
-    function->occupancies = NULL;
-    while (at != NULL) {
-        struct occupancy *next = at->next;
-        free(at);
-        at = next;
-    }
-}
-
 static int ask_occupancy(struct function *function, int op, const uint64_t key[4],
                          uint64_t *value) {
     GP_ENTER();
@@ -166,10 +81,10 @@ static int clusters(int *count, void *function, const struct launch_config *conf
                   (size_t)config->count * LAUNCH_ATTRIBUTE_SIZE;
     uint64_t reply[1] = {0};
     int device = gp_current_device();
-    if (!recall_clusters(&record, size, device, reply)) {
+    if (!gp_recall_clusters(&record, size, device, reply)) {
         struct gp_request request = {.body = reply, .capacity = sizeof reply};
         GP_CHECK(gp_exchange(&request, GP_OCCUPANCY_CLUSTERS, NULL, 0, &record, size, NULL, 0));
-        keep_clusters(&record, size, device, reply[0]);
+        gp_keep_clusters(&record, size, device, reply[0]);
     }
     *count = (int)reply[0];
     return GP_SUCCESS;

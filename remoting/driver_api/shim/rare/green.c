@@ -197,7 +197,7 @@ GP_EXPORT int cuGreenCtxDestroy(void *green) {
     GP_CHECK(check(green));
     struct green *known = green;
     GP_ROUTE(known->handle.device);
-    gp_tables_reset(&known->context);
+    gp_end_locals(&known->context);
     uint64_t values[1] = {(uint64_t)known->context.place};
     // Its memory stays, as that of other contexts does. Calls of threads that still have it are for its device.
     known->handle.magic = known->context.handle.magic = 0;

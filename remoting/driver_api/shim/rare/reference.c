@@ -80,7 +80,7 @@ static int find(void **found, void *module, const char *name, enum gp_kind kind)
 }
 
 // Their memory stays, as that of functions does: using one that is gone must be an error.
-void gp_references_end(const void *module) {
+static void end_references(const void *module) {
     pthread_mutex_lock(&list_lock);
     struct reference **at = &references;
     while (*at != NULL) {
@@ -398,3 +398,5 @@ GP_EXPORT int cuTexRefGetBorderColor(float *color, void *reference) {
 GP_EXPORT int cuTexRefGetFlags(unsigned *flags, void *reference) {
     return get_one(flags, reference, FLAGS);
 }
+
+GP_AT_LOAD register_hooks(void) { gp_hooks.module_unloaded = end_references; }

@@ -142,6 +142,14 @@ static int create_context(void **made, unsigned flags, int device) {
     return GP_SUCCESS;
 }
 
+void gp_forget_context(const struct gp_context *known) {
+    pthread_mutex_lock(&context_lock);
+    for (size_t at = 0; at < sizeof contexts / sizeof *contexts; at++) {
+        if (contexts[at] == known) contexts[at] = NULL;
+    }
+    pthread_mutex_unlock(&context_lock);
+}
+
 GP_EXPORT int cuCtxCreate_v2(void **made, unsigned flags, int device) {
     return create_context(made, flags, device);
 }
@@ -154,42 +162,6 @@ GP_EXPORT int cuCtxCreate_v4(void **made, void *parameters, unsigned flags, int 
     return parameters != NULL ? GP_NOT_SUPPORTED : create_context(made, flags, device);
 }
 
-// What was allocated in a context ends with it, as many programs expect.
-static void free_owned(struct gp_context *context) {
-    struct gp_range range, gone;
-    if (gp_in_host_function() || gp_push(context) != GP_SUCCESS) return;
-    while (gp_find_owned(context, &range)) {
-        void *start = (void *)(uintptr_t)range.start;
-        int status = range.kind != GP_HOST_MEMORY ? gp_free(range.start)
-                     : range.detail != NULL       ? gp_free_host(start)
-                                                  : gp_unregister_host(start);
-        if (status != GP_SUCCESS) gp_remove_range(range.start, &gone);
-    }
-    gp_pop();
-}
-
-int gp_destroy_context(void *context) {
-    GP_CHECK(gp_ready());
-    struct gp_context *known;
-    if (context == NULL || gp_context_of(context, &known) != GP_SUCCESS) return GP_INVALID_CONTEXT;
-    if (known->primary || known->green != NULL) return GP_INVALID_CONTEXT;
-    gp_tables_reset(known);
-    free_owned(known);
-    pthread_mutex_lock(&context_lock);
-    for (size_t at = 0; at < sizeof contexts / sizeof *contexts; at++) {
-        if (contexts[at] == known) contexts[at] = NULL;
-    }
-    pthread_mutex_unlock(&context_lock);
-    // Its memory stays: another thread may still have it on its stack, and must find it dead.
-    known->handle.magic = 0;
-    if (gp_current() == known) gp_pop();
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuCtxDestroy_v2(void *context) { return gp_destroy_context(context); }
-
-GP_ALIAS(cuCtxDestroy, cuCtxDestroy_v2);
-
 // --- primary contexts -----------------------------------------------------------------------------
 
 GP_EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
@@ -201,19 +173,6 @@ GP_EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
-    GP_CHECK(gp_ready());
-    GP_CHECK(gp_check_device(device));
-    gp_tables_reset(&gp.primaries[device]);
-    __atomic_store_n(&gp.primaries[device].references, 0, __ATOMIC_RELAXED);
-    free_owned(&gp.primaries[device]);
-    GP_ROUTE(device);
-    uint64_t values[1] = {(uint64_t)gp_server_device(device)};
-    return gp_post(GP_RESET_DEVICE, values, 1);
-}
-
-GP_ALIAS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2);
-
 GP_EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
@@ -223,7 +182,7 @@ GP_EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
         __atomic_fetch_add(references, 1, __ATOMIC_RELAXED);
         return GP_INVALID_CONTEXT;
     }
-    if (left == 0) gp_tables_reset(&gp.primaries[device]);
+    if (left == 0) gp_end_locals(&gp.primaries[device]);
     return GP_SUCCESS;
 }
 

@@ -102,12 +102,23 @@ static bool find(const struct queue *queue, uint64_t id, struct call *found) {
     return at != NULL;
 }
 
-uint64_t gp_host_oldest(int server) {
+// That is pending, UINT64_MAX for none.
+static uint64_t oldest_call(int server) {
     pthread_mutex_lock(&lock);
     const struct call *first = queues[server].pending;
     uint64_t id = first == NULL ? UINT64_MAX : first->id;
     pthread_mutex_unlock(&lock);
     return id;
+}
+
+// Host nodes that no launch can call any more.
+static void end_nodes(int server) {
+    if (gp_host_nodes_ending()) gp_host_nodes_end(server, oldest_call(server));
+}
+
+void gp_host_node_drop(uint64_t id) {
+    int server = gp_host_node_release(id);
+    if (server >= 0) end_nodes(server);
 }
 
 static void take_out(struct queue *queue, uint64_t id) {
@@ -123,7 +134,7 @@ static void take_out(struct queue *queue, uint64_t id) {
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     free(found);
-    gp_host_nodes_end(queue->server);
+    end_nodes(queue->server);
 }
 
 // After an error CUDA does not run host functions any more; callbacks get to know of it.
@@ -394,7 +405,10 @@ static int add(struct call call, struct gp_handle *stream) {
     return GP_SUCCESS;
 }
 
-int gp_host_start(void) { return start(queue_here()); }
+int gp_host_node(void (*function)(void *), void *data, uint64_t *id) {
+    GP_CHECK(start(queue_here()));
+    return gp_host_node_new(function, data, id);
+}
 
 int gp_host_launched(void *stream) {
     GP_ON(stream);
@@ -416,7 +430,7 @@ GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *dat
     struct gp_handle *graph = gp_captured_graph(stream);
     if (graph == NULL) return GP_ILLEGAL_STATE;
     GP_CHECK(gp_host_node(function, data, &values[1]));
-    GP_CHECK(gp_capture_call(graph, values[1]));
+    GP_CHECK(gp_hooks.capture_call(graph, values[1]));
     return gp_post(GP_HOST_NODE, values, 2);
 }
 

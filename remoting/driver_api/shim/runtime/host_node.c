@@ -50,8 +50,7 @@ static bool take_place(unsigned *place) {
     return true;
 }
 
-int gp_host_node(void (*function)(void *), void *data, uint64_t *id) {
-    GP_CHECK(gp_host_start());
+int gp_host_node_new(void (*function)(void *), void *data, uint64_t *id) {
     unsigned at;
     pthread_mutex_lock(&lock);
     bool room = take_place(&at);
@@ -82,9 +81,9 @@ void gp_host_node_keep(uint64_t id) {
     pthread_mutex_unlock(&lock);
 }
 
-void gp_host_nodes_end(int server) {
-    if (__atomic_load_n(&ending_count, __ATOMIC_RELAXED) == 0) return;
-    uint64_t oldest = gp_host_oldest(server);
+bool gp_host_nodes_ending(void) { return __atomic_load_n(&ending_count, __ATOMIC_RELAXED) != 0; }
+
+void gp_host_nodes_end(int server, uint64_t oldest) {
     pthread_mutex_lock(&lock);
     for (unsigned *at = &ending_nodes; *at != 0;) {
         unsigned place = *at;
@@ -102,7 +101,7 @@ void gp_host_nodes_end(int server) {
     pthread_mutex_unlock(&lock);
 }
 
-void gp_host_node_drop(uint64_t id) {
+int gp_host_node_release(uint64_t id) {
     int server = -1;
     pthread_mutex_lock(&lock);
     struct host_node *found = find(id);
@@ -114,5 +113,5 @@ void gp_host_node_drop(uint64_t id) {
         __atomic_fetch_add(&ending_count, 1, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&lock);
-    if (server >= 0) gp_host_nodes_end(server);
+    return server;
 }

@@ -1,0 +1,24 @@
+// A capture of a stream's work into a graph.
+#ifndef GP_CAPTURES_H
+#define GP_CAPTURES_H
+
+#include "core.h"
+
+struct gp_edge_data;
+
+// Its number is written last, so that a number that is found belongs to its graph.
+struct gp_capture {
+    uint64_t id;
+    struct gp_handle *graph;
+    bool given;    // the graph was there before
+    bool spoiled;  // by a call that may not be made meanwhile
+    const struct gp_handle *origin;  // where it began, and has to end
+    struct gp_handle **front;        // as last told to the program
+    struct gp_edge_data *data;
+};
+
+struct gp_capture *gp_find_capture(const struct gp_handle *handle);  // of a stream or an event
+bool gp_begin_capture(struct gp_handle *stream, struct gp_handle *graph, bool given);  // false: no room
+void gp_end_capture(struct gp_capture *capture);
+
+#endif
