@@ -390,17 +390,19 @@ def render(
         f"GP_EXPORT int {symbol}(void) {{ return gp_missing({at}); }}"
         for at, symbol in enumerate(missing)
     ]
-    exports += ["", f"const int gp_missing_count = {len(missing)};"]
-    exports += ["const char *const gp_missing_names[] = {"]
+    exports += ["", "static const char *const missing_names[] = {"]
     exports += [f'    "{symbol}",' for symbol in missing] + ["};", ""]
-    exports += [f"unsigned long gp_missing_calls[{len(missing)}];", ""]
+    exports += [f"static unsigned long missing_calls[{len(missing)}];", ""]
     in_calls = {*done, *(set(functions) - set(missing))}
     exports += [f"int {symbol}();" for symbol in sorted({r[3] for r in rows} & in_calls)]
-    exports += ["", "const struct gp_symbol gp_symbols[] = {"]
+    exports += ["", "static const struct gp_symbol symbols[] = {"]
     for name, value, thread, symbol in rows:
         there = int(symbol not in missing)
         exports.append(f'    {{"{name}", {value}, {thread}, {there}, (void (*)(void)){symbol}}},')
-    exports += ["};", f"const int gp_symbol_count = {len(rows)};", ""]
+    exports += ["};", "", "GP_AT_LOAD register_lists(void) {"]
+    exports += [f"    gp_lists = (struct gp_lists){{symbols, {len(rows)}, {len(missing)}, "]
+    exports[-1] += "missing_names, missing_calls};"
+    exports += ["}", ""]
     records = [notice("//"), "#ifndef GP_RECORDS_H", "#define GP_RECORDS_H", ""]
     records += [f"#define GP_{name} {at + 1}" for at, name in enumerate(RECORDS)]
     records += [f"#define GP_FIRST_CALL {FIRST_CALL}"]

@@ -4,6 +4,8 @@
 
 #include <stdlib.h>
 
+struct gp_lists gp_lists;
+
 static pthread_mutex_t start_lock = PTHREAD_MUTEX_INITIALIZER;
 static int start_status = GP_NOT_INITIALIZED;
 
@@ -60,9 +62,9 @@ GP_EXPORT int cuDriverGetVersion(int *version) {
 }
 
 int gp_missing(int index) {
-    unsigned long before = __atomic_fetch_add(&gp_missing_calls[index], 1, __ATOMIC_RELAXED);
-    if (before == 0 && gp_verbose()) gp_say("%s is not supported", gp_missing_names[index]);
-    gp_log("%s is not supported by the CUDA door", gp_missing_names[index]);
+    unsigned long before = __atomic_fetch_add(&gp_lists.missing_calls[index], 1, __ATOMIC_RELAXED);
+    if (before == 0 && gp_verbose()) gp_say("%s is not supported", gp_lists.missing_names[index]);
+    gp_log("%s is not supported by the CUDA door", gp_lists.missing_names[index]);
     return GP_NOT_SUPPORTED;
 }
 
@@ -70,9 +72,9 @@ __attribute__((destructor)) static void report(void) {
     // The runtime's own destructors run later and still call us, so nothing is closed here.
     if (__atomic_load_n(&gp_started, __ATOMIC_ACQUIRE) == 1) gp_leave();
     if (!gp_verbose()) return;
-    for (int at = 0; at < gp_missing_count; at++) {
-        unsigned long calls = __atomic_load_n(&gp_missing_calls[at], __ATOMIC_RELAXED);
-        if (calls) gp_say("not supported: %s, called %lu times", gp_missing_names[at], calls);
+    for (int at = 0; at < gp_lists.missing_count; at++) {
+        unsigned long calls = __atomic_load_n(&gp_lists.missing_calls[at], __ATOMIC_RELAXED);
+        if (calls) gp_say("not supported: %s, called %lu times", gp_lists.missing_names[at], calls);
     }
     for (int op = 0; op < GP_WAITS && gp_verbosity() > 1; op++) {
         unsigned long times = __atomic_load_n(&gp_waits[op], __ATOMIC_RELAXED);

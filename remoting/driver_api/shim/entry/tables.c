@@ -15,10 +15,10 @@
 static int look_up(const char *name, void **found, int version, uint64_t flags, int *status) {
     if (name == NULL || found == NULL) return GP_INVALID_VALUE;
     *found = NULL;
-    int low = 0, high = gp_symbol_count;
+    int low = 0, high = gp_lists.symbol_count;
     while (low < high) {
         int middle = low + (high - low) / 2;
-        if (strcmp(gp_symbols[middle].name, name) < 0) {
+        if (strcmp(gp_lists.symbols[middle].name, name) < 0) {
             low = middle + 1;
         } else {
             high = middle;
@@ -29,8 +29,8 @@ static int look_up(const char *name, void **found, int version, uint64_t flags, 
     // What is newer than the server's driver is not there, as it is not in that driver. A program may
     // ask for more than it is told: what it gets is the newest form that there is.
     int newest = gp.version != 0 ? gp.version : GP_CUDA_INTERFACE;
-    for (int at = low; at < gp_symbol_count && strcmp(gp_symbols[at].name, name) == 0; at++) {
-        const struct gp_symbol *one = &gp_symbols[at];
+    for (int at = low; at < gp_lists.symbol_count && strcmp(gp_lists.symbols[at].name, name) == 0; at++) {
+        const struct gp_symbol *one = &gp_lists.symbols[at];
         if (one->version > newest) continue;
         exists = true;
         if (one->version > version || (one->per_thread && flags != 2)) continue;

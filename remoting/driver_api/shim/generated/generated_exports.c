@@ -141,8 +141,7 @@ GP_EXPORT int cuTexRefSetAddress2D(void) { return gp_missing(136); }
 GP_EXPORT int cuWaitExternalSemaphoresAsync(void) { return gp_missing(137); }
 GP_EXPORT int cuWaitExternalSemaphoresAsync_ptsz(void) { return gp_missing(138); }
 
-const int gp_missing_count = 139;
-const char *const gp_missing_names[] = {
+static const char *const missing_names[] = {
     "cuArray3DCreate",
     "cuArray3DGetDescriptor",
     "cuArrayCreate",
@@ -284,7 +283,7 @@ const char *const gp_missing_names[] = {
     "cuWaitExternalSemaphoresAsync_ptsz",
 };
 
-unsigned long gp_missing_calls[139];
+static unsigned long missing_calls[139];
 
 int cuArray3DCreate_v2();
 int cuArray3DGetDescriptor_v2();
@@ -836,7 +835,7 @@ int cuUserObjectCreate();
 int cuUserObjectRelease();
 int cuUserObjectRetain();
 
-const struct gp_symbol gp_symbols[] = {
+static const struct gp_symbol symbols[] = {
     {"cuArray3DCreate", 2000, 0, 0, (void (*)(void))cuArray3DCreate},
     {"cuArray3DCreate", 3020, 0, 1, (void (*)(void))cuArray3DCreate_v2},
     {"cuArray3DGetDescriptor", 2000, 0, 0, (void (*)(void))cuArray3DGetDescriptor},
@@ -1526,4 +1525,7 @@ const struct gp_symbol gp_symbols[] = {
     {"cuWaitExternalSemaphoresAsync", 10000, 0, 0, (void (*)(void))cuWaitExternalSemaphoresAsync},
     {"cuWaitExternalSemaphoresAsync", 10000, 1, 0, (void (*)(void))cuWaitExternalSemaphoresAsync_ptsz},
 };
-const int gp_symbol_count = 688;
+
+GP_AT_LOAD register_lists(void) {
+    gp_lists = (struct gp_lists){symbols, 688, 139, missing_names, missing_calls};
+}

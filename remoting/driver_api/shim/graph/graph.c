@@ -4,75 +4,7 @@
 
 #include <stdlib.h>
 
-pthread_mutex_t gp_graph_lock = PTHREAD_MUTEX_INITIALIZER;
-
 // --- making and ending ----------------------------------------------------------------------------
-
-struct gp_handle *gp_new_graph(struct gp_handle *within) {
-    struct gp_handle *handle = gp_make(GP_GRAPH);
-    struct gp_graph *graph = calloc(1, sizeof *graph);
-    if (handle == NULL || graph == NULL) {
-        if (handle != NULL) gp_end(handle);
-        free(graph);
-        return NULL;
-    }
-    graph->within = within;
-    handle->detail = graph;
-    return handle;
-}
-
-struct gp_handle *gp_new_node(struct gp_handle *of, uint64_t id) {
-    struct gp_graph *graph = GP_GRAPH_OF(of);
-    if (graph->count == GP_GRAPH_NODES_MAX) return NULL;
-    if (graph->count == graph->room) {
-        unsigned room = graph->room ? graph->room * 2 : 16;
-        struct gp_handle **grown = realloc(graph->nodes, room * sizeof *grown);
-        if (grown == NULL) return NULL;
-        graph->nodes = grown;
-        graph->room = room;
-    }
-    struct gp_handle *handle = gp_make(GP_NODE);
-    struct gp_node *node = calloc(1, sizeof *node);
-    if (handle == NULL || node == NULL) {
-        if (handle != NULL) gp_end(handle);
-        free(node);
-        return NULL;
-    }
-    node->graph = of;
-    if (id) handle->id = id;
-    handle->detail = node;
-    graph->nodes[graph->count++] = handle;
-    return handle;
-}
-
-static void drop_node(struct gp_handle *handle) {
-    struct gp_node *node = GP_NODE_OF(handle);
-    for (unsigned at = 0; at < node->child_count; at++) gp_drop_graph(node->children[at]);
-    free(node->children);
-    free(node->edges);
-    free(node->pointers);
-    free(node->bytes);
-    free(node);
-    gp_end(handle);
-}
-
-void gp_drop_graph(struct gp_handle *handle) {
-    struct gp_graph *graph = GP_GRAPH_OF(handle);
-    for (unsigned at = 0; at < graph->count; at++) drop_node(graph->nodes[at]);
-    free(graph->nodes);
-    gp_forget_staged(&graph->staged, NULL);
-    gp_drop_calls(&graph->calls);
-    for (unsigned at = 0; at < graph->allocations.count; at++) {
-        // What a launch has left allocated has a range of its own kind; see gp_launched.
-        struct gp_range range;
-        const struct gp_allocation *one = &graph->allocations.items[at];
-        if (one->freed) gp_remove_range(one->address, &range);
-    }
-    free(graph->allocations.items);
-    gp_release_objects(&graph->objects);
-    free(graph);
-    gp_end(handle);
-}
 
 GP_EXPORT int cuGraphCreate(void **made, unsigned flags) {
     GP_ENTER();
@@ -183,21 +115,6 @@ GP_EXPORT int cuGraphNodeFindInClone(void **found, void *original, void *clone) 
 }
 
 // --- edges ----------------------------------------------------------------------------------------
-
-int gp_add_edge(struct gp_handle *handle, struct gp_handle *on, const struct gp_edge_data *data) {
-    struct gp_node *node = GP_NODE_OF(handle);
-    if (node->edge_count == node->edge_room) {
-        unsigned room = node->edge_room ? node->edge_room * 2 : 4;
-        struct gp_edge *grown = realloc(node->edges, room * sizeof *grown);
-        if (grown == NULL) return GP_OUT_OF_MEMORY;
-        node->edges = grown;
-        node->edge_room = room;
-    }
-    struct gp_edge *edge = &node->edges[node->edge_count++];
-    *edge = (struct gp_edge){.node = on};
-    if (data != NULL) edge->data = *data;
-    return GP_SUCCESS;
-}
 
 static struct gp_edge *find_edge(struct gp_handle *from, struct gp_handle *to) {
     struct gp_node *node = GP_NODE_OF(to);
@@ -311,7 +228,7 @@ GP_EXPORT int cuGraphDestroyNode(void *given) {
     gp_forget_staged(&graph->staged, handle);
     gp_forget_calls(&graph->calls, handle, GP_NODE_OF(handle)->call);
     uint64_t values[1] = {handle->id};
-    drop_node(handle);
+    gp_drop_node(handle);
     return gp_post(GP_GRAPH_REMOVE, values, 1);
 }
 

@@ -205,11 +205,6 @@ extern bool gp_reached[GP_SERVERS_MAX];  // by server: it is used, and not lost
 extern int gp_hosts_pending;  // host functions
 extern int gp_mapped_count;   // pieces of memory that are looked through before a launch
 extern int gp_managed_count;  // regions there are; zero lets every copy and launch skip the search
-extern const struct gp_symbol gp_symbols[];
-extern const int gp_symbol_count;
-extern const int gp_missing_count;
-extern const char *const gp_missing_names[];
-extern unsigned long gp_missing_calls[];
 
 #define GP_CHECK(call)                       \
     do {                                     \
@@ -509,6 +504,15 @@ void gp_merge(unsigned char *target, const unsigned char *fresh, const unsigned 
               size_t size);
 
 // process.c
+// What the generated files list: the names that can be looked up, in their order, and functions that are not there,
+// with how often each was called.
+struct gp_lists {
+    const struct gp_symbol *symbols;
+    int symbol_count, missing_count;
+    const char *const *missing_names;
+    unsigned long *missing_calls;
+};
+extern struct gp_lists gp_lists;
 int gp_missing(int index);
 
 // locals.c: the runtime's storage in a context, which it names by 0 or -1 where it is the current one

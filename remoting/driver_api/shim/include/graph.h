@@ -201,15 +201,18 @@ struct gp_exec {
 #define GP_NODE_OF(handle) ((struct gp_node *)((struct gp_handle *)(handle))->detail)
 #define GP_EXEC_OF(handle) ((struct gp_exec *)((struct gp_handle *)(handle))->detail)
 
-// graph.c
-extern pthread_mutex_t gp_graph_lock;  // what captures of several threads change
+extern pthread_mutex_t gp_graph_lock;
+
+// graph_data.c
 struct gp_handle *gp_new_graph(struct gp_handle *within);
 struct gp_handle *gp_new_node(struct gp_handle *graph, uint64_t id);
+void gp_drop_node(struct gp_handle *node);
 void gp_drop_graph(struct gp_handle *graph);
 int gp_add_edge(struct gp_handle *node, struct gp_handle *on, const struct gp_edge_data *data);
+
+// graph.c
 int gp_send_edges(int op, struct gp_handle *graph, unsigned removes, void **from, void **to,
                   const struct gp_edge_data *data, size_t count);
-
 int gp_gather_staged(struct gp_staged_list *to, struct gp_handle *graph, struct gp_handle *node);
 struct gp_handle *gp_clone_within(struct gp_handle *graph, struct gp_handle *node);
 
