@@ -1,5 +1,5 @@
 // Which context is current on each thread, and with that where its calls go.
-#include "core.h"
+#include "base.h"
 
 static __thread struct gp_context *stack[GP_STACK_MAX];
 static __thread int depth;

@@ -1,6 +1,6 @@
 // The names and texts of errors, as the server's driver has them.
 #define _GNU_SOURCE
-#include "core.h"
+#include "base.h"
 
 #include <stdlib.h>
 

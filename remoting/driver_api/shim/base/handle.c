@@ -1,7 +1,7 @@
 // Handles: what streams, events, graphs and so on are to the program. Their identifiers name them to
 // the servers.
 #define _GNU_SOURCE
-#include "core.h"
+#include "base.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>

@@ -1,7 +1,7 @@
 // The log of errors: kept here (cuLogs*), given to the program's callbacks, and written where
 // CUDA_LOG_FILE says. It has what the servers' drivers refuse, and some of what is refused here.
 #define _GNU_SOURCE
-#include "core.h"
+#include "base.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // What lies where: ranges of addresses that the program has got, on all servers and on the host.
 #define _GNU_SOURCE
-#include "core.h"
+#include "base.h"
 
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 // What a call needs before anything else: the library is there, and a context is current.
-#include "core.h"
+#include "base.h"
 
 int gp_ready(void) {
     if (__builtin_expect(__atomic_load_n(&gp_started, __ATOMIC_ACQUIRE) != 1, 0)) {

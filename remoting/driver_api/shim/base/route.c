@@ -2,7 +2,7 @@
 //
 // Identifiers are made here and are the same for all servers, contexts and ranges of addresses are
 // kept here for all of them, so one call is sent to one server and no other has to know of it.
-#include "core.h"
+#include "base.h"
 
 int gp_here(void) {
     int device = gp_current_device();

@@ -1,6 +1,6 @@
 // What is said to the user, what the environment asks for, and threads of the library's own.
 #define _GNU_SOURCE
-#include "core.h"
+#include "base.h"
 
 #include <signal.h>
 #include <stdarg.h>

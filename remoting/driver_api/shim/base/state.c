@@ -1,5 +1,5 @@
 // What all layers look at: the devices, and whether what is rare is there.
-#include "core.h"
+#include "base.h"
 
 struct gp_state gp;
 bool gp_several;

@@ -1,6 +1,6 @@
 // Which devices a program sees, and in what order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
 #define _GNU_SOURCE
-#include "core.h"
+#include "base.h"
 
 #include <ctype.h>
 #include <stdlib.h>

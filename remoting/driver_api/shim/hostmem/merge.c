@@ -1,6 +1,6 @@
 // Two sides write the same memory, each its own bytes: which of them are new, and how they get in
 // between the other's. A mask has one bit for each byte.
-#include "core.h"
+#include "hostmem.h"
 
 static inline uint64_t word_at(const unsigned char *at) {
     uint64_t word;

@@ -5,6 +5,7 @@
 // addresses of such memory in structures on the GPU, where nobody can translate them, so the mirror
 // lies at the same address as the memory itself wherever that is free in both processes.
 #define _GNU_SOURCE
+#include "hostmem.h"
 #include "ipc.h"
 #include "managed.h"
 #include "mapped.h"

@@ -1,5 +1,5 @@
 // Waiting for the GPU, with what the host and the GPU see of each other's writes by then.
-#include "core.h"
+#include "hostmem.h"
 
 int gp_synchronize(int op, uint64_t id) {
     // A kernel may wait for what the program has written to memory that both see.

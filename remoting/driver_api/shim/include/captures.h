@@ -2,7 +2,7 @@
 #ifndef GP_CAPTURES_H
 #define GP_CAPTURES_H
 
-#include "core.h"
+#include "runtime.h"
 
 struct gp_edge_data;
 

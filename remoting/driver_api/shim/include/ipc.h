@@ -2,7 +2,7 @@
 #ifndef GP_IPC_H
 #define GP_IPC_H
 
-#include "core.h"
+#include "base.h"
 
 #include <sys/mman.h>
 

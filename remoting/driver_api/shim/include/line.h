@@ -46,7 +46,7 @@
 #ifndef GP_LINE_H
 #define GP_LINE_H
 
-#include "core.h"
+#include "wire.h"
 #include "link.h"
 
 #include <time.h>

@@ -2,7 +2,7 @@
 #ifndef GP_MANAGED_H
 #define GP_MANAGED_H
 
-#include "core.h"
+#include "hostmem.h"
 
 struct gp_region;
 

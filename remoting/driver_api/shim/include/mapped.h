@@ -2,7 +2,7 @@
 #ifndef GP_MAPPED_H
 #define GP_MAPPED_H
 
-#include "core.h"
+#include "hostmem.h"
 
 struct gp_mapped {
     struct gp_mapped *next;

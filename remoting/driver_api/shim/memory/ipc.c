@@ -1,6 +1,7 @@
 // Sharing with other processes of the lease. What CUDA calls a handle is a token of the server's
 // here, which the host of this lease knows and nobody else.
 #define _GNU_SOURCE
+#include "core.h"
 #include "ipc.h"
 
 #include <stdlib.h>

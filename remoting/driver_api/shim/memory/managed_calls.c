@@ -1,5 +1,6 @@
 // Managed memory as programs ask for it: allocations, hints, and what is known of a range.
 #define _GNU_SOURCE
+#include "core.h"
 #include "managed.h"
 
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 // Memory pools, and allocation in the order of a stream.
 #define _GNU_SOURCE
+#include "core.h"
 #include "ipc.h"
 
 #include <stdlib.h>

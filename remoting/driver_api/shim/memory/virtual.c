@@ -1,5 +1,6 @@
 // Virtual memory management: physical memory, reserved addresses, and what is mapped where.
 #define _GNU_SOURCE
+#include "core.h"
 #include "ipc.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // Contexts: which one is current on each thread, contexts of the program's own, primary ones, limits.
-#include "core.h"
+#include "runtime.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 // Devices: everything here is answered from the snapshot that came at the start.
 #define _GNU_SOURCE
-#include "core.h"
+#include "runtime.h"
 
 #include <stdio.h>
 

@@ -7,7 +7,7 @@
 // functions are pending, callers wait a moment before they send more than a stream's queue holds, or
 // a call that may wait for the GPU; and no longer, for the function may be waiting for them.
 #define _GNU_SOURCE
-#include "core.h"
+#include "runtime.h"
 #include "managed.h"
 
 #include <signal.h>

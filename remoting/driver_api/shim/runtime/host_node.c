@@ -1,7 +1,7 @@
 // Host nodes of graphs: the numbers by which the worker calls them. Graphs and executables that have
 // a node keep it, each with a reference; it ends behind the launches that were made before the last
 // of them went.
-#include "core.h"
+#include "runtime.h"
 
 #include <stdlib.h>
 

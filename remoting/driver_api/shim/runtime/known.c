@@ -1,7 +1,7 @@
 // Images that the server has already, from earlier processes of this user.
 #define _GNU_SOURCE
 #include "hash.h"
-#include "core.h"
+#include "runtime.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // What the runtime stores in a context: values by keys, each ended with the context.
-#include "core.h"
+#include "runtime.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 // The start of a session: what each server says of its devices, and which of them the program sees.
 #define _GNU_SOURCE
-#include "core.h"
+#include "runtime.h"
 #include "json.h"
 #include "link.h"
 

@@ -1,4 +1,5 @@
 // Streams, events and what waits for them.
+#include "runtime.h"
 #include "ipc.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // Which stream a program means: one that it made, the legacy one, or the thread's own.
-#include "core.h"
+#include "runtime.h"
 
 static __thread struct gp_handle *thread_streams[GP_DEVICES_MAX];
 static __thread int per_thread;

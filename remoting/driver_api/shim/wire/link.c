@@ -1,6 +1,6 @@
 // From the environment to sessions: the agent of gpupool run, then a connection to each worker.
 #define _GNU_SOURCE
-#include "core.h"
+#include "wire.h"
 #include "hash.h"
 #include "json.h"
 #include "link.h"

@@ -4,7 +4,7 @@
 // OpenSSL allows one call at a time on a connection, so each is made under a lock on a socket that
 // does not block, and all waiting happens outside of it.
 #define _GNU_SOURCE
-#include "core.h"
+#include "wire.h"
 #include "hash.h"
 #include "link.h"
 

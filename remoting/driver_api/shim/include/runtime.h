@@ -1,0 +1,68 @@
+// Devices, contexts, streams, captures and host functions, as layers above runtime/ use them.
+#ifndef GP_RUNTIME_H
+#define GP_RUNTIME_H
+
+#include "hostmem.h"
+
+// snapshot.c
+int gp_start_servers(void);  // after gp_connect: learn what devices they have
+
+// device.c
+int gp_device_attribute(int *value, int attribute, int device);
+
+// context.c
+void gp_forget_context(const struct gp_context *known);  // one that cuCtxCreate made
+
+// locals.c: the runtime's storage in a context, which it names by 0 or -1 where it is the current one
+int gp_local_context(void *context, struct gp_context **found);
+int gp_local_get(void **value, void *context, const void *key);
+int gp_local_put(void *context, void *key, void *value,
+                 void (*destroy)(void *, void *, void *));
+int gp_local_delete(void *context, const void *key);
+void gp_end_locals(struct gp_context *context);
+
+// known.c: images that the server has already
+bool gp_read_known(int server, const unsigned char *bytes, size_t size);  // ends the snapshot
+int gp_load_known(uint64_t module, bool library, const void *bytes, size_t size);
+
+// stream_id.c
+int gp_stream_id(void *stream, uint64_t *id);
+struct gp_handle *gp_stream_handle(void *stream);
+void *gp_thread_stream(void *stream);
+void gp_per_thread(int on);
+
+// stream.c
+int gp_synchronize_stream(void *stream);
+int gp_context_of_stream(void *stream, void **context);
+int gp_await_event(void *event);
+void gp_recorded_elsewhere(void *event);  // by graphs or other processes: its end is never kept
+
+// captures.c
+uint64_t gp_capture_of(void *stream);
+uint64_t gp_capture_of_handle(const struct gp_handle *handle);  // of a stream or an event
+// What a captured stream said when it was asked whether it is done, which ends its capture.
+int gp_spoil_capture(const struct gp_handle *stream, int status);
+struct gp_handle *gp_captured_graph(void *stream);  // NULL when it is not captured
+
+// host.c
+// While functions are pending: what an event stands for, what a stream waits for, and a wait for
+// the functions whose results a stream's next operation may read from the host's memory. It may
+// be given up after a while, with false, as they may wait for what this thread does next.
+void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream);
+void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event);
+bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns);  // 0: without an end
+int gp_host_launched(void *stream);  // a graph was, and may call its host nodes until it ends
+// A host node of a graph, by the number by which the worker calls it, with one reference; and one reference less.
+int gp_host_node(void (*function)(void *), void *data, uint64_t *id);
+void gp_host_node_drop(uint64_t id);
+
+// host_node.c: host nodes of graphs, by the number by which the worker calls one
+#define GP_NODE_NUMBER (1ULL << 62)
+int gp_host_node_new(void (*function)(void *), void *data, uint64_t *id);
+bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data);
+void gp_host_node_keep(uint64_t id);
+int gp_host_node_release(uint64_t id);  // its server if it ends with this reference, else -1
+bool gp_host_nodes_ending(void);
+void gp_host_nodes_end(int server, uint64_t oldest);  // those that no pending call, of which the oldest is given, needs
+
+#endif
