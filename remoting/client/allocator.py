@@ -275,7 +275,7 @@ def visible_servers(
     """Return the servers whose devices a CUDA_VISIBLE_DEVICES names; all, where that is unclear.
 
     Devices are numbered server after server. The rules are those of ``gp_choose_visible`` of the
-    CUDA door's library (``driver/shim/visible.c``).
+    CUDA door's library (``driver/shim/base/visible.c``).
     """
     gpus = [(p.gpu, server) for server in servers for p in partitions if p.server == server]
     if visible is None or any(not gpu.startswith("GPU-") for gpu, _ in gpus):

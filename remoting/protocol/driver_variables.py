@@ -1,7 +1,7 @@
 """Variables of a program's environment that the driver reads on the server, when CUDA starts.
 
 A program may set anything; these reach its worker, which nobody else uses. The CUDA door's library
-sends the same names (``driver/shim/link.c``).
+sends the same names (``driver/shim/wire/link.c``).
 """
 
 import re

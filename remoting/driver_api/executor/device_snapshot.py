@@ -22,7 +22,7 @@ ERROR = struct.Struct("<iHH")
 def encode_device(
     api: Api, spec: DeviceSpec, specs: Sequence[DeviceSpec], priorities: tuple[int, int]
 ) -> bytes:
-    """Return one device as ``struct wire_device`` of shim/device.c."""
+    """Return one device as ``struct wire_device`` of shim/runtime/snapshot.c."""
     assert spec.ordinal is not None
     attributes = {**api.device_attributes(spec.ordinal), **HIDDEN_ATTRIBUTES}
     values = [attributes.get(number, 0) for number in range(ATTRIBUTE_COUNT)]
@@ -78,7 +78,7 @@ def _granularity(api: Api, ordinal: int) -> tuple[int, int]:
 
 
 def encode_snapshot(api: Api, specs: Sequence[DeviceSpec]) -> bytes:
-    """Return the snapshot, as ``gp_read_snapshot`` of shim/device.c reads it."""
+    """Return the snapshot, as ``read_snapshot`` of shim/runtime/snapshot.c reads it."""
     errors = api.error_texts()
     version = int(api.call("cuDriverGetVersion"))
     pieces = [HEAD.pack(table.PROTOCOL, version, len(specs), len(errors))]

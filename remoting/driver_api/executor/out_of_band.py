@@ -4,8 +4,8 @@ The driver keeps its caller when a stream's queue is full, and while memory is f
 callers until all kernels are over (seen on an H200). A kernel may wait for what the client writes
 to mapped memory, though, and a stream for the client's answer to a host function. Both lie behind,
 and nothing goes on without them. The client sends little ahead of an answer that comes soon
-(``shim/host.c``), but a function may wait for what the program calls next, and one launch of a
-graph with many functions is more than any queue holds.
+(``shim/runtime/host.c``), but a function may wait for what the program calls next, and one launch
+of a graph with many functions is more than any queue holds.
 """
 
 import threading

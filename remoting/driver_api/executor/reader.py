@@ -21,7 +21,7 @@ RECORD = struct.Struct("<HHI")
 
 AHEAD_SIZE_MAX = 512 << 20
 """Bytes that are read ahead at most. The client sends up to 192 MiB beyond a host function that
-waits (``shim/host.c``), and what it has changed in up to 256 MiB of mapped memory."""
+waits (``shim/runtime/host.c``), and what it has changed in up to 256 MiB of mapped memory."""
 
 CHUNK_SIZE = 1 << 20
 

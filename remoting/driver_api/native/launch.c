@@ -18,7 +18,7 @@ typedef int launch_kernel(void *function, unsigned grid_x, unsigned grid_y, unsi
                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                           void *stream, void **parameters, void **extra);
 
-// The head of a record and what follows in a launch; as wire.c and launch.c of the shim write it.
+// The head of a record and what follows in a launch; as send.c and launch.c of the shim write it.
 struct launch {
     uint16_t op, flags;
     uint32_t size;

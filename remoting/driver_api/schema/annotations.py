@@ -216,7 +216,7 @@ RECORDS: tuple[str, ...] = (
 )
 
 HAND: tuple[str, ...] = (
-    # Written by hand in shim/*.c: answered from the snapshot or by a record of ``RECORDS``.
+    # Written by hand in shim/*/*.c: answered from the snapshot or by a record of ``RECORDS``.
     *("cuInit", "cuDriverGetVersion", "cuGetErrorString", "cuGetErrorName", "cuGetExportTable"),
     *("cuGetProcAddress", "cuGetProcAddress_v2", "cuModuleGetLoadingMode"),
     *("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid"),
@@ -371,7 +371,7 @@ ALIASES = {
     "cuStreamWriteValue32": "cuStreamWriteValue32_v2",
     "cuStreamWriteValue64": "cuStreamWriteValue64_v2",
 }
-"""Other names of functions of ``CALLS``; those of functions of ``HAND`` are aliases in shim/*.c."""
+"""Other names of functions of ``CALLS``; those of ``HAND`` are aliases in shim/*/*.c."""
 
 REFUSED: tuple[str, ...] = ("cuDeviceGetLuid", "cuProfilerInitialize")
 """Of ``HAND``: written, but only to refuse; the document counts them as not there."""

@@ -287,7 +287,7 @@ def test_a_server_alone_has_one_as_well_or_leaves_it_to_the_driver() -> None:
 
 
 def test_an_introduction_of_workers() -> None:
-    """As shim/peers.c lays it out: itself left out, and a server that has no session."""
+    """As shim/memory/peers.c lays it out: itself left out, and a server that has no session."""
     other = PEER.pack(b"id-b", b"b", b"s" * 16, b"c" * 32, b"k" * 32, 1, 1)
     key, others = introduction(b"K" * 32 + other + bytes(2 * PEER.size), 3)
     assert key == b"K" * 32

@@ -1,7 +1,7 @@
 """Managed memory: device memory at an address that is the client's as well.
 
-The client keeps both sides coherent (shim/managed.c); here is memory that all devices of the
-session reach, and copies that wait for no kernel but those that must come first.
+The client keeps both sides coherent (shim/hostmem/managed.c); here is memory that all devices of
+the session reach, and copies that wait for no kernel but those that must come first.
 """
 
 from collections.abc import Callable

@@ -23,7 +23,8 @@ from gpupool.remoting.worker.peer_links import (
 )
 
 PEER = struct.Struct("<104s104s16s32s32sII")
-"""``struct peer`` of shim/peers.c: server, name, session, certificate, key, encrypted, there."""
+"""``struct peer`` of shim/memory/peers.c: server, name, session, certificate, key, encrypted,
+there."""
 
 NOT_SUPPORTED = 801
 FAILED_ELSEWHERE = 999

@@ -40,7 +40,7 @@ class Tensors(HandlerGroup):
 
 
 def encode_tensor_map(direct: Direct, words: Sequence[int]) -> bytes:
-    """Return the 128 bytes of a CUtensorMap; ``words`` as shim/tensor.c packs them.
+    """Return the 128 bytes of a CUtensorMap; ``words`` as shim/rare/tensor.c packs them.
 
     Not by cuda.bindings: its tensor maps lie where Python puts them, at multiples of 16 bytes, and
     the driver wants 64, by newer headers 128; nor does it give the strides of rank 1 an address.

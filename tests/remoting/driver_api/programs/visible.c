@@ -1,5 +1,5 @@
 // Which devices each of the lists given names, and in what order CUDA_DEVICE_ORDER puts these: all
-// that the library knows about them is in shim/visible.c. NAMES LIST...; or "order" SPEED...
+// that the library knows about them is in shim/base/visible.c. NAMES LIST...; or "order" SPEED...
 #define _GNU_SOURCE
 #include "core.h"
 
