@@ -29,8 +29,9 @@ static int look_up(const char *name, void **found, int version, uint64_t flags, 
     // What is newer than the server's driver is not there, as it is not in that driver. A program may
     // ask for more than it is told: what it gets is the newest form that there is.
     int newest = gp.version != 0 ? gp.version : GP_CUDA_INTERFACE;
-    for (int at = low; at < gp_lists.symbol_count && strcmp(gp_lists.symbols[at].name, name) == 0; at++) {
+    for (int at = low; at < gp_lists.symbol_count; at++) {
         const struct gp_symbol *one = &gp_lists.symbols[at];
+        if (strcmp(one->name, name) != 0) break;
         if (one->version > newest) continue;
         exists = true;
         if (one->version > version || (one->per_thread && flags != 2)) continue;
@@ -178,7 +179,9 @@ static const slot hooks_table[7] = {
     SIZE(7), EMPTY, SLOT(hooks_first), EMPTY, EMPTY, EMPTY, SLOT(hooks_second),
 };
 static const slot tls_table[4] = {SIZE(4), EMPTY, SLOT(tls_context), EMPTY};
-static const slot local_table[4] = {SLOT(gp_local_put), SLOT(gp_local_delete), SLOT(gp_local_get), NULL};
+static const slot local_table[4] = {
+    SLOT(gp_local_put), SLOT(gp_local_delete), SLOT(gp_local_get), NULL,
+};
 static const slot checks_table[17] = {
     SIZE(17), EMPTY, SLOT(check_context), SLOT(check_nothing), EMPTY, EMPTY, EMPTY, EMPTY, EMPTY,
     EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY, EMPTY,

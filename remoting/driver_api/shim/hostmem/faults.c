@@ -1,4 +1,5 @@
-// Faults of memory that the library has closed to the program: each goes to the file that tracks it.
+// Faults of memory that the library has closed to the program: each goes to the file that tracks
+// the memory.
 #define _GNU_SOURCE
 #include "managed.h"
 
@@ -7,7 +8,7 @@
 
 #define LAYERS 4
 
-static pthread_mutex_t fault_lock = PTHREAD_MUTEX_INITIALIZER;  // of what follows, but for reading it
+static pthread_mutex_t fault_lock = PTHREAD_MUTEX_INITIALIZER;  // of changes of what follows
 static struct sigaction previous[LAYERS];
 static int layers;  // of handlers, each for one that came before it
 

@@ -1,4 +1,4 @@
-// What the files of base/ share, and all above them: results, handles, devices, ranges, routes, hooks.
+// What the files of base/ share with all: results, handles, devices, ranges, routes, hooks.
 #ifndef GP_BASE_H
 #define GP_BASE_H
 
@@ -11,8 +11,8 @@
 #include "generated_records.h"
 
 #define GP_EXPORT __attribute__((visibility("default")))
-// Another name of an exported function of the same file. Nothing in the library calls an exported function,
-// which a program may have put its own in place of: the work is in functions of gp_* or static ones.
+// Another name of an exported function of the same file. Nothing in the library calls an exported
+// function, in whose place a program may have put its own: the work is in gp_* and static ones.
 #define GP_ALIAS(name, of) GP_EXPORT extern __typeof__(of) name __attribute__((alias(#of)))
 #define GP_DEVICES_MAX 64  // of all servers of the lease
 #define GP_SERVERS_MAX GP_DEVICES_MAX
@@ -144,28 +144,29 @@ struct gp_state {
     struct gp_context primaries[GP_DEVICES_MAX];
 };
 
-// What lower layers call in higher ones, which say so as the library is loaded. A layer calls no other above it.
+// What lower layers call in higher ones, which register it as the library is loaded. No layer calls
+// another above it in any other way.
 struct gp_hooks {
-    // Of runtime/host.c. A function's turn has come; and wait until a record may be sent, while functions are
-    // pending, with so many bytes of its own and so many behind its frame.
+    // Of runtime/host.c. A function's turn has come; and, while functions are pending, wait until a
+    // record may be sent, with so many bytes of its own and so many behind its frame.
     void (*host_arrived)(int server, uint64_t id, int status, uint64_t ticket);
     void (*host_gate)(int op, uint64_t size, uint64_t bulk);
-    // Of hostmem/mapped.c. What the program wrote to memory that kernels see, while gp_mapped_count; and what
-    // kernels wrote: of all bytes without a mask.
+    // Of hostmem/mapped.c. Send what the program wrote to memory that kernels see, if
+    // gp_mapped_count; and take over what kernels wrote: of all bytes without a mask.
     void (*push_mapped)(void);
     void (*mapped_arrived)(uint64_t id, uint64_t offset, const unsigned char *bytes,
                            const unsigned char *mask, size_t size);
     // Where bytes of an answer go that are meant for the program's memory, and that they are there.
     unsigned char *(*mapped_alias)(void *target);
     void (*mapped_filled)(const void *target, size_t size);
-    // Of hostmem: whether a fault was one of memory that the library had closed, and that is open now.
+    // Of hostmem: whether a fault was one of memory that the library had closed, and is open now.
     bool (*mapped_fault)(uint64_t address);
     bool (*managed_fault)(uint64_t address, const void *context);
     // Of graph: work of a stream that is captured, which the worker alone cannot capture.
-    int (*capture_box)(const void *copy, void *stream);  // a CUDA_MEMCPY3D, of which one side is the host's
+    int (*capture_box)(const void *copy, void *stream);  // a CUDA_MEMCPY3D; one side is the host's
     int (*capture_allocate)(uint64_t *address, size_t size, void *stream);
     int (*capture_free)(uint64_t address, void *stream);
-    int (*capture_call)(struct gp_handle *graph, uint64_t id);  // takes over the reference to a host node
+    int (*capture_call)(struct gp_handle *graph, uint64_t id);  // takes over its reference
     // Of rare/reference.c: references to what is in a module that is unloaded end.
     void (*module_unloaded)(const void *module);
 };
@@ -175,7 +176,7 @@ struct gp_hooks {
 extern struct gp_state gp;
 extern struct gp_hooks gp_hooks;
 extern bool gp_several;      // the devices are of several servers
-extern int gp_started;       // 1: cuInit has succeeded; -1: this is a fork of a process where it had
+extern int gp_started;       // 1: by cuInit; -1: this is a fork of a process that had started
 extern int gp_servers_left;  // those that are not lost
 extern bool gp_reached[GP_SERVERS_MAX];  // by server: it is used, and not lost
 extern int gp_hosts_pending;  // host functions
@@ -198,7 +199,7 @@ int gp_verbosity(void);
 bool gp_verbose(void);
 bool gp_launches_block(void);  // CUDA_LAUNCH_BLOCKING
 void gp_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-// Starts a thread of ours, which runs with argument; 0, or the error of pthread_create. The program's
+// Start a thread of ours, which runs with argument; 0, or pthread_create's error. The program's
 // signals are for its own threads, so all are masked but signal_taken, if that is not 0.
 int gp_start_thread(void *(*run)(void *), void *argument, int signal_taken);
 
@@ -325,7 +326,7 @@ static inline void gp_unroute(const int *before) {
 #define GP_REACH_ADDRESS(address) \
     GP_CHECK(!gp_several || gp_reaches(gp_device_at(address)) ? GP_SUCCESS : GP_INVALID_VALUE)
 
-// --- the beginning of an exported function ----------------------------------------------------------
+// --- the beginning of an exported function -------------------------------------------------------
 
 #define GP_ENTER() GP_CHECK(gp_enter())
 // The same for what needs no current context, because it has a handle of some context: as with CUDA,

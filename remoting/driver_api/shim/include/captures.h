@@ -18,7 +18,8 @@ struct gp_capture {
 };
 
 struct gp_capture *gp_find_capture(const struct gp_handle *handle);  // of a stream or an event
-bool gp_begin_capture(struct gp_handle *stream, struct gp_handle *graph, bool given);  // false: no room
+// False where there is no room for one more.
+bool gp_begin_capture(struct gp_handle *stream, struct gp_handle *graph, bool given);
 void gp_end_capture(struct gp_capture *capture);
 
 #endif

@@ -1,5 +1,5 @@
-// What all layers offer to those above them. Files of a low layer include the header of theirs: base.h,
-// wire.h, hostmem.h or runtime.h, each of which includes the one before.
+// What all layers offer to those above them. Files of a low layer include the header of theirs:
+// base.h, wire.h, hostmem.h or runtime.h, each of which includes the one before.
 #ifndef GP_CORE_H
 #define GP_CORE_H
 
@@ -38,8 +38,8 @@ int gp_function_here(void *function);        // checked, and known to the server
 int gp_module_here(const void *module);      // a CUmodule, and no library
 
 // launch.c: as cuLaunchKernel
-int gp_launch_kernel(void *function, const unsigned grid[3], const unsigned block[3], unsigned shared,
-                     void *stream, void **parameters, void **extra);
+int gp_launch_kernel(void *function, const unsigned grid[3], const unsigned block[3],
+                     unsigned shared, void *stream, void **parameters, void **extra);
 
 // module.c, function.c: as cuModuleLoadData and so on
 int gp_load_module(void **module, const void *image);
@@ -63,8 +63,8 @@ struct gp_symbol {
 };
 
 // process.c
-// What the generated files list: the names that can be looked up, in their order, and functions that are not there,
-// with how often each was called.
+// What the generated files list: the names that can be looked up, in their order, and functions
+// that are not there, with how often each was called.
 struct gp_lists {
     const struct gp_symbol *symbols;
     int symbol_count, missing_count;

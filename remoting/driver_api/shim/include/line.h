@@ -1,48 +1,52 @@
-// The line to a worker: calls in one total order, replies to the threads that wait, downloads. There is
-// one for each server of the lease; route.c says which one a thread's calls take.
+// The line to a worker: calls in one total order, replies to the threads that wait, downloads.
+// There is one for each server of the lease; base/route.c says which one a thread's calls take.
 //
-// Frames. A frame to the worker is a header of 16 bytes, a body of records and bulk bytes that belong
-// to its last record. Records are appended to a buffer, which leaves when a thread waits for a reply,
-// when it holds FLUSH_SIZE bytes, or FLUSH_DELAY_NS after its first record. A frame from the worker is
-// a struct answer, its body and its bulk bytes.
+// Frames. A frame to the worker is a header of 16 bytes, a body of records, and bulk bytes that
+// belong to its last record. Records are appended to a buffer, which leaves when a thread waits for
+// a reply, when it holds FLUSH_SIZE bytes, or FLUSH_DELAY_NS after its first record. A frame from
+// the worker is a struct answer, its body and its bulk bytes.
 //
 // Files, each of which calls those before it: line.c (which lines there are, how they are lost),
 // receive.c (answers), send.c (the buffer, records), exchange.c (calls that wait for a reply).
 //
-// Threads. A line has no thread that reads: a thread that waits for a reply reads, for itself and for
-// the others. Three kinds of threads use a line: the program's threads append, send, wait and read; the
-// line's flusher (send.c) sends what has lain in the buffer for long; the thread of host functions
-// (runtime/host.c) reads while functions are pending, so that it learns whose turn has come.
+// Threads. A line has no thread that only reads: a thread that waits for a reply reads, for itself
+// and for the others. Three kinds of threads use a line. The program's threads append, send, wait
+// and read. The line's flusher (send.c) sends what has lain in the buffer for long. The thread of
+// host functions (runtime/host.c) reads while functions are pending, to learn whose turn has come.
 //
-//   reading        | a thread waits            | the reader gets an answer | the connection breaks
-//   ---------------+---------------------------+---------------------------+----------------------------
-//   nobody reads   | it becomes the reader     | -                         | the next to wait or send
-//                  |                           |                           | finds that out
-//   a thread reads | it sleeps on `answered`   | whose request it is, gets | the reader loses the line;
-//                  |                           | it; the reader ends its   | all that wait get
-//                  |                           | turn and wakes all        | CUDA_ERROR_DEVICE_UNAVAILABLE
-//   lost           | it gets that error        | -                         | -
+//   reading        | a thread waits           | an answer comes          | the connection breaks
+//   ---------------+--------------------------+--------------------------+-------------------------
+//   nobody reads   | it becomes the reader    | it stays in the socket   | the next thread to wait
+//                  |                          |                          | or to send finds out
+//   a thread reads | it sleeps on `answered`  | its request gets it; the | the reader loses the
+//                  |                          | reader wakes all, and    | line; all that wait get
+//                  |                          | goes on if it still waits| DEVICE_UNAVAILABLE
+//   lost           | it gets that error       | -                        | -
 //
-//   the buffer     | a record is appended      | FLUSH_DELAY_NS later      | a thread asks
-//   ---------------+---------------------------+---------------------------+----------------------------
-//   empty          | the flusher is woken      | -                         | it sends its record at once
-//   filling        | from FLUSH_SIZE on, the   | the flusher sends         | it sends all, in their order
-//                  | thread that appended sends|                           |
-//   sent           | goes into the spare buffer: one is filled while the other is sent
-//   lost           | goes nowhere              | -                         | it gets the error above
+//   the buffer     | a record is appended     | FLUSH_DELAY_NS pass      | a thread asks
+//   ---------------+--------------------------+--------------------------+-------------------------
+//   empty          | the flusher is woken     | -                        | it sends its record
+//   filling        | from FLUSH_SIZE on the   | the flusher sends all    | it sends all, its record
+//                  | thread sends all         |                          | last
+//   lost           | it goes nowhere          | -                        | it gets the error above
 //
-// Locks, in the order in which they are taken: gp_push_lock or that of managed memory (hostmem), then
-// send_lock, line_lock, and that of host functions. read_lock is taken last and held for no call of
-// another file. What is registered in gp_hooks is called without line_lock and read_lock.
+// There are two buffers, so that one is filled while the other is sent.
 //
-// Blocking. gp_post and gp_open may wait for room in the socket's buffer, and for that alone; a sender
-// reads meanwhile, so that two full socket buffers cannot block each other for ever. gp_call,
-// gp_exchange and gp_hear wait for the worker, and so for whatever is before them on the line. Between
-// gp_open and gp_close a thread holds line_lock: it calls nothing that may append, and touches neither
-// managed nor tracked memory, whose faults do.
+// Locks, in the order in which they are taken: gp_push_lock or that of managed memory (hostmem),
+// send_lock, line_lock, and that of host functions. read_lock is taken behind any of these, and
+// held for no call of another file. What is registered in gp_hooks is called without line_lock and
+// read_lock, but perhaps with send_lock, by a sender that reads.
 //
-// Never true: a reply is given to a request that has returned; a thread sleeps on `answered` while
-// nobody reads; a record is appended behind one that was sent later; a line that was lost is used again.
+// Blocking. gp_open and gp_post wait for no reply, unless host functions are pending: then at their
+// gate. They may wait for a thread that sends, and for room in the socket; a sender reads
+// meanwhile, so that two full sockets cannot block each other for ever. gp_call, gp_exchange and
+// gp_hear wait for the worker, and so for what is before them on the line. Between gp_open and
+// gp_close a thread holds line_lock: it appends nothing else and touches no managed memory, whose
+// faults append.
+//
+// Never true: a reply goes to a request that has returned; a thread sleeps on `answered` while
+// nobody reads; records leave in another order than that in which they were appended; a lost line
+// is used.
 #ifndef GP_LINE_H
 #define GP_LINE_H
 
@@ -107,7 +111,8 @@ extern int gp_line_count;                      // up to the last that is used
 extern struct line *gp_only_line;              // unless there are several
 void gp_line_lose(struct line *line, const char *why);
 void gp_line_lose_one(struct line *line);  // without a word
-bool gp_line_still_there(struct line *line);  // looks for what ends a session without a word on its connection
+// Look for what ends a session without a word on its connection.
+bool gp_line_still_there(struct line *line);
 
 static inline struct line *gp_line_here(void) {
     return __builtin_expect(gp_several, 0) ? gp_lines[gp_here()] : gp_only_line;

@@ -13,7 +13,7 @@ int gp_device_attribute(int *value, int attribute, int device);
 // context.c
 void gp_forget_context(const struct gp_context *known);  // one that cuCtxCreate made
 
-// locals.c: the runtime's storage in a context, which it names by 0 or -1 where it is the current one
+// locals.c: the runtime's storage in a context; it names the current one by 0 or -1 as well
 int gp_local_context(void *context, struct gp_context **found);
 int gp_local_get(void **value, void *context, const void *key);
 int gp_local_put(void *context, void *key, void *value,
@@ -52,7 +52,8 @@ void gp_host_recorded(struct gp_handle *event, const struct gp_handle *stream);
 void gp_host_waits(struct gp_handle *stream, const struct gp_handle *event);
 bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns);  // 0: without an end
 int gp_host_launched(void *stream);  // a graph was, and may call its host nodes until it ends
-// A host node of a graph, by the number by which the worker calls it, with one reference; and one reference less.
+// A host node of a graph, by the number by which the worker calls it: made with one reference, and
+// one reference less.
 int gp_host_node(void (*function)(void *), void *data, uint64_t *id);
 void gp_host_node_drop(uint64_t id);
 
@@ -63,6 +64,6 @@ bool gp_host_node_at(uint64_t id, void (**function)(void *), void **data);
 void gp_host_node_keep(uint64_t id);
 int gp_host_node_release(uint64_t id);  // its server if it ends with this reference, else -1
 bool gp_host_nodes_ending(void);
-void gp_host_nodes_end(int server, uint64_t oldest);  // those that no pending call, of which the oldest is given, needs
+void gp_host_nodes_end(int server, uint64_t oldest);  // that end before the oldest pending call
 
 #endif

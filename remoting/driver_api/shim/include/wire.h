@@ -23,8 +23,8 @@ struct gp_request {
 // link.c: the agent and the data connections; 0 or an error
 int gp_connect(void);
 
-// The wire: line.h says how it works. The start of a line: it says hello, of which the reply is to be freed; it runs;
-// and it is that of the one server that is left, if so.
+// The start of a line (line.h says how it works): it says hello, whose reply is to be freed; it
+// runs; and, where there is one server only, it is that server's.
 struct gp_link;
 int gp_wire_open(struct gp_link *link, struct gp_request *hello);
 int gp_wire_run(int server);

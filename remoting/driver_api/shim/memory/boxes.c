@@ -27,7 +27,7 @@ static int find_end(const struct gp_box *box, size_t width, size_t height, struc
     return GP_SUCCESS;
 }
 
-// --- from and to arrays -----------------------------------------------------------------------------
+// --- from and to arrays --------------------------------------------------------------------------
 
 // An end as the worker takes it: kind, array or address, corner, pitch and height.
 #define END_WORDS 7
@@ -177,7 +177,7 @@ static int copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async) 
     return gp_post(GP_ARRAY_COPY, values, 2 * END_WORDS + 4);
 }
 
-// --- CUDA_MEMCPY3D and CUDA_MEMCPY2D ----------------------------------------------------------------
+// --- CUDA_MEMCPY3D and CUDA_MEMCPY2D -------------------------------------------------------------
 
 int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
     GP_ENTER_ON(stream);
@@ -271,7 +271,7 @@ GP_EXPORT int cuMemcpy3DPeerAsync(const void *copy, void *stream) {
     return gp_copy_box(copy, stream, true);
 }
 
-// --- copies of one dimension -----------------------------------------------------------------------
+// --- copies of one dimension ---------------------------------------------------------------------
 
 static struct gp_box in_array(void *array, size_t offset) {
     return (struct gp_box){.kind = GP_IN_ARRAY, .array = array, .x = offset};

@@ -1,4 +1,4 @@
-// Memory of devices: allocation, and what it says of itself. Pinned memory of the host is in pinned.c.
+// Memory of devices. Pinned memory of the host is in hostmem/pinned.c.
 #define _GNU_SOURCE
 #include "core.h"
 #include "managed.h"

@@ -116,8 +116,8 @@ static int launch(struct launch *head, struct function *function, void *stream, 
     return GP_SUCCESS;
 }
 
-int gp_launch_kernel(void *function, const unsigned grid[3], const unsigned block[3], unsigned shared,
-                     void *stream, void **parameters, void **extra) {
+int gp_launch_kernel(void *function, const unsigned grid[3], const unsigned block[3],
+                     unsigned shared, void *stream, void **parameters, void **extra) {
     struct launch head = {.grid = {grid[0], grid[1], grid[2]},
                           .block = {block[0], block[1], block[2]}, .shared = shared};
     return launch(&head, function, stream, parameters, extra, NULL, 0, 0);

@@ -343,7 +343,8 @@ bool gp_host_settle(const struct gp_handle *stream, int64_t patience_ns) {
     bool over, flushed = false;
     pthread_mutex_lock(&lock);
     for (;;) {
-        over = gp_in_host_function() || queue->pending == NULL || queue->pending->id > last || gp_is_lost();
+        over = gp_in_host_function() || queue->pending == NULL || queue->pending->id > last ||
+               gp_is_lost();
         if (over || now_ns() >= until) break;
         if (flushed) {
             wait_changed(until);

@@ -14,7 +14,8 @@ struct line *gp_only_line;
 
 // Whether it was not before.
 static bool note_lost(const struct line *line) {
-    if (!__atomic_exchange_n(&gp_reached[line->link->server], false, __ATOMIC_RELAXED)) return false;
+    bool *reached = &gp_reached[line->link->server];
+    if (!__atomic_exchange_n(reached, false, __ATOMIC_RELAXED)) return false;
     __atomic_fetch_sub(&gp_servers_left, 1, __ATOMIC_RELAXED);
     return true;
 }

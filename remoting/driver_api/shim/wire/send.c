@@ -11,7 +11,7 @@
 #define FRAME_MAGIC 0x47504331U  // "1CPG"
 #define FLUSH_SIZE (32 * 1024)
 #define FLUSH_DELAY_NS 50000
-#define LOOK_SENDING_MS 200   // between looks of a thread that sends, which does not hear gpupool run
+#define LOOK_SENDING_MS 200   // between looks of a thread that sends, which gpupool run cannot wake
 #define LEAVING_NS 200000000  // for what is left to send when the program ends
 
 static __thread struct line *opened;  // from gp_open to gp_close
@@ -230,7 +230,8 @@ int gp_post_bulk(int op, const uint64_t *values, int count, const void *bulk, si
         gp_line_send(line, NULL, 0);
         pthread_mutex_lock(&line->line_lock);
     }
-    unsigned char *at = gp_line_append(line, op, 0, sizeof(struct record) + (size_t)count * 8, device);
+    size_t whole = sizeof(struct record) + (size_t)count * 8;
+    unsigned char *at = gp_line_append(line, op, 0, whole, device);
     memcpy(at, values, (size_t)count * 8);
     gp_line_send(line, bulk, size);
     pthread_mutex_unlock(&line->send_lock);
