@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.remoting.driver import build
+from gpupool.remoting.driver_api import build
 
 SHIM = build.HERE / "shim"
 LAYERS = (
