@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from tests import limits
+from tests import limits, shared
 
 # A shared machine can stop for longer than any deadline that would mean something.
 settings.register_profile("gpupool", deadline=None)
@@ -34,6 +34,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the package as an installation does: its workers write no bytecode themselves."""
     config.pluginmanager.register(limits)
+    config.pluginmanager.register(shared)
     if not hasattr(config, "workerinput"):
         root = Path(__file__).parent.parent
         for name in ("cli", "consensus", "pool", "remoting", "simulations"):

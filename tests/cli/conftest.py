@@ -14,17 +14,17 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
+from tests.pools import Spawned, view_of, wrong_with
+from tests.shared import Shared
 
 from gpupool.cli.lib.columns import Rate, Seen
-from gpupool.cli.lib.connect import connected
-from gpupool.cli.lib.output import to_plain
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import Event, Partition
 from gpupool.pool.view import (
@@ -332,6 +332,7 @@ class LivePool:
         }
         self.env.pop("XDG_RUNTIME_DIR", None)
         self.servers = {name: LiveServer(name, folder, self.env) for name in ("a", "b", "c")}
+        self._spawned = Spawned()
 
     def start(self) -> None:
         """Start all three and wait until they vote."""
@@ -368,26 +369,18 @@ class LivePool:
     def spawn(
         self, *arguments: str, env: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[str]":
-        """Start one command in a session of its own, without a terminal."""
-        return subprocess.Popen(
-            [*GPUPOOL, *arguments],
-            env=self.env | dict(env or {}),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        """Start one command in a session of its own, without a terminal; it ends with its test."""
+        return self._spawned.start([*GPUPOOL, *arguments], self.env | dict(env or {}))
+
+    def wrong(self) -> str:
+        """End what a test has started, and return why the pool is not as it was before."""
+        self._spawned.end()
+        processes = {name: server.process for name, server in self.servers.items()}
+        return wrong_with(processes, self.env["GPUPOOL_CREDENTIALS"])
 
     def view(self) -> dict[str, Any]:
         """Return what ``status --json`` says of the pool, without another process for each look."""
-
-        async def look() -> PoolView:
-            async with connected(self.env["GPUPOOL_CREDENTIALS"]) as pool:
-                return await pool.view()
-
-        seen: dict[str, Any] = json.loads(json.dumps(to_plain(trio.run(look))))
-        return seen
+        return view_of(self.env["GPUPOOL_CREDENTIALS"])
 
     def granted(self) -> int:
         """Return the bytes that are granted in the whole pool."""
@@ -408,7 +401,8 @@ class LivePool:
         return "\n".join(s.name + ": " + s.log.read_text()[-2000:] for s in self.servers.values())
 
     def stop(self) -> None:
-        """End all servers."""
+        """End all commands and servers."""
+        self._spawned.end()
         for server in self.servers.values():
             if server.process is not None and server.process.poll() is None:
                 server.process.terminate()
@@ -421,46 +415,38 @@ class LivePool:
                     server.process.wait()
 
 
-class Running:
-    """The pool of this folder's tests, while there is one."""
-
-    pool: LivePool | None = None
-
-    def start(self) -> LivePool:
-        """Start it, unless it runs."""
-        if self.pool is None:
-            # Not below pytest's own folder, which other users may not enter, and short for sockets.
-            self.pool = LivePool(Path(tempfile.mkdtemp(prefix="gpupool-test-")))
-            try:
-                self.pool.start()
-            except BaseException:
-                self.stop()
-                raise
-        return self.pool
-
-    def stop(self) -> None:
-        """End it, if it runs."""
-        pool, self.pool = self.pool, None
-        if pool is not None:
-            pool.stop()
-            shutil.rmtree(pool.folder, ignore_errors=True)
+@contextmanager
+def running() -> Generator[LivePool]:
+    """Run a pool of three servers."""
+    # Not below pytest's own folder, which other users may not enter, and short for sockets.
+    pool = LivePool(Path(tempfile.mkdtemp(prefix="gpupool-test-")))
+    try:
+        pool.start()
+        yield pool
+    finally:
+        pool.stop()
+        shutil.rmtree(pool.folder, ignore_errors=True)
 
 
-RUNNING = Running()
+RUNNING = Shared(running, LivePool.wrong)
 
 
 @pytest.fixture
-def live_pool() -> LivePool:
-    """Run a pool of three servers; every test leaves it whole, idle and undrained."""
-    return RUNNING.start()
+def live_pool(request: pytest.FixtureRequest) -> Iterator[LivePool]:
+    """Lend a pool of three servers; every test leaves it whole, idle and undrained."""
+    yield from RUNNING.lend(request)
 
 
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, object, object]:
     """End the pool with this folder's tests: three idle servers take a tenth of a core."""
-    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
-        RUNNING.stop()
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+            RUNNING.end()
 
 
 def pytest_sessionfinish() -> None:
     """End it as well where the run was broken off."""
-    RUNNING.stop()
+    RUNNING.end()

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 # The pools of these tests are made as those of the other tests, but of one server.
 from tests.cli.conftest import DEADLINE_S, LivePool
+from tests.shared import Shared
 
 from gpupool.pool.errors import ExitCode
 
@@ -53,8 +55,8 @@ class OnePool(LivePool):
         return {"GPUPOOL_CREDENTIALS": str(self.folder / "ada.json")}
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[OnePool]:
+@contextmanager
+def running() -> Generator[OnePool]:
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     pool = OnePool(folder)
     pool.servers = {"a": pool.servers["a"]}
@@ -64,6 +66,18 @@ def pool() -> Iterator[OnePool]:
     finally:
         pool.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def shared_pool() -> Iterator[Shared[OnePool]]:
+    shared = Shared(running, OnePool.wrong)
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def pool(shared_pool: Shared[OnePool], request: pytest.FixtureRequest) -> Iterator[OnePool]:
+    yield from shared_pool.lend(request)
 
 
 def put(pool: OnePool, text: str) -> None:

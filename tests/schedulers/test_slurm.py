@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import LivePool
+from tests.shared import Shared
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "examples" / "slurm" / "train.sbatch"
@@ -246,9 +247,15 @@ def started(*, accounting: bool = False) -> Generator[Slurm]:
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Slurm]:
-    with started() as running:
-        yield running
+def shared_slurm() -> Iterator[Shared[Slurm]]:
+    shared = Shared(started, lambda slurm: slurm.pool.wrong())
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def slurm(shared_slurm: Shared[Slurm], request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    yield from shared_slurm.lend(request)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fake_cuda.build import build as build_driver
+from tests.pools import Spawned, wrong_with
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
@@ -112,6 +113,7 @@ class FakeGpuPool:
             "XDG_CACHE_HOME": str(folder / "cache"),
         }
         self.env.pop("XDG_RUNTIME_DIR", None)
+        self._spawned = Spawned()
         self.servers = [
             FakeGpuServer(folder, "abcd"[at], first + at, devices, self.env)
             for at in range(servers)
@@ -164,16 +166,14 @@ class FakeGpuPool:
         )
 
     def spawn(self, *words: str) -> "subprocess.Popen[str]":
-        """Start one command."""
-        return subprocess.Popen(
-            [*GPUPOOL, *words],
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        """Start one command; it ends with its test."""
+        return self._spawned.start([*GPUPOOL, *words], self.env)
+
+    def wrong(self) -> str:
+        """End what a test has started, and return why the pool is not as it was before."""
+        self._spawned.end()
+        processes = {server.name: server.process for server in self.servers}
+        return wrong_with(processes, self.env["GPUPOOL_CREDENTIALS"])
 
     def idle_servers(self) -> int:
         """Return how many servers could grant now."""
@@ -193,6 +193,7 @@ class FakeGpuPool:
         return name
 
     def stop(self) -> None:
-        """End all servers."""
+        """End all commands and servers."""
+        self._spawned.end()
         for server in reversed(self.servers):
             server.stop()

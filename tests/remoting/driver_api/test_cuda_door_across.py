@@ -1,12 +1,13 @@
 """A lease over two real servers, and programs that use all of it by the CUDA door."""
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_pool import DEADLINE_S, HERE, FakeGpuPool
+from tests.shared import Shared
 
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.schema import table
@@ -25,8 +27,8 @@ COPIES = 8
 ACROSS = ("run", "-n", "4", "--across", "--door", "cuda")
 
 
-@pytest.fixture(scope="module")
-def two_servers() -> Iterator[FakeGpuPool]:
+@contextlib.contextmanager
+def running() -> Generator[FakeGpuPool]:
     """Run a pool of two servers with two GPUs each."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     build.ensure()
@@ -38,6 +40,20 @@ def two_servers() -> Iterator[FakeGpuPool]:
         for server in pool.servers:
             server.kill()  # without the other one it could commit nothing, not even its end
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def shared_pool() -> Iterator[Shared[FakeGpuPool]]:
+    shared = Shared(running, FakeGpuPool.wrong)
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def two_servers(
+    shared_pool: Shared[FakeGpuPool], request: pytest.FixtureRequest
+) -> Iterator[FakeGpuPool]:
+    yield from shared_pool.lend(request)
 
 
 def compiled(pool: FakeGpuPool, name: str) -> str:
@@ -184,3 +200,5 @@ def test_kill_9_of_one_server_of_a_lease_ends_all_of_it(two_servers: FakeGpuPool
     assert out == "error 46, then 46\n", err  # CUDA_ERROR_DEVICE_UNAVAILABLE
     assert program.returncode == 125
     assert "lost server b" in err.splitlines()[-1], err
+    pool.servers[1].start()
+    pool.until(lambda: pool.idle_servers() == 2)

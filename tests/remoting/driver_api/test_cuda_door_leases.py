@@ -1,12 +1,13 @@
 """A real server, worker and ``gpupool run`` with the CUDA door, on a driver without a GPU."""
 
+import contextlib
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from fake_pool import DEADLINE_S, HERE, FakeGpuPool
+from tests.shared import Shared
 
 from gpupool.remoting.driver_api import build
 
 IMAGE = HERE / "fake_cuda" / "kernels" / "test_kernels.sm_90.cubin"
 
 
-@pytest.fixture(scope="module")
-def fake_gpu_pool() -> Iterator[FakeGpuPool]:
+@contextlib.contextmanager
+def running() -> Generator[FakeGpuPool]:
     """Run a pool with one GPU that is a library."""
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     pool = FakeGpuPool(folder)
@@ -35,9 +37,24 @@ def fake_gpu_pool() -> Iterator[FakeGpuPool]:
 
 
 @pytest.fixture(scope="module")
-def leased(fake_gpu_pool: FakeGpuPool) -> str:
+def shared_pool() -> Iterator[Shared[FakeGpuPool]]:
+    shared = Shared(running, FakeGpuPool.wrong)
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def fake_gpu_pool(
+    shared_pool: Shared[FakeGpuPool], request: pytest.FixtureRequest
+) -> Iterator[FakeGpuPool]:
+    yield from shared_pool.lend(request)
+
+
+@pytest.fixture(scope="module")
+def leased(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Build the C program, against the library that gpupool run puts on the path."""
-    program = fake_gpu_pool.folder / "leased"
+    build.ensure()
+    program = tmp_path_factory.mktemp("programs") / "leased"
     command = ["gcc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-o", str(program)]
     command += [str(HERE / "programs" / "leased.c"), str(build.library_dir() / build.LIBRARY)]
     subprocess.run(command, check=True)

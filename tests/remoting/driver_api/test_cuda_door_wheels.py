@@ -5,13 +5,14 @@ test-wheels`` runs this, in an environment of its own: the wheels are 300 MB and
 project's dependencies.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
 from fake_pool import FakeGpuPool
 from test_cuda_door import HERE, KERNELS, right
+from tests.shared import Shared
 
 from gpupool.remoting.driver_api import build
 
@@ -131,10 +133,9 @@ def test_cupy_on_two_servers(python: str, library: Path, tmp_path: Path) -> None
         right(behind_the_door(python, library, control, program, servers=2))
 
 
-@pytest.fixture(scope="module")
-def pool(library: Path) -> Iterator[FakeGpuPool]:
+@contextlib.contextmanager
+def running() -> Generator[FakeGpuPool]:
     """Run a pool of one server with two GPUs, whose NVML a lease's programs can ask."""
-    assert library.exists()
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     fake = FakeGpuPool(folder, devices=2, first=242 + os.getpid() % 10)
     try:
@@ -143,6 +144,19 @@ def pool(library: Path) -> Iterator[FakeGpuPool]:
     finally:
         fake.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def shared_pool(library: Path) -> Iterator[Shared[FakeGpuPool]]:
+    assert library.exists()
+    shared = Shared(running, FakeGpuPool.wrong)
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def pool(shared_pool: Shared[FakeGpuPool], request: pytest.FixtureRequest) -> Iterator[FakeGpuPool]:
+    yield from shared_pool.lend(request)
 
 
 def nccl_of(places: list[Path]) -> Path:
