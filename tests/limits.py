@@ -6,9 +6,11 @@ pyproject.toml, or of its own mark.
 1. An ``async`` test is cancelled a little before, so that its nurseries and files are closed as
    they are at any other end, and it says what each of its tasks was waiting for.
 2. pytest-timeout raises in any other test, wherever its main thread is, and the run goes on.
-3. A test may go on waiting while that passes through it: ``with subprocess.Popen`` waits for the
-   process, and so may what a fixture does at its end. Then all threads' stacks are printed and this
-   process ends. pytest-xdist names the test, and goes on with another process.
+   ``with subprocess.Popen`` would now wait for the process; in tests it kills it, if an exception
+   passes, as ``subprocess.run`` does.
+3. A test may go on waiting while that passes through it, such as in what a fixture does at its end.
+   Then all threads' stacks are printed and this process ends. pytest-xdist names the test, and goes
+   on with another process.
 
 In virtual time nothing is slow. There the first end is far beyond what any test sleeps for, so a
 test of which all tasks wait for each other comes to it at once.
@@ -18,8 +20,10 @@ import faulthandler
 import functools
 import inspect
 import os
+import subprocess
 import traceback
 from collections.abc import Awaitable, Callable, Generator
+from types import TracebackType
 from typing import Any
 
 import pytest
@@ -38,6 +42,9 @@ LAST_PART = 3 / 2
 VIRTUAL_LIMIT_S = 1e7
 """16 weeks."""
 
+EXIT_S = 60.0
+"""From the last test to the end of the process."""
+
 STDERR = pytest.StashKey[int]()
 
 
@@ -53,11 +60,24 @@ def limit_s(item: pytest.Item) -> float:
 def pytest_configure(config: pytest.Config) -> None:
     """Keep standard error as it is before pytest captures it."""
     config.stash[STDERR] = os.dup(2)
+    leave = subprocess.Popen[bytes].__exit__
+
+    def kill_and_leave(
+        self: "subprocess.Popen[bytes]",
+        exc_type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is not None:
+            self.kill()
+        leave(self, exc_type, value, traceback)
+
+    subprocess.Popen.__exit__ = kill_and_leave
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Close it."""
-    os.close(config.stash[STDERR])
+    """End the process even if a thread of a test does not, for which Python waits."""
+    faulthandler.dump_traceback_later(EXIT_S, exit=True, file=config.stash[STDERR])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -36,11 +36,8 @@ async def test_in_virtual_time(autojump_clock):
     await trio.Event().wait()
 
 def test_of_a_program_that_says_nothing():
-    with subprocess.Popen(["sleep", "5"], stdout=subprocess.PIPE) as process:
-        try:
-            process.stdout.readline()
-        finally:
-            process.kill()
+    with subprocess.Popen(["sleep", "30"], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
 
 def test_that_passes():
     pass
@@ -51,8 +48,9 @@ import pytest
 
 @pytest.fixture
 def program():
-    with subprocess.Popen(["sleep", "30"]) as process:
-        yield process
+    process = subprocess.Popen(["sleep", "30"])
+    yield process
+    process.wait()
 
 def test_that_passes_before():
     pass

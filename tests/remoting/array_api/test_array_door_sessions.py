@@ -312,7 +312,7 @@ def test_threads_have_devices_of_their_own(cp: Any) -> None:
     with cp.cuda.Device(1):
         thread = threading.Thread(target=lambda: seen.append(cp.zeros(1).device.id))
         thread.start()
-        thread.join()
+        thread.join(30)
         seen.append(cp.zeros(1).device.id)
     assert seen == [0, 1]
 

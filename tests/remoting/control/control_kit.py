@@ -91,7 +91,10 @@ class PeerLog:
         self.frames.append((peer, frame))
 
 
-async def until(condition: Callable[[], object], every_s: float = 0.005) -> None:
-    """Return once ``condition`` holds; the caller sets the deadline."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await trio.sleep(every_s)
+async def until(
+    condition: Callable[[], object], every_s: float = 0.005, *, within_s: float = 600.0
+) -> None:
+    """Return once ``condition`` holds."""
+    with trio.fail_after(within_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await trio.sleep(every_s)

@@ -165,7 +165,8 @@ def run(net: Net, words: list[str], case: str) -> None:
     try:
         while (line := program.stdout.readline()) != "waiting\n":
             if not line:
-                raise AssertionError(program.communicate()[1] + net.pool.logs())
+                errors = program.communicate(timeout=DEADLINE_S)[1]
+                raise AssertionError(errors + net.pool.logs())
         time.sleep(1.3)
         started = time.monotonic()
         cut(net)

@@ -340,7 +340,8 @@ def test_the_last_words_of_a_worker_that_has_closed_are_heard(
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=60, check=True
         )
-        thread.join()
+        thread.join(30)
+    assert not thread.is_alive()
     assert done.stdout == "46\n"  # CUDA_ERROR_DEVICE_UNAVAILABLE
     assert words.decode() in done.stderr
 

@@ -75,7 +75,8 @@ def test_processes_of_a_lease_share_memory_and_those_of_others_do_not(
     assert first.stdout is not None
     if (said := first.stdout.readline()) != "results right\n":
         handles.unlink(missing_ok=True)
-        raise AssertionError(said + first.communicate()[1] + pool.logs())
+        first.kill()
+        raise AssertionError(said + first.communicate(timeout=DEADLINE_S)[1] + pool.logs())
     words[1] = "open"
     other = pool.command("run", "-p", "0.25", "--", *words)
     handles.unlink()
@@ -194,7 +195,7 @@ def test_all_threads_of_a_program_get_the_error_and_so_does_what_they_call_then(
     process = pool.spawn("run", "--", str(program), str(IMAGE), "all")
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(2)]
-    assert lines == ["a child before: 3, 3, 3\n", "waiting\n"], process.communicate()[1]
+    assert lines == ["a child before: 3, 3, 3\n", "waiting\n"], lines
     if how == "worker killed":
         pool.server.kill_workers()
     elif how == "lease ended":

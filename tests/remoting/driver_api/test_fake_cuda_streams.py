@@ -146,7 +146,7 @@ def test_each_thread_has_its_own_default_stream(
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
-    thread.join()
+    thread.join(30)
     assert codes == [0, 0]
     assert driver.code("cuStreamQuery_ptsz", 0) == NOT_READY
 

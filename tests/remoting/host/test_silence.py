@@ -53,7 +53,8 @@ def test_a_receiver_that_is_busy_is_not_lost() -> None:
     with receiver:
         while size:
             size -= len(receiver.recv(1 << 20))
-        sender.join()
+        sender.join(30)
+    assert not sender.is_alive()
     stream.close()
 
 
@@ -113,7 +114,7 @@ def test_a_sender_that_waits_for_room_is_cut_by_another_thread() -> None:
     sender.start()
     far.recv(1)  # it sends, and soon finds no room
     peers.cut(1)
-    sender.join()
+    sender.join(30)
     assert lost
     far.close()
     peers.close()
