@@ -6,6 +6,7 @@ import hmac
 import json
 import os
 import secrets
+import signal
 import socket
 import ssl
 import subprocess
@@ -26,6 +27,7 @@ from gpupool.remoting.worker.worker_main import KEEPALIVE_LINK, set_options
 
 DROPIN = Path(__file__).resolve().parents[3] / "remoting" / "array_api" / "dropin"
 MIB = 1 << 20
+STACKS_S = 5.0
 
 
 class MemoryBudget:
@@ -346,19 +348,28 @@ def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
 def run_program(
     agent: Agent | None, source: str, *arguments: str, timeout_s: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python source as a user's program would run, with the drop-in first on its path."""
-    variables = {**os.environ, "PYTHONPATH": str(DROPIN), **environment}
+    """Run Python source as a user's program would run, with the drop-in first on its path.
+
+    One that takes longer says where each of its threads is.
+    """
+    variables = {**os.environ, "PYTHONPATH": str(DROPIN), "PYTHONFAULTHANDLER": "1", **environment}
     variables.pop("GPUPOOL_AGENT", None)
     if agent is not None:
         variables["GPUPOOL_AGENT"] = agent.path
-    return subprocess.run(
-        [sys.executable, "-c", source, *arguments],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+    argv = [sys.executable, "-c", source, *arguments]
+    with subprocess.Popen(
+        argv, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)
+            try:
+                said = process.communicate(timeout=STACKS_S)
+            except subprocess.TimeoutExpired as late:  # a child of its own has the pipes as well
+                said = (late.output, late.stderr)
+            raise AssertionError(f"no end after {timeout_s} s: {said}") from None
+    return subprocess.CompletedProcess(argv, process.returncode, out, err)
 
 
 def main() -> None:

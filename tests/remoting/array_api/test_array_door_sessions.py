@@ -494,3 +494,9 @@ def test_very_many_arrays_are_dropped_at_once(cp: Any) -> None:
     views = [a[1] for _ in range(100_000)]  # 12 bytes each to free them: more than one frame
     del views
     assert float(a[1]) == 1
+
+
+def test_a_program_that_does_not_end_says_where_it_is() -> None:
+    source = "import os, time\nif not os.fork(): os._exit(0)\ntime.sleep(60)\n"
+    with pytest.raises(AssertionError, match=r"no end after 1 s: .*line 3 in <module>"):
+        door_kit.run_program(None, source, timeout_s=1)
