@@ -9,8 +9,8 @@ from typing import Any
 
 import trio
 
-from gpupool.cli.connect import connected
-from gpupool.cli.output import to_plain
+from gpupool.cli.lib.connect import connected
+from gpupool.cli.lib.output import to_plain
 from gpupool.pool.view import PoolView
 
 LOOK_TIMEOUT_S = 20.0

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.remoting.arrays.conftest import SESSIONS
+from tests.remoting.array_api.conftest import SESSIONS
 
 
 def test_a_session_that_is_lost_or_has_an_error_is_made_anew(cp: Any) -> None:
