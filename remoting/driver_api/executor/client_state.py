@@ -15,9 +15,10 @@ from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import Api
 from gpupool.remoting.driver_api.executor.modules.launcher import Launcher
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
+from gpupool.remoting.driver_api.schema.layout import Record
+from gpupool.remoting.driver_api.schema.methods import Methods
 
 WORDS = [struct.Struct(f"<{count}Q") for count in range(64)]
-HEADER, REQUEST = 8, 8
 LEGACY_STREAM = 1
 GREEN_FIRST = 1024
 """Numbers of green contexts among those of devices start here."""
@@ -25,16 +26,8 @@ GREEN_FIRST = 1024
 OBJECTS_MAX = 1 << 20
 """Streams, events and so on that one client may have at a time, of each kind."""
 
-SIGNED = 1 << 63
-
-AsyncCalls = dict[int, tuple[int, Callable[..., None]]]
-"""By record: how many words it has, and what it does. Nobody waits for it."""
-
-SyncCalls = dict[int, tuple[int, Callable[..., bytes | None]]]
-"""By record: how many words it has, and what gives its reply's body; None: a reply comes later."""
-
-Raw = dict[int, Callable[[int], None]]
-"""By record: what executes it, given its flags, and reads its words itself."""
+Calls = dict[int, tuple[Record, Callable[..., bytes | None]]]
+"""By number: what a call of ``table.CALLS`` has, and what executes it."""
 
 
 @dataclass(slots=True)
@@ -109,25 +102,6 @@ class Client:
 
     # --- the record at hand -----------------------------------------------------------------------
 
-    def values(self, count: int, offset: int = HEADER) -> tuple[int, ...]:
-        """Return ``count`` words of the record."""
-        at = self.record_start + offset
-        if at + count * 8 > self.record_end:
-            raise RemoteProtocolError("malformed record")
-        return WORDS[count].unpack_from(self.buffer, at)
-
-    def rest(self, count: int, size: int, offset: int = HEADER) -> memoryview:
-        """Return ``size`` bytes behind ``count`` words."""
-        at = self.record_start + offset + count * 8
-        if at + size > self.record_end:
-            raise RemoteProtocolError("malformed record")
-        return self.view[at : at + size]
-
-    def text(self, count: int) -> bytes:
-        """Return the text behind ``count`` words of a request; padding is zero bytes."""
-        at = self.record_start + HEADER + REQUEST + count * 8
-        return bytes(self.view[at : self.record_end]).rstrip(b"\0")
-
     def read_bulk(self, size: int, limit: int) -> bytearray:
         """Return the bytes behind the frame, which must be ``size``."""
         if size != self.bulk or size > limit:
@@ -197,8 +171,8 @@ class Client:
 class HandlerGroup:
     """Some of the records: what they mean, and the state that only they need.
 
-    A method gets the values of its record. What it returns is the body of the reply; ``None`` means
-    that a reply comes later.
+    A method gets the fields of its record, and the bytes behind them if it has any. What it returns
+    is the body of the reply; ``None`` means that a reply comes later.
     """
 
     def __init__(self, client: Client) -> None:
@@ -208,6 +182,5 @@ class HandlerGroup:
         self.waiter = client.waiter
         self.streams = client.streams
         self.objects = client.objects
-        self.async_calls: AsyncCalls = {}
-        self.sync_calls: SyncCalls = {}
-        self.raw: Raw = {}
+        self.methods: Methods = {}
+        self.calls: Calls = {}

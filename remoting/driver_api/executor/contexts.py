@@ -25,13 +25,11 @@ class Contexts(HandlerGroup):
         self.images = images
         self._initial: dict[tuple[int, int], int] = {}  # limits, by device and CUlimit
         self._held: dict[tuple[int, int], int] = {}  # bytes that those above cost
-        self.async_calls = {
-            table.SET_DEVICE: (1, self._set_device),
-        }
-        self.sync_calls = {
-            table.HELLO: (2, self._hello),
-            table.GET_LIMIT: (1, self._get_limit),
-            table.SET_LIMIT: (2, self._set_limit),
+        self.methods = {
+            "SET_DEVICE": self._set_device,
+            "HELLO": self._hello,
+            "GET_LIMIT": self._get_limit,
+            "SET_LIMIT": self._set_limit,
         }
 
     def _hello(self, protocol: int, _version: int) -> bytes:

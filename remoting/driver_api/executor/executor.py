@@ -1,14 +1,13 @@
 """Executes the records of one client process, in their order."""
 
 import ctypes
-import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.devices.base import Budget, DeviceSpec
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, INVALID_VALUE, Api
-from gpupool.remoting.driver_api.executor.client_state import HEADER, Client, HandlerGroup, Raw
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.contexts import Contexts
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.generic import Generic
@@ -30,7 +29,7 @@ from gpupool.remoting.driver_api.executor.memory.transfers import Transfers
 from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addresses
 from gpupool.remoting.driver_api.executor.memory.virtual_memory import Virtual
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
-from gpupool.remoting.driver_api.executor.modules.kernels import LAUNCH, Kernels
+from gpupool.remoting.driver_api.executor.modules.kernels import Kernels
 from gpupool.remoting.driver_api.executor.modules.modules import Modules
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
 from gpupool.remoting.driver_api.executor.rare.green_contexts import GreenContexts
@@ -39,9 +38,12 @@ from gpupool.remoting.driver_api.executor.rare.tensors import Tensors
 from gpupool.remoting.driver_api.executor.rare.texture_references import References
 from gpupool.remoting.driver_api.executor.streams import Streams
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.decoding import Decoder, decoder
+from gpupool.remoting.driver_api.schema.layout import HEADER, Record
+from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
 from gpupool.remoting.worker.peer_links import Links
 
-RECORD = struct.Struct("<HHI")
+LAUNCH = BY_NAME["LAUNCH"].struct
 
 
 def handler_groups(client: Client, images: Images, links: Links | None) -> list[HandlerGroup]:
@@ -100,14 +102,13 @@ class Executor:
         self.client = client = Client(api, session, devices, budget, log)
         self.buffer = bytearray()
         self.buffer_address = 0
-        self.handlers: Raw = {}
+        self.handlers: dict[int, Callable[[int], None]] = {}
         for area in handler_groups(client, images, links):
-            for op, (count, method) in area.async_calls.items():
-                self._add(op, self._posted(count, method))
-            for op, (count, method) in area.sync_calls.items():
-                self._add(op, self._asked(count, method))
-            for op, handler in area.raw.items():
-                self._add(op, handler)
+            for name, method in area.methods.items():
+                executes = cast("Callable[..., Any]", method)
+                self._add(NUMBERS[name], self._handler(BY_NAME[name], executes))
+            for op, (record, executes) in area.calls.items():
+                self._add(op, self._handler(record, executes))
         api.runtime.setDevice(client.ordinals[0])
 
     def _add(self, op: int, handler: Callable[[int], None]) -> None:
@@ -127,15 +128,15 @@ class Executor:
         client = self.client
         client.buffer, client.view, client.bulk = buffer, view, 0
         launcher, count = client.launcher, 0
-        unpack, unpack_launch = RECORD.unpack_from, LAUNCH.unpack_from
+        unpack, unpack_launch = HEADER.unpack_from, LAUNCH.unpack_from
         functions, streams, handlers = client.functions, client.streams, self.handlers
         launch, errors = client.api.launch, client.api.errors
-        plain_launch = table.LAUNCH
+        plain_launch, least = table.LAUNCH, HEADER.size
         while start < end:
-            if end - start < HEADER:
+            if end - start < least:
                 raise RemoteProtocolError("malformed record")
             op, flags, size = unpack(buffer, start)
-            if size < HEADER or size & 7 or size > end - start:
+            if size < least or size & 7 or size > end - start:
                 raise RemoteProtocolError("malformed record")
             if launcher is not None and op == plain_launch and flags == 0:
                 at, status, launched = launcher.run(self.buffer_address, start, end)
@@ -186,21 +187,23 @@ class Executor:
             raise RemoteProtocolError("bytes behind a frame that nobody asked for")
         client.session.stream.calls += count
 
-    def _posted(self, count: int, method: Callable[..., Any]) -> Callable[[int], None]:
-        values = self.client.values
+    def _handler(self, record: Record, method: Callable[..., Any]) -> Callable[[int], None]:
+        decode = decoder(self.client, record)
+        if record.sync_calls:
+            return self._asked(decode, method)
 
         def run(_flags: int) -> None:
-            method(*values(count))
+            method(*decode())
 
         return run
 
-    def _asked(self, count: int, method: Callable[..., bytes | None]) -> Callable[[int], None]:
+    def _asked(self, decode: Decoder, method: Callable[..., bytes | None]) -> Callable[[int], None]:
         client = self.client
 
         def run(flags: int) -> None:
             if not flags & 1:
                 raise RemoteProtocolError("a call that waits came without a request")
-            request, *values = client.values(1 + count)
+            request, *values = decode()
             client.request = request
             try:
                 body = method(*values)

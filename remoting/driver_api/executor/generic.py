@@ -4,8 +4,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from gpupool.remoting.driver_api.executor.client_state import SIGNED, Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.layout import Field, Record
+
+SIGNED = 1 << 63
 
 ENDS_WAIT = "cuEventElapsedTime"
 """Its answer says that both events are over, so what they cover must be in place."""
@@ -19,10 +22,9 @@ class Generic(HandlerGroup):
         super().__init__(client)
         for op, (name, tokens, sync_calls) in table.CALLS.items():
             words = tokens.split()
-            if sync_calls:
-                self.sync_calls[op] = (len(words), self._call(name, words))
-            else:
-                self.async_calls[op] = (len(words), replaced.get(name) or self._call(name, words))
+            fields = tuple(Field(f"word_{at}", "u64") for at in range(len(words)))
+            run = replaced.get(name) or self._call(name, words)
+            self.calls[op] = (Record(name, fields, sync_calls), run)
 
     def _call(self, name: str, tokens: list[str]) -> Callable[..., Any]:
         """Return a method that converts the words of a record and calls cuda.bindings."""

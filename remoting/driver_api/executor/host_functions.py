@@ -9,7 +9,6 @@ from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
-from gpupool.remoting.driver_api.schema import table
 
 FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
@@ -45,10 +44,10 @@ class HostFunctions(HandlerGroup):
         self._overtaken: set[int] = set()  # tickets of answers that were found before their turn
         self._teller: threading.Thread | None = None
         self._ready = threading.Event()
-        self.async_calls = {
-            table.HOST_CALL: (3, self._call),
-            table.HOST_NODE: (2, self._capture),
-            table.HOST_DONE: (1, self._done),
+        self.methods = {
+            "HOST_CALL": self._call,
+            "HOST_NODE": self._capture,
+            "HOST_DONE": self._done,
         }
 
     def begin(self) -> None:

@@ -5,19 +5,17 @@ queue is full. What that waits for may lie behind (``overtaking.py``). Then anot
 ahead, and finds it. What it has read is executed later, in its order.
 """
 
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api.schema.layout import FRAME, HEADER
 
-FRAME = struct.Struct("<IIQ")
 FRAME_MAGIC = 0x47504331
 BODY_SIZE_MAX = 1 << 20
 BULK_SIZE_MAX = 1 << 40
-RECORD = struct.Struct("<HHI")
 
 AHEAD_SIZE_MAX = 512 << 20
 """Bytes that are read ahead at most. The client sends up to 192 MiB beyond a host function that
@@ -275,9 +273,9 @@ class Reader:
 def records_of(body: bytes) -> Iterator[tuple[int, memoryview, bool]]:
     """Return the records of a frame, up to a malformed one: each with whether it is the last."""
     view, at = memoryview(body), 0
-    while len(body) - at >= RECORD.size:
-        op, _flags, size = RECORD.unpack_from(body, at)
-        if size < RECORD.size or size > len(body) - at:
+    while len(body) - at >= HEADER.size:
+        op, _flags, size = HEADER.unpack_from(body, at)
+        if size < HEADER.size or size > len(body) - at:
             return
-        yield op, view[at + RECORD.size : at + size], at + size == len(body)
+        yield op, view[at + HEADER.size : at + size], at + size == len(body)
         at += size

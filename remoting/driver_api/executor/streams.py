@@ -3,10 +3,6 @@
 from gpupool.remoting.driver_api.executor.api import CudaError
 from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.schema import table
-
-OPERATION_SIZE = 48
-"""Of CUstreamBatchMemOpParams."""
 
 
 class Streams(HandlerGroup):
@@ -16,19 +12,17 @@ class Streams(HandlerGroup):
         super().__init__(client)
         self._direct = direct
         self._contexts: dict[int, int] = {}
-        self.async_calls = {
-            table.RECORD_EVENT: (3, self._record_event),
-            table.WAIT_EVENT: (3, self._wait_event),
-            table.STREAM_VALUES: (3, self._values),
-            table.CONTEXT_EVENT: (3, self._context_event),
-        }
-        self.sync_calls = {
-            table.PEER_ACCESS: (2, self._peer_access),
-            table.SYNC_STREAM: (1, self._sync_stream),
-            table.SYNC_EVENT: (1, self._sync_event),
-            table.SYNC_DEVICE: (1, self._sync_device),
-            table.QUERY_STREAM: (1, self._query_stream),
-            table.QUERY_EVENT: (1, self._query_event),
+        self.methods = {
+            "RECORD_EVENT": self._record_event,
+            "WAIT_EVENT": self._wait_event,
+            "STREAM_VALUES": self._values,
+            "CONTEXT_EVENT": self._context_event,
+            "PEER_ACCESS": self._peer_access,
+            "SYNC_STREAM": self._sync_stream,
+            "SYNC_EVENT": self._sync_event,
+            "SYNC_DEVICE": self._sync_device,
+            "QUERY_STREAM": self._query_stream,
+            "QUERY_EVENT": self._query_event,
         }
 
     def _record_event(self, event: int, stream: int, flags: int) -> None:
@@ -101,10 +95,9 @@ class Streams(HandlerGroup):
 
     # --- values in memory, and contexts -----------------------------------------------------------
 
-    def _values(self, stream: int, count: int, flags: int) -> None:
-        operations = bytes(self.client.rest(3, count * OPERATION_SIZE))
+    def _values(self, stream: int, count: int, flags: int, values: memoryview) -> None:
         handle = self.streams[stream]
-        self._direct.call("cuStreamBatchMemOp_v2", handle, count, operations, flags)
+        self._direct.call("cuStreamBatchMemOp_v2", handle, count, bytes(values), flags)
 
     def _context(self, device: int) -> int:
         if device not in self._contexts:

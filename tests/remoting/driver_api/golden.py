@@ -21,8 +21,10 @@ from fake_cuda.control import Control
 from test_cuda_door import HERE, KERNELS, ROOT, compiled, in_one_process, run
 
 from gpupool.remoting.driver_api import build
-from gpupool.remoting.driver_api.executor.reader import FRAME, RECORD, records_of
+from gpupool.remoting.driver_api.executor.reader import FRAME_MAGIC, records_of
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.layout import FRAME
+from gpupool.remoting.driver_api.schema.layout import HEADER as RECORD
 
 FOLDER = ROOT / "tests" / "testdata" / "golden" / "cuda"
 IMAGE = str(KERNELS / "test_kernels.sm_90.cubin")
@@ -135,7 +137,7 @@ class Sample:
     def frame(self) -> bytes:
         """Return a frame of this record alone, with zeros as the bytes behind it."""
         record = self.record()
-        return FRAME.pack(0x47504331, len(record), self.bulk) + record + bytes(self.bulk)
+        return FRAME.pack(FRAME_MAGIC, len(record), self.bulk) + record + bytes(self.bulk)
 
     def lines(self) -> Iterator[str]:
         """Give what a file says of it."""
@@ -286,22 +288,30 @@ def write(library: Path) -> None:
     for of in RUNS:
         runs = [one[of.name] for one in repeated]
         samples = [sample for op in sorted(runs[0]) for sample in chosen(runs, op, seen)]
-        path = FOLDER / f"{of.name}.txt"
-        path.unlink(missing_ok=True)
+        (FOLDER / f"{of.name}.txt").unlink(missing_ok=True)
         if samples:
-            with tempfile.TemporaryDirectory() as name:
-                does = decoded(Path(name), samples)
-            pairs = zip(samples, does, strict=True)
-            done = [replace(sample, does=one) for sample, one in pairs]
-            text = "\n\n".join("\n".join(sample.lines()) for sample in done)
-            path.write_text(text + "\n", encoding="ascii")
+            keep(of.name, samples)
+
+
+def keep(name: str, samples: list[Sample]) -> None:
+    """Write the samples of a run, with what the worker's code calls for them."""
+    with tempfile.TemporaryDirectory() as folder:
+        does = decoded(Path(folder), samples)
+    done = [replace(sample, does=one) for sample, one in zip(samples, does, strict=True)]
+    text = "\n\n".join("\n".join(sample.lines()) for sample in done)
+    (FOLDER / f"{name}.txt").write_text(text + "\n", encoding="ascii")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", required=True)
-    parser.parse_args()
-    write(build.ensure().parent)
+    parser.add_argument("--write", action="store_true", help="take the bytes anew")
+    parser.add_argument("--decode", action="store_true", help="keep them, and decode them anew")
+    options = parser.parse_args()
+    if options.write:
+        write(build.ensure().parent)
+    elif options.decode:
+        for name, samples in all_samples().items():
+            keep(name, samples)
 
 
 if __name__ == "__main__":

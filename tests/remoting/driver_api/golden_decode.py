@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from loopback import CountingBudget
 from test_cuda_door import MEMORY, ScriptedStream
@@ -25,6 +25,7 @@ from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.reader import ClosedError
 from gpupool.remoting.driver_api.executor.serve import Session
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.worker.peer_links import Links
 
 SPEC = DeviceSpec(0, "GPU-0", "GPU", MEMORY, emulated=False, ordinal=0)
@@ -53,8 +54,8 @@ def name_of(op: int, method: Callable[..., Any]) -> str:
 def said(client: Client, name: str) -> Callable[..., bytes]:
     """Return a function that says what it was called with."""
 
-    def run(*words: int) -> bytes:
-        print(name, *words)
+    def run(*given: Any) -> bytes:
+        print(name, *(one for one in given if isinstance(one, int)))
         client.skip_bulk()
         return b""
 
@@ -65,12 +66,11 @@ def replaced_areas(client: Client, images: Images, links: Links | None) -> list[
     """Return the areas of the executor, which say what they are to do."""
     areas = handler_groups(client, images, links)
     for area in areas:
-        for kind in (area.async_calls, area.sync_calls):
-            for op, (count, method) in list(kind.items()):
-                run = said(client, name_of(op, method))
-                kind[op] = (count, run)  # type: ignore[assignment]
-        for op, handler in list(area.raw.items()):
-            area.raw[op] = said(client, name_of(op, handler))  # type: ignore[assignment]
+        methods = cast("dict[str, Callable[..., Any]]", area.methods)
+        for name, method in methods.items():
+            methods[name] = said(client, name_of(NUMBERS[name], method))
+        for op, (record, method) in area.calls.items():
+            area.calls[op] = record, said(client, name_of(op, method))
     return areas
 
 

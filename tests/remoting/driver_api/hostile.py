@@ -8,7 +8,9 @@ most memory that was used, in MiB.
 
 import ctypes
 import random
+import re
 import resource
+import struct
 import sys
 import threading
 
@@ -16,60 +18,84 @@ from loopback import CountingBudget
 from test_cuda_door import MEMORY, ScriptedStream, frame, record
 
 from gpupool.remoting.devices.base import DeviceSpec
-from gpupool.remoting.driver_api.executor.api import Api
-from gpupool.remoting.driver_api.executor.client_state import Client
-from gpupool.remoting.driver_api.executor.executor import handler_groups
-from gpupool.remoting.driver_api.executor.modules.image_cache import Images
-from gpupool.remoting.driver_api.executor.serve import Session, serve
+from gpupool.remoting.driver_api.executor.serve import serve
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.layout import HEADER, Record, fields_of
+from gpupool.remoting.driver_api.schema.records import NUMBERS, RECORDS
 
 EDGES = [0, 1, 2, 8, 64, 255, 4096, 65536, 1 << 20, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 47]
 LIMITS = [(1 << 63) - 1, 1 << 63, (1 << 64) - 8, (1 << 64) - 1]
-NUMBERS = range(64, 72)
+MADE = range(64, 72)
 """Which sessions give to what they make, so that they find it again."""
 
 SPEC = DeviceSpec(0, "GPU-0", "GPU", MEMORY, emulated=False, ordinal=0)
 
 
-def word_counts() -> dict[int, tuple[int, bool]]:
-    """Return of each record how many words it has, and whether somebody waits for it."""
-    session, budget = Session(ScriptedStream(b"")), CountingBudget(MEMORY)
-    client = Client(Api(), session, [SPEC], budget, lambda _text: None)
-    counts: dict[int, tuple[int, bool]] = {}
-    for area in handler_groups(client, Images.of_worker(), None):
-        counts |= {op: (count, False) for op, (count, _) in area.async_calls.items()}
-        counts |= {op: (count, True) for op, (count, _) in area.sync_calls.items()}
-        counts |= dict.fromkeys(area.raw, (8, False))
-    return counts
+def rows() -> dict[int, Record]:
+    """Return the rows of all records that are executed, by their numbers."""
+    found = {NUMBERS[record.name]: record for record in RECORDS}
+    del found[table.COPY_2D]
+    for op, (name, tokens, sync_calls) in table.CALLS.items():
+        words = " ".join(f"word_{at}" for at in range(len(tokens.split())))
+        found[op] = Record(name, fields_of(words), sync_calls)
+    return found
 
 
-def frames(rng: random.Random, counts: dict[int, tuple[int, bool]]) -> bytes:
+def tail_of(rng: random.Random, record: Record, values: dict[str, int]) -> bytes:
+    """Return bytes behind the fields of a record: mostly as many as these say."""
+    tail = record.tail
+    if tail is None or rng.random() < 0.1:
+        return rng.randbytes(rng.choice((0, 0, 0, 8, 64)))
+    if not tail.exact:
+        return rng.randbytes(rng.choice((0, 8, 40, 128, 360)))
+    size = tail.constant + sum(values[name] * unit for name, unit in tail.units)
+    return rng.randbytes(min(size, 4096))
+
+
+def frames(rng: random.Random, known: dict[int, Record]) -> bytes:
     """Return the frames of one session: mostly whole records, with words of all kinds."""
     found = frame(record(table.HELLO, 1, table.PROTOCOL, 13000, flags=1))
     for request in range(2, rng.randrange(3, 40)):
-        op = rng.choice(sorted(counts))
-        count, sync_calls = counts[op]
-        words = [
-            rng.choice((rng.choice(EDGES + LIMITS), rng.choice(NUMBERS))) for _ in range(count)
-        ]
-        words = [request, *words] if sync_calls else words
-        bulk = bytes(rng.choice((0, 0, 0, 8, 64, 4096)))
-        if bulk and words and rng.random() < 0.7:
+        op = rng.choice(sorted(known))
+        row = known[op]
+        counts = {name for name, _ in row.tail.units} if row.tail else set[str]()
+        words: list[int] = [request] if row.sync_calls else []
+        values: dict[str, int] = {}
+        for field in row.fields:
+            few = field.name in counts and rng.random() < 0.8
+            for _ in range(max(field.count, 1)):
+                edge = rng.choice((0, 1, 2, 8)) if few else rng.choice(EDGES + LIMITS)
+                value = edge if few else rng.choice((edge, rng.choice(MADE)))
+                values[field.name] = value % (1 << 32 if field.type == "u32" else 1 << 64)
+                words.append(values[field.name])
+        bulk = bytes(rng.choice((0, 8, 64, 4096))) if row.bulk or rng.random() < 0.1 else b""
+        if bulk and row.fields and rng.random() < 0.7:
             words[rng.randrange(len(words))] = len(bulk)
-        body = bytearray(record(op, *words, flags=int(sync_calls)))
+        layout = "<" + "Q" * row.sync_calls + row.struct.format.removeprefix("<").replace("q", "Q")
+        fields = struct.pack(layout, *fitting(layout, words))
+        content = fields + tail_of(rng, row, values)
+        content += bytes(-len(content) % 8)
+        body = bytearray(HEADER.pack(op, row.sync_calls, HEADER.size + len(content)) + content)
         if rng.random() < 0.03:
             body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
         found += frame(bytes(body), bulk=bulk)
     return found
 
 
+def fitting(layout: str, words: list[int]) -> list[int]:
+    """Return words cut to what a layout holds."""
+    kinds = "".join(kind * int(count or 1) for count, kind in re.findall(r"(\d*)([QI])", layout))
+    limits = {"Q": 1 << 64, "I": 1 << 32}
+    return [word % limits[kind] for kind, word in zip(kinds, words, strict=True)]
+
+
 def main() -> None:
     ctypes.CDLL("libcuda.so.1").cuInit(0)
     threading.excepthook = lambda found: print("thread:", repr(found.exc_value))
-    counts = word_counts()
+    known = rows()
     seed, count = map(int, sys.argv[1:])
     for at in range(seed, seed + count):
-        stream, said = ScriptedStream(frames(random.Random(at), counts)), list[str]()
+        stream, said = ScriptedStream(frames(random.Random(at), known)), list[str]()
         try:
             serve(stream, [SPEC], CountingBudget(MEMORY), said.append)
         except Exception as error:  # noqa: BLE001 - all that is not said of the client

@@ -60,19 +60,17 @@ class GraphLaunches(HandlerGroup):
         self._slots = slots
         self._translator = translator
         self._executables: dict[int, Executable] = {}
-        self.async_calls = {
-            table.GRAPH_SET: (3, self._set),
-            table.GRAPH_SET_CHILD: (3, self._set_child),
-            table.GRAPH_ENABLE: (3, self._enable),
-            table.GRAPH_LAUNCH: (2, self._launch),
-            table.GRAPH_EXEC_DESTROY: (1, self._destroy),
-        }
-        self.sync_calls = {
-            table.GRAPH_INSTANTIATE: (4, self._instantiate),
-            table.GRAPH_UPDATE: (2, self._update),
-            table.GRAPH_GET_MEMORY: (2, self._get_memory),
-            table.GRAPH_SET_MEMORY: (3, self._set_memory),
-            table.GRAPH_TRIM: (1, self._trim),
+        self.methods = {
+            "GRAPH_SET": self._set,
+            "GRAPH_SET_CHILD": self._set_child,
+            "GRAPH_ENABLE": self._enable,
+            "GRAPH_LAUNCH": self._launch,
+            "GRAPH_EXEC_DESTROY": self._destroy,
+            "GRAPH_INSTANTIATE": self._instantiate,
+            "GRAPH_UPDATE": self._update,
+            "GRAPH_GET_MEMORY": self._get_memory,
+            "GRAPH_SET_MEMORY": self._set_memory,
+            "GRAPH_TRIM": self._trim,
         }
 
     def _handle(self, number: int) -> int:
@@ -202,8 +200,8 @@ class GraphLaunches(HandlerGroup):
 
     # --- changing ---------------------------------------------------------------------------------
 
-    def _set(self, node: int, executable: int, size: int) -> None:
-        rest = bytes(self.client.rest(3, PARAMS_SIZE + size))
+    def _set(self, node: int, executable: int, _size: int, given: memoryview) -> None:
+        rest = bytes(given)
         params = self._translator.to_cuda(rest[:PARAMS_SIZE], rest[PARAMS_SIZE:])
         handle, pointer = self._graphs.nodes[node].handle, params.pointer()
         if params.kind in (ALLOCATE, FREE):  # as CUDA says; their memory has been counted

@@ -16,13 +16,7 @@ from gpupool.remoting.driver_api.executor.api import (
     INVALID_VALUE,
     CudaError,
 )
-from gpupool.remoting.driver_api.executor.client_state import (
-    HEADER,
-    REQUEST,
-    WORDS,
-    Client,
-    HandlerGroup,
-)
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.graphs import node_params
 from gpupool.remoting.driver_api.executor.graphs.node_params import (
@@ -30,7 +24,6 @@ from gpupool.remoting.driver_api.executor.graphs.node_params import (
     PARAMS_SIZE,
     Translator,
 )
-from gpupool.remoting.driver_api.schema import table
 
 NODES_MAX = 65536
 """Nodes of one graph that a client may ask for."""
@@ -90,29 +83,27 @@ class Graphs(HandlerGroup):
         self.known: dict[int, Graph] = {}
         self._begun: set[int] = set()  # graphs that a capture has made, and not yet ended
         self._with_memory = False  # some node of some graph allocates or frees
-        self.async_calls = {
-            table.BEGIN_CAPTURE: (3, self._begin_capture),
-            table.BEGIN_CAPTURE_TO: (4, self._begin_capture_to),
-            table.CAPTURE_DEPENDENCIES: (3, self._capture_dependencies),
-            table.CAPTURE_COPY: (1, self._capture_copy),
-            table.CAPTURE_FREE: (3, self._capture_free),
-            table.GRAPH_CREATE: (1, self._create),
-            table.GRAPH_DESTROY: (1, self._destroy),
-            table.GRAPH_CLONE: (2, self._clone),
-            table.GRAPH_NODE: (5, self._add),
-            table.GRAPH_REMOVE: (1, self._remove),
-            table.GRAPH_EDGES: (3, self._edges),
-            table.GRAPH_SET_ATTRIBUTE: (2, self._set_attribute),
-            table.GRAPH_COPY_ATTRIBUTES: (2, self._copy_attributes),
-        }
-        self.sync_calls = {
-            table.END_CAPTURE: (2, self._end_capture),
-            table.CAPTURE_ALLOCATE: (4, self._capture_allocate),
-            table.GRAPH_ALLOCATE: (5, self._add_allocation),
-            table.GRAPH_FIND: (2, self._find),
-            table.GRAPH_GET_ATTRIBUTE: (2, self._get_attribute),
-            table.GRAPH_CONDITION: (4, self._condition),
-            table.GRAPH_READ: (3, self._read),
+        self.methods = {
+            "BEGIN_CAPTURE": self._begin_capture,
+            "BEGIN_CAPTURE_TO": self._begin_capture_to,
+            "CAPTURE_DEPENDENCIES": self._capture_dependencies,
+            "CAPTURE_COPY": self._capture_copy,
+            "CAPTURE_FREE": self._capture_free,
+            "GRAPH_CREATE": self._create,
+            "GRAPH_DESTROY": self._destroy,
+            "GRAPH_CLONE": self._clone,
+            "GRAPH_NODE": self._add,
+            "GRAPH_REMOVE": self._remove,
+            "GRAPH_EDGES": self._edges,
+            "GRAPH_SET_ATTRIBUTE": self._set_attribute,
+            "GRAPH_COPY_ATTRIBUTES": self._copy_attributes,
+            "END_CAPTURE": self._end_capture,
+            "CAPTURE_ALLOCATE": self._capture_allocate,
+            "GRAPH_ALLOCATE": self._add_allocation,
+            "GRAPH_FIND": self._find,
+            "GRAPH_GET_ATTRIBUTE": self._get_attribute,
+            "GRAPH_CONDITION": self._condition,
+            "GRAPH_READ": self._read,
         }
 
     def handle(self, number: int) -> int:
@@ -184,8 +175,10 @@ class Graphs(HandlerGroup):
         self._keep_graph(graph, self._captured(stream)[1])
         self._begun.add(graph)
 
-    def _begin_capture_to(self, stream: int, _mode: int, graph: int, count: int) -> None:
-        nodes, data = self._node_list(4, count)
+    def _begin_capture_to(
+        self, stream: int, _mode: int, graph: int, count: int, front: memoryview
+    ) -> None:
+        nodes, data = self._node_list(count, front)
         handle = self.streams[stream]
         self._direct.call(
             "cuStreamBeginCaptureToGraph", handle, self.handle(graph), nodes, data, count,
@@ -227,26 +220,24 @@ class Graphs(HandlerGroup):
             front.append((node, edge))
         return status.value, graph.value, front
 
-    def _node_list(self, words: int, count: int) -> tuple[Any, Any]:
-        """Return handles and edge data of the nodes behind the words of a record."""
+    def _node_list(self, count: int, front: memoryview) -> tuple[Any, Any]:
+        """Return handles and edge data of nodes that a record names."""
         if count > EDGES_AT_ONCE:
             raise RemoteProtocolError("malformed record")
-        rest = self.client.rest(words, count * 16)
         handles, data = (ctypes.c_uint64 * max(count, 1))(), bytearray()
-        for at, (number, edge) in enumerate(FRONT.iter_unpack(rest)):
+        for at, (number, edge) in enumerate(FRONT.iter_unpack(front)):
             handles[at] = self.nodes[number].handle
             data += edge
         return handles, bytes(data)
 
-    def _capture_dependencies(self, stream: int, flags: int, count: int) -> None:
-        nodes, data = self._node_list(3, count)
+    def _capture_dependencies(self, stream: int, flags: int, count: int, front: memoryview) -> None:
+        nodes, data = self._node_list(count, front)
         self._direct.call(
             "cuStreamUpdateCaptureDependencies_v2", self.streams[stream], nodes, data, count, flags
         )
 
-    def _capture_copy(self, stream: int) -> None:
-        copy = bytes(self.client.rest(1, COPY_SIZE))
-        made = self._translator.copy_to_cuda(copy)
+    def _capture_copy(self, stream: int, copy: memoryview) -> None:
+        made = self._translator.copy_to_cuda(bytes(copy[:COPY_SIZE]))
         width, height, depth = node_params.EXTENT.unpack_from(made, 2 * node_params.BOX_SIZE)
         source = node_params.BOX.unpack_from(made)
         target = node_params.BOX.unpack_from(made, node_params.BOX_SIZE)
@@ -297,25 +288,25 @@ class Graphs(HandlerGroup):
         found = self._direct.get("cuGraphNodeFindInClone", node, graph)
         return WORDS[1].pack(self.number(clone, found))
 
-    def _add(self, graph: int, number: int, edges: int, children: int, size: int) -> None:
-        self._add_node(HEADER, graph, number, edges, children, size)
+    def _add(
+        self, graph: int, number: int, edges: int, children: int, _size: int, described: memoryview
+    ) -> None:
+        self._add_node(graph, number, edges, children, described)
 
     def _add_allocation(
-        self, graph: int, number: int, edges: int, children: int, size: int
+        self, graph: int, number: int, edges: int, children: int, _size: int, described: memoryview
     ) -> bytes:
-        offset = HEADER + REQUEST
-        params = self._add_node(offset, graph, number, edges, children, size)
+        params = self._add_node(graph, number, edges, children, described)
         if params.kind != node_params.ALLOCATE:
             raise RemoteProtocolError("a node that nobody needs to wait for")
         return WORDS[1].pack(params.word(node_params.ALLOCATE_ADDRESS))
 
     def _add_node(
-        self, offset: int, graph: int, number: int, edges: int, children: int, size: int
+        self, graph: int, number: int, edges: int, children: int, described: memoryview
     ) -> node_params.Params:
         if edges > EDGES_AT_ONCE or children > CHILDREN_MAX:
             raise RemoteProtocolError("malformed record")
-        whole = edges * 16 + children * 8 + PARAMS_SIZE + size
-        rest = bytes(self.client.rest(5, whole, offset))
+        rest = bytes(described)
         on, data = (ctypes.c_uint64 * max(edges, 1))(), bytearray()
         for at in range(edges):
             node, edge = FRONT.unpack_from(rest, at * 16)
@@ -325,7 +316,7 @@ class Graphs(HandlerGroup):
         numbers = struct.unpack_from(f"<{children}Q", rest, start)
         start += children * 8
         given = rest[start : start + PARAMS_SIZE]
-        params = self._translator.to_cuda(given, rest[start + PARAMS_SIZE : whole])
+        params = self._translator.to_cuda(given, rest[start + PARAMS_SIZE :])
         handle = self._direct.get(
             "cuGraphAddNode_v2", self.handle(graph), on, bytes(data) if any(data) else None, edges,
             params.pointer(),
@@ -364,13 +355,12 @@ class Graphs(HandlerGroup):
         for child in node.children:
             self._forget(child)
 
-    def _edges(self, graph: int, removes: int, count: int) -> None:
+    def _edges(self, graph: int, removes: int, count: int, edges: memoryview) -> None:
         if count > EDGES_AT_ONCE:
             raise RemoteProtocolError("malformed record")
-        rest = self.client.rest(3, count * EDGE.size)
         start, end = (ctypes.c_uint64 * max(count, 1))(), (ctypes.c_uint64 * max(count, 1))()
         data = bytearray()
-        for at, (one, other, edge) in enumerate(EDGE.iter_unpack(rest)):
+        for at, (one, other, edge) in enumerate(EDGE.iter_unpack(edges)):
             start[at], end[at] = self.nodes[one].handle, self.nodes[other].handle
             data += edge
         name = "cuGraphRemoveDependencies_v2" if removes else "cuGraphAddDependencies_v2"
@@ -389,10 +379,9 @@ class Graphs(HandlerGroup):
 
     # --- attributes -------------------------------------------------------------------------------
 
-    def _set_attribute(self, node: int, attribute: int) -> None:
-        value = bytes(self.client.rest(2, ATTRIBUTE_SIZE))
+    def _set_attribute(self, node: int, attribute: int, value: memoryview) -> None:
         handle = self.nodes[node].handle
-        self._direct.call("cuGraphKernelNodeSetAttribute", handle, attribute, value)
+        self._direct.call("cuGraphKernelNodeSetAttribute", handle, attribute, bytes(value))
 
     def _get_attribute(self, node: int, attribute: int) -> bytes:
         value = ctypes.create_string_buffer(ATTRIBUTE_SIZE)

@@ -12,9 +12,7 @@ from gpupool.remoting.driver_api.executor.api import (
     CudaError,
 )
 from gpupool.remoting.driver_api.executor.client_state import (
-    HEADER,
     OBJECTS_MAX,
-    REQUEST,
     WORDS,
     Client,
     HandlerGroup,
@@ -94,19 +92,17 @@ class Arrays(HandlerGroup):
         self._memory = memory
         self._arrays: dict[int, Array] = {}
         self._objects: set[tuple[bool, int]] = set()  # surface or texture, value
-        self.async_calls = {
-            table.ARRAY_DESTROY: (1, self._destroy),
-            table.ARRAY_COPY: (2 * END_WORDS + 4, self._copy),
-            table.ARRAY_WRITE: (END_WORDS + 3, self._write),
-            table.TEXTURE_DESTROY: (2, self._destroy_object),
-        }
-        self.sync_calls = {
-            table.ARRAY_CREATE: (8, self._create),
-            table.ARRAY_LEVEL: (3, self._level),
-            table.ARRAY_PLANE: (3, self._plane),
-            table.ARRAY_ASK: (3, self._ask),
-            table.ARRAY_READ: (END_WORDS + 3, self._read),
-            table.TEXTURE_CREATE: (3, self._create_object),
+        self.methods = {
+            "ARRAY_DESTROY": self._destroy,
+            "ARRAY_COPY": self._copy,
+            "ARRAY_WRITE": self._write,
+            "TEXTURE_DESTROY": self._destroy_object,
+            "ARRAY_CREATE": self._create,
+            "ARRAY_LEVEL": self._level,
+            "ARRAY_PLANE": self._plane,
+            "ARRAY_ASK": self._ask,
+            "ARRAY_READ": self._read,
+            "TEXTURE_CREATE": self._create_object,
         }
 
     # --- arrays -----------------------------------------------------------------------------------
@@ -275,14 +271,14 @@ class Arrays(HandlerGroup):
 
     # --- textures and surfaces --------------------------------------------------------------------
 
-    def _create_object(self, surface: int, number: int, viewed: int) -> bytes:
-        at = self.client.record_start + HEADER + REQUEST + 24
-        size = RESOURCE_SIZE + TEXTURE_SIZE + VIEW_SIZE
-        if at + size > self.client.record_end:
+    def _create_object(
+        self, surface: int, number: int, viewed: int, description: memoryview
+    ) -> bytes:
+        if len(description) < RESOURCE_SIZE + TEXTURE_SIZE + VIEW_SIZE:
             raise RemoteProtocolError("malformed texture")
         if len(self._objects) >= OBJECTS_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuTexObjectCreate")
-        data = bytes(self.client.view[at : at + size])
+        data = bytes(description[: RESOURCE_SIZE + TEXTURE_SIZE + VIEW_SIZE])
         resource = bytearray(data[:RESOURCE_SIZE])
         kind = int.from_bytes(resource[:4], "little")
         if kind in (OF_ARRAY, OF_MIPMAP):

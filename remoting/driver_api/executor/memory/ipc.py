@@ -16,7 +16,6 @@ from gpupool.remoting.driver_api.executor.memory.ipc_tokens import (
     HANDLE_SIZE,
     MEMORY,
     PHYSICAL,
-    TOKEN_WORDS,
     Tokens,
 )
 from gpupool.remoting.driver_api.executor.memory.virtual_memory import VirtualMemory
@@ -46,17 +45,15 @@ class Ipc(HandlerGroup):
         client.ended.append(self._ended)
         self._opened: dict[int, list[bytes]] = {}  # a token for each time, by address
         self._count = 0  # of those
-        self.async_calls = {
-            table.IPC_CLOSE: (1, self._close),
-        }
-        self.sync_calls = {
-            table.IPC_EXPORT: (2, self._export),
-            table.IPC_OPEN: (1 + TOKEN_WORDS, self._open),
-            table.IPC_EXPORT_EVENT: (1, self._export_event),
-            table.IPC_OPEN_EVENT: (1 + TOKEN_WORDS, self._open_event),
-            table.IPC_EXPORT_PHYSICAL: (2, self._export_physical),
-            table.IPC_IMPORT_PHYSICAL: (1 + TOKEN_WORDS, self._import_physical),
-            table.SETTLE: (0, lambda: b""),
+        self.methods = {
+            "IPC_CLOSE": self._close,
+            "IPC_EXPORT": self._export,
+            "IPC_OPEN": self._open,
+            "IPC_EXPORT_EVENT": self._export_event,
+            "IPC_OPEN_EVENT": self._open_event,
+            "IPC_EXPORT_PHYSICAL": self._export_physical,
+            "IPC_IMPORT_PHYSICAL": self._import_physical,
+            "SETTLE": lambda: b"",
         }
 
     # --- allocations ------------------------------------------------------------------------------

@@ -36,13 +36,11 @@ class Managed(HandlerGroup):
         self._transfers = transfers
         self._virtual = VirtualMemory(client.api, client.budget, memory.tokens)
         self._streams: dict[int, int] = {}  # for copies to the device, by device
-        self.async_calls = {
-            table.MANAGED_FREE: (3, self._free),
-            table.MANAGED_WRITE: (2, self._write),
-        }
-        self.sync_calls = {
-            table.MANAGED_ALLOCATE: (3, self._allocate),
-            table.MANAGED_READ: (4, self._read),
+        self.methods = {
+            "MANAGED_FREE": self._free,
+            "MANAGED_WRITE": self._write,
+            "MANAGED_ALLOCATE": self._allocate,
+            "MANAGED_READ": self._read,
         }
 
     # --- regions ----------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ import numpy as np
 from gpupool.remoting.driver_api.executor.api import OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory import address_slices
-from gpupool.remoting.driver_api.executor.memory.ipc_tokens import TOKEN_WORDS, Tokens
+from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
 from gpupool.remoting.driver_api.executor.memory.mirrors import NO_PAGES, Mirror, Write
 from gpupool.remoting.driver_api.executor.out_of_band import OutOfBandReplies
-from gpupool.remoting.driver_api.schema import table
 
 MAPPED_SIZE_MAX = 256 << 20
 """Bytes of the client's memory that kernels may see, all together."""
@@ -88,13 +87,11 @@ class Mapped(HandlerGroup):
         self._out_of_band_replies = out_of_band_replies
         self._tokens = tokens
         self._shared: dict[int, Common] = {}
-        self.async_calls = {
-            table.MAP_WRITE: (4, self._map_write),
-        }
-        self.sync_calls = {
-            table.MAP_HOST: (3, self._map_host),
-            table.MAP_FREE: (1, self._map_free),
-            table.MAP_SHARED: (3 + TOKEN_WORDS, self._map_shared),
+        self.methods = {
+            "MAP_WRITE": self._map_write,
+            "MAP_HOST": self._map_host,
+            "MAP_FREE": self._map_free,
+            "MAP_SHARED": self._map_shared,
         }
 
     def _map_host(self, number: int, size: int, wish: int) -> bytes:

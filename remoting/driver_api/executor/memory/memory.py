@@ -42,15 +42,13 @@ class Memory(HandlerGroup):
         self._reached: queue.SimpleQueue[Reached] = queue.SimpleQueue()
         self._reaping = False
         self.of_graphs: set[int] = set()  # addresses that launches left, of graphs that are no more
-        self.async_calls = {
-            table.FREE: (1, self.free),
-            table.FREE_ASYNC: (2, self._free_async),
-            table.RESET_DEVICE: (1, self._reset_device),
-        }
-        self.sync_calls = {
-            table.ALLOCATE: (1, self._allocate),
-            table.ALLOCATE_ASYNC: (3, self._allocate_async),
-            table.MEMORY_INFO: (0, self._memory_info),
+        self.methods = {
+            "FREE": self.free,
+            "FREE_ASYNC": self._free_async,
+            "RESET_DEVICE": self._reset_device,
+            "ALLOCATE": self._allocate,
+            "ALLOCATE_ASYNC": self._allocate_async,
+            "MEMORY_INFO": self._memory_info,
         }
 
     def _allocate(self, size: int) -> bytes | None:

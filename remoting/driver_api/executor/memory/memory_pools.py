@@ -21,7 +21,6 @@ from gpupool.remoting.driver_api.executor.api import (
 from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import FILE_DESCRIPTOR, Tokens
-from gpupool.remoting.driver_api.schema import table
 
 POOLS_MAX = 4096
 THRESHOLD, RESERVED_NOW, USED_NOW = 4, 5, 7
@@ -109,18 +108,16 @@ class Pools(HandlerGroup):
         self._lock = threading.RLock()  # threads that have waited for the GPU settle as well
         self._looks = 0  # synchronisations that look for what the last frees have given back
         self.waiter.after.append(self._look)
-        self.async_calls = {
-            table.POOL_DESTROY: (1, self._destroy),
-            table.POOL_TRIM: (2, self._trim),
-        }
-        self.sync_calls = {
-            table.POOL_DEFAULT: (2, self._find_default),
-            table.POOL_CREATE: (4, self._create),
-            table.POOL_USE: (2, self._use),
-            table.POOL_GET: (2, self._get),
-            table.POOL_SET: (3, self._set),
-            table.POOL_SET_ACCESS: (3, self._set_access),
-            table.POOL_GET_ACCESS: (2, self._get_access),
+        self.methods = {
+            "POOL_DESTROY": self._destroy,
+            "POOL_TRIM": self._trim,
+            "POOL_DEFAULT": self._find_default,
+            "POOL_CREATE": self._create,
+            "POOL_USE": self._use,
+            "POOL_GET": self._get,
+            "POOL_SET": self._set,
+            "POOL_SET_ACCESS": self._set_access,
+            "POOL_GET_ACCESS": self._get_access,
         }
 
     # --- which pools there are --------------------------------------------------------------------

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import HOST_TO_DEVICE, CudaError
-from gpupool.remoting.driver_api.executor.client_state import HEADER, REQUEST, Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.client_state import Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import (
     PIECE_SIZE,
     Buffer,
     downloaded,
 )
-from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.worker.peer_links import (
     COUNT_MAX,
     KEY_SIZE,
@@ -75,12 +74,12 @@ class PeerCopies(HandlerGroup):
     def __init__(self, client: Client, links: Links | None) -> None:
         super().__init__(client)
         self._given = links
-        self.async_calls = {table.PEER_CUT: (1, self._cut)}
-        self.sync_calls = {
-            table.PEER_INTRODUCE: (2, self._introduce),
-            table.PEER_CONNECT: (1, self._connect),
-            table.PEER_SEND: (5, self._send),
-            table.PEER_RECEIVE: (5, self._receive),
+        self.methods = {
+            "PEER_CUT": self._cut,
+            "PEER_INTRODUCE": self._introduce,
+            "PEER_CONNECT": self._connect,
+            "PEER_SEND": self._send,
+            "PEER_RECEIVE": self._receive,
         }
 
     @property
@@ -89,11 +88,9 @@ class PeerCopies(HandlerGroup):
             raise CudaError(NOT_SUPPORTED, "cuMemcpyPeer")
         return self._given
 
-    def _introduce(self, index: int, count: int) -> bytes:
+    def _introduce(self, index: int, count: int, workers: memoryview) -> bytes:
         links = self._links
-        size = KEY_SIZE + min(count, COUNT_MAX) * PEER.size
-        data = bytes(self.client.rest(2, size, HEADER + REQUEST))
-        key, others = introduction(data, count)
+        key, others = introduction(bytes(workers), count)
         links.introduce(key, index, others)
         return b""
 

@@ -15,11 +15,9 @@ from gpupool.remoting.driver_api.executor.memory.ipc_tokens import (
     FILE_DESCRIPTOR,
     HANDLE_SIZE,
     POOL,
-    TOKEN_WORDS,
     Tokens,
 )
 from gpupool.remoting.driver_api.executor.memory.memory_pools import Pool, Pools
-from gpupool.remoting.driver_api.schema import table
 
 ALLOCATION = b"a"
 IMPORTS_MAX = 1 << 16
@@ -37,11 +35,11 @@ class SharedPools(HandlerGroup):
         self._direct = direct
         self._tokens = tokens
         self._pools = pools
-        self.sync_calls = {
-            table.IPC_EXPORT_POOL: (1, self._export),
-            table.IPC_IMPORT_POOL: (1 + TOKEN_WORDS, self._import),
-            table.IPC_EXPORT_POINTER: (1, self._export_pointer),
-            table.IPC_IMPORT_POINTER: (1 + TOKEN_WORDS, self._import_pointer),
+        self.methods = {
+            "IPC_EXPORT_POOL": self._export,
+            "IPC_IMPORT_POOL": self._import,
+            "IPC_EXPORT_POINTER": self._export_pointer,
+            "IPC_IMPORT_POINTER": self._import_pointer,
         }
 
     def _export(self, number: int) -> bytes:

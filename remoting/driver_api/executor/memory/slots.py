@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, OUT_OF_MEMORY, CudaError
-from gpupool.remoting.driver_api.executor.client_state import HEADER, Client, HandlerGroup
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.memory.staging_buffers import Buffer
 from gpupool.remoting.driver_api.executor.sync_waiter import Download, Lent, Window
-from gpupool.remoting.driver_api.schema import table
 
 SLOTS_SIZE_MAX = 1 << 30
 """Bytes of slots that a client may have, all together."""
@@ -46,11 +45,11 @@ class Slots(HandlerGroup):
         # Of an executable graph: the device and an event behind its last launch.
         self._last: dict[int, tuple[int, int]] = {}
         self._ended = Ended()
-        self.async_calls = {
-            table.SLOT_MAKE: (2, self._make),
-            table.SLOT_WRITE: (3, self._write),
-            table.SLOT_READ: (3, self._read),
-            table.SLOT_FREE: (1, self._free),
+        self.methods = {
+            "SLOT_MAKE": self._make,
+            "SLOT_WRITE": self._write,
+            "SLOT_READ": self._read,
+            "SLOT_FREE": self._free,
         }
 
     def address(self, number: int, offset: int, size: int) -> int:
@@ -103,21 +102,21 @@ class Slots(HandlerGroup):
         self.waiter.give_event(device, event)
         return True
 
-    def _write(self, number: int, offset: int, size: int) -> None:
+    def _write(self, number: int, offset: int, size: int, data: memoryview) -> None:
         slot = self._slots.get(number)
         if slot is None or size > slot.size or offset > slot.size - size:
             self.client.skip_bulk()
             raise CudaError(INVALID_VALUE, "cuGraphLaunch")
         target = slot.buffer.view[offset : offset + size]
         if not self.client.bulk:
-            target[:] = self.client.rest(3, size)
+            target[:] = data
             return
         if size != self.client.bulk:
             raise RemoteProtocolError("malformed bytes behind a record")
         self.session.reader.into(target)
         self.client.bulk = 0
 
-    def _read(self, executable: int, stream: int, count: int) -> None:
+    def _read(self, executable: int, stream: int, count: int, pieces: memoryview) -> None:
         """Send what a launch writes to slots once it is over, as downloads of the client's."""
         if count > PIECES_MAX:
             raise RemoteProtocolError("malformed record")
@@ -131,8 +130,7 @@ class Slots(HandlerGroup):
         event = self.waiter.event(device)
         self.api.record(event, handle)
         lent = Lent(event, count)
-        for at in range(count):
-            number, offset, size, download = self.client.values(4, HEADER + 24 + at * 32)
+        for number, offset, size, download in WORDS[4].iter_unpack(pieces):
             self.address(number, offset, size)
             view = self._slots[number].buffer.view[offset : offset + size]
             self.waiter.download(Download(download, device, Window(event, view, lent), size))

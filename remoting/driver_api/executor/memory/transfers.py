@@ -20,7 +20,6 @@ from gpupool.remoting.driver_api.executor.memory.staging_buffers import (
     downloaded,
 )
 from gpupool.remoting.driver_api.executor.sync_waiter import Download
-from gpupool.remoting.driver_api.schema import table
 
 DOWNLOAD_SIZE_MAX = 64 << 20
 DOWNLOADS_HELD_MAX = 1 << 30
@@ -35,14 +34,12 @@ class Transfers(HandlerGroup):
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
-        self.async_calls = {
-            table.COPY_IN: (3, self._copy_in),
-            table.DOWNLOAD: (4, self._download),
-            table.COPY_3D: (10, self._copy_3d),
-        }
-        self.sync_calls = {
-            table.COPY_OUT: (3, self._copy_out),
-            table.DRAIN: (1, self._drain),
+        self.methods = {
+            "COPY_IN": self._copy_in,
+            "DOWNLOAD": self._download,
+            "COPY_3D": self._copy_3d,
+            "COPY_OUT": self._copy_out,
+            "DRAIN": self._drain,
         }
 
     def replaced(self) -> dict[str, Callable[..., None]]:
@@ -55,13 +52,12 @@ class Transfers(HandlerGroup):
     def _copy_across(self, target: int, source: int, size: int, stream: int) -> None:
         self.api.copy(target, source, size, DEVICE_TO_DEVICE, self.streams[stream])
 
-    def _copy_in(self, target: int, size: int, stream: int) -> None:
+    def _copy_in(self, target: int, size: int, stream: int, piece: memoryview) -> None:
         if self.client.bulk:
             if size != self.client.bulk:
                 raise RemoteProtocolError("malformed upload")
             self.copy_bulk_in(target, size, self.streams.get(stream))
             return
-        piece = self.client.rest(3, size)
         if self.streams.get(stream) is None:
             raise CudaError(INVALID_HANDLE, "cuMemcpyHtoDAsync")
         # CUDA copies pageable bytes before it returns, so they need not stay.

@@ -9,7 +9,6 @@ from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, Han
 from gpupool.remoting.driver_api.executor.memory.ipc_tokens import Tokens
 from gpupool.remoting.driver_api.executor.memory.memory import Memory, charged
 from gpupool.remoting.driver_api.executor.memory.virtual_addresses import Addresses
-from gpupool.remoting.driver_api.schema import table
 
 OBJECTS_MAX = 1 << 20
 """Pieces of physical memory, and mappings, that one client may have at a time."""
@@ -143,16 +142,14 @@ class Virtual(HandlerGroup):
         self.memory = memory
         self._addresses = addresses
         self.virtual = VirtualMemory(client.api, client.budget, memory.tokens)
-        self.async_calls = {
-            table.VIRTUAL_RELEASE: (1, self.virtual.release),
-            table.VIRTUAL_RETURN: (2, addresses.give_back),
-            table.VIRTUAL_UNMAP: (2, self.virtual.unmap),
-        }
-        self.sync_calls = {
-            table.VIRTUAL_CREATE: (4, self._virtual_create),
-            table.VIRTUAL_RESERVE: (3, self._virtual_reserve),
-            table.VIRTUAL_MAP: (3, self._virtual_map),
-            table.VIRTUAL_ACCESS: (4, self._virtual_access),
+        self.methods = {
+            "VIRTUAL_RELEASE": self.virtual.release,
+            "VIRTUAL_RETURN": addresses.give_back,
+            "VIRTUAL_UNMAP": self.virtual.unmap,
+            "VIRTUAL_CREATE": self._virtual_create,
+            "VIRTUAL_RESERVE": self._virtual_reserve,
+            "VIRTUAL_MAP": self._virtual_map,
+            "VIRTUAL_ACCESS": self._virtual_access,
         }
 
     def _virtual_create(self, number: int, size: int, device: int, kinds: int) -> bytes | None:

@@ -5,20 +5,19 @@ import struct
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.client_state import (
-    HEADER,
     OBJECTS_MAX,
-    REQUEST,
-    SIGNED,
     WORDS,
     Client,
     Function,
     HandlerGroup,
 )
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import BY_NAME, LAUNCH_ATTRIBUTE_SIZE
 
-LAUNCH = struct.Struct("<QQ6III")
-LAUNCH_ATTRIBUTE_SIZE = 72
+LAUNCH = BY_NAME["LAUNCH"].struct
+LAUNCH_ATTRIBUTES_MAX = 32
+Head = tuple[int, int, int, int, int, int, int]
+"""Of a launch: its grid, its block and its shared memory."""
 TOGETHER = struct.Struct("<Q7I4xQQ")
 """CUDA_LAUNCH_PARAMS."""
 
@@ -45,17 +44,16 @@ class Kernels(HandlerGroup):
     def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
         self._direct = direct
-        self.async_calls = {
-            table.SET_FUNCTION_ATTRIBUTE: (4, self._set_function_attribute),
+        self.methods = {
+            "SET_FUNCTION_ATTRIBUTE": self._set_function_attribute,
+            "FUNCTION_ATTRIBUTES": self._function_attributes,
+            "OCCUPANCY": self._occupancy,
+            "OCCUPANCY_SHARED": self._occupancy_shared,
+            "OCCUPANCY_CLUSTERS": self._occupancy_clusters,
+            "LAUNCH_TOGETHER": self._launch_together,
+            "LAUNCH": self._launch_cooperative,
+            "LAUNCH_EX": self._launch_ex,
         }
-        self.sync_calls = {
-            table.FUNCTION_ATTRIBUTES: (2, self._function_attributes),
-            table.OCCUPANCY: (5, self._occupancy),
-            table.OCCUPANCY_SHARED: (5, self._occupancy_shared),
-            table.OCCUPANCY_CLUSTERS: (0, self._occupancy_clusters),
-            table.LAUNCH_TOGETHER: (2, self._launch_together),
-        }
-        self.raw = {table.LAUNCH: self._launch_cooperative, table.LAUNCH_EX: self._launch_ex}
 
     def keep(self, number: int, handle: int, *, kernel: bool) -> bytes:
         """Prepare launches of a kernel; return the layout of its parameters."""
@@ -89,24 +87,24 @@ class Kernels(HandlerGroup):
         function = self.client.functions[number]
         ordinal = self.client.ordinals[self.client.index(device)]
         name = self.api.enumerated("CUfunction_attribute", attribute)
-        value = value - 2 * SIGNED if value >= SIGNED else value
         if function.kernel:
             self.api.call("cuKernelSetAttribute", name, value, function.handle, ordinal)
         else:
             self.api.call("cuFuncSetAttribute", function.handle, name, value)
 
-    def _launch_together(self, count: int, flags: int) -> bytes:
+    def _launch_together(self, count: int, flags: int, given: memoryview) -> bytes:
         """Launch kernels on several devices that wait for each other."""
         if count > TOGETHER_MAX:
             raise RemoteProtocolError("malformed launch")
-        launches, keep, at = b"", list[object](), HEADER + REQUEST + 16
+        launches, keep, at = b"", list[object](), 0
         for _ in range(count):
-            number, stream, *head, length = LAUNCH.unpack(self.client.rest(0, LAUNCH.size, at))
-            function = self.client.functions[number]
-            if length != function.size:
+            if at + LAUNCH.size > len(given):
                 raise RemoteProtocolError("malformed launch")
-            given = bytes(self.client.rest(0, length, at + LAUNCH.size))
-            values, pointers = function.parameters_of(given)
+            number, stream, *head, length = LAUNCH.unpack_from(given, at)
+            function, start = self.client.functions[number], at + LAUNCH.size
+            if length != function.size or start + length > len(given):
+                raise RemoteProtocolError("malformed launch")
+            values, pointers = function.parameters_of(bytes(given[start : start + length]))
             keep += (values, pointers)
             where = ctypes.addressof(pointers)
             launches += TOGETHER.pack(function.handle, *head, self.streams[stream], where)
@@ -114,32 +112,31 @@ class Kernels(HandlerGroup):
         self._direct.call("cuLaunchCooperativeKernelMultiDevice", launches, count, flags)
         return b""
 
-    def _launch_head(self) -> tuple[Function, int, tuple[int, ...], int]:
-        if self.client.record_end - self.client.record_start < HEADER + LAUNCH.size:
-            raise RemoteProtocolError("malformed launch")
-        number, stream, *head, length = LAUNCH.unpack_from(
-            self.client.buffer, self.client.record_start + HEADER
-        )
+    def _function(self, number: int, length: int) -> Function:
         function = self.client.functions[number]
         if length != function.size:
             raise RemoteProtocolError("malformed launch")
-        return function, self.streams[stream], tuple(head), length
+        return function
 
-    def _launch_cooperative(self, _flags: int) -> None:
-        function, stream, head, length = self._launch_head()
-        function.view[:] = self.client.rest(0, length, HEADER + LAUNCH.size)
-        self.api.driver.launchCooperativeKernel(function.handle, *head, stream, function.pointers)
+    def _launch_cooperative(
+        self, number: int, stream: int, *given: *tuple[*Head, int, memoryview]
+    ) -> None:
+        *head, length, parameters = given
+        function, handle = self._function(number, length), self.streams[stream]
+        function.view[:] = parameters
+        self.api.driver.launchCooperativeKernel(function.handle, *head, handle, function.pointers)
 
-    def _launch_ex(self, _flags: int) -> None:
-        function, stream, head, length = self._launch_head()
-        (count,) = self.client.values(1, HEADER + LAUNCH.size)
-        if count > 32:
+    def _launch_ex(
+        self, number: int, stream: int, *given: *tuple[*Head, int, int, memoryview]
+    ) -> None:
+        *head, length, count, rest = given
+        function, handle = self._function(number, length), self.streams[stream]
+        if count > LAUNCH_ATTRIBUTES_MAX:
             raise RemoteProtocolError("malformed launch")
-        start = HEADER + LAUNCH.size + 8
-        attributes = bytes(self.client.rest(0, count * LAUNCH_ATTRIBUTE_SIZE, start))
-        start += count * LAUNCH_ATTRIBUTE_SIZE
-        function.view[:] = self.client.rest(0, length, start)
-        self.api.launch_ex(function.handle, head, attributes, stream, function.pointers)
+        start = count * LAUNCH_ATTRIBUTE_SIZE
+        function.view[:] = rest[start:]
+        attributes = bytes(rest[:start])
+        self.api.launch_ex(function.handle, tuple(head), attributes, handle, function.pointers)
 
     def _occupancy(self, number: int, *values: int) -> bytes:
         block, shared, flags, _ = values
@@ -153,15 +150,12 @@ class Kernels(HandlerGroup):
         handle = self.client.functions[number].handle
         return WORDS[1].pack(int(self.api.call(name, handle, blocks, block)))
 
-    def _occupancy_clusters(self) -> bytes:
-        number, stream, *head, _ = LAUNCH.unpack_from(
-            self.client.rest(0, LAUNCH.size, HEADER + REQUEST)
-        )
-        start = HEADER + REQUEST + LAUNCH.size
-        potential, count = self.client.values(2, start)
-        if count > 32:
+    def _occupancy_clusters(
+        self, number: int, stream: int, *given: *tuple[*Head, int, int, int, memoryview]
+    ) -> bytes:
+        *head, _, potential, count, attributes = given
+        if count > LAUNCH_ATTRIBUTES_MAX:
             raise RemoteProtocolError("malformed launch")
-        attributes = bytes(self.client.rest(2, count * LAUNCH_ATTRIBUTE_SIZE, start))
-        config = self.api.config(tuple(head), attributes, self.streams[stream])
+        config = self.api.config(tuple(head), bytes(attributes), self.streams[stream])
         name = "cuOccupancyMaxPotentialClusterSize" if potential else "cuOccupancyMaxActiveClusters"
         return WORDS[1].pack(int(self.api.call(name, self.client.functions[number].handle, config)))

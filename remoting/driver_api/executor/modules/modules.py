@@ -15,12 +15,11 @@ from gpupool.remoting.driver_api.executor.client_state import (
 )
 from gpupool.remoting.driver_api.executor.direct import Direct
 from gpupool.remoting.driver_api.executor.memory.memory import Memory
-from gpupool.remoting.driver_api.executor.modules.compiler import PASSED_ON, Options
+from gpupool.remoting.driver_api.executor.modules.compiler import Options
 from gpupool.remoting.driver_api.executor.modules.image_cache import Images
 from gpupool.remoting.driver_api.executor.modules.kernels import Kernels
 from gpupool.remoting.driver_api.executor.modules.linker import Linker
 from gpupool.remoting.driver_api.executor.modules.module_variables import Variables
-from gpupool.remoting.driver_api.schema import table
 
 IMAGE_SIZE_MAX = 1 << 30
 IS_MANAGED = 8  # CU_POINTER_ATTRIBUTE_IS_MANAGED
@@ -40,26 +39,24 @@ class Modules(HandlerGroup):
         self.linker = Linker(direct)
         self.modules: dict[int, tuple[int, bool]] = {}
         self.unloaded: list[Callable[[int], None]] = []  # called with the number of a module
-        self.async_calls = {
-            table.UNLOAD_LIBRARY: (1, self._unload),
-            table.UNLOAD_MODULE: (1, self._unload),
-            table.LINK_DESTROY: (1, self.linker.destroy),
-        }
-        self.sync_calls = {
-            table.LOAD_LIBRARY: (2, self._load_library),
-            table.LOAD_MODULE: (2, self._load_module),
-            table.LOAD_KNOWN: (7, self._load_known),
-            table.LOAD_COMPILED: (3 + len(PASSED_ON), self._load_compiled),
-            table.LIBRARY_MODULE: (2, self._library_module),
-            table.FIND_KERNEL: (2, self._find_kernel),
-            table.FIND_FUNCTION: (2, self._find_function),
-            table.FIND_GLOBAL: (1, self._find_global),
-            table.FIND_MANAGED: (1, self._find_managed),
-            table.ENUMERATE: (1, self._enumerate),
-            table.LINK_CREATE: (1 + len(PASSED_ON), self._link_create),
-            table.LINK_ADD: (3, self._link_add),
-            table.LINK_COMPLETE: (1, self.linker.complete),
-            table.LINK_SAID: (1, self.linker.said),
+        self.methods = {
+            "UNLOAD_LIBRARY": self._unload,
+            "UNLOAD_MODULE": self._unload,
+            "LINK_DESTROY": self.linker.destroy,
+            "LOAD_LIBRARY": self._load_library,
+            "LOAD_MODULE": self._load_module,
+            "LOAD_KNOWN": self._load_known,
+            "LOAD_COMPILED": self._load_compiled,
+            "LIBRARY_MODULE": self._library_module,
+            "FIND_KERNEL": self._find_kernel,
+            "FIND_FUNCTION": self._find_function,
+            "FIND_GLOBAL": self._find_global,
+            "FIND_MANAGED": self._find_managed,
+            "ENUMERATE": self._enumerate,
+            "LINK_CREATE": self._link_create,
+            "LINK_ADD": self._link_add,
+            "LINK_COMPLETE": self.linker.complete,
+            "LINK_SAID": self.linker.said,
         }
 
     def _image(self, size: int) -> bytearray:
@@ -120,8 +117,8 @@ class Modules(HandlerGroup):
         self.linker.create(number, *given)
         return b""
 
-    def _link_add(self, number: int, kind: int, size: int) -> bytes:
-        self.linker.add(number, kind, self._image(size), size, self.client.text(3))
+    def _link_add(self, number: int, kind: int, size: int, name: bytes) -> bytes:
+        self.linker.add(number, kind, self._image(size), size, name)
         return b""
 
     def _keep_module(self, number: int, handle: int, *, library: bool) -> None:
@@ -141,32 +138,27 @@ class Modules(HandlerGroup):
         self._keep_module(number, int(module), library=False)
         return b""
 
-    def _find_kernel(self, library: int, number: int) -> bytes:
-        handle = int(
-            self.api.call("cuLibraryGetKernel", self.modules[library][0], self.client.text(2))
-        )
+    def _find_kernel(self, library: int, number: int, name: bytes) -> bytes:
+        handle = int(self.api.call("cuLibraryGetKernel", self.modules[library][0], name))
         return self.kernels.keep(number, handle, kernel=True)
 
-    def _find_function(self, module: int, number: int) -> bytes:
-        handle = int(
-            self.api.call("cuModuleGetFunction", self.modules[module][0], self.client.text(2))
-        )
+    def _find_function(self, module: int, number: int, name: bytes) -> bytes:
+        handle = int(self.api.call("cuModuleGetFunction", self.modules[module][0], name))
         return self.kernels.keep(number, handle, kernel=False)
 
-    def _find_global(self, number: int) -> bytes:
+    def _find_global(self, number: int, wanted: bytes) -> bytes:
         handle, library = self.modules[number]
         name = "cuLibraryGetGlobal" if library else "cuModuleGetGlobal"
-        wanted = self.client.text(1)
         address, size = self.api.call(name, handle, wanted)
         self.variables.found(number, wanted, int(size))
         return self._described(int(address), int(size))
 
-    def _find_managed(self, number: int) -> bytes:
+    def _find_managed(self, number: int, name: bytes) -> bytes:
         handle, library = self.modules[number]
         if not library:
             raise CudaError(INVALID_HANDLE, "cuLibraryGetManaged")
         address, size = ctypes.c_uint64(0), ctypes.c_uint64(0)
-        self.direct.call("cuLibraryGetManaged", address, size, handle, self.client.text(1))
+        self.direct.call("cuLibraryGetManaged", address, size, handle, name)
         return self._described(address.value, size.value)
 
     def _described(self, address: int, size: int) -> bytes:

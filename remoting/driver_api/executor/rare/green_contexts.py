@@ -12,16 +12,12 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_HANDLE, OUT_OF_MEMORY, CudaError
 from gpupool.remoting.driver_api.executor.client_state import (
     GREEN_FIRST,
-    HEADER,
-    REQUEST,
-    SIGNED,
     WORDS,
     Client,
     Green,
     HandlerGroup,
 )
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.schema import table
 
 RESOURCE_SIZE = 144
 """Of CUdevResource."""
@@ -50,16 +46,14 @@ class GreenContexts(HandlerGroup):
         self._resources: dict[int, Resource] = {}
         self._numbers: dict[Resource, int] = {}
         self._descriptions: dict[int, int] = {}
-        self.async_calls = {
-            table.GREEN_EVENT: (3, self._event),
-        }
-        self.sync_calls = {
-            table.GREEN_RESOURCE: (3, self._resource),
-            table.GREEN_SPLIT: (4, self._split),
-            table.GREEN_DESCRIBE: (2, self._describe),
-            table.GREEN_CREATE: (4, self._create),
-            table.GREEN_DESTROY: (1, self._destroy),
-            table.GREEN_STREAM: (4, self._stream),
+        self.methods = {
+            "GREEN_EVENT": self._event,
+            "GREEN_RESOURCE": self._resource,
+            "GREEN_SPLIT": self._split,
+            "GREEN_DESCRIBE": self._describe,
+            "GREEN_CREATE": self._create,
+            "GREEN_DESTROY": self._destroy,
+            "GREEN_STREAM": self._stream,
         }
 
     # --- resources --------------------------------------------------------------------------------
@@ -110,13 +104,12 @@ class GreenContexts(HandlerGroup):
         told = [self._told(content, whole.device) for content in (*made, remaining.raw)]
         return WORDS[1].pack(count.value) + b"".join(told)
 
-    def _describe(self, number: int, count: int) -> bytes:
+    def _describe(self, number: int, count: int, resources: memoryview) -> bytes:
         if not 0 < count <= GROUPS_MAX or number in self._descriptions:
             raise RemoteProtocolError("malformed description of resources")
         if len(self._descriptions) >= RESOURCES_MAX:
             raise CudaError(OUT_OF_MEMORY, "cuDevResourceGenerateDesc")
-        raw = self.client.rest(2, count * 8, HEADER + REQUEST)
-        numbers = [found for (found,) in WORDS[1].iter_unpack(raw)]
+        numbers = [found for (found,) in WORDS[1].iter_unpack(resources)]
         contents = b"".join(self._resources[one].content for one in numbers)
         self._descriptions[number] = self._direct.get("cuDevResourceGenerateDesc", contents, count)
         return b""
@@ -146,7 +139,6 @@ class GreenContexts(HandlerGroup):
         return b""
 
     def _stream(self, place: int, number: int, flags: int, priority: int) -> bytes:
-        priority = priority - 2 * SIGNED if priority >= SIGNED else priority
         green = self.client.green_contexts[place]
         made = self._direct.get("cuGreenCtxStreamCreate", green.handle, flags, priority)
         self.client.keep("s", number, made)

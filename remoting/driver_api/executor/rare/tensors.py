@@ -5,18 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.driver_api.executor.client_state import (
-    HEADER,
-    REQUEST,
-    WORDS,
-    Client,
-    HandlerGroup,
-)
+from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.schema import table
 
 MAP_SIZE, MAP_WORDS = 128, 16
 RANK_MAX = 5
+WORDS_MAX = 64
 TILED, REPLACE, WIDE = 0, 2, 3  # 1: by im2col
 
 
@@ -26,16 +20,14 @@ class Tensors(HandlerGroup):
     def __init__(self, client: Client, direct: Direct) -> None:
         super().__init__(client)
         self._direct = direct
-        self.sync_calls = {
-            table.TENSOR_MAP: (0, self._tensor_map),
+        self.methods = {
+            "TENSOR_MAP": self._tensor_map,
         }
 
-    def _tensor_map(self) -> bytes:
-        at = self.client.record_start + HEADER + REQUEST
-        count = (self.client.record_end - at) // 8
-        if not 18 <= count < len(WORDS):
+    def _tensor_map(self, given: memoryview) -> bytes:
+        words = [word for (word,) in WORDS[1].iter_unpack(given)]
+        if not 18 <= len(words) <= WORDS_MAX:
             raise RemoteProtocolError("malformed tensor map")
-        words = self.client.values(count, HEADER + REQUEST)
         return encode_tensor_map(self._direct, words)
 
 

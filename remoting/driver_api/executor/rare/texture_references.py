@@ -16,7 +16,6 @@ from gpupool.remoting.driver_api.executor.client_state import (
 from gpupool.remoting.driver_api.executor.direct import ByValue, Direct
 from gpupool.remoting.driver_api.executor.memory.cuda_arrays import Arrays
 from gpupool.remoting.driver_api.executor.modules.modules import Modules
-from gpupool.remoting.driver_api.schema import table
 
 TO_ARRAY, TO_MIPMAP, TO_LINEAR, TO_PITCHED, TO_SURFACE = range(5)
 DESCRIPTOR = struct.Struct("<QQII")
@@ -51,16 +50,14 @@ class References(HandlerGroup):
         self._arrays = arrays
         self._references: dict[int, Reference] = {}
         modules.unloaded.append(self._end)
-        self.async_calls = {
-            table.REFERENCE_BIND: (8, self._bind),
-            table.REFERENCE_DESTROY: (1, self._destroy),
-        }
-        self.sync_calls = {
-            table.REFERENCE_FIND: (3, self._find),
-            table.REFERENCE_CREATE: (1, self._create),
-            table.REFERENCE_PLACE: (8, self._place),
-            table.REFERENCE_SET: (4, self._set),
-            table.REFERENCE_GET: (2, self._get),
+        self.methods = {
+            "REFERENCE_BIND": self._bind,
+            "REFERENCE_DESTROY": self._destroy,
+            "REFERENCE_FIND": self._find,
+            "REFERENCE_CREATE": self._create,
+            "REFERENCE_PLACE": self._place,
+            "REFERENCE_SET": self._set,
+            "REFERENCE_GET": self._get,
         }
 
     def _keep(self, number: int, handle: int, module: int) -> bytes:
@@ -69,10 +66,10 @@ class References(HandlerGroup):
         self._references[number] = Reference(handle, module)
         return b""
 
-    def _find(self, module: int, number: int, surface: int) -> bytes:
+    def _find(self, module: int, number: int, surface: int, name: bytes) -> bytes:
         symbol = "cuModuleGetSurfRef" if surface else "cuModuleGetTexRef"
         owner = self._modules.modules[module][0]
-        handle = self._direct.get(symbol, owner, self.client.text(3))
+        handle = self._direct.get(symbol, owner, name)
         return self._keep(number, handle, module)
 
     def _create(self, number: int) -> bytes:

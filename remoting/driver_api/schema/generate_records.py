@@ -1,0 +1,39 @@
+"""Write what is generated from ``records.py``; with ``--check``, say whether it is current.
+
+Run ``python -m gpupool.remoting.driver_api.schema.generate_records [--check]``. It needs no CUDA.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpupool.remoting.driver_api.schema import packers, signatures
+
+DRIVER = Path(__file__).resolve().parent.parent
+
+
+def rendered() -> dict[Path, str]:
+    """Return the generated files."""
+    return {
+        DRIVER / "shim" / "generated_packers.h": packers.render(),
+        DRIVER / "schema" / "methods.py": signatures.render(),
+    }
+
+
+def main() -> int:
+    """Write the generated files, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    stale = 0
+    for path, text in rendered().items():
+        if not options.check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            print(f"{path} is not what the generator writes", file=sys.stderr)  # noqa: T201
+            stale = 1
+    return stale
+
+
+if __name__ == "__main__":
+    sys.exit(main())

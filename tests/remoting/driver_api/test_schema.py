@@ -1,0 +1,100 @@
+"""The table of records: what is generated from it, and whether recorded bytes have its layout."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from golden import NAMES, Sample, all_samples
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.decoding import decoder
+from gpupool.remoting.driver_api.schema.generate_records import rendered
+from gpupool.remoting.driver_api.schema.layout import (
+    HEADER,
+    Record,
+    async_calls,
+    fields_of,
+    items,
+    text,
+)
+from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
+
+ALL = [sample for samples in all_samples().values() for sample in samples]
+BY_HAND = [sample for sample in ALL if NAMES[sample.op] in BY_NAME]
+
+
+class Hand:
+    """A record at hand."""
+
+    def __init__(self, data: bytes, bulk: int = 0) -> None:
+        self.buffer = bytearray(data)
+        self.view = memoryview(self.buffer)
+        self.record_start, self.record_end, self.bulk = 0, len(data), bulk
+
+
+def test_generated_files_are_current() -> None:
+    for path, expected in rendered().items():
+        assert path.read_text() == expected, path
+
+
+def test_numbers_are_those_of_both_ends() -> None:
+    assert {name: getattr(table, name) for name in NUMBERS} == NUMBERS
+
+
+@pytest.mark.parametrize("sample", BY_HAND, ids=lambda sample: NAMES[sample.op])
+def test_recorded_bytes_have_the_layout_of_the_table(sample: Sample) -> None:
+    """Nothing of a record is left over but its padding, and nothing is missing."""
+    record = BY_NAME[NAMES[sample.op]]
+    if not record.asked:
+        assert not sample.flags & 1
+    found = decoder(Hand(sample.record(), sample.bulk), record)()
+    size = HEADER.size + 8 * record.asked + record.struct.size
+    if record.tail is not None:
+        size += len(found[-1])
+    padded = bool(record.tail and record.tail.text)  # whose end is zeros, as padding is
+    assert size <= len(sample.record()) <= size + 7 + 8 * padded
+    assert record.bulk or not sample.bulk
+
+
+def decoded(record: Record, data: bytes, bulk: int = 0) -> tuple[object, ...]:
+    return decoder(Hand(HEADER.pack(1, 0, HEADER.size + len(data)) + data, bulk), record)()
+
+
+def word(*values: int) -> bytes:
+    return b"".join(value.to_bytes(8, "little") for value in values)
+
+
+def test_fields_and_what_is_behind_them() -> None:
+    mixed = async_calls("X", "a b:u32[2] c:i64")
+    assert decoded(mixed, word(1, 2 | 3 << 32, (1 << 64) - 4)) == (1, 2, 3, -4)
+    named = async_calls("X", "a", tail=text("name"))
+    assert decoded(named, word(1) + b"abc\0\0\0\0\0") == (1, b"abc")
+    counted = async_calls("X", "count", tail=items("data", 4, count=2), bulk=True)
+    assert decoded(counted, word(1) + b"abcdefgh") == (1, b"abcdef")
+    assert decoded(counted, word(100), bulk=204) == (100, b"")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda: decoded(async_calls("X", "a b"), word(1)),
+        lambda: decoded(async_calls("X", "count", tail=items("data", count=8)), word(2, 0)),
+        lambda: decoded(
+            async_calls("X", "count", tail=items("data", count=8)), word((1 << 64) - 1)
+        ),
+        lambda: decoded(async_calls("X", "a", tail=items("data", 64)), word(1, 0)),
+    ],
+)
+def test_records_that_are_too_short(broken: Callable[[], object]) -> None:
+    with pytest.raises(RemoteProtocolError, match="malformed record"):
+        broken()
+
+
+def test_rows_that_say_nothing() -> None:
+    with pytest.raises(ValueError, match="no field"):
+        fields_of("size:u16")
