@@ -9,9 +9,9 @@ import pytest
 
 COPIES = """
 import cupy as cp, numpy as np
-from cupy._door import link, session
+from cupy._door import link, receiver
 passed = [0]
-send_some, begin_bulk = link.Link.send_some, session.Session._begin_bulk
+send_some, begin_bulk = link.Link.send_some, receiver.Receiver._begin_bulk
 def counted_send(self, buffers):
     sent = send_some(self, buffers)
     passed[0] += self.sent[-1] if sent else 0
@@ -19,7 +19,7 @@ def counted_send(self, buffers):
 def counted_bulk(self, reply, body, bulk):
     passed[0] += bulk
     return begin_bulk(self, reply, body, bulk)
-link.Link.send_some, session.Session._begin_bulk = counted_send, counted_bulk
+link.Link.send_some, receiver.Receiver._begin_bulk = counted_send, counted_bulk
 
 count = cp.cuda.runtime.getDeviceCount()
 servers = [s.name for s in cp._door.pool.devices()]

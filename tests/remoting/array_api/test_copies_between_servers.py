@@ -22,11 +22,11 @@ def count(name):
         return result
     setattr(link.Link, name, counted)
 count('send_some')
-take = cp._door.session.Session._begin_bulk
+take = cp._door.receiver.Receiver._begin_bulk
 def begin_bulk(self, reply, body, bulk):
     passed[0] += bulk
     return take(self, reply, body, bulk)
-cp._door.session.Session._begin_bulk = begin_bulk
+cp._door.receiver.Receiver._begin_bulk = begin_bulk
 """
 
 

@@ -12,9 +12,8 @@ import numpy as np
 from cupy._core import make
 from cupy._core.ufunc import broadcast
 from cupy._door import pool, state, wire
-from cupy._door.calls import Remote
+from cupy._door.calls import Remote, remote_object
 from cupy._door.meta import fresh
-from cupy._door.session import remote_object
 
 SOURCE_MAX = 900_000
 _PARAMETER = re.compile(r"^\s*(raw\s+)?(?:const\s+)?(\w+)\s+(\w+)\s*$")

@@ -14,7 +14,8 @@ import numpy as np
 from cupy._door import pool, state, wire
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, keep_order
-from cupy._door.session import INLINE_MAX, Reply, Session
+from cupy._door.receiver import Reply
+from cupy._door.session import INLINE_MAX, Session
 
 SUPPORTED = frozenset(wire.DTYPES)
 SHARED_MIN = 256 << 10

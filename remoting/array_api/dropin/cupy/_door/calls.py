@@ -55,6 +55,14 @@ class Remote:
             return  # creation failed before there was a handle
 
 
+def remote_object(kind: Any, session: Any, handle: int) -> Any:
+    """Return a new instance of ``kind``, a `Remote`, for a handle."""
+    made: Remote = kind.__new__(kind)
+    made._handle = handle  # pyright: ignore[reportPrivateUsage]
+    made._session = session  # pyright: ignore[reportPrivateUsage]
+    return made
+
+
 class Plan:
     """One call of one operation with one arrangement of arguments and results."""
 

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupy._door import pool, state, wire
-from cupy._door.calls import Remote
-from cupy._door.session import remote_object
+from cupy._door.calls import Remote, remote_object
 from cupy.cuda.errors import CUDARuntimeError
 
 

@@ -1,0 +1,64 @@
+"""The thread that sends the records of a program that pauses.
+
+A program that queues a few calls and then computes on the CPU asks nothing for a while. Its calls
+should run meanwhile. This thread sends them once the program has sent nothing for one tick, and
+sleeps once the program has been quiet for `IDLE_TICKS` of them. While answers are due it also
+listens, because the worker may have run out of memory and wait for this program's garbage.
+"""
+
+import contextlib
+import threading
+import time
+
+from cupy._door.connection import Connection
+from cupy._door.sender import POLL_S, Sender
+
+IDLE_S, IDLE_MAX_S = 0.0003, 0.002
+IDLE_TICKS = 16
+
+
+class Flusher:
+    """The flushing thread of one session, started at the first queued call."""
+
+    def __init__(self, connection: Connection, sender: Sender) -> None:
+        self.awake = False  # written under the sender's lock
+        self._connection = connection
+        self._sender = sender
+        self._thread: threading.Thread | None = None
+
+    def arm(self) -> None:
+        """Wake the thread, because a record waits. The caller holds the sender's lock."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="cupy-flush", daemon=True)
+            self._thread.start()
+        self.awake = True
+        self._connection.wake.set()
+
+    def _run(self) -> None:
+        wake = self._connection.wake
+        while self._connection.failure is None:
+            while not wake.wait(POLL_S if self._sender.unfinished else None):
+                with contextlib.suppress(Exception):
+                    self._sender.listen(agent=True)
+            wake.clear()
+            self._flush_until_quiet()
+
+    def _flush_until_quiet(self) -> None:
+        """Flush for a program that pauses; return once it has been quiet for some ticks."""
+        sender = self._sender
+        quiet, pause_s = 0, IDLE_S
+        while self._connection.failure is None:
+            seen = sender.flushes
+            time.sleep(pause_s)
+            if sender.flushes != seen:
+                # It flushes by itself: each turn of this thread would cost it a thread switch.
+                quiet, pause_s = 0, min(2 * pause_s, IDLE_MAX_S)
+                continue
+            pause_s = IDLE_S
+            with contextlib.suppress(Exception):  # raised again by the next call
+                sender.flush()
+            quiet = quiet + 1 if sender.flushes == seen else 0
+            with sender.lock:
+                if quiet >= IDLE_TICKS and not sender.parts:
+                    self.awake = False
+                    return

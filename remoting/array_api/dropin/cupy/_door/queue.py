@@ -1,0 +1,243 @@
+"""Records in the order of the program: calls, small uploads, transfers.
+
+Each record runs in the context (device and stream) of the thread that queued it, so a change of
+context is a record before it. Each call has a number, under which the worker reports its failure
+and this side remembers its place in the program.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from cupy._door import cbor, sites, state, wire
+from cupy._door.calls import Plan, runs_anywhere
+from cupy._door.connection import Connection
+from cupy._door.flusher import Flusher
+from cupy._door.handles import Handles
+from cupy._door.meta import Meta
+from cupy._door.sender import BATCH_CALLS, Sender
+
+_FREE = wire.FREE_RECORD.pack
+
+
+class Hooks(NamedTuple):
+    """What a queue calls of its session."""
+
+    #: Ask the worker how much memory a device has left.
+    low_room: Callable[[int], None]
+    #: Wait after a call, where GPUPOOL_BLOCKING says so; None to wait for nothing.
+    blocking_call: Callable[[], None] | None
+    #: Make the error for a current device that is another session's.
+    refusal: Callable[[int], Exception]
+
+
+class CallQueue:
+    """The records of one session. `begin` and `register` need the lock; the others take it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        sender: Sender,
+        handles: Handles,
+        first_device: int,
+        hooks: Hooks,
+    ) -> None:
+        self.lock = sender.lock
+        self.handles = handles
+        self._connection = connection
+        self._sender = sender
+        self._garbage = sender.garbage
+        self._flusher = Flusher(connection, sender)
+        self._first_device = first_device
+        self._on_low_room = hooks.low_room
+        self._on_blocking_call = hooks.blocking_call
+        self._refusal = hooks.refusal
+        self._operations: dict[str, int] = {}
+        self._version = ""  # of the server
+        # Bytes of each device that new arrays may certainly take; below zero, the worker is asked.
+        self._room: list[int] = []
+        self._context: state.Context | None = None  # of the latest record
+        self._where = first_device  # the device of that context
+        self._sites: sites.Sites = sites.Sites(maxlen=sites.SITES_MAX)
+
+    def welcome(self, operations: dict[str, int], version: str, room: list[int]) -> None:
+        """Take in what the worker said of itself: operations, version, memory of its devices."""
+        self._operations = operations
+        self._version = version
+        self._room = room
+
+    def after_fork(self) -> None:
+        """Use the lock that the sender has made."""
+        self.lock = self._sender.lock
+
+    def place(self, sequence: int) -> str:
+        """Return the file and line of a call by its number; empty if it is not known any more."""
+        return sites.place(self._sites, sequence)
+
+    # --- memory of the devices ------------------------------------------------------------------
+
+    def room(self, device: int) -> int:
+        """Return the bytes that new arrays may certainly take; below zero if that is unknown."""
+        return self._room[device - self._first_device]
+
+    def set_room(self, device: int, size: int) -> None:
+        """Set the bytes that new arrays may certainly take."""
+        self._room[device - self._first_device] = size
+
+    def forget_room(self) -> None:
+        """Make the next allocation ask, because the memory that is left has changed."""
+        self._room = [0] * len(self._room)
+
+    # --- any record -----------------------------------------------------------------------------
+
+    def begin(self, name: str) -> None:
+        """Prepare for a record of the operation ``name``. The caller holds the lock."""
+        if self._connection.failure is not None:
+            raise self._connection.failure
+        if self._garbage:
+            self._sender.sweep()
+        context = state.local.context
+        if context is not self._context:
+            self._switch(context, name)
+
+    def register(self, plan: Plan) -> bytes:
+        """Return the prefix of a plan's calls, after the definitions that it needs."""
+        operation = self._operations.get(plan.name)
+        if operation is None:
+            raise NotImplementedError(
+                f"{plan.name}: the server (gpupool {self._version}) does not offer it"
+            )
+        return self.handles.register(plan, operation)
+
+    def _switch(self, context: state.Context, name: str) -> None:
+        device, stream = context
+        local = device - self._first_device
+        known: state.Context | None = context
+        if not 0 <= local < len(self._room):
+            # The current device is another server's. As between GPUs without peer access, only
+            # an operation that computes nothing is possible; its device makes no difference.
+            if not runs_anywhere(name):
+                raise self._refusal(device)
+            local = stream = 0
+            known = None
+        self._where = self._first_device + local
+        self._sender.parts.append(wire.CONTEXT_RECORD.pack(wire.CONTEXT, local, stream))
+        self._context = known
+
+    # --- calls, uploads, transfers --------------------------------------------------------------
+
+    def emit(self, plan: Plan, packed: bytes, frame: Any = None) -> int:
+        """Queue one call; return the device on which it runs.
+
+        Nothing waits; errors come back at the next synchronising call. ``frame`` is the program's,
+        where the caller knows how far up it is.
+        """
+        if frame is None:
+            frame = sites.program_frame(sites.frame_at(2))
+        sender = self._sender
+        with self.lock:
+            if self._connection.failure is not None:
+                raise self._connection.failure
+            garbage = self._garbage
+            if garbage:
+                # In the place where the program dropped it, so that no more memory is in use
+                # there than here. To free it twice would be harmless.
+                sender.parts.append(_FREE(wire.FREE, garbage[0]))
+                del garbage[0]
+                if garbage:
+                    sender.sweep()
+            context = state.local.context
+            if context is not self._context:
+                self._switch(context, plan.name)
+            epoch, prefix = plan.wire
+            if epoch is not self.handles.epoch:
+                prefix = self.register(plan)
+            sender.size += len(packed)
+            number = sender.sequence + 1
+            self._sites.append((number, frame.f_code, frame.f_lasti))
+            # No signal's exception comes before the end of these lines, the first call in them.
+            sender.sequence = number
+            sender.calls += 1
+            sender.parts.append(prefix + packed)
+            if sender.calls >= BATCH_CALLS or sender.size >= wire.MAX_BATCH:
+                sender.flush()
+            elif not self._flusher.awake:
+                self._flusher.arm()
+            where = self._where
+            if plan.allocates:
+                left = self._room[where - self._first_device] - plan.allocates
+                self._room[where - self._first_device] = left
+                if left < 0 and self._on_blocking_call is None:
+                    self._on_low_room(where)
+        if self._on_blocking_call is not None:
+            self._on_blocking_call()
+        return where
+
+    def put_small(self, handle: int, meta: Meta, data: memoryview) -> int:
+        """Queue the bytes of a small array, made under ``handle``; return its device."""
+        sender = self._sender
+        with self.lock:
+            self.begin("put")
+            number = self.handles.meta(meta)
+            head = wire.PUT_RECORD.pack(wire.INLINE_PUT, handle, number, data.nbytes)
+            record = head + bytes(data)
+            # No calls in these lines, so no signal's exception comes between them.
+            sender.parts += (record,)
+            sender.size += data.nbytes
+            sender.calls += 1
+            if sender.calls >= BATCH_CALLS or sender.size >= wire.MAX_BATCH:
+                sender.flush()
+            elif not self._flusher.awake:
+                self._flusher.arm()
+            return self._where
+
+    def put(self, handle: int, meta: Meta, data: memoryview, *, existing: bool) -> int:
+        """Send the bytes of an array in a frame of their own; return its device."""
+        sender = self._sender
+        with self.lock:
+            self.begin("put")
+            # The parts that name the meta must be sent before the frame that uses it.
+            number = self.handles.meta(meta)
+            sender.flush()
+            sender.unfinished = True
+            body = cbor.encode([handle, number, existing])
+            try:
+                sender.transmit(wire.PUT, body, 0, data)
+            except BaseException:
+                if not existing:
+                    self._garbage.append(handle)  # nobody will ever have it
+                raise
+            where = self._where
+            if not existing:
+                self._room[where - self._first_device] -= meta.nbytes
+        return where
+
+    def post(self, record: bytes) -> None:
+        """Send a record that has a place in the program as a call has, after all that is queued."""
+        frame = sites.program_frame(sites.frame_at(1))
+        sender = self._sender
+        with self.lock:
+            self.begin("peer.send")
+            number = sender.sequence + 1
+            self._sites.append((number, frame.f_code, frame.f_lasti))
+            # No signal's exception comes before the end of these lines, the first call in them.
+            sender.sequence = number
+            sender.calls += 1
+            sender.parts.append(record)
+            sender.flush()
+
+    def take(self, index: int, number: int, handle: int, meta: Meta, *, existing: bool) -> int:
+        """Have the worker take the elements that another sends; return the array's device."""
+        with self.lock:
+            self.begin("put")
+            meta_id = self.handles.meta(meta)
+            flag = int(existing)
+            fields = (wire.RECEIVE, index, number, handle, meta_id, flag)
+            self.post(wire.RECEIVE_RECORD.pack(*fields))
+            where = self._where
+            if not existing:
+                self._room[where - self._first_device] -= meta.nbytes
+        return where

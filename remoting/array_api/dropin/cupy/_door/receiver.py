@@ -1,0 +1,262 @@
+"""Frames from the worker: replies, descriptions of results, errors of earlier calls.
+
+Any thread may read, but one at a time: the thread that holds `Receiver.reading` reads the frames
+of all threads. The others wait on a condition until their own reply is done. Nobody writes to the
+inbox without that lock. Nothing here sends: a request of the worker only sets a flag, which the
+caller answers.
+"""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from cupy._door import cbor, state, wire
+from cupy._door.connection import WORKER_ENDED, Connection
+from cupy._door.errors import exception_named
+from cupy._door.link import watch
+
+#: How long an answer is awaited awake: sleeping and waking cost about as much.
+SPIN_S = 0.00005
+#: Waits without spinning after one in which that was in vain: the network is slower than that.
+SPIN_PAUSE = 32
+DEFERRED_MAX = 16
+_READ = 1 << 16
+_INTERRUPTED = "a transfer from the GPU server was interrupted half-way"
+#: Bodies of nearly all answers, decoded once; nobody changes the decoded values.
+_COMMON = {cbor.encode(value): value for value in ({"value": ["w"]}, {"value": None})}
+
+Sink = Callable[[Any, int], memoryview]
+"""Gives the memory for the bulk bytes of an answer, from its body and their count."""
+
+
+class Reply:
+    """The answer to one question, and where its bulk bytes go."""
+
+    __slots__ = ("body", "bulk", "done", "first", "request", "sequence", "sink")
+
+    def __init__(self, sink: Sink | None) -> None:
+        self.sink = sink
+        self.request = self.sequence = 0
+        self.first = 0  # of the handles that its results may take
+        self.body: Any = None
+        self.bulk: memoryview | None = None
+        self.done = False
+
+
+class Receiver:
+    """The receiving half of a session."""
+
+    def __init__(self, connection: Connection) -> None:
+        #: Questions under way, by the number of the request.
+        self.replies: dict[int, Reply] = {}
+        #: Arrays that the worker has yet to describe, by handle.
+        self.described: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        #: Errors of calls that nobody waited for, each with the number of its call.
+        self.deferred: list[tuple[int, BaseException]] = []
+        #: The worker is out of memory and waits for this program's garbage.
+        self.collect_requested = False
+        self.reading = threading.Lock()
+        self._connection = connection
+        self._link = connection.link
+        self._ready: Callable[[float], set[int]] | None = None  # used under `reading` only
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._inbox = bytearray(wire.MAX_BODY + wire.HEADER.size + _READ)
+        self._inbox_view = memoryview(self._inbox)
+        self._start = self._end = 0
+        self._bulk: tuple[Reply, memoryview] | None = None
+        self._bulk_left = 0
+        self._spin_pause = 0 if (os.cpu_count() or 1) > 1 else 1 << 62
+
+    def after_fork(self) -> None:
+        """Make locks that no thread of the parent holds."""
+        self.reading = threading.Lock()
+        self._changed = threading.Condition()
+
+    # --- waiting --------------------------------------------------------------------------------
+
+    def wait(self, reply: Reply) -> bool:
+        """Wait a moment for a reply; say whether this thread was the one that read."""
+        if self._connection.failure is not None:
+            raise self._connection.failure
+        if self.reading.acquire(blocking=False):
+            try:
+                if not reply.done:
+                    self._read_blocking()
+            finally:
+                self.reading.release()
+                if self._waiting:
+                    with self._changed:
+                        self._changed.notify_all()
+            return True
+        # Another thread reads for all. The time-out only bounds a lost wake-up.
+        with self._changed:
+            self._waiting += 1
+            self._changed.wait(0.02)
+            self._waiting -= 1
+        return False
+
+    def listen(self, *, agent: bool = False) -> None:
+        """Take in what has arrived, without waiting."""
+        if self.reading.acquire(blocking=False):
+            try:
+                while self.pump():
+                    pass
+                if agent and self._connection.agent is not None:
+                    self._connection.hear_agent()
+            finally:
+                self.reading.release()
+
+    def _read_blocking(self) -> None:
+        if self._bulk is not None:
+            if self._pump_bulk(all_of_it=True):
+                return
+        elif self.pump() or self._spin():
+            return
+        agent = self._connection.agent
+        if self._ready is None:
+            readers: list[Any] = [self._link.socket]
+            if agent is not None:
+                readers.append(agent.socket)
+            self._ready = watch(readers, [])
+        if self._connection.agent_is_in(self._ready(1.0)):
+            self._connection.hear_agent()
+        self.pump()
+
+    def _spin(self) -> bool:
+        """Poll for an answer without sleeping; say whether it came."""
+        if self._spin_pause:
+            self._spin_pause -= 1
+            return False
+        until = time.perf_counter() + SPIN_S
+        readable = self._link.readable
+        while time.perf_counter() < until:
+            if readable() and self.pump():
+                return True
+        self._spin_pause = SPIN_PAUSE
+        return False
+
+    # --- bytes ----------------------------------------------------------------------------------
+
+    def pump(self) -> bool:
+        """Read once and handle every whole frame; say whether anything came.
+
+        The caller holds `reading`.
+        """
+        if self._connection.failure is not None:
+            raise self._connection.failure
+        if self._bulk is not None:
+            return self._pump_bulk()
+        counts = self._link.counts
+        if not counts:
+            if self._link.reads_in_doubt:
+                raise self._connection.lose(_INTERRUPTED)
+            if len(self._inbox) - self._end < _READ:
+                self._inbox[: self._end - self._start] = self._inbox[self._start : self._end]
+                self._start, self._end = 0, self._end - self._start
+            if not self._link.receive_into(self._inbox_view[self._end : self._end + _READ]):
+                return False
+        # No calls in these lines, so no signal's exception comes between them. If one came
+        # before, the bytes are there already, and were not counted yet.
+        count = counts[0]
+        self._end += count
+        del counts[0]
+        if count == 0:
+            raise self._connection.cut_off(WORKER_ENDED)
+        self._parse()
+        return True
+
+    def _pump_bulk(self, *, all_of_it: bool = False) -> bool:
+        assert self._bulk is not None
+        reply, target = self._bulk
+        counts = self._link.counts
+        if not counts:
+            if self._link.reads_in_doubt:
+                raise self._connection.lose(_INTERRUPTED)
+            rest = target[target.nbytes - self._bulk_left :]
+            if not self._link.receive_into(rest, all_of_it=all_of_it):
+                return False
+        count = counts[0]
+        self._bulk_left -= count
+        del counts[0]
+        if count == 0:
+            raise self._connection.cut_off(
+                "the GPU server closed the connection in the middle of a transfer"
+            )
+        if not self._bulk_left:
+            self._bulk = None
+            reply.done = True
+        return True
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _parse(self) -> None:
+        size = wire.HEADER.size
+        while self._bulk is None and self._end - self._start >= size:
+            length, kind, _, _, request, _, bulk = wire.HEADER.unpack_from(self._inbox, self._start)
+            if length > wire.MAX_BODY or bulk > wire.MAX_BULK:
+                raise self._connection.lose("the GPU server sent a frame that is too large")
+            if self._end - self._start < size + length:
+                break
+            begin = self._start + size
+            body = bytes(self._inbox_view[begin : begin + length])
+            self._start = begin + length
+            try:
+                known = _COMMON.get(body)
+                if known is None and body:
+                    known = cbor.decode(body)
+                self._handle(kind, request, known, bulk)
+            except (cbor.CborError, KeyError, IndexError, TypeError, ValueError) as error:
+                reason = f"the GPU server sent a malformed frame ({error})"
+                raise self._connection.lose(reason) from error
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def _handle(self, kind: int, request: int, body: Any, bulk: int) -> None:
+        if kind in (wire.REPLY, wire.WELCOME):
+            reply = self.replies.get(request)
+            if reply is None:  # its thread was interrupted; the bytes still have to be read
+                reply = Reply(None)
+            reply.body = body
+            if bulk:
+                self._begin_bulk(reply, body, bulk)
+            else:
+                reply.done = True
+        elif kind == wire.DESCRIBED:
+            for handle, dtype, shape, strides in body:
+                array = self.described.pop(handle, None)
+                if array is not None:
+                    state.hooks["describe"](array, dtype, tuple(shape), tuple(strides))
+        elif kind == wire.FAILED:
+            sequence, name, message, details = body
+            if len(self.deferred) < DEFERRED_MAX:
+                error = exception_named(name, message, details)
+                self.deferred.append((sequence, error))
+        elif kind == wire.COLLECT:
+            self.collect_requested = True
+        elif kind == wire.NOTICE:
+            if body.get("lost"):
+                raise self._connection.lose(str(body["lost"]))
+        else:
+            raise ValueError(f"frame kind {kind}")
+
+    def _begin_bulk(self, reply: Reply, body: Any, bulk: int) -> None:
+        target = memoryview(bytearray(bulk)) if reply.sink is None else reply.sink(body, bulk)
+        if target.nbytes != bulk:
+            raise ValueError("bulk of another size than announced")
+        reply.bulk = target
+        have = min(bulk, self._end - self._start)
+        target[:have] = self._inbox_view[self._start : self._start + have]
+        self._start += have
+        self._bulk_left = bulk - have
+        if self._bulk_left:
+            self._bulk = (reply, target)
+        else:
+            reply.done = True

@@ -1,0 +1,244 @@
+"""Records that wait, and frames to the worker.
+
+Calls do not travel one by one. Their records wait in `Sender.parts` until the batch is full, a
+question is asked, or the program pauses (`flusher`). One frame then carries them all.
+
+`Sender.lock` protects everything here. A frame that began to leave is finished before the next
+one: bytes of two frames never mix. The lock is held while a frame leaves, and the frame may have
+to wait for room in the socket. The worker may wait for room as well, so this side reads meanwhile.
+
+A signal's exception (KeyboardInterrupt) may come at any call. Groups of lines without calls are
+therefore marked: such a group runs as a whole or not at all, and what it says about the frame, the
+batch and the sequence number stays true together.
+"""
+
+import contextlib
+import gc
+import struct
+import threading
+from collections import deque
+from typing import Any
+
+from cupy._door import wire
+from cupy._door.connection import WORKER_ENDED, Connection
+from cupy._door.errors import DoorError
+from cupy._door.link import watch
+from cupy._door.receiver import Receiver, Reply
+
+BATCH_CALLS = 64
+#: How long a wait for room in the socket, or for the worker's frames, lasts at most.
+POLL_S = 0.05
+#: Bytes from which a frame that TLS encrypts is worth a thread of its own.
+ASIDE_MIN = 1 << 20
+_FREE = wire.FREE_RECORD.pack
+
+
+class Sender:
+    """The sending half of a session."""
+
+    def __init__(self, connection: Connection, receiver: Receiver) -> None:
+        self.lock = threading.RLock()
+        #: Records that wait, in the program's order; their calls, and about their bytes.
+        self.parts: list[bytes] = []
+        self.calls = 0
+        self.size = 0
+        #: Handles that the program dropped; destructors append to it without a lock.
+        self.garbage: deque[int] = deque()
+        #: The number of the latest call or question; the worker counts the same.
+        self.sequence = 0
+        #: Calls were sent, and no answer has covered them yet.
+        self.unfinished = False
+        #: Frames that were begun.
+        self.flushes = 0
+        self._connection = connection
+        self._link = connection.link
+        self._receiver = receiver
+        self._sending = False
+        # Of the frame that leaves at this moment, or that an interrupt stopped half-way.
+        self._unsent: list[memoryview] = []
+        self._stop = False  # asks the thread that sends to leave it at that for now
+
+    def after_fork(self) -> None:
+        """Make a lock that no thread of the parent holds."""
+        self.lock = threading.RLock()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a frame has left in part, and its rest waits."""
+        return bool(self._unsent)
+
+    # --- the batch ------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Queue a record for each handle that the program dropped."""
+        garbage = self.garbage
+        for _ in range(len(garbage)):
+            self.parts.append(_FREE(wire.FREE, garbage[0]))
+            del garbage[0]
+            self.size += wire.FREE_RECORD.size
+            if self.size >= wire.MAX_BATCH:
+                self.flush()
+
+    def flush(self) -> None:
+        """Send what is queued."""
+        with self.lock:
+            if self._sending or not self.parts:
+                return
+            body = b"".join(self.parts)
+            self.transmit(wire.CALLS, body, self.calls, None, queued=len(self.parts))
+        self.listen()
+
+    def listen(self, *, agent: bool = False) -> None:
+        """Take in what has arrived, without waiting, and answer a request for garbage."""
+        self._receiver.listen(agent=agent)
+        if self._receiver.collect_requested and not self._sending:
+            self._answer_collect()
+
+    def await_reply(self, reply: Reply) -> None:
+        """Wait until a reply is there; answer requests for garbage meanwhile."""
+        while not reply.done:
+            if self._receiver.wait(reply) and self._receiver.collect_requested:
+                self._answer_collect()
+
+    def _answer_collect(self) -> None:
+        """Drop this program's garbage, because the worker has no memory left, and say so."""
+        self._receiver.collect_requested = False
+        gc.collect()
+        with self.lock:
+            if self._sending:
+                self._receiver.collect_requested = True
+                return
+            handles: list[int] = []
+            while self.garbage and len(handles) < wire.MAX_BODY // 8:
+                handles.append(self.garbage.popleft())
+            body = struct.pack(f"<{len(handles)}Q", *handles)
+            # Calls queued here may still use what is freed, so they go first.
+            self.flush()
+            self.transmit(wire.COLLECTED, body, 0, None)
+
+    # --- one frame ------------------------------------------------------------------------------
+
+    def transmit(
+        self,
+        kind: int,
+        body: bytes,
+        calls: int,
+        bulk: memoryview | None,
+        *,
+        queued: int = 0,
+        reply: Reply | None = None,
+    ) -> None:
+        """Send one frame whole, reading meanwhile what the worker may have to say.
+
+        A signal's exception, such as KeyboardInterrupt, leaves the frame either unsent as a
+        whole, or to be continued before the next one. ``queued`` of the parts are in it, and
+        ``reply`` is where the answer to its question goes.
+        """
+        if self._connection.failure is not None:
+            raise self._connection.failure
+        if self._sending:
+            # Only a destructor that the garbage collector ran in the middle of a frame gets here.
+            raise DoorError("a destructor cannot wait for the GPU server at this moment")
+        if self._unsent:
+            self._send()
+        size = bulk.nbytes if bulk is not None else 0
+        request = 0 if reply is None else reply.request
+        header = wire.HEADER.pack(len(body), kind, 0, 0, request, calls, size)
+        frame = [memoryview(header + body)]
+        if bulk is not None and size:
+            frame.append(bulk)
+        self.flushes += 1
+        # No calls in these lines, so no signal's exception comes between them.
+        self._unsent = frame
+        if queued:
+            self.unfinished = True
+            del self.parts[:queued]
+            self.calls = self.size = 0
+        if reply is not None:
+            self._receiver.replies[request] = reply
+            self.sequence += 1
+            reply.sequence = self.sequence
+        self._send()
+
+    def _send(self) -> None:
+        """Send the bytes in ``_unsent``."""
+        aside = (
+            self._link.tls
+            and sum(part.nbytes for part in self._unsent) >= ASIDE_MIN
+            and threading.current_thread() is threading.main_thread()
+        )
+        self._sending = True
+        try:
+            if aside:
+                self._send_aside()
+            else:
+                self._send_here()
+        except ConnectionError as error:
+            with contextlib.suppress(Exception):
+                self.listen()  # the worker may have said why before it went
+            raise self._connection.cut_off(WORKER_ENDED) from error
+        except OSError as error:
+            reason = f"the connection to the GPU server broke ({error})"
+            raise self._connection.cut_off(reason) from error
+        finally:
+            self._sending = False
+            if (self._stop or self._link.writes_in_doubt) and self._connection.failure is None:
+                self._connection.lose("a transfer to the GPU server was interrupted half-way")
+
+    def _send_here(self) -> None:
+        sent = self._link.sent
+        while self._unsent and not self._stop:
+            if not sent and not self._link.send_some(self._unsent):
+                self._wait_to_send()
+                continue
+            left, rest = sent[0], list(self._unsent)
+            while rest and left >= rest[0].nbytes:
+                left -= rest.pop(0).nbytes
+            if left:
+                rest[0] = rest[0][left:]
+            # No calls in these lines, so no signal's exception comes between them.
+            self._unsent = rest
+            del sent[0]
+
+    def _send_aside(self) -> None:
+        """Send from another thread, for signals' exceptions are raised in the main thread only.
+
+        One in the middle of OpenSSL's work would hide how much it has taken.
+        """
+        failures: list[BaseException] = []
+        done = threading.Event()  # Thread.join takes a thread for dead once it was interrupted
+
+        def send() -> None:
+            try:
+                self._send_here()
+            except BaseException as error:  # noqa: BLE001 - raised below
+                failures.append(error)
+            finally:
+                done.set()
+
+        threading.Thread(target=send, name="cupy-send", daemon=True).start()
+        try:
+            done.wait()
+        except BaseException:
+            self._stop = True
+            done.wait()  # for the piece of 1 MiB that leaves at this moment
+            self._stop = False
+            raise
+        if failures:
+            raise failures[0]
+
+    def _wait_to_send(self) -> None:
+        """Wait until the socket takes more, or the worker has sent; read in the second case."""
+        connection = self._connection
+        reading = self._receiver.reading.acquire(blocking=False)
+        try:
+            readers: list[Any] = [self._link.socket] if reading else []
+            if connection.agent is not None:
+                readers.append(connection.agent.socket)
+            if connection.agent_is_in(watch(readers, [self._link.socket])(POLL_S)):
+                connection.hear_agent()
+            if reading:
+                self._receiver.pump()
+        finally:
+            if reading:
+                self._receiver.reading.release()
