@@ -16,7 +16,7 @@ from cupy import fft as fft
 from cupy import lib as lib
 from cupy import linalg as linalg
 from cupy import random as random
-from cupy._core import make as _make
+from cupy._core import convert as _convert
 from cupy._core.array import ndarray as ndarray
 from cupy._core.functions import FUNCTIONS as _FUNCTIONS
 from cupy._core.host import HOST as _HOST
@@ -150,7 +150,7 @@ def _fill(names: dict[str, _Any]) -> None:
         names.update(table)
     for name, source in _ALIASES.items():
         names[name] = names[source]
-    names["array"] = _make.array
+    names["array"] = _convert.array
     for table in (_FUNCTIONS, _HOST):
         for name, function in table.items():
             # Programs and NumPy's dispatcher look at the name of a function.

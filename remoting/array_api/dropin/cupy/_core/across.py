@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from cupy._core import make
+from cupy._core import make, transfers
 from cupy._door import peers, pool, state
 from cupy._door.meta import Meta, fresh
 
@@ -22,8 +22,8 @@ def copy_here(source: Any, order: str, meta: Meta) -> Any:
     handle = next(session.handles)
     device = peers.move(view, session, handle, meta, existing=False)
     if device is None:
-        flat = make.download(view).reshape(-1).view("u1")
-        device = session.put(handle, meta, make.host_bytes(flat))
+        flat = transfers.download(view).reshape(-1).view("u1")
+        device = session.put(handle, meta, transfers.host_bytes(flat))
     return make.result(session, handle, meta, device)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import indexing, make
+from cupy._core import arguments, convert, indexing, make, transfers
 from cupy._core.methods import TRANSPOSED, Methods
 from cupy._core.operators import Operators
 from cupy._core.ufunc import UFUNCS
@@ -83,14 +83,14 @@ class ndarray(Operators, Methods, Remote):
         order: str = "C",
     ) -> Any:
         """Make an uninitialised array, or one over memory that ``memptr`` points to."""
-        lengths = make.shape_of(shape)
+        lengths = arguments.shape_of(shape)
         if len(lengths) > 64:
             raise ValueError(
                 f"maximum supported dimension for an ndarray is 64, found {len(lengths)}"
             )
-        letter = make.normalize_order(order)
+        letter = arguments.normalize_order(order)
         if memptr is not None:
-            made = memptr.as_array(lengths, make.dtype_of(dtype), strides, letter)
+            made = memptr.as_array(lengths, arguments.dtype_of(dtype), strides, letter)
         elif strides is not None:
             flat = make.empty(lengths, dtype)
             made = state.hooks["as_strided"](flat, lengths, tuple(strides))
@@ -214,15 +214,15 @@ class ndarray(Operators, Methods, Remote):
                     f"Shape mismatch. Expected shape: {self.shape}, actual shape: {host.shape}"
                 )
             if not (host.flags.c_contiguous or host.flags.f_contiguous):
-                host[...] = make.download(self)
+                host[...] = transfers.download(self)
                 return host
         letter = order.upper()[:1] if order else ""
         if letter not in ("C", "F", "A"):
             raise ValueError(f"unsupported order: {order}")
         if stream is not None:
             with state.on(self._device), stream:
-                return make.download(self, letter, out)
-        return make.download(self, letter, out)
+                return transfers.download(self, letter, out)
+        return transfers.download(self, letter, out)
 
     def set(self, arr: Any, stream: Any = None) -> None:
         """Copy a host array of the same shape and dtype into this one."""
@@ -234,30 +234,30 @@ class ndarray(Operators, Methods, Remote):
         if self.shape != host.shape:
             raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {host.shape}")
         del stream
-        if make.refill(self, host):
+        if transfers.refill(self, host):
             return
         with state.on(self._device):
-            value = make.upload(host, self._session)
+            value = transfers.upload(host, self._session)
             self._session.call("ndarray.setitem", (self, (Ellipsis,), value), {})
 
     def item(self) -> Any:
         """Return the only element as a Python scalar."""
-        host = make.download(self) if self._known is None or self._known.size == 1 else None
+        host = transfers.download(self) if self._known is None or self._known.size == 1 else None
         if host is None or host.size != 1:
             raise ValueError("can only convert an array of size 1 to a Python scalar")
         return host.item()
 
     def tolist(self) -> Any:
         """Return the elements as nested lists."""
-        return make.download(self).tolist()
+        return transfers.download(self).tolist()
 
     def tobytes(self, order: str = "C") -> bytes:
         """Return the elements as bytes."""
-        return make.download(self).tobytes(order)  # type: ignore[arg-type]
+        return transfers.download(self).tobytes(order)  # type: ignore[arg-type]
 
     def tofile(self, fid: Any, sep: str = "", format: str = "%s") -> None:  # noqa: A002
         """Write the elements to a file of this machine."""
-        make.download(self).tofile(fid, sep, format)
+        transfers.download(self).tofile(fid, sep, format)
 
     def dump(self, file: Any) -> None:
         """Write a pickle of the array to a file of this machine."""
@@ -269,7 +269,7 @@ class ndarray(Operators, Methods, Remote):
 
     def __bool__(self) -> bool:
         if self._known is None or self._known.size == 1:
-            host = make.download(self)
+            host = transfers.download(self)
             if host.size == 1:
                 return bool(host)
         if self.size == 0:
@@ -287,28 +287,28 @@ class ndarray(Operators, Methods, Remote):
         )
 
     def __int__(self) -> int:
-        return int(make.download(self))
+        return int(transfers.download(self))
 
     def __float__(self) -> float:
-        return float(make.download(self))
+        return float(transfers.download(self))
 
     def __complex__(self) -> complex:
-        return complex(make.download(self))
+        return complex(transfers.download(self))
 
     def __bytes__(self) -> bytes:
-        return bytes(make.download(self))
+        return bytes(transfers.download(self))
 
     def __repr__(self) -> str:
-        return repr(make.download(self))
+        return repr(transfers.download(self))
 
     def __str__(self) -> str:
-        return str(make.download(self))
+        return str(transfers.download(self))
 
     def __format__(self, spec: str) -> str:
-        return format(make.download(self), spec)
+        return format(transfers.download(self), spec)
 
     def __reduce__(self) -> Any:
-        return make.array, (make.download(self, "A"),)
+        return convert.array, (transfers.download(self, "A"),)
 
     def __copy__(self) -> "ndarray":
         return self.copy()
@@ -421,7 +421,7 @@ class ndarray(Operators, Methods, Remote):
             )
         if copy is False:
             raise ValueError("GPU memory cannot be exported to CPU without copy.")
-        host = make.download(self)
+        host = transfers.download(self)
         return host.__dlpack__()
 
     def toDlpack(self) -> Any:

@@ -9,27 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
-from cupy._core.reductions import need
+from cupy._core import arguments, convert, make, transfers
+from cupy._core.arguments import need
 from cupy._door import state
 from cupy._door.meta import Meta, fresh, intern, keep_order
 
 
 def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
     """Return a new array without setting its elements."""
-    return make.empty(make.shape_of(shape), dtype, order=_c_or_f(order))
+    return make.empty(arguments.shape_of(shape), dtype, order=_c_or_f(order))
 
 
 def zeros(shape: Any, dtype: Any = float, order: str = "C") -> Any:
     """Return a new array of zeros."""
-    kind = make.dtype_of(dtype)
-    lengths, letter = make.shape_of(shape), _c_or_f(order)
+    kind = arguments.dtype_of(dtype)
+    lengths, letter = arguments.shape_of(shape), _c_or_f(order)
     return make.forward("door.zeros", (lengths, kind, letter), {}, fresh(kind, lengths, letter))
 
 
 def ones(shape: Any, dtype: Any = float, order: str = "C") -> Any:
     """Return a new array of ones."""
-    return make.full(make.shape_of(shape), 1, dtype, _c_or_f(order))
+    return make.full(arguments.shape_of(shape), 1, dtype, _c_or_f(order))
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> Any:
@@ -47,7 +47,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C") -> An
 
 
 def _c_or_f(order: Any) -> str:
-    letter = make.normalize_order("C" if order is None else order)
+    letter = arguments.normalize_order("C" if order is None else order)
     if letter not in ("C", "F"):
         raise ValueError("only 'C' or 'F' order is permitted")
     return letter
@@ -57,10 +57,10 @@ def _like(prototype: Any, dtype: Any, order: Any, subok: Any, shape: Any) -> Met
     if subok is not None and subok is not False:
         raise TypeError("subok is not supported yet")
     meta: Meta = need(prototype)._meta
-    kind = meta.dtype if dtype is None else make.dtype_of(dtype)
-    letter = make.normalize_order(order)
+    kind = meta.dtype if dtype is None else arguments.dtype_of(dtype)
+    letter = arguments.normalize_order(order)
     c, f = meta.contiguity
-    lengths = meta.shape if shape is None else make.shape_of(shape)
+    lengths = meta.shape if shape is None else arguments.shape_of(shape)
     if letter == "A" or (letter == "K" and shape is not None and len(lengths) != meta.ndim):
         letter = "F" if f and not c else "C"
     if letter == "K":
@@ -134,7 +134,7 @@ def full_like(
 def eye(N: int, M: Any = None, k: int = 0, dtype: Any = float, order: str = "C") -> Any:
     """Return ones on a diagonal."""
     columns = N if M is None else M
-    kind = make.dtype_of(dtype)
+    kind = arguments.dtype_of(dtype)
     letter = _c_or_f(order)
     return make.forward("eye", (N, columns, k, kind, letter), {}, fresh(kind, (N, columns), letter))
 
@@ -151,7 +151,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
     if dtype is None:
         given = [np.asarray(value).dtype for value in (first, last, step)]
         dtype = np.result_type(*given)
-    kind = make.dtype_of(dtype)
+    kind = arguments.dtype_of(dtype)
     length = math.ceil((last - first) / step)
     if length < 0 or length != length:
         length = 0
@@ -161,7 +161,7 @@ def arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> An
                 "arange() is only supported for booleans when the result has at most length 2."
             )
         host = np.array([first, first + step], dtype=np.bool_)[:length]
-        return make.upload(host)
+        return transfers.upload(host)
     if kind.kind not in "iufc":
         raise ValueError("no fill-function for data-type.")
     return make.forward("door.arange", (first, length, step, kind), {}, fresh(kind, (length,)))
@@ -182,8 +182,8 @@ def linspace(
         raise ValueError(f"linspace with num<0 not supported: {num}")
     ndarray: Any = state.hooks["ndarray"]
     arrays = [value for value in (start, stop) if isinstance(value, ndarray)]
-    if arrays or not (make.is_scalar(start) and make.is_scalar(stop)):
-        start, stop = make.asarray(start) * 1.0, make.asarray(stop) * 1.0
+    if arrays or not (arguments.is_scalar(start) and arguments.is_scalar(stop)):
+        start, stop = convert.asarray(start) * 1.0, convert.asarray(stop) * 1.0
         found = make.ask(
             "linspace",
             start,
@@ -192,7 +192,7 @@ def linspace(
             endpoint=endpoint,
             retstep=retstep,
             axis=axis,
-            **({} if dtype is None else {"dtype": make.dtype_of(dtype)}),
+            **({} if dtype is None else {"dtype": arguments.dtype_of(dtype)}),
         )
         return tuple(found) if retstep else found
     kind = np.result_type(
@@ -200,7 +200,7 @@ def linspace(
         type(stop) if isinstance(stop, (bool, int, float, complex)) else stop.dtype,
         np.float64,
     )
-    out = kind if dtype is None else make.dtype_of(dtype)
+    out = kind if dtype is None else arguments.dtype_of(dtype)
     meta = fresh(out, (num,))
     made = make.forward("linspace", (start, stop, num), {"endpoint": endpoint, "dtype": out}, meta)
     if not retstep:
@@ -226,14 +226,14 @@ def logspace(
 
 def tri(N: int, M: Any = None, k: int = 0, dtype: Any = float) -> Any:
     """Return ones at and below a diagonal."""
-    kind = make.dtype_of(dtype)
+    kind = arguments.dtype_of(dtype)
     columns = N if M is None else M
     return make.forward("tri", (N, columns, k, kind), {}, fresh(kind, (N, columns)))
 
 
 def _triangle(name: str) -> Any:
     def function(m: Any, k: int = 0) -> Any:
-        array = make.asarray(m)
+        array = convert.asarray(m)
         if array.ndim < 1:
             raise ValueError(f"{name} needs at least one dimension")
         shape = array.shape if array.ndim >= 2 else (array.shape[0],) * 2
@@ -244,7 +244,7 @@ def _triangle(name: str) -> Any:
 
 def diag(v: Any, k: int = 0) -> Any:
     """Return a diagonal as a view, or a matrix with the given diagonal."""
-    array = make.asarray(v)
+    array = convert.asarray(v)
     if array.ndim == 2:
         return array.diagonal(k)
     if array.ndim != 1:
@@ -255,12 +255,12 @@ def diag(v: Any, k: int = 0) -> Any:
 
 def diagflat(v: Any, k: int = 0) -> Any:
     """Return a matrix with the flattened input as its diagonal."""
-    return diag(make.asarray(v).ravel(), k)
+    return diag(convert.asarray(v).ravel(), k)
 
 
 def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     """Return a Vandermonde matrix."""
-    array = make.asarray(x)
+    array = convert.asarray(x)
     if array.ndim != 1:
         raise ValueError("x must be a one-dimensional array or sequence.")
     columns = array.shape[0] if N is None else N
@@ -274,7 +274,7 @@ def meshgrid(*xi: Any, indexing: str = "xy", sparse: bool = False, copy: bool = 
     """Return coordinate matrices from coordinate vectors."""
     if indexing not in ("ij", "xy"):
         raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
-    arrays = [make.asarray(x) for x in xi]
+    arrays = [convert.asarray(x) for x in xi]
     if any(array.ndim > 1 for array in arrays):
         raise ValueError("input has to be 1d")
     count = len(arrays)
@@ -290,8 +290,8 @@ def meshgrid(*xi: Any, indexing: str = "xy", sparse: bool = False, copy: bool = 
 
 def indices(dimensions: Any, dtype: Any = int) -> Any:
     """Return an array that holds the indices of a grid."""
-    shape = make.shape_of(dimensions)
-    kind = make.dtype_of(dtype)
+    shape = arguments.shape_of(dimensions)
+    kind = arguments.dtype_of(dtype)
     return make.forward("indices", (shape, kind), {}, fresh(kind, (len(shape), *shape)))
 
 
@@ -306,7 +306,7 @@ def _window(name: str) -> Any:
 def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
     """Return a view with any shape and strides; they are not checked."""
     meta: Meta = x._meta
-    lengths = meta.shape if shape is None else make.shape_of(shape)
+    lengths = meta.shape if shape is None else arguments.shape_of(shape)
     steps = meta.strides if strides is None else tuple(strides)
     return make.view(x, "ndarray.as_strided", (lengths, steps), intern(meta.dtype, lengths, steps))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
+from cupy._core import arguments, convert, make, transfers
 from cupy._door import state
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view
@@ -31,7 +31,7 @@ def prepare(index: Any) -> tuple[Any, ...]:
         if item is None or item is Ellipsis or isinstance(item, (slice, Remote)):
             made.append(item)
         elif isinstance(item, (bool, np.bool_)):
-            made.append(make.array(np.asarray(item)))
+            made.append(convert.array(np.asarray(item)))
         elif hasattr(item, "__index__") and not isinstance(item, np.ndarray):
             made.append(item.__index__())
         else:
@@ -49,7 +49,7 @@ def prepare(index: Any) -> tuple[Any, ...]:
 
 def _index_array(item: Any) -> Any:
     try:
-        made = make.array(item)
+        made = convert.array(item)
     except ValueError:
         raise IndexError(
             "only integers, slices (`:`), ellipsis (`...`), numpy.newaxis (`None`) and integer or "
@@ -269,13 +269,13 @@ def _setitem(a: Any, index: Any, value: Any) -> None:
     arrays = any(isinstance(item, Remote) for item in items)
     if arrays and isinstance(value, (np.ndarray, list, tuple)):
         # CuPy uploads values for index arrays, but not for slices (cupy#2079).
-        value = make.array(value, dtype=a.dtype)
+        value = convert.array(value, dtype=a.dtype)
     elif isinstance(value, np.ndarray):
         value = _host_value(a, index, value)
     elif isinstance(value, (list, tuple)):
-        value = make.array(value, dtype=a.dtype)
+        value = convert.array(value, dtype=a.dtype)
     else:
-        value = make.operand(value)
+        value = arguments.operand(value)
     value = without_imaginary(value, a._meta.dtype)
     if not arrays:
         target = basic(a._meta, items)
@@ -319,7 +319,7 @@ def _host_value(a: Any, index: Any, value: np.ndarray[Any, Any]) -> Any:
                 "copying a numpy.ndarray to a cupy.ndarray by empty slice assignment must ensure "
                 "arrays have same shape and dtype"
             )
-        return make.upload(value, a._session)
+        return transfers.upload(value, a._session)
     raise TypeError(f"Unsupported type {type(value)}")
 
 

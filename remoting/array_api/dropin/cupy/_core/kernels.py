@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
+from cupy._core import arguments, make
 from cupy._core.ufunc import broadcast
 from cupy._door import pool, state, wire
 from cupy._door.calls import Remote, remote_object
@@ -167,7 +167,7 @@ class ElementwiseKernel(_Typed):
                 f"Wrong number of arguments for {self.name!r}. It must be either {self.nin} or "
                 f"{self.nargs} (with outputs), but given {len(args)}."
             )
-        values = [make.operand(arg) for arg in args]
+        values = [arguments.operand(arg) for arg in args]
         inputs, outputs = values[: self.nin], values[self.nin :]
         types = self._bound(inputs, outputs)
         ndarray: Any = state.hooks["ndarray"]
@@ -177,7 +177,7 @@ class ElementwiseKernel(_Typed):
             if not p.raw and isinstance(v, ndarray)
         ]
         if size is not None:
-            shape = make.shape_of(size)
+            shape = arguments.shape_of(size)
         elif shapes:
             shape = broadcast(*shapes)
         elif any(p.raw for p in self.in_params) or not values:
@@ -263,7 +263,7 @@ class ReductionKernel(_Typed):
         """Run the kernel along axes."""
         if len(args) not in (self.nin, self.nargs):
             raise TypeError(f"Wrong number of arguments for {self.name}")
-        values = [make.operand(arg) for arg in args]
+        values = [arguments.operand(arg) for arg in args]
         inputs, outputs = values[: self.nin], values[self.nin :]
         if out is not None:
             outputs = [out]
@@ -276,7 +276,7 @@ class ReductionKernel(_Typed):
                 if not p.raw and isinstance(v, ndarray)
             ]
         )
-        axes = make.axes_of(axis, len(shape))
+        axes = arguments.axes_of(axis, len(shape))
         if keepdims:
             left = tuple(1 if at in axes else n for at, n in enumerate(shape))
         else:
@@ -476,7 +476,7 @@ def _argument(value: Any) -> Any:
         return value._bytes(1)
     if isinstance(value, np.ndarray) and value.ndim == 0:
         return value[()]
-    return make.operand(value)
+    return arguments.operand(value)
 
 
 KERNEL_CLASSES: dict[str, Any] = {

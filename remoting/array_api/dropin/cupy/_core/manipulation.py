@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
-from cupy._core.reductions import need
+from cupy._core import arguments, convert, make
+from cupy._core.arguments import need
 from cupy._core.ufunc import broadcast
 from cupy._door import state
 from cupy._door.meta import Meta, fresh, of_view
@@ -46,8 +46,8 @@ def swapaxes(a: Any, axis1: int, axis2: int) -> Any:
 def moveaxis(a: Any, source: Any, destination: Any) -> Any:
     """Return axes moved to other places."""
     meta: Meta = need(a)._meta
-    sources = make.axes_of(source, meta.ndim)
-    targets = make.axes_of(destination, meta.ndim)
+    sources = arguments.axes_of(source, meta.ndim)
+    targets = arguments.axes_of(destination, meta.ndim)
     if len(sources) != len(targets):
         raise ValueError(
             "`source` and `destination` arguments must have the same number of elements"
@@ -61,7 +61,7 @@ def moveaxis(a: Any, source: Any, destination: Any) -> Any:
 def rollaxis(a: Any, axis: int, start: int = 0) -> Any:
     """Return an axis rolled back to a place."""
     ndim = need(a).ndim
-    at = make.axis_of(axis, ndim)
+    at = arguments.axis_of(axis, ndim)
     begin = start + ndim if start < 0 else start
     if not 0 <= begin <= ndim:
         raise np.exceptions.AxisError(start, ndim)
@@ -82,15 +82,15 @@ def expand_dims(a: Any, axis: Any) -> Any:
     array = need(a)
     places = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     meta = of_view(np.expand_dims(array._meta.shadow, places))
-    kept = make.axes_of(places, meta.ndim)
+    kept = arguments.axes_of(places, meta.ndim)
     index = tuple(None if at in kept else slice(None) for at in range(meta.ndim))
     return array[index]
 
 
 def broadcast_to(array: Any, shape: Any) -> Any:
     """Return a read view of the array in a larger shape."""
-    source = make.asarray(array)
-    lengths = make.shape_of(shape)
+    source = convert.asarray(array)
+    lengths = arguments.shape_of(shape)
     return make.view(
         source, "broadcast_to", (lengths,), of_view(np.broadcast_to(source._meta.shadow, lengths))
     )
@@ -106,7 +106,7 @@ def _at_least(count: int) -> Any:
     def function(*arys: Any) -> Any:
         made: list[Any] = []
         for item in arys:
-            array = make.asarray(item)
+            array = convert.asarray(item)
             if array.ndim < count:
                 shape = {
                     1: (1,),
@@ -127,7 +127,11 @@ atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
 
 
 def _joined_dtype(arrays: list[Any], dtype: Any) -> np.dtype[Any]:
-    return make.dtype_of(dtype) if dtype is not None else np.result_type(*[a.dtype for a in arrays])
+    return (
+        arguments.dtype_of(dtype)
+        if dtype is not None
+        else np.result_type(*[a.dtype for a in arrays])
+    )
 
 
 def _device_arrays(tup: Any) -> list[Any]:
@@ -148,7 +152,7 @@ def concatenate(
     if axis is None:
         arrays, axis = [a.ravel() for a in arrays], 0
     first = arrays[0]
-    at = make.axis_of(axis, first.ndim) if first.ndim else _zero_dimensional()
+    at = arguments.axis_of(axis, first.ndim) if first.ndim else _zero_dimensional()
     total = 0
     for array in arrays:
         if array.ndim != first.ndim:
@@ -186,7 +190,7 @@ def stack(
         raise ValueError("need at least one array to stack")
     if len({array.shape for array in arrays}) > 1:
         raise ValueError("all input arrays must have the same shape")
-    at = make.axis_of(axis, arrays[0].ndim + 1)
+    at = arguments.axis_of(axis, arrays[0].ndim + 1)
     return concatenate([expand_dims(a, at) for a in arrays], at, out, dtype=dtype, casting=casting)
 
 
@@ -218,8 +222,8 @@ def column_stack(tup: Any) -> Any:
 
 def append(arr: Any, values: Any, axis: Any = None) -> Any:
     """Return an array with values added at its end."""
-    array = make.asarray(arr)
-    more = make.asarray(values)
+    array = convert.asarray(arr)
+    more = convert.asarray(values)
     if axis is None:
         return concatenate((array.ravel(), more.ravel()), 0)
     return concatenate((array, more), axis)
@@ -233,9 +237,9 @@ def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     array = need(ary)
     if not array.ndim:
         raise IndexError("tuple index out of range")
-    at = make.axis_of(axis, array.ndim)
+    at = arguments.axis_of(axis, array.ndim)
     size = array.shape[at]
-    if make.is_scalar(indices_or_sections):
+    if arguments.is_scalar(indices_or_sections):
         count = int(indices_or_sections)  # type: ignore[arg-type]
         if count <= 0:
             raise ValueError("number sections must be larger than 0.")
@@ -256,7 +260,7 @@ def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Any]:
     array = need(ary)
     if array.ndim <= axis:
         raise ValueError("Axis exceeds ndim")
-    if make.is_scalar(indices_or_sections) and array.shape[axis] % indices_or_sections:  # type: ignore[operator]
+    if arguments.is_scalar(indices_or_sections) and array.shape[axis] % indices_or_sections:  # type: ignore[operator]
         raise ValueError(
             "indices_or_sections must divide the size along the axes.\n"
             "If you want to split the array into non-equally-sized arrays, use array_split instead."
@@ -280,7 +284,7 @@ def _split_along(name: str, axis: int, least: int) -> Any:
 def flip(a: Any, axis: Any = None) -> Any:
     """Return a view with axes reversed."""
     array = need(a)
-    axes = make.axes_of(axis, array.ndim)
+    axes = arguments.axes_of(axis, array.ndim)
     index = tuple(slice(None, None, -1) if at in axes else slice(None) for at in range(array.ndim))
     return array[index] if index else array.view()
 
@@ -304,7 +308,7 @@ def rot90(a: Any, k: int = 1, axes: Any = (0, 1)) -> Any:
     array = need(a)
     if len(axes) != 2:
         raise ValueError("len(axes) must be 2")
-    first, second = make.axis_of(axes[0], array.ndim), make.axis_of(axes[1], array.ndim)
+    first, second = arguments.axis_of(axes[0], array.ndim), arguments.axis_of(axes[1], array.ndim)
     if first == second:
         raise ValueError("Axes must be different")
     turns = k % 4
@@ -322,14 +326,14 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     array = need(a)
     if axis is not None:
         for item in axis if isinstance(axis, (tuple, list)) else (axis,):
-            make.axis_of(item, array.ndim)
+            arguments.axis_of(item, array.ndim)
     return make.forward("roll", (array, shift, axis), {}, fresh(array.dtype, array.shape))
 
 
 def tile(A: Any, reps: Any) -> Any:
     """Return the array repeated along axes."""
-    array = make.asarray(A)
-    times = make.shape_of(reps)
+    array = convert.asarray(A)
+    times = arguments.shape_of(reps)
     lengths = (1,) * (len(times) - array.ndim) + array.shape
     counts = (1,) * (array.ndim - len(times)) + times
     shape = tuple(length * count for length, count in zip(lengths, counts, strict=True))
@@ -342,7 +346,7 @@ def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
     if isinstance(repeats, (np.ndarray, np.integer)):
         repeats = repeats.tolist()
     source = array if axis is not None else array.ravel()
-    at = make.axis_of(axis if axis is not None else 0, source.ndim)
+    at = arguments.axis_of(axis if axis is not None else 0, source.ndim)
     if isinstance(repeats, state.hooks["ndarray"]):
         return make.lazy("repeat", (source, repeats, at), {})
     counts = [repeats] if isinstance(repeats, int) else list(repeats)
@@ -365,7 +369,7 @@ def repeat(a: Any, repeats: Any, axis: Any = None) -> Any:
 def resize(a: Any, new_shape: Any) -> Any:
     """Return the elements repeated or cut to a shape."""
     array = need(a)
-    shape = make.shape_of(new_shape)
+    shape = arguments.shape_of(new_shape)
     size = int(np.prod(shape, dtype=np.int64)) if shape else 1
     if array.size == size:
         return array.reshape(shape)
@@ -379,7 +383,7 @@ def delete(arr: Any, indices: Any, axis: Any = None) -> Any:
     """Return the array without the slices at ``indices``."""
     array = need(arr)
     if not isinstance(indices, (int, slice)):
-        indices = make.asarray(indices)
+        indices = convert.asarray(indices)
     return make.lazy("delete", (array, indices, axis), {})
 
 
@@ -393,7 +397,7 @@ def trim_zeros(filt: Any, trim: str = "fb") -> Any:
 
 def pad(array: Any, pad_width: Any, mode: Any = "constant", **kwargs: Any) -> Any:
     """Return the array with borders added."""
-    source = make.asarray(array)
+    source = convert.asarray(array)
     widths = np.broadcast_to(
         np.asarray(pad_width).round().astype(np.intp), (source.ndim, 2)
     ).tolist()
@@ -441,7 +445,7 @@ def require(a: Any, dtype: Any = None, requirements: Any = None) -> Any:
     if letters >= {"C", "F"}:
         raise ValueError('Cannot specify both "C" and "F" order')
     order = "F" if "F" in letters else "C" if "C" in letters else "A"
-    made = make.array(a, dtype=dtype, order=order, copy=None)
+    made = convert.array(a, dtype=dtype, order=order, copy=None)
     return made.copy() if "O" in letters and made.base is not None else made
 
 

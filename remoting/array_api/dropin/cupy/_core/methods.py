@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
+from cupy._core import arguments, convert, make
 from cupy._core.indexing import without_imaginary
 from cupy._core.reductions import REDUCTIONS
 from cupy._core.ufunc import UFUNCS
@@ -50,7 +50,7 @@ class Methods:
         meta = self._meta
         if dtype is None:
             return make.view(self, "ndarray.view", (), meta, type)
-        kind = make.dtype_of(dtype)
+        kind = arguments.dtype_of(dtype)
         if kind.itemsize == meta.dtype.itemsize:
             looks = intern(kind, meta.shape, meta.strides)
         else:
@@ -72,7 +72,7 @@ class Methods:
             if hasattr(lengths, "__index__")
             else tuple(length.__index__() for length in lengths)
         )
-        letter = make.normalize_order(order)
+        letter = arguments.normalize_order(order)
         meta, is_view = reshaped(self._meta, lengths, letter)
         if copy is False and not is_view:
             raise ValueError("Unable to avoid creating a copy while reshaping.")
@@ -90,7 +90,7 @@ class Methods:
 
     def ravel(self, order: str = "C") -> Any:
         """Return the elements in one dimension, as a view where that is possible."""
-        letter = make.normalize_order(order)
+        letter = arguments.normalize_order(order)
         c, f = self._meta.contiguity
         if letter == "K":
             if not (c or f):
@@ -103,7 +103,7 @@ class Methods:
     def flatten(self, order: str = "C") -> Any:
         """Return a copy in one dimension."""
         meta = self._meta
-        letter = make.normalize_order(order)
+        letter = arguments.normalize_order(order)
         flat = fresh(meta.dtype, (meta.size,))
         return make.forward("ndarray.flatten", (self, letter), {}, flat)
 
@@ -160,12 +160,12 @@ class Methods:
             raise TypeError("casting is not supported yet")
         if subok is not None:
             raise TypeError("subok is not supported yet")
-        return make.astype(self, dtype, order, True if copy else None)
+        return convert.astype(self, dtype, order, True if copy else None)
 
     def copy(self, order: str = "C") -> Any:
         """Return a copy on the current device, also from another device."""
         meta = self._meta
-        letter = make.normalize_order(order)
+        letter = arguments.normalize_order(order)
         c, f = meta.contiguity
         if letter == "A":
             letter = "F" if f and not c else "C"
@@ -191,7 +191,7 @@ class Methods:
             if value.shape != ():
                 raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
             value = value.item()
-        scalar = without_imaginary(make.operand(value), self._meta.dtype)
+        scalar = without_imaginary(arguments.operand(value), self._meta.dtype)
         self._session.call("ndarray.fill", (self, scalar), {})
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:
@@ -200,12 +200,12 @@ class Methods:
             raise np.exceptions.AxisError("Sorting arrays with the rank of zero is not supported")
         if kind is not None and kind != "stable":
             raise ValueError(f"kind can only be None or 'stable', got {kind}")
-        self._session.call("ndarray.sort", (self, make.axis_of(axis, self._meta.ndim)), {})
+        self._session.call("ndarray.sort", (self, arguments.axis_of(axis, self._meta.ndim)), {})
 
     def partition(self, kth: Any, axis: int = -1) -> None:
         """Put the ``kth`` element in its sorted place, smaller ones before it, in place."""
         self._session.call(
-            "ndarray.partition", (self, kth, make.axis_of(axis, self._meta.ndim)), {}
+            "ndarray.partition", (self, kth, arguments.axis_of(axis, self._meta.ndim)), {}
         )
 
     def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:

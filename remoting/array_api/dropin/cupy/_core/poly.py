@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
+from cupy._core import arguments, convert
 from cupy._core.functions import FUNCTIONS
 from cupy._door import state
 
@@ -16,9 +16,9 @@ from cupy._door import state
 def _coefficients(x: Any) -> Any:
     if isinstance(x, poly1d):
         return x.coeffs
-    if make.is_scalar(x):
-        return make.array([x])
-    array = make.asarray(x)
+    if arguments.is_scalar(x):
+        return convert.array([x])
+    array = convert.asarray(x)
     if array.ndim == 0:
         return array.reshape(1)
     if array.ndim > 1:
@@ -58,16 +58,16 @@ def polymul(a1: Any, a2: Any) -> Any:
 
 def polyval(p: Any, x: Any) -> Any:
     """Evaluate a polynomial, by Horner's rule."""
-    coefficients = p.coeffs if isinstance(p, poly1d) else make.asarray(p)
+    coefficients = p.coeffs if isinstance(p, poly1d) else convert.asarray(p)
     if isinstance(x, poly1d):
-        total: Any = poly1d(make.array([0.0]))
+        total: Any = poly1d(convert.array([0.0]))
         for index in range(coefficients.size):
             total = polymul(total, x)
             total = polyadd(total, poly1d(coefficients[index : index + 1]))
         return total
-    point = x if make.is_scalar(x) else make.asarray(x)
-    if make.is_scalar(x):
-        point = make.array(x)
+    point = x if arguments.is_scalar(x) else convert.asarray(x)
+    if arguments.is_scalar(x):
+        point = convert.array(x)
     kind = np.result_type(coefficients.dtype, point.dtype)
     if not coefficients.size:
         return FUNCTIONS["zeros"](point.shape, kind)
@@ -87,16 +87,16 @@ class poly1d:
         if hasattr(c_or_r, "coeffs"):
             coefficients = c_or_r.coeffs
             self._variable = c_or_r.variable if variable is None else variable
-            self._coeffs = make.asarray(coefficients)
+            self._coeffs = convert.asarray(coefficients)
             return
-        array = make.asarray(c_or_r)
+        array = convert.asarray(c_or_r)
         if r:
             array = FUNCTIONS["poly"](array)
         array = FUNCTIONS["atleast_1d"](array)
         if array.ndim > 1:
             raise ValueError("Polynomial must be 1d only.")
         array = FUNCTIONS["trim_zeros"](array, "f")
-        self._coeffs = array if array.size else make.array([0], dtype=array.dtype)
+        self._coeffs = array if array.size else convert.array([0], dtype=array.dtype)
         self._variable = "x" if variable is None else variable
 
     @property
@@ -174,7 +174,9 @@ class poly1d:
 
     def __mul__(self, other: Any) -> Any:
         return (
-            poly1d(self._coeffs * other) if make.is_scalar(other) else poly1d(polymul(self, other))
+            poly1d(self._coeffs * other)
+            if arguments.is_scalar(other)
+            else poly1d(polymul(self, other))
         )
 
     def __radd__(self, other: Any) -> Any:
@@ -187,14 +189,14 @@ class poly1d:
         return self * other
 
     def __truediv__(self, other: Any) -> Any:
-        if not make.is_scalar(other):
+        if not arguments.is_scalar(other):
             raise NotImplementedError("division of polynomials is not supported")
         return poly1d(self._coeffs / other)
 
     def __pow__(self, exponent: int) -> Any:
-        if not make.is_scalar(exponent) or int(exponent) != exponent or exponent < 0:
+        if not arguments.is_scalar(exponent) or int(exponent) != exponent or exponent < 0:
             raise ValueError("Power to non-negative integers only.")
-        made: Any = poly1d(make.array([1]))
+        made: Any = poly1d(convert.array([1]))
         for _ in range(int(exponent)):
             made = poly1d(polymul(made, self))
         return made
@@ -212,7 +214,7 @@ class poly1d:
     def __getitem__(self, power: int) -> Any:
         if 0 <= power <= self.order:
             return self._coeffs[self.order - power]
-        return make.array(0, dtype=self._coeffs.dtype)
+        return convert.array(0, dtype=self._coeffs.dtype)
 
     def __setitem__(self, power: int, value: Any) -> None:
         if power < 0:

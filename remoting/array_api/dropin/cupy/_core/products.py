@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
-from cupy._core.reductions import need
+from cupy._core import arguments, convert, make
+from cupy._core.arguments import need
 from cupy._core.ufunc import broadcast
 from cupy._door import state
 from cupy._door.calls import Plan
@@ -58,11 +58,11 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         extra = {key: value for key, value in keywords.items() if key not in ("dtype", "casting")}
         if extra:
             return make.lazy("matmul", (a, b), keywords)
-    kind = make.dtype_of(keywords["dtype"]) if "dtype" in keywords else _result(a, b)
+    kind = arguments.dtype_of(keywords["dtype"]) if "dtype" in keywords else _result(a, b)
     if out is not None:
         if need(out, "out").shape != shape:
             raise ValueError("Output array has an invalid size")
-        make.check_cast(kind, out.dtype, keywords.get("casting", "same_kind"))
+        arguments.check_cast(kind, out.dtype, keywords.get("casting", "same_kind"))
         make.in_place("matmul", (a, b), {**keywords, "out": out})
         return out
     looks = fresh(kind, shape)
@@ -87,7 +87,7 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
         if plan is not None:
             return make.send_pair(a, b, plan, _frame(1))
     if not isinstance(a, ndarray) or not isinstance(b, ndarray):
-        if make.is_scalar(a) or make.is_scalar(b):
+        if arguments.is_scalar(a) or arguments.is_scalar(b):
             return state.hooks["ufuncs"]["multiply"](a, b, out=out)
         need(a)
         need(b, "b")
@@ -128,7 +128,7 @@ def inner(a: Any, b: Any) -> Any:
 
 def outer(a: Any, b: Any, out: Any = None) -> Any:
     """Return the product of all pairs of elements."""
-    first, second = make.asarray(a).ravel(), make.asarray(b).ravel()
+    first, second = convert.asarray(a).ravel(), convert.asarray(b).ravel()
     if out is not None:
         return state.hooks["ufuncs"]["multiply"](first[:, None], second[None, :], out)
     shape = (first.size, second.size)
@@ -147,11 +147,11 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         over_b = list(range(axes))
     else:
         over_a = [
-            make.axis_of(x, first.ndim)
+            arguments.axis_of(x, first.ndim)
             for x in (axes[0] if isinstance(axes[0], (tuple, list)) else [axes[0]])
         ]
         over_b = [
-            make.axis_of(x, second.ndim)
+            arguments.axis_of(x, second.ndim)
             for x in (axes[1] if isinstance(axes[1], (tuple, list)) else [axes[1]])
         ]
     if len(over_a) != len(over_b) or any(
@@ -168,7 +168,7 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 def kron(a: Any, b: Any) -> Any:
     """Return the Kronecker product."""
-    first, second = make.asarray(a), make.asarray(b)
+    first, second = convert.asarray(a), convert.asarray(b)
     ndim = max(first.ndim, second.ndim)
     left = (1,) * (ndim - first.ndim) + first.shape
     right = (1,) * (ndim - second.ndim) + second.shape
@@ -188,7 +188,7 @@ def cross(
 ) -> Any:
     """Return the vector product."""
     keywords = {"axisa": axisa, "axisb": axisb, "axisc": axisc} if axis is None else {"axis": axis}
-    return make.lazy("cross", (make.asarray(a), make.asarray(b)), keywords)
+    return make.lazy("cross", (convert.asarray(a), convert.asarray(b)), keywords)
 
 
 def _einsum_plain(operands: tuple[Any, ...]) -> tuple[str, list[Any]]:
@@ -267,13 +267,15 @@ def einsum(*operands: Any, **kwargs: Any) -> Any:
     optimize = kwargs.pop("optimize", False)
     if kwargs:
         raise TypeError(f"Did not understand the following kwargs: {sorted(kwargs)}")
-    arrays = [make.asarray(item) for item in arrays]
+    arrays = [convert.asarray(item) for item in arrays]
     shape = _einsum_shape(text, arrays)
     left, _, right = text.partition("->")
     if len(arrays) == 1 and dtype is None and left.isalpha() and sorted(left) == sorted(set(right)):
         # Only the order of axes changes, which is a view, in NumPy and in CuPy.
         return arrays[0].transpose([left.index(letter) for letter in right])
-    kind = np.result_type(*[a.dtype for a in arrays]) if dtype is None else make.dtype_of(dtype)
+    kind = (
+        np.result_type(*[a.dtype for a in arrays]) if dtype is None else arguments.dtype_of(dtype)
+    )
     keywords: dict[str, Any] = {} if dtype is None else {"dtype": kind}
     if optimize is not False and isinstance(optimize, (bool, str)):
         keywords["optimize"] = optimize

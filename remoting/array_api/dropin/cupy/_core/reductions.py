@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
-from cupy._door import state
+from cupy._core import arguments, convert, make
+from cupy._core.arguments import need
 from cupy._door.calls import Plan
 from cupy._door.meta import Meta, fresh
 
@@ -23,19 +23,6 @@ _FLOAT64 = np.dtype(np.float64)
 _BOOL = np.dtype(np.bool_)
 
 Rule = Callable[[np.dtype[Any]], np.dtype[Any]]
-
-
-def need(a: Any, name: str = "a") -> Any:
-    """Return ``a`` if it is a device array; CuPy's functions take nothing else."""
-    ndarray: Any = state.hooks["ndarray"]
-    if isinstance(a, ndarray):
-        return a
-    convert = getattr(a, "__cupy_get_ndarray__", None)
-    if convert is not None:
-        return convert()
-    raise TypeError(
-        f"Argument {name!r} has incorrect type (expected cupy.ndarray, got {type(a).__name__})"
-    )
 
 
 def same(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -76,7 +63,7 @@ def reduced_shape(meta: Meta, axis: Any, keepdims: bool) -> tuple[int, ...]:
     """Return the shape of a reduction along ``axis``."""
     if axis is None and not keepdims:
         return ()
-    axes = make.axes_of(axis, meta.ndim)
+    axes = arguments.axes_of(axis, meta.ndim)
     if keepdims:
         return tuple([1 if at in axes else length for at, length in enumerate(meta.shape)])
     return tuple([length for at, length in enumerate(meta.shape) if at not in axes])
@@ -99,7 +86,7 @@ def reduce(
     if type(axis) is list:
         axis = tuple(axis)
     if dtype is not None:
-        dtype = make.dtype_of(dtype)
+        dtype = arguments.dtype_of(dtype)
     session = array._session
     if out is None:
         key = (name, meta, axis, dtype, keepdims, tuple(extra.items()) if extra else ())
@@ -132,7 +119,7 @@ def _plan(
     name, meta, axis, dtype, keepdims, _ = key
     shape = reduced_shape(meta, axis, keepdims)
     if not empty_ok and meta.size == 0:
-        lengths = [meta.shape[at] for at in make.axes_of(axis, meta.ndim)]
+        lengths = [meta.shape[at] for at in arguments.axes_of(axis, meta.ndim)]
         if 0 in lengths:
             raise ValueError(
                 f"zero-size array to reduction operation cupy_{name} which has no identity"
@@ -196,9 +183,9 @@ def _scan(name: str) -> Any:
         shape = (meta.size,) if axis is None else meta.shape
         keywords: dict[str, Any] = {}
         if axis is not None:
-            keywords["axis"] = make.axis_of(axis, meta.ndim)
+            keywords["axis"] = arguments.axis_of(axis, meta.ndim)
         if dtype is not None:
-            keywords["dtype"] = make.dtype_of(dtype)
+            keywords["dtype"] = arguments.dtype_of(dtype)
         if out is not None:
             array._session.call(name, (array,), {**keywords, "out": out})
             return out
@@ -217,8 +204,8 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
     """Send ``quantile`` or ``percentile``."""
     array = need(a)
     points: tuple[int, ...] = ()
-    if not make.is_scalar(q):
-        q = make.asarray(q)
+    if not arguments.is_scalar(q):
+        q = convert.asarray(q)
         points = q.shape
     shape = points + reduced_shape(array._meta, axis, keepdims)
     keywords: dict[str, Any] = (
@@ -283,10 +270,10 @@ def average(
     a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
 ) -> Any:
     """Return the weighted mean, and with ``returned`` the sum of the weights."""
-    array = make.asarray(a)
+    array = convert.asarray(a)
     keywords: dict[str, Any] = {} if axis is None else {"axis": axis}
     if weights is not None:
-        keywords["weights"] = make.asarray(weights)
+        keywords["weights"] = convert.asarray(weights)
     if keepdims:
         keywords["keepdims"] = True
     if returned:

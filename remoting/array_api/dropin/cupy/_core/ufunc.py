@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
+from cupy._core import arguments, convert, make
 from cupy._core.loops import LOOPS
 from cupy._door import state
 from cupy._door.calls import Plan, Remote
@@ -226,7 +226,7 @@ class ufunc:
         loop = self.resolve((meta.dtype, float if scalar else b._meta.dtype))
         if not scalar and broadcast(meta.shape, b._meta.shape) != meta.shape:
             return None  # the general way has the error
-        make.check_cast(loop.outputs[0], meta.dtype, "same_kind")
+        arguments.check_cast(loop.outputs[0], meta.dtype, "same_kind")
         nodes = ("h", "f" if scalar else "h")
         layout = "QdQ" if scalar else "QQQ"
         plan = Plan(self.operation, nodes, (("out", "h"),), layout, ())
@@ -294,11 +294,11 @@ class ufunc:
                 f"Wrong number of arguments for {self.name!r}. It must be either {self.nin} or "
                 f"{self.nargs} (with outputs), but given {len(args)}."
             )
-        inputs = tuple(make.operand(arg) for arg in args[: self.nin])
+        inputs = tuple(arguments.operand(arg) for arg in args[: self.nin])
         outs = self._outs(args[self.nin :], out)
         if dtype is not None:
             dtype = np.dtype(dtype)
-        loop = self.resolve(tuple(make.operand_type(item) for item in inputs), dtype)
+        loop = self.resolve(tuple(arguments.operand_type(item) for item in inputs), dtype)
         inputs = self._checked(inputs, loop)
         given = [item for item in outs if item is not None]
         ndarray: Any = state.hooks["ndarray"]
@@ -308,12 +308,12 @@ class ufunc:
             if item is not None:
                 if item._meta.shape != shape:
                     raise ValueError("Out shape is mismatched")
-                make.check_cast(result, item.dtype, casting)
+                arguments.check_cast(result, item.dtype, casting)
         keywords: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
         if casting != "same_kind":
             keywords["casting"] = casting
         if where is not None:
-            keywords["_where"] = make.operand(where)
+            keywords["_where"] = arguments.operand(where)
         session = make.session_of(*inputs, *given)
         if given:
             return self._into(session, inputs, outs, given, keywords, loop, shape)
@@ -381,7 +381,7 @@ class ufunc:
 
     def outer(self, a: Any, b: Any, **kwargs: Any) -> Any:
         """Apply to all pairs of elements of two arrays."""
-        left, right = make.asarray(a), make.asarray(b)
+        left, right = convert.asarray(a), convert.asarray(b)
         return self(
             left.reshape(left.shape + (1,) * right.ndim),
             right.reshape((1,) * left.ndim + right.shape),
@@ -402,7 +402,7 @@ class ufunc:
             raise NotImplementedError(f"`{self.name}.at` is not supported yet")
         index = state.hooks["index"](indices)
         host = isinstance(b, (list, tuple, np.ndarray))
-        value = make.asarray(b) if host else make.operand(b)
+        value = convert.asarray(b) if host else arguments.operand(b)
         a._session.call("ufunc.at", (self.operation, a, index, value), {})
 
     def reduce(
@@ -431,7 +431,7 @@ class ufunc:
             raise NotImplementedError(f"`{self.name}.reduceat` is not supported yet")
         return make.lazy(
             "ufunc.reduceat",
-            (array, make.asarray(indices)),
+            (array, convert.asarray(indices)),
             {"axis": axis, "dtype": dtype, "out": out},
         )
 

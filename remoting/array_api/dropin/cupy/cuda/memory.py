@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupy._core import make
+from cupy._core import transfers as _transfers
 from cupy._door import pool, state
 from cupy._door.meta import contiguous_strides, intern
 from cupy.cuda.device import Device
@@ -173,7 +174,7 @@ class MemoryPointer:
     def copy_from_host(self, mem: Any, size: int) -> None:
         """Copy bytes from an object with a buffer; addresses mean nothing on another machine."""
         host = np.frombuffer(mem, np.uint8, size)
-        self._bytes(size)[...] = make.upload(host, self._array._session)
+        self._bytes(size)[...] = _transfers.upload(host, self._array._session)
 
     def copy_from(self, mem: Any, size: int) -> None:
         """Copy bytes from a pointer or a buffer."""
@@ -184,7 +185,7 @@ class MemoryPointer:
 
     def copy_to_host(self, mem: Any, size: int) -> None:
         """Copy bytes into a writable buffer."""
-        np.frombuffer(mem, np.uint8, size)[...] = make.download(self._bytes(size))
+        np.frombuffer(mem, np.uint8, size)[...] = _transfers.download(self._bytes(size))
 
     def memset(self, value: int, size: int) -> None:
         """Set bytes."""

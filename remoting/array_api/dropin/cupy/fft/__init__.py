@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from cupy._core import arguments as _arguments
 from cupy._core import make
-from cupy._core.reductions import need
+from cupy._core.arguments import need
 from cupy._door.meta import fresh
 
 __all__ = [
@@ -81,7 +82,7 @@ def _one(name: str) -> Any:
     def function(a: Any, n: Any = None, axis: int = -1, norm: Any = None) -> Any:
         array = need(a)
         _norm(norm)
-        at = make.axis_of(axis, array.ndim)
+        at = _arguments.axis_of(axis, array.ndim)
         source = array.shape[at]
         length = n if n is not None else (source - 1) * 2 if name in ("irfft", "hfft") else source
         _checked(length)
@@ -105,7 +106,7 @@ def _many(name: str, default: Any) -> Any:
         over = axes
         if over is None:
             over = range(array.ndim) if s is None else range(array.ndim - len(s), array.ndim)
-        places = [make.axis_of(axis, array.ndim) for axis in over]
+        places = [_arguments.axis_of(axis, array.ndim) for axis in over]
         shape = list(array.shape)
         for index, at in enumerate(places):
             if s is not None and s[index] is not None:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.linalg import LinAlgError as LinAlgError
 
+from cupy._core import arguments as _arguments
 from cupy._core import make
+from cupy._core.arguments import need
 from cupy._core.products import cross as _cross
 from cupy._core.products import matmul as matmul
-from cupy._core.reductions import need
 from cupy._core.reductions import reduced_shape as _reduced_shape
 from cupy._door.meta import fresh
 
@@ -198,7 +199,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     if axis is None and ord is not None and x.ndim > 2:
         raise ValueError("Improper number of dimensions to norm.")
     if axis is not None:
-        axes = make.axes_of(axis, x.ndim)
+        axes = _arguments.axes_of(axis, x.ndim)
         if len(axes) > 2:
             raise ValueError("Improper number of dimensions to norm.")
     if ord is None or (not isinstance(ord, str) and axis is not None):

@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from cupy._core.make import download as _download
+from cupy._core.transfers import download as _download
 from cupy.random import _generator as _generator
 from cupy.random._generator import get_random_state as get_random_state
 from cupy.random._generator import reset_states as reset_states
@@ -56,11 +56,11 @@ def multinomial(n: int, pvals: Any, size: Any = None) -> Any:
     """Draw from the multinomial distribution."""
     import numpy as np
 
-    from cupy._core import make
+    from cupy._core import arguments, convert, make
     from cupy._door.meta import fresh
 
-    weights = make.asarray(pvals)
-    shape = (*(() if size is None else make.shape_of(size)), *weights.shape)
+    weights = convert.asarray(pvals)
+    shape = (*(() if size is None else arguments.shape_of(size)), *weights.shape)
     args = (get_random_state(), n, weights, shape)
     return make.forward("random.multinomial", args, {}, fresh(np.dtype(np.int64), shape))
 

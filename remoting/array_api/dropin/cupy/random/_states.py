@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
+from cupy._core import arguments, convert, make
 from cupy._core.ufunc import broadcast
 from cupy._door import pool, state, wire
 from cupy._door.calls import Remote, remote_object
@@ -76,13 +76,15 @@ def _bind(name: str, names: dict[str, Any], args: Any, kwargs: Any) -> dict[str,
 
 def _value(value: Any) -> Any:
     return (
-        make.asarray(value) if isinstance(value, (list, tuple, np.ndarray)) else make.operand(value)
+        convert.asarray(value)
+        if isinstance(value, (list, tuple, np.ndarray))
+        else arguments.operand(value)
     )
 
 
 def _shape(size: Any, values: list[Any]) -> tuple[int, ...]:
     if size is not None:
-        return make.shape_of(size)
+        return arguments.shape_of(size)
     shapes = [value.shape for value in values if isinstance(value, state.hooks["ndarray"])]
     return broadcast(*shapes) if shapes else ()
 
@@ -93,7 +95,7 @@ def _distribution(name: str) -> Callable[..., Any]:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _bind(name, names, args, kwargs)
-        size, dtype = bound.pop("size"), make.dtype_of(bound.pop("dtype"))
+        size, dtype = bound.pop("size"), arguments.dtype_of(bound.pop("dtype"))
         if default is float and dtype.char not in "fd":
             raise TypeError(f"cupy.random only supports float32 and float64, not {dtype}")
         values = [_value(value) for value in bound.values()]
@@ -142,7 +144,7 @@ class RandomState(Remote):
         """Draw integers from [low, high), or from [0, low)."""
         if high is None:
             low, high = 0, low
-        kind = make.dtype_of(dtype)
+        kind = arguments.dtype_of(dtype)
         if isinstance(low, int) and isinstance(high, int) and low >= high:
             raise ValueError("low >= high")
         values = [_value(low), _value(high)]
@@ -154,12 +156,12 @@ class RandomState(Remote):
 
     def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         """Draw elements of an array, or integers below a number."""
-        source: Any = a if isinstance(a, int) else make.asarray(a)
+        source: Any = a if isinstance(a, int) else convert.asarray(a)
         if isinstance(a, int) and a <= 0:
             raise ValueError("a must be greater than or equal to 0")
         if not isinstance(a, int) and source.ndim != 1:
             raise ValueError("a must be 1-dimensional or an integer")
-        weights = None if p is None else make.asarray(p)
+        weights = None if p is None else convert.asarray(p)
         shape = _shape(size, [])
         kind = np.dtype(np.int64) if isinstance(a, int) else source.dtype
         args = (self, source, shape, bool(replace), weights)
@@ -171,7 +173,7 @@ class RandomState(Remote):
             return make.forward(
                 "random.permutation", (self, a), {}, fresh(np.dtype(np.int64), (a,))
             )
-        array = make.asarray(a)
+        array = convert.asarray(a)
         return make.forward(
             "random.permutation", (self, array), {}, fresh(array.dtype, array.shape)
         )
@@ -186,9 +188,9 @@ class RandomState(Remote):
 
     def dirichlet(self, alpha: Any, size: Any = None, dtype: Any = float) -> Any:
         """Draw from the Dirichlet distribution."""
-        values = make.asarray(alpha)
+        values = convert.asarray(alpha)
         shape = (*_shape(size, []), *values.shape) if size is not None else values.shape
-        return self._draw("dirichlet", [values], shape, make.dtype_of(dtype))
+        return self._draw("dirichlet", [values], shape, arguments.dtype_of(dtype))
 
     def multivariate_normal(
         self,
@@ -201,9 +203,9 @@ class RandomState(Remote):
         dtype: Any = float,
     ) -> Any:
         """Draw from the multivariate normal distribution."""
-        centre, spread = make.asarray(mean), make.asarray(cov)
+        centre, spread = convert.asarray(mean), convert.asarray(cov)
         shape = (*_shape(size, []), *centre.shape)
-        return self._draw("multivariate_normal", [centre, spread], shape, make.dtype_of(dtype))
+        return self._draw("multivariate_normal", [centre, spread], shape, arguments.dtype_of(dtype))
 
 
 class _Bare(Remote):
@@ -272,7 +274,10 @@ class Generator(Remote):
     def random(self, size: Any = None, dtype: Any = float, out: Any = None) -> Any:
         """Draw uniformly from [0, 1)."""
         made = self._draw(
-            "random", [], out.shape if out is not None else _shape(size, []), make.dtype_of(dtype)
+            "random",
+            [],
+            out.shape if out is not None else _shape(size, []),
+            arguments.dtype_of(dtype),
         )
         if out is not None:
             out[...] = made
@@ -291,11 +296,11 @@ class Generator(Remote):
         if high is None:
             low, high = 0, low
         values = [_value(low), _value(high + 1 if endpoint else high)]
-        return self._draw("integers", values, _shape(size, values), make.dtype_of(dtype))
+        return self._draw("integers", values, _shape(size, values), arguments.dtype_of(dtype))
 
     def dirichlet(self, alpha: Any, size: Any = None) -> Any:
         """Draw from the Dirichlet distribution."""
-        values = make.asarray(alpha)
+        values = convert.asarray(alpha)
         shape = (*_shape(size, []), *values.shape) if size is not None else values.shape
         return self._draw("dirichlet", [values], shape, np.dtype(np.float64))
 
@@ -315,7 +320,7 @@ def _generated(name: str) -> Callable[..., Any]:
         bound = _bind(name, names, args, kwargs)
         size, out = bound.pop("size"), bound.pop("out")
         bound.pop("method")
-        kind = make.dtype_of(bound.pop("dtype", np.int64 if default is int else float))
+        kind = arguments.dtype_of(bound.pop("dtype", np.int64 if default is int else float))
         values = [_value(value) for value in bound.values()]
         shape = out.shape if out is not None else _shape(size, values)
         made = self._draw(name, values, shape, kind)

@@ -1,0 +1,149 @@
+"""Arguments of CuPy's functions: operands, axes, shapes, orders and types, checked as CuPy does."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+import numpy as np
+
+from cupy._door import state, wire
+from cupy._door.calls import Remote
+
+SUPPORTED = frozenset(wire.DTYPES)
+
+
+_PYTHON_NUMBERS = (bool, int, float, complex)
+
+
+def dtype_of(dtype: Any) -> np.dtype[Any]:
+    """Return a dtype that devices compute with.
+
+    Raises:
+        ValueError: objects, text, dates and structures stay on the host.
+    """
+    made = np.dtype(dtype)
+    if made.char not in SUPPORTED:
+        raise ValueError(f"Unsupported dtype {made}")
+    return made if made.isnative else made.newbyteorder("=")
+
+
+def is_scalar(value: Any) -> bool:
+    """Say whether a value is a number or text of the host; `numpy.isscalar` without its guard."""
+    return bool(np.isscalar(value))
+
+
+def operand(value: Any) -> Any:
+    """Return ``value`` as an array or scalar that a kernel takes; TypeError for host arrays.
+
+    CuPy never uploads operands by itself (cupy#589): the cost would be hidden.
+    """
+    if isinstance(value, (Remote, *_PYTHON_NUMBERS)):
+        return value
+    if isinstance(value, np.generic) and value.dtype.char in SUPPORTED:
+        return value
+    convert = getattr(value, "__cupy_get_ndarray__", None)
+    if convert is not None:
+        return convert()
+    raise TypeError(f"Unsupported type {type(value)}")
+
+
+def operand_type(value: Any) -> Any:
+    """Return an operand's dtype, or int, float, complex for a Python number."""
+    if isinstance(value, Remote):
+        return value._meta.dtype  # type: ignore[attr-defined]
+    if isinstance(value, np.generic):
+        return value.dtype
+    if isinstance(value, bool):
+        return np.dtype(np.bool_)
+    return int if isinstance(value, int) else float if isinstance(value, float) else complex
+
+
+def check_cast(source: np.dtype[Any], target: np.dtype[Any], casting: str) -> None:
+    """Raise as a ufunc does for an output that cannot take the result."""
+    if casting != "unsafe" and not np.can_cast(source, target, casting):  # type: ignore[arg-type]
+        raise TypeError(
+            f"output operand requires a reduction from type {source!r} to {target!r}, but "
+            f"casting it is not allowed according to casting rule {casting!r}: "
+            f"Cannot cast output from {source!r} to {target!r}"
+        )
+
+
+def axis_of(axis: Any, ndim: int) -> int:
+    """Return a non-negative axis; AxisError if there is none such."""
+    made = axis.__index__()
+    if not -ndim <= made < ndim:
+        raise np.exceptions.AxisError(made, ndim)
+    return made + ndim if made < 0 else made
+
+
+def axes_of(axis: Any, ndim: int) -> tuple[int, ...]:
+    """Return non-negative axes, all of them for None; ValueError for duplicates."""
+    if axis is None:
+        return tuple(range(ndim))
+    made = tuple(
+        axis_of(item, ndim) for item in (axis if isinstance(axis, (tuple, list)) else (axis,))
+    )
+    if len(set(made)) != len(made):
+        raise ValueError("duplicate value in 'axis'")
+    return made
+
+
+def shape_of(shape: Any) -> tuple[int, ...]:
+    """Return a shape as a tuple of non-negative ints."""
+    if type(shape) is tuple:
+        made = tuple([length.__index__() for length in shape])
+    else:
+        try:
+            made = (shape.__index__(),)
+        except (AttributeError, TypeError):
+            made = tuple([length.__index__() for length in shape])
+    if any(length < 0 for length in made):
+        raise ValueError("Negative dimensions are not allowed")
+    return made
+
+
+def normalize_order(order: str | None) -> str:
+    """Return one of C, F, A, K; ValueError for anything else."""
+    letter = "K" if order is None else order[:1].upper()
+    if letter not in ("C", "F", "A", "K") or not letter:
+        raise ValueError(f"order not understood. order={order}")
+    return letter
+
+
+def is_array(value: Any) -> bool:
+    """Say whether a value is an array on a device."""
+    return isinstance(value, state.hooks["ndarray"])
+
+
+def need(a: Any, name: str = "a") -> Any:
+    """Return ``a`` if it is a device array; CuPy's functions take nothing else."""
+    ndarray: Any = state.hooks["ndarray"]
+    if isinstance(a, ndarray):
+        return a
+    convert = getattr(a, "__cupy_get_ndarray__", None)
+    if convert is not None:
+        return convert()
+    raise TypeError(
+        f"Argument {name!r} has incorrect type (expected cupy.ndarray, got {type(a).__name__})"
+    )
+
+
+def weak_result(dtype: np.dtype[Any], kinds: list[Any]) -> np.dtype[Any]:
+    """Return the promoted type of an array with numbers, whose own types give way (NEP 50)."""
+    result = dtype
+    for kind in kinds:
+        if isinstance(kind, np.dtype):
+            result = np.promote_types(result, kind)
+        elif kind is int:
+            result = np.promote_types(result, np.int64) if result.kind == "b" else result
+        elif kind is float:
+            result = np.dtype(np.float64) if result.kind in "biu" else result
+        elif result.kind != "c":
+            result = (
+                np.promote_types(result, np.complex64)
+                if result.kind == "f"
+                else np.dtype(np.complex128)
+            )
+    return result

@@ -1,0 +1,151 @@
+"""Arrays from other values: `array`, `asarray` and `astype`."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.arguments import dtype_of, normalize_order
+from cupy._core.transfers import upload
+from cupy._door import state
+from cupy._door.calls import Plan, Remote
+from cupy._door.meta import Meta, fresh, keep_order
+
+
+def asarray(value: Any) -> Any:
+    """Return ``value`` as an array on the device, uploading it if it is none yet."""
+    ndarray: Any = state.hooks["ndarray"]
+    return value if isinstance(value, ndarray) else array(value)
+
+
+def array(
+    obj: Any,
+    dtype: Any = None,
+    copy: Any = True,
+    order: str | None = "K",
+    subok: bool = False,
+    ndmin: int = 0,
+    *,
+    blocking: bool = False,
+) -> Any:
+    """Return a new array on the current device; see `cupy.array`."""
+    if subok:
+        raise NotImplementedError("subok=True is not supported")
+    order = order or "K"
+    ndarray: Any = state.hooks["ndarray"]
+    convert = getattr(obj, "__cupy_get_ndarray__", None)
+    if convert is not None:
+        obj = convert()
+    if isinstance(obj, ndarray):
+        made = _from_device(obj, dtype, copy, order, ndmin)
+    elif isinstance(obj, (list, tuple)) and _has_device_leaf(obj):
+        made = _from_nested(obj, dtype, order, ndmin)
+    else:
+        made = _from_host(obj, dtype, copy, order, ndmin)
+    if blocking:
+        made._session.synchronize()
+    return made
+
+
+def _from_host(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
+    if copy is False:
+        raise ValueError("Unable to avoid copy while creating an array as requested.")
+    letter = order if order in ("C", "F") else "K" if isinstance(obj, np.ndarray) else "C"
+    host = np.array(obj, dtype=dtype, copy=None if _COPY_NONE else False, order=letter, ndmin=ndmin)  # type: ignore[call-overload]
+    dtype_of(host.dtype)
+    if order == "A":
+        flags = host.flags
+        host = np.asarray(host, order="F" if flags.f_contiguous and not flags.c_contiguous else "C")
+    return upload(host)
+
+
+_COPY_NONE = int(np.__version__.split(".")[0]) >= 2
+
+
+def _has_device_leaf(obj: Any) -> bool:
+    """Say whether a nested sequence holds device arrays; the first leaf of each branch tells."""
+    items: Any = obj
+    if not isinstance(obj, (list, tuple)):
+        return isinstance(obj, Remote)
+    return bool(items) and (
+        (isinstance(items[0], (list, tuple)) and any(map(_has_device_leaf, items)))
+        or any(isinstance(item, Remote) for item in items)
+    )
+
+
+def _from_nested(obj: Any, dtype: Any, order: str, ndmin: int) -> Any:
+    def build(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            items: Any = value
+            parts = [build(item) for item in items]
+            return state.hooks["stack"](parts)
+        if not isinstance(value, Remote):
+            raise TypeError(f"Unsupported type {type(value)}")
+        return value
+
+    made = build(obj)
+    kind = made.dtype if dtype is None else dtype_of(dtype)
+    made = made.astype(kind, order="F" if order == "F" else "C", copy=False)
+    return made.reshape((1,) * (ndmin - made.ndim) + made.shape) if made.ndim < ndmin else made
+
+
+def _from_device(obj: Any, dtype: Any, copy: Any, order: str, ndmin: int) -> Any:
+    kind = obj.dtype if dtype is None else dtype_of(dtype)
+    here = state.local.context[0]
+    if obj._device != here:
+        made = obj.copy(order)
+        if made.dtype != kind:
+            made = made.astype(kind, order=order)
+    else:
+        made = astype(obj, kind, order, copy)
+    if ndmin > made.ndim:
+        if made is obj:
+            made = made.view()
+        made = made.reshape((1,) * (ndmin - made.ndim) + made.shape)
+    return made
+
+
+_casts: dict[Any, tuple[Plan, bytes]] = {}
+
+
+def _has_order(meta: Meta, letter: str) -> bool:
+    """Say whether an array is already in the order that a letter names."""
+    c, f = meta.contiguity
+    return {"K": True, "A": c or f, "C": c, "F": f}[letter]
+
+
+def astype(source: Any, dtype: Any, order: str | None, copy: Any) -> Any:
+    """Return a converted copy, or the array itself where ``copy`` allows and nothing changes.
+
+    ``copy``: True always, None if needed, False never (ValueError if it would be needed).
+    """
+    plain = copy is True and type(dtype) is type
+    found = _casts.get((source._known, dtype, order)) if plain else None
+    if found is not None:
+        return make.send(source, found[0], found[1], None)
+    kind = dtype_of(dtype)
+    meta: Meta = source._meta
+    key = (meta, dtype, order) if plain else None
+    letter = normalize_order(order)
+    if kind == meta.dtype and not copy and _has_order(meta, letter):
+        return source
+    if copy is False:
+        raise ValueError("Unable to avoid copy while creating an array as requested.")
+    if letter == "A":
+        letter = "F" if meta.contiguity == (False, True) else "C"
+    if meta.dtype.kind == "c" and kind.kind not in "bc":
+        warnings.warn(
+            "Casting complex values to real discards the imaginary part",
+            np.exceptions.ComplexWarning,
+            stacklevel=3,
+        )
+        key = None  # each time with its warning
+    made = keep_order(meta, kind) if letter == "K" else fresh(kind, meta.shape, letter)
+    if key is not None:
+        make.remember(_casts, key, make.planned(source, "ndarray.astype", (kind, letter), {}, made))
+    return make.forward("ndarray.astype", (source, kind, letter), {}, made)

@@ -1,0 +1,160 @@
+"""Functions of single elements that are no ufuncs: the shape and type follow from the operands."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from cupy._core import arguments, convert, make
+from cupy._core.arguments import is_array, need
+from cupy._core.searching import nonzero
+from cupy._core.ufunc import broadcast
+from cupy._door.calls import Plan
+from cupy._door.meta import fresh
+
+_BOOL = np.dtype(np.bool_)
+_INT64 = np.dtype(np.int64)
+
+
+def clip(a: Any, a_min: Any, a_max: Any, out: Any = None) -> Any:
+    """Limit the elements to a range."""
+    array = need(a)
+    if a_min is None and a_max is None:
+        raise ValueError("array_clip: must set either max or min")
+    low, high = (None if x is None else arguments.operand(x) for x in (a_min, a_max))
+    given = [x for x in (low, high) if x is not None]
+    shape = broadcast(array.shape, *[x.shape for x in given if is_array(x)])
+    kinds = [arguments.operand_type(x) for x in given]
+    kind = arguments.weak_result(array.dtype, kinds)
+    if out is not None:
+        arguments.check_cast(kind, need(out, "out").dtype, "same_kind")
+        make.in_place("clip", (array, low, high), {"out": out})
+        return out
+    return make.forward("clip", (array, low, high), {}, fresh(kind, shape))
+
+
+def around(a: Any, decimals: int = 0, out: Any = None) -> Any:
+    """Round to decimals."""
+    array = convert.asarray(a)
+    if out is not None:
+        make.in_place("around", (array, decimals), {"out": out})
+        return out
+    kind = np.dtype(np.float16) if array.dtype.kind == "b" else array.dtype
+    return make.forward("around", (array, decimals), {}, fresh(kind, array.shape))
+
+
+_choices: dict[Any, Plan] = {}
+
+
+def where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    """Choose elements by a condition; with the condition alone, the indices where it holds."""
+    if (x is None) != (y is None):
+        raise ValueError("Must provide both 'x' and 'y' or neither.")
+    if x is None:
+        return nonzero(condition)
+    args = (condition, x, y)
+    key = make.looks(args)
+    plan = _choices.get(key)
+    if plan is not None:
+        return make.send_mixed(args, plan, sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+    condition, x, y = arguments.operand(condition), arguments.operand(x), arguments.operand(y)
+    shapes = [v.shape for v in (condition, x, y) if is_array(v)]
+    kinds = [arguments.operand_type(v) for v in (x, y)]
+    strong = [k for k in kinds if isinstance(k, np.dtype)]
+    if strong:
+        kind = arguments.weak_result(strong[0], [k for k in kinds if k is not strong[0]])
+    else:
+        kind = np.result_type(*[np.dtype(k) for k in kinds])
+    if not is_array(condition):
+        condition = bool(condition)
+    meta = fresh(kind, broadcast(*shapes) if shapes else ())
+    return make.forward_planned(_choices, "where", (condition, x, y), meta)
+
+
+def _truth(name: str) -> Any:
+    def function(x: Any, out: Any = None) -> Any:
+        array = convert.asarray(x)
+        if out is not None:
+            make.in_place(name, (array, out), {})
+            return out
+        return make.forward(name, (array,), {}, fresh(_BOOL, array.shape))
+
+    return function
+
+
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Any:
+    """Say where two arrays are equal within tolerances."""
+    first, second = convert.asarray(a), convert.asarray(b)
+    shape = broadcast(first.shape, second.shape)
+    return make.forward("isclose", (first, second, rtol, atol, equal_nan), {}, fresh(_BOOL, shape))
+
+
+def allclose(
+    a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Any:
+    """Say whether two arrays are equal within tolerances, as an array of no dimensions."""
+    return isclose(a, b, rtol, atol, equal_nan).all()
+
+
+def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Any:
+    """Say whether two arrays have the same shape and elements."""
+    first, second = convert.asarray(a1), convert.asarray(a2)
+    if first.shape != second.shape:
+        return convert.array(False)
+    return make.forward("array_equal", (first, second, equal_nan), {}, fresh(_BOOL, ()))
+
+
+def array_equiv(a1: Any, a2: Any) -> Any:
+    """Say whether two arrays are equal after broadcasting."""
+    first, second = convert.asarray(a1), convert.asarray(a2)
+    try:
+        broadcast(first.shape, second.shape)
+    except ValueError:
+        return convert.array(False)
+    return (first == second).all()
+
+
+def real(val: Any) -> Any:
+    """Return the real part."""
+    return convert.asarray(val).real
+
+
+def imag(val: Any) -> Any:
+    """Return the imaginary part."""
+    return convert.asarray(val).imag
+
+
+def nan_to_num(
+    x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> Any:
+    """Replace NaN and infinities by numbers."""
+    if not is_array(x):
+        return make.forward("nan_to_num", (convert.asarray(x),), {}, convert.asarray(x)._meta)
+    keywords = {"nan": nan, "posinf": posinf, "neginf": neginf}
+    if copy:
+        return make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))
+    x[...] = make.forward("nan_to_num", (x,), keywords, fresh(x.dtype, x.shape))
+    return x
+
+
+ELEMENTWISE: dict[str, Any] = {
+    "clip": clip,
+    "around": around,
+    "round": around,
+    "where": where,
+    "isneginf": _truth("isneginf"),
+    "isposinf": _truth("isposinf"),
+    "iscomplex": _truth("iscomplex"),
+    "isreal": _truth("isreal"),
+    "isclose": isclose,
+    "allclose": allclose,
+    "array_equal": array_equal,
+    "array_equiv": array_equiv,
+    "real": real,
+    "imag": imag,
+    "nan_to_num": nan_to_num,
+}

@@ -1,0 +1,202 @@
+"""Objects that index or walk arrays: `r_`, `mgrid`, `broadcast`, `flatiter`, index arrays."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cupy._core import convert, transfers
+from cupy._core.arguments import is_array, need
+from cupy._core.functions import FUNCTIONS
+from cupy._core.queries import result_type
+from cupy._core.ufunc import broadcast as common_shape
+from cupy._door import state
+
+
+class AxisConcatenator:
+    """What ``r_`` and ``c_`` are: indexing that joins."""
+
+    def __init__(self, axis: int = 0, ndmin: int = 1, trans1d: int = -1) -> None:
+        self.axis = axis
+        self.ndmin = ndmin
+        self.trans1d = trans1d
+
+    def __getitem__(self, key: Any) -> Any:
+        items = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(item, (slice, str)) for item in items):
+            raise NotImplementedError("slices and text are not supported")
+        parts: list[Any] = []
+        scalars: list[int] = []
+        for at, item in enumerate(items):
+            if isinstance(item, (int, float, complex, np.generic)):
+                scalars.append(at)
+                parts.append(convert.array(item, ndmin=self.ndmin))
+                continue
+            array = convert.asarray(item)
+            if array.ndim < self.ndmin:
+                lead = (1,) * (self.ndmin - array.ndim)
+                array = array.reshape(
+                    array.shape + lead if self.trans1d == 0 else lead + array.shape
+                )
+            parts.append(array)
+        kinds = [part.dtype for at, part in enumerate(parts) if at not in scalars]
+        final = result_type(*kinds, *[items[at] for at in scalars])
+        for at in scalars:
+            parts[at] = parts[at].astype(final)
+        return FUNCTIONS["concatenate"](parts, self.axis)
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Grid:
+    """What ``mgrid`` and ``ogrid`` are: slices that become coordinates."""
+
+    def __init__(self, sparse: bool) -> None:
+        self._numpy: Any = np.ogrid if sparse else np.mgrid
+
+    def __getitem__(self, key: Any) -> Any:
+        made = self._numpy[key]
+        if isinstance(made, np.ndarray):
+            return transfers.upload(made)
+        return [transfers.upload(part) for part in made]
+
+
+class broadcast:
+    """Arrays in their common shape; see `numpy.broadcast`."""
+
+    def __init__(self, *arrays: Any) -> None:
+        shapes = [need(a).shape for a in arrays if is_array(a)]
+        self.shape = common_shape(*shapes) if shapes else ()
+        self.values = tuple(
+            FUNCTIONS["broadcast_to"](a, self.shape) if is_array(a) else a for a in arrays
+        )
+        self.nd = len(self.shape)
+        self.size = int(np.prod(self.shape, dtype=np.int64)) if self.shape else 1
+
+
+class flatiter:
+    """A 1-D view of the elements, for reading and writing."""
+
+    def __init__(self, a: Any) -> None:
+        self.base = a
+        self._next = 0
+
+    def __len__(self) -> int:
+        return self.base.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, tuple):
+            raise IndexError("unsupported iterator index")
+        return self.base.ravel()[index].copy()
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if isinstance(index, tuple):
+            raise IndexError("unsupported iterator index")
+        flat = self.base.ravel()
+        ndarray: Any = state.hooks["ndarray"]
+        if isinstance(index, slice) and isinstance(value, ndarray):
+            # As in NumPy, values are repeated, and what is too much is ignored.
+            value = FUNCTIONS["resize"](value.ravel(), (len(range(*index.indices(flat.size))),))
+        flat[index] = value
+        if not self.base.flags.c_contiguous:
+            self.base[...] = flat.reshape(self.base.shape)
+
+    def __iter__(self) -> "flatiter":
+        self._next = 0
+        return self
+
+    def __next__(self) -> Any:
+        place = self._next
+        if place >= self.base.size:
+            raise StopIteration
+        self._next = place + 1
+        return self.base[np.unravel_index(place, self.base.shape)]
+
+    def copy(self) -> Any:
+        """Return the elements as a 1-D array."""
+        return self.base.flatten()
+
+
+def ix_(*args: Any) -> tuple[Any, ...]:
+    """Return index arrays that select a grid."""
+    made: list[Any] = []
+    for at, item in enumerate(args):
+        array = convert.asarray(item)
+        if array.ndim != 1:
+            raise ValueError("Cross index must be 1 dimensional")
+        if array.size == 0:
+            array = array.astype(np.intp)
+        if array.dtype == np.bool_:
+            (array,) = FUNCTIONS["nonzero"](array)
+        made.append(array.reshape((1,) * at + (array.size,) + (1,) * (len(args) - at - 1)))
+    return tuple(made)
+
+
+def diag_indices(n: int, ndim: int = 2) -> tuple[Any, ...]:
+    """Return the indices of a diagonal."""
+    return (FUNCTIONS["arange"](n),) * ndim
+
+
+def diag_indices_from(arr: Any) -> tuple[Any, ...]:
+    """Return the indices of an array's diagonal."""
+    array = need(arr)
+    if array.ndim < 2:
+        raise ValueError("input array must be at least 2-d")
+    if len(set(array.shape)) != 1:
+        raise ValueError("All dimensions of input must be of equal length")
+    return diag_indices(array.shape[0], array.ndim)
+
+
+def mask_indices(n: int, mask_func: Callable[..., Any], k: int = 0) -> tuple[Any, ...]:
+    """Return the indices that a masking function keeps."""
+    return FUNCTIONS["nonzero"](mask_func(FUNCTIONS["ones"]((n, n), dtype="int8"), k) != 0)
+
+
+def _triangle_indices(name: str) -> Any:
+    def function(n: int, k: int = 0, m: Any = None) -> tuple[Any, ...]:
+        mask = FUNCTIONS["tri"](n, m, k if name == "tril" else k - 1, dtype=bool)
+        return FUNCTIONS["nonzero"](mask if name == "tril" else ~mask)
+
+    function.__doc__ = f"Return the indices of the triangle that `{name}` keeps."
+    return function
+
+
+tril_indices, triu_indices = _triangle_indices("tril"), _triangle_indices("triu")
+
+
+def tril_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
+    """Return the indices of an array's lower triangle."""
+    if need(arr).ndim != 2:
+        raise ValueError("input array must be 2-d")
+    return tril_indices(arr.shape[0], k, arr.shape[1])
+
+
+def triu_indices_from(arr: Any, k: int = 0) -> tuple[Any, ...]:
+    """Return the indices of an array's upper triangle."""
+    if need(arr).ndim != 2:
+        raise ValueError("input array must be 2-d")
+    return triu_indices(arr.shape[0], k, arr.shape[1])
+
+
+GRIDS: dict[str, Any] = {
+    "r_": AxisConcatenator(),
+    "c_": AxisConcatenator(-1, 2, 0),
+    "mgrid": Grid(False),
+    "ogrid": Grid(True),
+    "broadcast": broadcast,
+    "flatiter": flatiter,
+    "ix_": ix_,
+    "diag_indices": diag_indices,
+    "diag_indices_from": diag_indices_from,
+    "mask_indices": mask_indices,
+    "tril_indices": tril_indices,
+    "triu_indices": triu_indices,
+    "tril_indices_from": tril_indices_from,
+    "triu_indices_from": triu_indices_from,
+}
+state.hooks["flatiter"] = flatiter

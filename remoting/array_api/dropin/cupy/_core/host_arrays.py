@@ -1,0 +1,223 @@
+"""Arrays from and to the host: conversions, files and text of this machine."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cupy._core import convert, transfers
+from cupy._core.arguments import is_array, need
+from cupy._door import state
+
+
+def asarray(
+    a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, blocking: bool = False
+) -> Any:
+    """Return an array on the device, the same one if nothing has to change."""
+    return convert.array(a, dtype, copy, order or "K", blocking=blocking)
+
+
+def asarray_chkfinite(a: Any, dtype: Any = None, order: Any = None) -> Any:
+    """Return an array; ValueError if it holds infinities or NaN."""
+    made = asarray(a, dtype, order)
+    if not bool(state.hooks["ufuncs"]["isfinite"](made).all()):
+        raise ValueError("array must not contain Infs or NaNs")
+    return made
+
+
+def asfarray(a: Any, dtype: Any = np.float64) -> Any:
+    """Return an array of floats."""
+    if not np.issubdtype(dtype, np.inexact):
+        dtype = np.float64
+    return asarray(a, dtype)
+
+
+def ascontiguousarray(a: Any, dtype: Any = None) -> Any:
+    """Return an array in C order, of at least one dimension."""
+    return convert.array(a, dtype, None, "C", ndmin=1)
+
+
+def asfortranarray(a: Any, dtype: Any = None) -> Any:
+    """Return an array in Fortran order."""
+    return convert.array(a, dtype, None, "F", ndmin=1)
+
+
+def asnumpy(
+    a: Any, stream: Any = None, order: str = "C", out: Any = None, *, blocking: bool = True
+) -> Any:
+    """Return an array on the host."""
+    if is_array(a):
+        return a.get(stream, order, out, blocking)
+    if hasattr(a, "__cupy_get_ndarray__"):
+        return a.__cupy_get_ndarray__().get(stream, order, out, blocking)
+    host = np.asarray(a, order="A" if order == "A" else order)  # type: ignore[call-overload]
+    if out is None:
+        return host
+    np.copyto(out, host)
+    return out
+
+
+def copy(a: Any, order: str = "K") -> Any:
+    """Return a copy."""
+    return need(a).copy(order) if is_array(a) else convert.array(a)
+
+
+def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
+    """Return a converted array."""
+    return need(x).astype(dtype, copy=copy)
+
+
+def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> Any:
+    """Return a copy on the device of what another library exports on the host."""
+    if is_array(array):
+        return array
+    try:
+        host = np.from_dlpack(array)
+    except (BufferError, RuntimeError) as error:
+        raise BufferError(
+            "only memory of the host can be imported: the GPU is on another machine"
+        ) from error
+    return transfers.upload(np.array(host))
+
+
+def from_dlpack_capsule(dltensor: Any) -> Any:
+    """Raise: a bare capsule cannot be copied without knowing its device."""
+    raise BufferError("fromDlpack is not possible on a remote GPU; use from_dlpack")
+
+
+def frombuffer(*args: Any, **kwargs: Any) -> Any:
+    """Return an array from a buffer."""
+    return transfers.upload(np.frombuffer(*args, **kwargs))
+
+
+def fromfile(*args: Any, **kwargs: Any) -> Any:
+    """Return an array from a binary file of this machine."""
+    return transfers.upload(np.fromfile(*args, **kwargs))
+
+
+def fromfunction(*args: Any, **kwargs: Any) -> Any:
+    """Return an array from a function of coordinates."""
+    return convert.array(np.fromfunction(*args, **kwargs))
+
+
+def fromiter(*args: Any, **kwargs: Any) -> Any:
+    """Return an array from an iterable."""
+    return transfers.upload(np.fromiter(*args, **kwargs))
+
+
+def fromstring(*args: Any, **kwargs: Any) -> Any:
+    """Return an array from text."""
+    return transfers.upload(np.fromstring(*args, **kwargs))
+
+
+def genfromtxt(*args: Any, **kwargs: Any) -> Any:
+    """Return an array from a text file of this machine."""
+    return convert.array(np.genfromtxt(*args, **kwargs))
+
+
+def loadtxt(*args: Any, **kwargs: Any) -> Any:
+    """Return an array from a text file of this machine."""
+    return convert.array(np.loadtxt(*args, **kwargs))
+
+
+class _Archive:
+    """The arrays of an ``.npz`` file, uploaded when asked for."""
+
+    def __init__(self, archive: Any) -> None:
+        self.npz_file = archive
+
+    def __enter__(self) -> "_Archive":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getitem__(self, key: str) -> Any:
+        return convert.array(self.npz_file[key])
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.npz_file
+
+    def __iter__(self) -> Any:
+        return iter(self.npz_file)
+
+    def __len__(self) -> int:
+        return len(self.npz_file)
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the arrays."""
+        return self.npz_file.files
+
+    def close(self) -> None:
+        """Close the file."""
+        self.npz_file.close()
+
+
+def load(file: Any, mmap_mode: Any = None, allow_pickle: Any = None) -> Any:
+    """Return what a file of this machine holds; pickles only where ``allow_pickle`` says so."""
+    found = np.load(file, mmap_mode=mmap_mode, allow_pickle=bool(allow_pickle))
+    return convert.array(found) if isinstance(found, np.ndarray) else _Archive(found)
+
+
+def save(file: Any, arr: Any, allow_pickle: Any = None) -> None:
+    """Write an array to a file of this machine."""
+    np.save(file, asnumpy(arr), allow_pickle=bool(allow_pickle))
+
+
+def savez(file: Any, *args: Any, **kwargs: Any) -> None:
+    """Write arrays to an archive of this machine."""
+    np.savez(file, *map(asnumpy, args), **{key: asnumpy(value) for key, value in kwargs.items()})
+
+
+def savez_compressed(file: Any, *args: Any, **kwargs: Any) -> None:
+    """Write arrays to a compressed archive of this machine."""
+    given = {key: asnumpy(value) for key, value in kwargs.items()}
+    np.savez_compressed(file, *map(asnumpy, args), **given)
+
+
+def savetxt(fname: Any, X: Any, *args: Any, **kwargs: Any) -> None:
+    """Write an array to a text file of this machine."""
+    np.savetxt(fname, asnumpy(X), *args, **kwargs)
+
+
+def _text(function: Callable[..., str]) -> Callable[..., str]:
+    def formatted(a: Any, *args: Any, **kwargs: Any) -> str:
+        return function(asnumpy(a), *args, **kwargs)
+
+    formatted.__doc__ = f"Format an array; see `numpy.{function.__name__}`."
+    return formatted
+
+
+HOST_ARRAYS: dict[str, Any] = {
+    "asarray": asarray,
+    "asanyarray": asarray,
+    "asarray_chkfinite": asarray_chkfinite,
+    "asfarray": asfarray,
+    "ascontiguousarray": ascontiguousarray,
+    "asfortranarray": asfortranarray,
+    "asnumpy": asnumpy,
+    "copy": copy,
+    "astype": astype,
+    "from_dlpack": from_dlpack,
+    "fromDlpack": from_dlpack_capsule,
+    "frombuffer": frombuffer,
+    "fromfile": fromfile,
+    "fromfunction": fromfunction,
+    "fromiter": fromiter,
+    "fromstring": fromstring,
+    "genfromtxt": genfromtxt,
+    "loadtxt": loadtxt,
+    "load": load,
+    "save": save,
+    "savez": savez,
+    "savez_compressed": savez_compressed,
+    "savetxt": savetxt,
+    "array2string": _text(np.array2string),
+    "array_repr": _text(np.array_repr),
+    "array_str": _text(np.array_str),
+}

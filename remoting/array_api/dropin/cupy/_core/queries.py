@@ -1,0 +1,134 @@
+"""Questions about arrays and types that this machine answers by itself."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core.arguments import is_array, need, weak_result
+from cupy._core.host_arrays import asnumpy
+from cupy._door import state
+from cupy._door.meta import Meta
+
+
+def get_array_module(*args: Any) -> Any:
+    """Return `cupy` if any argument is on a device, else `numpy`."""
+    for arg in args:
+        if is_array(arg) or hasattr(arg, "__cupy_get_ndarray__"):
+            return state.hooks["module"]
+    return np
+
+
+def ndim(a: Any) -> int:
+    """Return the number of axes."""
+    return a.ndim if is_array(a) else np.ndim(a)
+
+
+def shape(a: Any) -> tuple[int, ...]:
+    """Return the lengths of the axes."""
+    return a.shape if is_array(a) else np.shape(a)
+
+
+def size(a: Any, axis: Any = None) -> int:
+    """Return the number of elements, or the length of an axis."""
+    array = need(a)
+    if axis is None:
+        return array.size
+    if not -array.ndim <= axis < array.ndim:
+        raise IndexError("index out of range")
+    return array.shape[axis]
+
+
+def isscalar(element: Any) -> bool:
+    """Say whether it is a scalar; arrays of no dimensions are not."""
+    return np.isscalar(element)
+
+
+def isfortran(a: Any) -> bool:
+    """Say whether it is Fortran-contiguous and not C-contiguous."""
+    return need(a).flags.fnc
+
+
+def iscomplexobj(x: Any) -> bool:
+    """Say whether the type is complex."""
+    return x.dtype.kind == "c" if is_array(x) else np.iscomplexobj(x)
+
+
+def isrealobj(x: Any) -> bool:
+    """Say whether the type is not complex."""
+    return not iscomplexobj(x)
+
+
+def result_type(*arrays_and_dtypes: Any) -> Any:
+    """Return the type that results from promotion."""
+    if int(np.__version__.split(".")[0]) < 2:
+        # Before NEP 50 NumPy looked at the values of scalars; CuPy 14 never does.
+        strong = [
+            x.dtype if hasattr(x, "dtype") else np.dtype(x)
+            for x in arrays_and_dtypes
+            if type(x) not in (int, float, complex)
+        ]
+        kinds = [type(x) for x in arrays_and_dtypes if type(x) in (int, float, complex)]
+        if strong and kinds:
+            return weak_result(np.result_type(*strong), kinds)
+    return np.result_type(*[x.dtype if is_array(x) else x for x in arrays_and_dtypes])
+
+
+def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
+    """Say whether a cast is allowed."""
+    return np.can_cast(from_.dtype if is_array(from_) else from_, to, casting)  # type: ignore[arg-type]
+
+
+def min_scalar_type(a: Any) -> Any:
+    """Return the smallest type that holds a scalar."""
+    return (
+        a.dtype if is_array(a) and a.ndim else np.min_scalar_type(asnumpy(a) if is_array(a) else a)
+    )
+
+
+def common_type(*arrays: Any) -> Any:
+    """Return the float type that is common to arrays."""
+    if not arrays:
+        return np.float16
+    kinds = [np.dtype(np.float64) if a.dtype.kind in "iu" else a.dtype for a in map(need, arrays)]
+    if any(kind.kind == "b" for kind in kinds):
+        raise TypeError("can't get common type for non-numeric array")
+    return np.result_type(*kinds).type
+
+
+def byte_bounds(a: Any) -> tuple[int, int]:
+    """Return the first and the last address of an array's memory."""
+    meta: Meta = need(a)._meta
+    low = high = a.data.ptr
+    for length, stride in zip(meta.shape, meta.strides, strict=True):
+        if stride < 0:
+            low += (length - 1) * stride
+        else:
+            high += (length - 1) * stride
+    return low, high + meta.dtype.itemsize
+
+
+def is_available() -> bool:
+    """Say whether there is a GPU session with at least one device."""
+    return state.hooks["module"].cuda.is_available()
+
+
+QUERIES: dict[str, Any] = {
+    "get_array_module": get_array_module,
+    "ndim": ndim,
+    "shape": shape,
+    "size": size,
+    "isscalar": isscalar,
+    "isfortran": isfortran,
+    "iscomplexobj": iscomplexobj,
+    "isrealobj": isrealobj,
+    "result_type": result_type,
+    "can_cast": can_cast,
+    "min_scalar_type": min_scalar_type,
+    "common_type": common_type,
+    "byte_bounds": byte_bounds,
+    "is_available": is_available,
+}

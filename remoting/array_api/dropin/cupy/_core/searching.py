@@ -1,0 +1,107 @@
+"""Sorting, and searching for elements or places."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core import arguments, convert, make
+from cupy._core.arguments import is_array, need
+from cupy._door.meta import fresh
+
+_BOOL = np.dtype(np.bool_)
+_INT64 = np.dtype(np.int64)
+
+
+def sort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
+    """Return a sorted copy."""
+    array = need(a)
+    if axis is None:
+        made, axis = array.flatten(), -1
+    else:
+        made = array.copy()
+    made.sort(axis, kind)
+    return made
+
+
+def argsort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
+    """Return the indices that sort."""
+    array = need(a)
+    if kind is not None and kind != "stable":
+        raise ValueError(f"kind can only be None or 'stable', got {kind}")
+    if axis is None:
+        array, axis = array.ravel(), -1
+    at = arguments.axis_of(axis, array.ndim) if array.ndim else 0
+    return make.forward("argsort", (array, at), {}, fresh(_INT64, array.shape or (1,)))
+
+
+def partition(a: Any, kth: Any, axis: Any = -1) -> Any:
+    """Return a partitioned copy."""
+    array = need(a)
+    if axis is None:
+        made, axis = array.flatten(), -1
+    else:
+        made = array.copy()
+    made.partition(kth, axis)
+    return made
+
+
+def argpartition(a: Any, kth: Any, axis: Any = -1) -> Any:
+    """Return the indices that partition."""
+    array = need(a)
+    if axis is None:
+        array, axis = array.ravel(), -1
+    at = arguments.axis_of(axis, array.ndim)
+    return make.forward("argpartition", (array, kth, at), {}, fresh(_INT64, array.shape))
+
+
+def msort(a: Any) -> Any:
+    """Return a copy sorted along the first axis."""
+    return sort(a, 0)
+
+
+def lexsort(keys: Any) -> Any:
+    """Return the indices that sort by several keys."""
+    array = need(keys, "keys")
+    return make.forward("lexsort", (array,), {}, fresh(_INT64, array.shape[1:]))
+
+
+def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
+    """Return where elements would be inserted."""
+    array, value = need(a), convert.asarray(v) if not arguments.is_scalar(v) else v
+    shape = value.shape if is_array(value) else ()
+    keywords = {} if sorter is None else {"sorter": need(sorter)}
+    return make.forward("searchsorted", (array, value, side), keywords, fresh(_INT64, shape))
+
+
+def nonzero(a: Any) -> tuple[Any, ...]:
+    """Return the indices of the elements that are not zero."""
+    array = need(a)
+    return tuple(make.ask("nonzero", array))
+
+
+def argwhere(a: Any) -> Any:
+    """Return the indices of the elements that are not zero, as rows."""
+    return make.lazy("argwhere", (need(a),), {})
+
+
+def flatnonzero(a: Any) -> Any:
+    """Return the indices of the flattened array that are not zero."""
+    return make.lazy("flatnonzero", (need(a),), {})
+
+
+SEARCHING: dict[str, Any] = {
+    "sort": sort,
+    "argsort": argsort,
+    "partition": partition,
+    "argpartition": argpartition,
+    "msort": msort,
+    "lexsort": lexsort,
+    "searchsorted": searchsorted,
+    "nonzero": nonzero,
+    "argwhere": argwhere,
+    "flatnonzero": flatnonzero,
+}

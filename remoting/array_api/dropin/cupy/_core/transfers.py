@@ -1,0 +1,106 @@
+"""Copies of whole arrays between this machine and a device."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from typing import Any
+
+import numpy as np
+
+from cupy._core import make
+from cupy._core.arguments import dtype_of
+from cupy._door import pool, state
+from cupy._door.meta import Meta, fresh
+from cupy._door.receiver import Reply
+from cupy._door.session import INLINE_MAX, Session
+
+SHARED_MIN = 256 << 10
+"""Bytes from which shared memory is faster than the socket that announces it."""
+
+
+def upload(array: np.ndarray[Any, Any], session: Session | None = None) -> Any:
+    """Send a host array; nothing waits for its arrival."""
+    session = session or pool.current()
+    kind = dtype_of(array.dtype)
+    if array.dtype != kind:
+        array = array.astype(kind)
+    flags = array.flags
+    if not (flags.c_contiguous or flags.f_contiguous):
+        array = np.ascontiguousarray(array)
+    order = "C" if array.flags.c_contiguous else "F"
+    meta = fresh(kind, array.shape, order)
+    flat = array.reshape(-1, order=order).view(np.uint8)  # type: ignore[call-overload]
+    if session.shared is not None and flat.nbytes >= SHARED_MIN:
+        made = make.empty(array.shape, kind, session, order)
+        session.shared.upload(made, flat)
+        return made
+    handle = next(session.handles)
+    device = session.put(handle, meta, host_bytes(flat))
+    return make.result(session, handle, meta, device)
+
+
+def download(
+    source: Any, order: str = "C", out: np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, Any]:
+    """Fetch an array's elements; the one place where bulk bytes come in."""
+    if source._device == state.local.context[0]:
+        return _download(source, order, out)
+    with state.on(source._device):
+        return _download(source, order, out)
+
+
+def _download(source: Any, order: str, out: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    session: Session = source._session
+    made: list[np.ndarray[Any, Any]] = []
+    known: Meta | None = source._known
+    letter = "C"
+    if out is not None:
+        letter = "C" if out.flags.c_contiguous else "F"
+    elif order == "F" or (order == "A" and source._meta.contiguity == (False, True)):
+        letter = "F"
+
+    def host(_: Any = None) -> np.ndarray[Any, Any]:
+        meta: Meta = source._known
+        target = out if out is not None else np.empty(meta.shape, meta.dtype, order=letter)  # type: ignore[call-overload]
+        made.append(target)
+        return target
+
+    def sink(_body: Any, _nbytes: int) -> memoryview:
+        flat = host().reshape(-1, order=letter)  # type: ignore[call-overload]
+        return host_bytes(flat.view(np.uint8))
+
+    if known is not None and known.nbytes >= SHARED_MIN and session.shared is not None:
+        dense = source
+        if not known.contiguity[1 if letter == "F" else 0]:
+            looks = fresh(known.dtype, known.shape, letter)
+            dense = make.forward("ndarray.copy", (source, letter), {}, looks)
+        session.shared.download(dense, np.frombuffer(sink(None, known.nbytes), np.uint8))
+    elif known is None or known.nbytes:
+        reply: Any = session.ask("door.get", (source, letter), sink=sink)
+        assert isinstance(reply, Reply)
+    if not made:
+        host(source._meta)
+    return made[0]
+
+
+def refill(target: Any, host: np.ndarray[Any, Any]) -> bool:
+    """Send a host array into a dense array of the same shape and type; False if it is not dense."""
+    meta: Meta = target._meta
+    c, f = meta.contiguity
+    if not (c or f) or meta.nbytes <= INLINE_MAX or host.dtype != meta.dtype:
+        return False
+    dense = np.asarray(host, order="C" if c else "F")
+    flat = dense.reshape(-1, order="C" if c else "F").view(np.uint8)
+    session: Session = target._session
+    with state.on(target._device):
+        if session.shared is not None and flat.nbytes >= SHARED_MIN:
+            session.shared.upload(target, flat)
+        else:
+            session.put(target._handle, meta, host_bytes(flat), existing=True)
+    return True
+
+
+def host_bytes(flat: Any) -> memoryview:
+    """Return the memory of a contiguous array of bytes."""
+    return memoryview(flat).cast("B") if flat.size else memoryview(b"")
