@@ -1,9 +1,28 @@
-"""Runs the calls of one session against a backend: handles, checks, failures, memory."""
+"""Runs the calls of one session against a backend: handles, checks, failures, memory.
+
+Order
+    One thread runs all records, in the order in which the client queued them. `Executor.sequence`
+    counts calls, questions and transfers, as the client does. A failure is reported under it.
+
+Results
+    The client has inferred the type, shape and strides of nearly every result before the call
+    left. A result of another type or shape is a `MismatchError`, never a wrong array. One of other
+    strides is copied to the inferred ones, except where it must share its argument's memory.
+
+Failures
+    A call that fails is reported once, in a FAILED frame. Its results become `Failed`. Every call
+    that uses one fails without a report. A malformed record raises `RemoteProtocolError`, which
+    ends the session.
+
+Memory
+    When a call runs out of memory, the client is asked for the handles that it dropped. They are
+    freed unless a record that has been read and not run may use them. The call then runs once
+    more.
+"""
 
 import mmap
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,12 +30,23 @@ import numpy as np
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_exchange import Exchange
-from gpupool.remoting.array_api.server.templates import Template, compile_template, dtype_of
+from gpupool.remoting.array_api.server.results import (
+    Answer,
+    DependsOnFailureError,
+    Download,
+    Failed,
+    Meta,
+    MismatchError,
+    decode_meta,
+    describe_error,
+    same_layout,
+)
+from gpupool.remoting.array_api.server.shared_memory import check_piece
+from gpupool.remoting.array_api.server.templates import Template, compile_template
 from gpupool.remoting.devices.base import Backend, Fill
 from gpupool.remoting.worker.peer_links import Links
 
 HANDLES_MAX = 1 << 24
-DESCRIBED_MAX = 4096
 _U32 = struct.Struct("<I")
 _VIEWS = frozenset(
     {
@@ -37,10 +67,6 @@ _VIEWS = frozenset(
 """Operations whose result aliases its argument: a copy with other strides would not be the same."""
 
 
-class MismatchError(Exception):
-    """A result is not what the client inferred: a bug that must never become a wrong result."""
-
-
 class Client(Protocol):
     """What the executor needs of the connection."""
 
@@ -59,35 +85,6 @@ class Client(Protocol):
     def free_later(self, handles: bytes) -> None:
         """Free packed handles once everything that was read before has been run."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Stands for the result of a call that failed; whatever uses it fails silently too."""
-
-    error: BaseException
-
-
-class DependsOnFailureError(Exception):
-    """An argument is the result of a call that failed, which has been reported already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """What the client inferred of a result."""
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    nbytes: int
-
-
-class Download:
-    """A result that travels as bulk bytes."""
-
-    def __init__(self, array: Any, order: str) -> None:
-        self.array = array
-        self.order = order
 
 
 class Executor:
@@ -139,21 +136,11 @@ class Executor:
         self._slots = len(memory) // array_wire.SHARED_SLOT
         self.backend.share(memory)
 
-    def _piece(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
-        """Raise unless these are bytes of a dense array, and of a slot."""
-        numbers = all(type(number) is int for number in (offset, slot, size))
-        if not numbers or not 0 <= slot < self._slots or not 0 < size <= array_wire.SHARED_SLOT:
-            raise RemoteProtocolError("malformed copy", why=f"slot {slot}, {size} bytes")
-        if not self.backend.is_array(array) or not array.flags.forc:
-            raise RemoteProtocolError("malformed copy", why="not a dense array")
-        if not 0 <= offset <= array.nbytes - size:
-            raise RemoteProtocolError("malformed copy", why=f"{size} bytes at {offset}")
-
     def fill(self, handle: Any, offset: Any, slot: Any, size: Any) -> None:
         """Start to copy a slot into a dense array; the slot before may be used again then."""
         try:
             array = self.find(handle)
-            self._piece(array, offset, slot, size)
+            self._check_piece(array, offset, slot, size)
             self.backend.fill(array, offset, slot * array_wire.SHARED_SLOT, size)
         except DependsOnFailureError:
             self.backend.synchronize()  # nothing is started, and what was must have ended
@@ -164,8 +151,12 @@ class Executor:
 
     def fetch(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
         """Copy part of a dense array into a slot."""
-        self._piece(array, offset, slot, size)
+        self._check_piece(array, offset, slot, size)
         self.backend.fetch(array, offset, slot * array_wire.SHARED_SLOT, size)
+
+    def _check_piece(self, array: Any, offset: Any, slot: Any, size: Any) -> None:
+        dense = self.backend.is_array(array) and array.flags.forc
+        check_piece(array.nbytes if dense else None, self._slots, offset, slot, size)
 
     # --- handles --------------------------------------------------------------------------------
 
@@ -243,7 +234,8 @@ class Executor:
                 number, template = compile_template(value, self.names, self.functions)
                 self.templates[number] = template
             else:
-                self._define_meta(value)
+                number, meta = decode_meta(value)
+                self.metas[number] = meta
             return start + length
         if code == array_wire.INLINE_PUT:
             return self._inline_put(body, position)
@@ -259,26 +251,6 @@ class Executor:
         if device >= len(self.backend.describe_devices()):
             raise RemoteProtocolError("unknown device", why=str(device))
         self.backend.use(device, self.objects.get(stream) if stream else None)
-
-    def _define_meta(self, value: Any) -> None:
-        if not array_wire.is_list(value) or len(value) != 4:
-            raise RemoteProtocolError("malformed meta")
-        number, dtype, shape, strides = value
-        for part in (shape, strides):
-            if not array_wire.is_list(part) or len(part) > array_wire.MAX_NDIM:
-                raise RemoteProtocolError("malformed meta", why="shape or strides")
-            items: list[Any] = part
-            if not all(type(item) is int and abs(item) < 1 << 62 for item in items):
-                raise RemoteProtocolError("malformed meta", why="shape or strides")
-        if type(number) is not int or not array_wire.FIRST_META <= number < array_wire.MAX_METAS:
-            raise RemoteProtocolError("malformed meta", why=f"id {number!r}")
-        if len(shape) != len(strides) or any(length < 0 for length in shape):
-            raise RemoteProtocolError("malformed meta", why="shape or strides")
-        kind = dtype_of(dtype)
-        nbytes = kind.itemsize
-        for length in shape:
-            nbytes *= length
-        self.metas[number] = Meta(kind, tuple(shape), tuple(strides), nbytes)
 
     def _inline_put(self, body: memoryview, position: int) -> int:
         _, handle, number, length = array_wire.PUT_RECORD.unpack_from(body, position)
@@ -493,35 +465,9 @@ class Executor:
         except DependsOnFailureError as error:
             raise error.__cause__ or error from None
 
-    def plain(self, value: Any, first: int, used: list[int]) -> Any:
+    def plain(self, value: Any, first: int) -> Any:
         """Return a result as a plain value; arrays stay here under new handles from ``first``."""
-        if value is None or type(value) in (bool, int, float, str, bytes):
-            return value
-        if self.backend.is_array(value):
-            handle = self._next(value, first, used)
-            strides = list(value.strides)
-            device = self.backend.device_of(value)
-            return ["h", handle, value.dtype.str, list(value.shape), strides, device]
-        if type(value) in (tuple, list):
-            items: Any = value
-            code = "t" if type(value) is tuple else "l"
-            return [code, *(self.plain(item, first, used) for item in items)]
-        if type(value) in (dict,):
-            pairs: Any = value
-            return {str(key): self.plain(item, first, used) for key, item in pairs.items()}
-        if isinstance(value, complex):
-            return ["c", value.real, value.imag]
-        if isinstance(value, np.dtype):
-            return value.str
-        return ["o", self._next(value, first, used)]
-
-    def _next(self, value: Any, first: int, used: list[int]) -> int:
-        if len(used) >= 64:
-            raise ValueError("too many results in one answer")
-        index = len(used)
-        used.append(index)
-        self._store(first + index, value)
-        return index
+        return Answer(self.backend, self._store, first).encode(value)
 
 
 def _same(value: Any) -> Any:
@@ -529,38 +475,4 @@ def _same(value: Any) -> Any:
 
 
 def _touch(value: Any) -> None:
-    """Do nothing: finding the argument raises what made it fail."""
-
-
-def same_layout(value: Any, meta: Meta) -> bool:
-    """Say whether strides differ only along axes where they make no difference."""
-    if 0 in meta.shape:
-        return True
-    return all(
-        found == inferred
-        for length, found, inferred in zip(meta.shape, value.strides, meta.strides, strict=True)
-        if length > 1
-    )
-
-
-def describe_error(name: str, error: BaseException) -> tuple[str, str, Any]:
-    """Return the class name, message and details of an error as plain values."""
-    kind = type(error).__name__
-    message = str(error)
-    details: Any = None
-    status = getattr(error, "status", None)
-    if isinstance(status, int):
-        details = status
-    if kind == "DeviceMemoryError" or isinstance(error, MemoryError):
-        kind = "OutOfMemoryError"
-    elif kind == "PeerLostError":
-        kind = "CUDARuntimeError"
-    elif kind == "PeerFailedError":
-        kind, message = "RuntimeError", f"the array could not be copied from its server: {message}"
-    elif kind == "UnsupportedError":
-        kind = "NotImplementedError"
-    elif kind == "UFuncTypeError" or kind.startswith("_UFunc"):
-        kind = "TypeError"
-    elif kind == "KeyError":
-        message = str(error.args[0]) if error.args else ""
-    return kind, message or f"{name} failed ({kind})", details
+    """Do nothing: finding the argument raises the error of the call that should have made it."""

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from gpupool.pool.errors import ProtocolError, RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_exchange import introduction
-from gpupool.remoting.array_api.server.array_executor import Download, Executor, describe_error
+from gpupool.remoting.array_api.server.array_executor import Executor
+from gpupool.remoting.array_api.server.results import Download, describe_error
 from gpupool.remoting.array_api.server.shared_memory import make_region
 from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
 from gpupool.remoting.worker.peer_links import Links
@@ -231,7 +232,7 @@ class Session:
                 raise RemoteProtocolError("unexpected frame", why=header.kind.name)
             self.stream.calls = self.executor.sequence
             if self.executor.described:
-                self._tell()
+                self._send_descriptions()
 
     def _collected(self, body: bytes) -> None:
         # An answer that came after the wait for it was given up; in its place in the stream it
@@ -241,7 +242,7 @@ class Session:
         for start in range(0, len(body), 8):
             self.executor.free(int.from_bytes(body[start : start + 8], "little"))
 
-    def _tell(self) -> None:
+    def _send_descriptions(self) -> None:
         described, self.executor.described = self.executor.described, []
         for start in range(0, len(described), 1024):
             self.push(array_wire.Kind.DESCRIBED, described[start : start + 1024])
@@ -268,19 +269,19 @@ class Session:
             value, first = answer
             if isinstance(value, Download):
                 if self.executor.described:
-                    self._tell()
+                    self._send_descriptions()
                 self._send_array(header.request, value)
                 return
-            plain = self.executor.plain(value, first, [])
+            plain = self.executor.plain(value, first)
         except ProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - every failure is the client's to hear of
             if self.executor.described:
-                self._tell()
+                self._send_descriptions()
             self._reply(header.request, {"error": list(describe_error("call", error))})
             return
         if self.executor.described:
-            self._tell()
+            self._send_descriptions()
         if plain is None:
             frame = array_wire.encode_frame(array_wire.Kind.REPLY, _DONE, request=header.request)
             self.stream.send_buffers([frame])

@@ -4,7 +4,9 @@ import fcntl
 import mmap
 import os
 import sys
+from typing import Any
 
+from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 
 # From linux/fcntl.h; Python names them since 3.12 only on some builds.
@@ -30,3 +32,22 @@ def make_region() -> tuple[int, mmap.mmap] | None:
         if descriptor >= 0:
             os.close(descriptor)
         return None
+
+
+def check_piece(nbytes: int | None, slots: int, offset: Any, slot: Any, size: Any) -> None:
+    """Raise unless a copy stays inside a dense array and inside a slot.
+
+    Args:
+        nbytes: of the array; None if it is no dense array.
+        slots: how many the session has.
+        offset: of the copy in the array, in bytes.
+        slot: its number.
+        size: of the copy, in bytes.
+    """
+    numbers = all(type(number) is int for number in (offset, slot, size))
+    if not numbers or not 0 <= slot < slots or not 0 < size <= array_wire.SHARED_SLOT:
+        raise RemoteProtocolError("malformed copy", why=f"slot {slot}, {size} bytes")
+    if nbytes is None:
+        raise RemoteProtocolError("malformed copy", why="not a dense array")
+    if not 0 <= offset <= nbytes - size:
+        raise RemoteProtocolError("malformed copy", why=f"{size} bytes at {offset}")

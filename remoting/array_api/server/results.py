@@ -1,0 +1,149 @@
+"""Results of calls: how the client inferred them, how they fail, and how they travel in answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.array_api.server import array_wire
+from gpupool.remoting.array_api.server.templates import dtype_of
+from gpupool.remoting.devices.base import Backend
+
+ANSWER_OBJECTS_MAX = 64
+"""How many arrays and other objects one answer may hold; the client reserves as many handles."""
+
+
+class MismatchError(Exception):
+    """A result differs from the client's inference: a bug, which must not give a wrong array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Stands for the result of a call that failed; a call that uses it fails without a report."""
+
+    error: BaseException
+
+
+class DependsOnFailureError(Exception):
+    """An argument is the result of a call that failed, which has been reported already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """Type, shape and strides of a result, as the client inferred them."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nbytes: int
+
+
+class Download:
+    """A result whose elements travel as bulk bytes."""
+
+    def __init__(self, array: Any, order: str) -> None:
+        self.array = array
+        self.order = order
+
+
+def same_layout(value: Any, meta: Meta) -> bool:
+    """Say whether strides differ only along axes where they make no difference."""
+    if 0 in meta.shape:
+        return True
+    return all(
+        found == inferred
+        for length, found, inferred in zip(meta.shape, value.strides, meta.strides, strict=True)
+        if length > 1
+    )
+
+
+def describe_error(name: str, error: BaseException) -> tuple[str, str, Any]:
+    """Return the class name, message and details of an error as plain values."""
+    kind = type(error).__name__
+    message = str(error)
+    details: Any = None
+    status = getattr(error, "status", None)
+    if isinstance(status, int):
+        details = status
+    if kind == "DeviceMemoryError" or isinstance(error, MemoryError):
+        kind = "OutOfMemoryError"
+    elif kind == "PeerLostError":
+        kind = "CUDARuntimeError"
+    elif kind == "PeerFailedError":
+        kind, message = "RuntimeError", f"the array could not be copied from its server: {message}"
+    elif kind == "UnsupportedError":
+        kind = "NotImplementedError"
+    elif kind == "UFuncTypeError" or kind.startswith("_UFunc"):
+        kind = "TypeError"
+    elif kind == "KeyError":
+        message = str(error.args[0]) if error.args else ""
+    return kind, message or f"{name} failed ({kind})", details
+
+
+def decode_meta(value: Any) -> tuple[int, Meta]:
+    """Return the number and the meta that one META record defines.
+
+    Raises:
+        RemoteProtocolError: it is not of the form ``[id, dtype, [shape], [strides]]``.
+    """
+    if not array_wire.is_list(value) or len(value) != 4:
+        raise RemoteProtocolError("malformed meta")
+    number, dtype, shape, strides = value
+    for part in (shape, strides):
+        if not array_wire.is_list(part) or len(part) > array_wire.MAX_NDIM:
+            raise RemoteProtocolError("malformed meta", why="shape or strides")
+        items: list[Any] = part
+        if not all(type(item) is int and abs(item) < 1 << 62 for item in items):
+            raise RemoteProtocolError("malformed meta", why="shape or strides")
+    if type(number) is not int or not array_wire.FIRST_META <= number < array_wire.MAX_METAS:
+        raise RemoteProtocolError("malformed meta", why=f"id {number!r}")
+    if len(shape) != len(strides) or any(length < 0 for length in shape):
+        raise RemoteProtocolError("malformed meta", why="shape or strides")
+    kind = dtype_of(dtype)
+    nbytes = kind.itemsize
+    for length in shape:
+        nbytes *= length
+    return number, Meta(kind, tuple(shape), tuple(strides), nbytes)
+
+
+class Answer:
+    """One answer as a plain value; its arrays and other objects get handles."""
+
+    def __init__(self, backend: Backend, store: Callable[[int, Any], None], first: int) -> None:
+        self._backend = backend
+        self._store = store
+        self._first = first  # of the handles that the client has reserved
+        self._used = 0
+
+    def encode(self, value: Any) -> Any:
+        """Return a result as a plain value."""
+        if value is None or type(value) in (bool, int, float, str, bytes):
+            return value
+        if self._backend.is_array(value):
+            handle = self._keep(value)
+            strides = list(value.strides)
+            device = self._backend.device_of(value)
+            return ["h", handle, value.dtype.str, list(value.shape), strides, device]
+        if type(value) in (tuple, list):
+            items: Any = value
+            code = "t" if type(value) is tuple else "l"
+            return [code, *(self.encode(item) for item in items)]
+        if type(value) in (dict,):
+            pairs: Any = value
+            return {str(key): self.encode(item) for key, item in pairs.items()}
+        if isinstance(value, complex):
+            return ["c", value.real, value.imag]
+        if isinstance(value, np.dtype):
+            return value.str
+        return ["o", self._keep(value)]
+
+    def _keep(self, value: Any) -> int:
+        """Store an object under the next handle; return its place among the reserved ones."""
+        if self._used >= ANSWER_OBJECTS_MAX:
+            raise ValueError("too many results in one answer")
+        index = self._used
+        self._used += 1
+        self._store(self._first + index, value)
+        return index
