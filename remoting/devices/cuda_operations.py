@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.cuda_kernels import CudaKernels
 from gpupool.remoting.devices.operation_names import (
     BIT_GENERATORS,
     FFT,
@@ -19,7 +20,6 @@ from gpupool.remoting.devices.operation_names import (
     RANDOM_STATE,
     UFUNCS,
 )
-from gpupool.remoting.devices.sources import check_options, check_source
 
 Operation = Callable[..., Any]
 _SPECIAL = ("choice", "permutation", "randint", "seed", "shuffle", "tomaxint")
@@ -106,129 +106,6 @@ def _random(cupy: Any) -> dict[str, Operation]:
     table |= {f"random.{name}": _drawn(name) for name in RANDOM_STATE if name not in _SPECIAL}
     table |= {f"generator.{name}": _generated(name) for name in GENERATOR if name != "integers"}
     return table
-
-
-# --- kernels --------------------------------------------------------------------------------------
-
-
-class _Module:
-    """A module that was loaded from the client's bytes: PTX or a cubin."""
-
-    def __init__(self, cupy: Any, binary: bytes) -> None:
-        self._module: Any = importlib.import_module("cupy.cuda.function").Module()
-        self._module.load(binary)
-        self._cupy = cupy
-
-    def get_function(self, name: str) -> Any:
-        return self._module.get_function(name)
-
-    def get_global(self, name: str) -> Any:
-        pointer = self._module.get_global_var(name)
-        memory = self._cupy.cuda.UnownedMemory(pointer, 0, self._module)
-        return self._cupy.cuda.MemoryPointer(memory, 0)
-
-    def compile(self) -> None:
-        """Do nothing: it is compiled."""
-
-
-def _kernels(cupy: Any) -> dict[str, Operation]:
-    def elementwise(
-        in_params: str,
-        out_params: str,
-        operation: str,
-        name: str,
-        *,
-        reduce_dims: bool = True,
-        preamble: str = "",
-        options: Any = (),
-        loop_prep: str = "",
-        after_loop: str = "",
-    ) -> Any:
-        check_source(in_params, out_params, operation, name, preamble, loop_prep, after_loop)
-        return cupy.ElementwiseKernel(
-            in_params,
-            out_params,
-            operation,
-            name,
-            reduce_dims,
-            preamble,
-            options=check_options(options),
-            loop_prep=loop_prep,
-            after_loop=after_loop,
-        )
-
-    def reduction(
-        in_params: str,
-        out_params: str,
-        map_expr: str,
-        reduce_expr: str,
-        post: str,
-        identity: Any,
-        name: str,
-        reduce_type: Any,
-        reduce_dims: bool,
-        preamble: str,
-        options: Any,
-    ) -> Any:
-        texts = (in_params, out_params, map_expr, reduce_expr, post, name, preamble)
-        check_source(*texts, identity or "", reduce_type or "")
-        return cupy.ReductionKernel(
-            in_params,
-            out_params,
-            map_expr,
-            reduce_expr,
-            post,
-            identity,
-            name,
-            reduce_type,
-            reduce_dims,
-            preamble,
-            check_options(options),
-        )
-
-    def raw(code: str, name: str, options: Any, complex_: bool, cooperative: bool) -> Any:
-        check_source(code, name)
-        return cupy.RawKernel(
-            code,
-            name,
-            check_options(options),
-            translate_cucomplex=complex_,
-            enable_cooperative_groups=cooperative,
-        )
-
-    def module(code: str, options: Any, complex_: bool, cooperative: bool, names: Any) -> Any:
-        check_source(code, *(names or ()))
-        return cupy.RawModule(
-            code=code,
-            options=check_options(options),
-            translate_cucomplex=complex_,
-            enable_cooperative_groups=cooperative,
-            name_expressions=names,
-        )
-
-    def attributes(kernel: Any) -> dict[str, int]:
-        return {key: int(value) for key, value in kernel.attributes.items()}
-
-    def pointed(owner: Any, name: str) -> Any:
-        # CuPy does not know how large a global is, so no bound can be checked here; a kernel of
-        # the same session could reach as far.
-        return cupy.ndarray((1,), np.uint8, owner.get_global(name))
-
-    return {
-        "kernel.ElementwiseKernel": elementwise,
-        "kernel.ReductionKernel": reduction,
-        "kernel.RawKernel": raw,
-        "kernel.RawModule": module,
-        "kernel.module": lambda binary: _Module(cupy, binary),
-        "kernel.function": lambda owner, name: owner.get_function(name),
-        "kernel.launch": lambda kernel, *args, **kwargs: kernel(*args, **kwargs),
-        "kernel.launch_raw": lambda kernel, grid, block, args, shared_mem=0: kernel(
-            grid, block, args, shared_mem=shared_mem
-        ),
-        "kernel.compile": lambda kernel: kernel.compile(),
-        "kernel.attributes": attributes,
-        "kernel.global": pointed,
-    }
 
 
 # --- cupy.cuda ------------------------------------------------------------------------------------
@@ -358,4 +235,4 @@ def operations(backend: Any) -> Mapping[str, Operation]:
         table[name] = getattr(cupy, name)
     table |= {f"linalg.{name}": getattr(cupy.linalg, name) for name in LINALG}
     table |= {f"fft.{name}": getattr(cupy.fft, name) for name in FFT}
-    return table | _random(cupy) | _kernels(cupy) | _cuda(backend) | _arrays(cupy)
+    return table | _random(cupy) | CudaKernels(cupy).operations() | _cuda(backend) | _arrays(cupy)
