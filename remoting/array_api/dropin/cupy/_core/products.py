@@ -27,6 +27,24 @@ _matmuls: dict[Any, Plan] = {}
 _dots: dict[Any, Plan] = {}
 
 
+def _matmul_shape(left: Any, right: Any) -> tuple[int, ...]:
+    """Return the shape of a matrix product; ValueError where the operands do not fit."""
+    if not left or not right:
+        raise ValueError("matmul: operand has zero dimensions")
+    if left[-1] != (right[-2] if len(right) > 1 else right[0]):
+        raise ValueError(
+            f"matmul: Input operand 1 has a mismatch in its core dimension 0, with gufunc "
+            f"signature (n?,k),(k,m?)->(n?,m?) (size {right[-2:][0]} is different from {left[-1]})"
+        )
+    batch = broadcast(left[:-2], right[:-2])
+    return batch + (left[-2:-1]) + (right[-1:] if len(right) > 1 else ())
+
+
+def _matters(key: str, value: Any) -> bool:
+    """Say whether a keyword of a ufunc differs from its default."""
+    return value is not None and not (key in ("casting", "order") and value in ("same_kind", "K"))
+
+
 def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     """Return the matrix product, broadcasting over leading axes."""
     short = out is None and not kwargs and len(args) == 2
@@ -39,25 +57,10 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     if len(args) != 2:
         raise TypeError(f"matmul() takes 2 arrays, but {len(args)} were given")
     a, b = need(args[0], "x1"), need(args[1], "x2")
-    left, right = a.shape, b.shape
-    if not left or not right:
-        raise ValueError("matmul: operand has zero dimensions")
-    if left[-1] != (right[-2] if len(right) > 1 else right[0]):
-        raise ValueError(
-            f"matmul: Input operand 1 has a mismatch in its core dimension 0, with gufunc "
-            f"signature (n?,k),(k,m?)->(n?,m?) (size {right[-2:][0]} is different from {left[-1]})"
-        )
-    batch = broadcast(left[:-2], right[:-2])
-    shape = batch + (left[-2:-1]) + (right[-1:] if len(right) > 1 else ())
-    keywords = {
-        key: value
-        for key, value in kwargs.items()
-        if value is not None and not (key in ("casting", "order") and value in ("same_kind", "K"))
-    }
-    if keywords:
-        extra = {key: value for key, value in keywords.items() if key not in ("dtype", "casting")}
-        if extra:
-            return make.lazy("matmul", (a, b), keywords)
+    shape = _matmul_shape(a.shape, b.shape)
+    keywords = {key: value for key, value in kwargs.items() if _matters(key, value)}
+    if set(keywords) - {"dtype", "casting"}:
+        return make.lazy("matmul", (a, b), keywords)
     kind = arguments.dtype_of(keywords["dtype"]) if "dtype" in keywords else _result(a, b)
     if out is not None:
         if need(out, "out").shape != shape:
