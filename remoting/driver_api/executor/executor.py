@@ -189,7 +189,7 @@ class Executor:
 
     def _handler(self, record: Record, method: Callable[..., Any]) -> Callable[[int], None]:
         decode = decoder(self.client, record)
-        if record.sync_calls:
+        if record.asked:
             return self._asked(decode, method)
 
         def run(_flags: int) -> None:

@@ -20,11 +20,11 @@ class Generic(HandlerGroup):
     def __init__(self, client: Client, replaced: dict[str, Callable[..., None]]) -> None:
         """Call what ``replaced`` has under a name in place of that function of cuda.bindings."""
         super().__init__(client)
-        for op, (name, tokens, sync_calls) in table.CALLS.items():
+        for op, (name, tokens, asked) in table.CALLS.items():
             words = tokens.split()
             fields = tuple(Field(f"word_{at}", "u64") for at in range(len(words)))
             run = replaced.get(name) or self._call(name, words)
-            self.calls[op] = (Record(name, fields, sync_calls), run)
+            self.calls[op] = (Record(name, fields, asked), run)
 
     def _call(self, name: str, tokens: list[str]) -> Callable[..., Any]:
         """Return a method that converts the words of a record and calls cuda.bindings."""

@@ -35,9 +35,9 @@ def rows() -> dict[int, Record]:
     """Return the rows of all records that are executed, by their numbers."""
     found = {NUMBERS[record.name]: record for record in RECORDS}
     del found[table.COPY_2D]
-    for op, (name, tokens, sync_calls) in table.CALLS.items():
+    for op, (name, tokens, asked) in table.CALLS.items():
         words = " ".join(f"word_{at}" for at in range(len(tokens.split())))
-        found[op] = Record(name, fields_of(words), sync_calls)
+        found[op] = Record(name, fields_of(words), asked)
     return found
 
 
@@ -59,7 +59,7 @@ def frames(rng: random.Random, known: dict[int, Record]) -> bytes:
         op = rng.choice(sorted(known))
         row = known[op]
         counts = {name for name, _ in row.tail.units} if row.tail else set[str]()
-        words: list[int] = [request] if row.sync_calls else []
+        words: list[int] = [request] if row.asked else []
         values: dict[str, int] = {}
         for field in row.fields:
             few = field.name in counts and rng.random() < 0.8
@@ -71,11 +71,11 @@ def frames(rng: random.Random, known: dict[int, Record]) -> bytes:
         bulk = bytes(rng.choice((0, 8, 64, 4096))) if row.bulk or rng.random() < 0.1 else b""
         if bulk and row.fields and rng.random() < 0.7:
             words[rng.randrange(len(words))] = len(bulk)
-        layout = "<" + "Q" * row.sync_calls + row.struct.format.removeprefix("<").replace("q", "Q")
+        layout = "<" + "Q" * row.asked + row.struct.format.removeprefix("<").replace("q", "Q")
         fields = struct.pack(layout, *fitting(layout, words))
         content = fields + tail_of(rng, row, values)
         content += bytes(-len(content) % 8)
-        body = bytearray(HEADER.pack(op, row.sync_calls, HEADER.size + len(content)) + content)
+        body = bytearray(HEADER.pack(op, row.asked, HEADER.size + len(content)) + content)
         if rng.random() < 0.03:
             body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
         found += frame(bytes(body), bulk=bulk)

@@ -17,9 +17,9 @@ from gpupool.remoting.driver_api.schema.generate_records import rendered
 from gpupool.remoting.driver_api.schema.layout import (
     HEADER,
     Record,
-    async_calls,
     fields_of,
     items,
+    posted,
     text,
 )
 from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
@@ -70,11 +70,11 @@ def word(*values: int) -> bytes:
 
 
 def test_fields_and_what_is_behind_them() -> None:
-    mixed = async_calls("X", "a b:u32[2] c:i64")
+    mixed = posted("X", "a b:u32[2] c:i64")
     assert decoded(mixed, word(1, 2 | 3 << 32, (1 << 64) - 4)) == (1, 2, 3, -4)
-    named = async_calls("X", "a", tail=text("name"))
+    named = posted("X", "a", tail=text("name"))
     assert decoded(named, word(1) + b"abc\0\0\0\0\0") == (1, b"abc")
-    counted = async_calls("X", "count", tail=items("data", 4, count=2), bulk=True)
+    counted = posted("X", "count", tail=items("data", 4, count=2), bulk=True)
     assert decoded(counted, word(1) + b"abcdefgh") == (1, b"abcdef")
     assert decoded(counted, word(100), bulk=204) == (100, b"")
 
@@ -82,12 +82,10 @@ def test_fields_and_what_is_behind_them() -> None:
 @pytest.mark.parametrize(
     "broken",
     [
-        lambda: decoded(async_calls("X", "a b"), word(1)),
-        lambda: decoded(async_calls("X", "count", tail=items("data", count=8)), word(2, 0)),
-        lambda: decoded(
-            async_calls("X", "count", tail=items("data", count=8)), word((1 << 64) - 1)
-        ),
-        lambda: decoded(async_calls("X", "a", tail=items("data", 64)), word(1, 0)),
+        lambda: decoded(posted("X", "a b"), word(1)),
+        lambda: decoded(posted("X", "count", tail=items("data", count=8)), word(2, 0)),
+        lambda: decoded(posted("X", "count", tail=items("data", count=8)), word((1 << 64) - 1)),
+        lambda: decoded(posted("X", "a", tail=items("data", 64)), word(1, 0)),
     ],
 )
 def test_records_that_are_too_short(broken: Callable[[], object]) -> None:
