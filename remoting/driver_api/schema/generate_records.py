@@ -15,7 +15,7 @@ DRIVER = Path(__file__).resolve().parent.parent
 def rendered() -> dict[Path, str]:
     """Return the generated files."""
     return {
-        DRIVER / "shim" / "generated_packers.h": packers.render(),
+        DRIVER / "shim" / "include" / "generated_packers.h": packers.render(),
         DRIVER / "schema" / "methods.py": signatures.render(),
     }
 

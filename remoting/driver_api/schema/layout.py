@@ -75,6 +75,7 @@ class Record:
     words: tuple[str, ...] = ()  # of the answer
     tail: Tail | None = None
     bulk: bool = False  # bytes behind the frame may belong to it, in place of the tail
+    late: bool = False  # the library knows the fields only once its place in the line is taken
 
     @property
     def struct(self) -> struct.Struct:
@@ -98,9 +99,11 @@ def fields_of(row: str) -> tuple[Field, ...]:
     return tuple(found)
 
 
-def posted(name: str, row: str = "", *, tail: Tail | None = None, bulk: bool = False) -> Record:
+def posted(
+    name: str, row: str = "", *, tail: Tail | None = None, bulk: bool = False, late: bool = False
+) -> Record:
     """Return a record that nobody waits for."""
-    return Record(name, fields_of(row), False, tail=tail, bulk=bulk)
+    return Record(name, fields_of(row), False, tail=tail, bulk=bulk, late=late)
 
 
 def asked(

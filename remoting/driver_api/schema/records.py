@@ -12,8 +12,8 @@ SHARED = "token:u64[4]"
 JIT = "options:u64[6]"
 """Of the options of the compiler that are passed on: one more than each value, or 0."""
 
-END = "{0}_array {0}_address {0}_pitch {0}_height {0}_x {0}_y {0}_z"
-"""One end of a copy of arrays: an array or an address, and where in it."""
+TARGET, SOURCE = "target:u64[7]", "source:u64[7]"
+"""Ends of a copy of arrays: kind, array or address, corner, pitch and rows."""
 
 LAUNCH = "function stream grid:u32[3] block:u32[3] shared:u32 bytes:u32"
 BINDING = "reference to target more:u64[5]"
@@ -167,7 +167,7 @@ RECORDS: tuple[Record, ...] = (
     asked("LINK_COMPLETE", "link", reply="request"),
     posted("LINK_DESTROY", "link"),
     # Host functions.
-    posted("HOST_CALL", "stream call waits"),
+    posted("HOST_CALL", "stream call waits", late=True),
     posted("HOST_NODE", "stream call"),
     posted("HOST_DONE", "ticket"),
     # Values in memory, events of contexts, access among devices.
@@ -178,11 +178,9 @@ RECORDS: tuple[Record, ...] = (
     asked("ARRAY_CREATE", "array width height depth format channels flags levels"),
     posted("ARRAY_DESTROY", "array"),
     asked("ARRAY_LEVEL", "array mipmap level"),
-    posted(
-        "ARRAY_COPY", f"{END.format('target')} {END.format('source')} width height depth stream"
-    ),
-    posted("ARRAY_WRITE", f"{END.format('target')} width rows stream", bulk=True),
-    asked("ARRAY_READ", f"{END.format('source')} width rows stream", reply="request"),
+    posted("ARRAY_COPY", f"{TARGET} {SOURCE} width height depth stream"),
+    posted("ARRAY_WRITE", f"{TARGET} width rows stream", bulk=True),
+    asked("ARRAY_READ", f"{SOURCE} width rows stream", reply="request"),
     asked("TEXTURE_CREATE", "surface array viewed", tail=rest("description")),
     posted("TEXTURE_DESTROY", "surface value"),
     # Managed memory.

@@ -171,7 +171,7 @@ def test_the_shim_is_in_folders_by_layer_of_a_readable_size() -> None:
         assert sum(not name.startswith("generated_") for name in names) <= FILES_MAX, folder
     for path in SHIM.rglob("*.[ch]"):
         lines = path.read_text().splitlines()
-        if path.parent.name == EXPORTS:
+        if path.name.startswith("generated_"):
             continue
         assert len(lines) <= LINES_MAX, path
         assert longest_function(lines) <= FUNCTION_MAX, path

@@ -27,22 +27,17 @@ static int begin_mode(void *stream, int mode) {
     struct gp_handle *handle = gp_stream_handle(stream);
     if (handle == NULL) return GP_INVALID_HANDLE;
     GP_CHECK(begin(handle, NULL));
-    uint64_t values[3] = {handle->id, (uint64_t)mode, gp_captured_graph(stream)->id};
-    return gp_post(GP_BEGIN_CAPTURE, values, 3);
+    return gp_post_begin_capture(handle->id, mode, gp_captured_graph(stream)->id);
 }
 
 GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) { return begin_mode(stream, mode); }
 
 GP_EXPORT int cuStreamBeginCapture(void *stream) { return begin_mode(stream, 0); }
 
-// The nodes that captured work is to depend on, with what is said of these edges.
-static int send_nodes(int op, const uint64_t *head, size_t words, void **nodes,
-                      const struct gp_edge_data *data, size_t count) {
-    if (count > GP_EDGES_AT_ONCE) return GP_INVALID_VALUE;
-    unsigned char *at = gp_open(op, 0, words * 8 + count * 16);
+// The nodes that captured work is to depend on, with what is said of these edges: the end of an open record.
+static int send_nodes(unsigned char *at, void **nodes, const struct gp_edge_data *data,
+                      size_t count) {
     if (at == NULL) return GP_INVALID_VALUE;
-    memcpy(at, head, words * 8);
-    at += words * 8;
     for (size_t one = 0; one < count; one++, at += 16) {
         memcpy(at, &((struct gp_handle *)nodes[one])->id, 8);
         memset(at + 8, 0, 8);
@@ -73,8 +68,9 @@ GP_EXPORT int cuStreamBeginCaptureToGraph(void *stream, void *graph, void **node
     GP_CHECK(gp_check(graph, GP_GRAPH));
     GP_CHECK(check_nodes(graph, nodes, count));
     GP_CHECK(begin(handle, graph));
-    uint64_t head[4] = {handle->id, (uint64_t)mode, ((struct gp_handle *)graph)->id, count};
-    return send_nodes(GP_BEGIN_CAPTURE_TO, head, 4, nodes, data, count);
+    if (count > GP_EDGES_AT_ONCE) return GP_INVALID_VALUE;
+    uint64_t id = ((struct gp_handle *)graph)->id;
+    return send_nodes(gp_open_begin_capture_to(handle->id, mode, id, count), nodes, data, count);
 }
 
 GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
@@ -89,8 +85,7 @@ GP_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     if (capture->origin != handle) return GP_CAPTURE_UNMATCHED;
     struct gp_handle *made = capture->graph;
     bool given = capture->given;
-    uint64_t values[2] = {handle->id, made->id};
-    int status = gp_call(GP_END_CAPTURE, values, 2, NULL, 0);
+    int status = gp_call_end_capture(handle->id, made->id);
     gp_end_capture(capture);
     if (status == GP_SUCCESS) {
         *graph = made;
@@ -169,8 +164,8 @@ static int update_dependencies(void *stream, void **nodes, const struct gp_edge_
     if (graph == NULL) return GP_ILLEGAL_STATE;
     if (flags > 1) return GP_INVALID_VALUE;
     GP_CHECK(check_nodes(graph, nodes, count));
-    uint64_t head[3] = {handle->id, flags, count};
-    return send_nodes(GP_CAPTURE_DEPENDENCIES, head, 3, nodes, data, count);
+    if (count > GP_EDGES_AT_ONCE) return GP_INVALID_VALUE;
+    return send_nodes(gp_open_capture_dependencies(handle->id, flags, count), nodes, data, count);
 }
 
 GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void *stream, void **nodes,
@@ -203,13 +198,12 @@ static int capture_box(const void *copy, void *stream) {
     given.memcpy.copy = *(const struct gp_copy_3d *)copy;
     struct gp_packed packed;
     GP_CHECK(gp_pack(graph, &given, &packed));
-    unsigned char *at = gp_open(GP_CAPTURE_COPY, 0, 16 + sizeof given.memcpy.copy);
+    unsigned char *at = gp_open_capture_copy(handle->id);
     if (at == NULL) {
         gp_drop_packed(&packed);
         return GP_INVALID_VALUE;
     }
-    memcpy(at, &handle->id, 8);
-    memcpy(at + 8, &packed.params.memcpy.copy, sizeof given.memcpy.copy);
+    memcpy(at, &packed.params.memcpy.copy, sizeof given.memcpy.copy);
     gp_close();
     int status = GP_SUCCESS;
     pthread_mutex_lock(&gp_graph_lock);
@@ -227,8 +221,8 @@ static int capture_allocate(uint64_t *address, size_t size, void *stream) {
     struct gp_handle *graph = gp_captured_graph(stream), *handle = gp_stream_handle(stream);
     if (graph == NULL || handle == NULL) return GP_ILLEGAL_STATE;
     if (size == 0) return GP_INVALID_VALUE;
-    uint64_t values[4] = {handle->id, graph->id, size, gp_new_id()}, reply[1] = {0};
-    GP_CHECK(gp_call(GP_CAPTURE_ALLOCATE, values, 4, reply, sizeof reply));
+    uint64_t reply[1] = {0};
+    GP_CHECK(gp_call_capture_allocate(handle->id, graph->id, size, gp_new_id(), reply));
     *address = reply[0];
     return gp_graph_allocates(graph, reply[0], size, gp_current_device());
 }
@@ -237,8 +231,7 @@ static int capture_free(uint64_t address, void *stream) {
     struct gp_handle *graph = gp_captured_graph(stream), *handle = gp_stream_handle(stream);
     if (graph == NULL || handle == NULL) return GP_ILLEGAL_STATE;
     gp_graph_frees(graph, address);
-    uint64_t values[3] = {handle->id, graph->id, address};
-    return gp_post(GP_CAPTURE_FREE, values, 3);
+    return gp_post_capture_free(handle->id, graph->id, address);
 }
 
 GP_AT_LOAD register_hooks(void) {

@@ -11,9 +11,8 @@ GP_EXPORT int cuGraphCreate(void **made, unsigned flags) {
     if (made == NULL || flags != 0) return GP_INVALID_VALUE;
     struct gp_handle *graph = gp_new_graph(NULL);
     if (graph == NULL) return GP_OUT_OF_MEMORY;
-    uint64_t values[1] = {graph->id};
     *made = graph;
-    return gp_post(GP_GRAPH_CREATE, values, 1);
+    return gp_post_graph_create(graph->id);
 }
 
 GP_EXPORT int cuGraphDestroy(void *graph) {
@@ -22,9 +21,9 @@ GP_EXPORT int cuGraphDestroy(void *graph) {
     GP_ON(graph);
     struct gp_handle *handle = graph;
     if (GP_GRAPH_OF(handle)->within != NULL) return GP_INVALID_VALUE;
-    uint64_t values[1] = {handle->id};
+    uint64_t id = handle->id;
     gp_drop_graph(handle);
-    return gp_post(GP_GRAPH_DESTROY, values, 1);
+    return gp_post_graph_destroy(id);
 }
 
 // Clones what is known without the worker; its nodes are asked for when somebody wants them.
@@ -90,9 +89,8 @@ GP_EXPORT int cuGraphClone(void **made, void *original) {
     if (GP_GRAPH_OF(original)->memory) return GP_NOT_SUPPORTED;  // as CUDA says of such graphs
     struct gp_handle *graph = gp_clone_within(original, NULL);
     if (graph == NULL) return GP_OUT_OF_MEMORY;
-    uint64_t values[2] = {((struct gp_handle *)original)->id, graph->id};
     *made = graph;
-    return gp_post(GP_GRAPH_CLONE, values, 2);
+    return gp_post_graph_clone(((struct gp_handle *)original)->id, graph->id);
 }
 
 GP_EXPORT int cuGraphNodeFindInClone(void **found, void *original, void *clone) {
@@ -102,9 +100,9 @@ GP_EXPORT int cuGraphNodeFindInClone(void **found, void *original, void *clone) 
     GP_CHECK(gp_check(clone, GP_GRAPH));
     if (found == NULL) return GP_INVALID_VALUE;
     GP_CHECK(gp_know(clone));
-    uint64_t values[2] = {((struct gp_handle *)original)->id, ((struct gp_handle *)clone)->id};
     uint64_t reply[1] = {0};
-    GP_CHECK(gp_call(GP_GRAPH_FIND, values, 2, reply, sizeof reply));
+    GP_CHECK(gp_call_graph_find(((struct gp_handle *)original)->id, ((struct gp_handle *)clone)->id,
+                                reply));
     const struct gp_graph *graph = GP_GRAPH_OF(clone);
     for (unsigned at = 0; at < graph->count; at++) {
         if (graph->nodes[at]->id != reply[0]) continue;
@@ -124,16 +122,13 @@ static struct gp_edge *find_edge(struct gp_handle *from, struct gp_handle *to) {
     return NULL;
 }
 
-int gp_send_edges(int op, struct gp_handle *graph, unsigned removes, void **from, void **to,
+int gp_send_edges(struct gp_handle *graph, unsigned removes, void **from, void **to,
                   const struct gp_edge_data *data, size_t count) {
     GP_ON(graph);
     for (size_t start = 0; start < count; start += GP_EDGES_AT_ONCE) {
         size_t part = count - start < GP_EDGES_AT_ONCE ? count - start : GP_EDGES_AT_ONCE;
-        unsigned char *at = gp_open(op, 0, 24 + part * 24);
+        unsigned char *at = gp_open_graph_edges(graph->id, removes, part);
         if (at == NULL) return GP_INVALID_VALUE;
-        uint64_t head[3] = {graph->id, removes, part};
-        memcpy(at, head, sizeof head);
-        at += sizeof head;
         for (size_t one = start; one < start + part; one++, at += 24) {
             uint64_t words[3] = {((struct gp_handle *)from[one])->id,
                                  ((struct gp_handle *)to[one])->id, 0};
@@ -167,7 +162,7 @@ static int add_dependencies(void *graph, void **from, void **to, const struct gp
     for (size_t at = 0; at < count; at++) {
         GP_CHECK(gp_add_edge(to[at], from[at], data == NULL ? NULL : &data[at]));
     }
-    return gp_send_edges(GP_GRAPH_EDGES, graph, 0, from, to, data, count);
+    return gp_send_edges(graph, 0, from, to, data, count);
 }
 
 GP_EXPORT int cuGraphAddDependencies_v2(void *graph, void **from, void **to,
@@ -196,7 +191,7 @@ static int remove_dependencies(void *graph, void **from, void **to, const struct
         struct gp_edge *edge = find_edge(from[at], to[at]);
         if (edge != NULL) remove_edge(GP_NODE_OF(to[at]), edge);
     }
-    return gp_send_edges(GP_GRAPH_EDGES, graph, 1, from, to, data, count);
+    return gp_send_edges(graph, 1, from, to, data, count);
 }
 
 GP_EXPORT int cuGraphRemoveDependencies_v2(void *graph, void **from, void **to,
@@ -227,9 +222,9 @@ GP_EXPORT int cuGraphDestroyNode(void *given) {
     graph->count = kept;
     gp_forget_staged(&graph->staged, handle);
     gp_forget_calls(&graph->calls, handle, GP_NODE_OF(handle)->call);
-    uint64_t values[1] = {handle->id};
+    uint64_t id = handle->id;
     gp_drop_node(handle);
-    return gp_post(GP_GRAPH_REMOVE, values, 1);
+    return gp_post_graph_remove(id);
 }
 
 // --- questions ------------------------------------------------------------------------------------

@@ -83,8 +83,7 @@ static int move(void **made, uint64_t address) {
         return GP_SUCCESS;
     }
     gp_say("no kernel can launch this graph, because this process has something else at its address");
-    uint64_t values[1] = {handle->id};
-    gp_post(GP_GRAPH_EXEC_DESTROY, values, 1);
+    gp_post_graph_exec_destroy(handle->id);
     drop_exec(handle);
     return GP_NOT_SUPPORTED;
 }
@@ -109,14 +108,14 @@ static int instantiate(void **made, void *graph, uint64_t flags, void *stream, v
     }
     handle->detail = exec;
     exec->flags = flags;
-    uint64_t values[4] = {handle->id, ((struct gp_handle *)graph)->id, flags, on};
     uint64_t reply[2] = {1, 0};  // CUDA_GRAPH_INSTANTIATE_ERROR
     int status = take_over(exec, graph);
     if (status == GP_SUCCESS) status = check_host(exec, graph);
     // Nobody would bring the bytes when a kernel launches it.
     if (flags & EXEC_DEVICE_LAUNCH && exec->staged.count > 0) status = GP_NOT_SUPPORTED;
     if (status == GP_SUCCESS) {
-        status = gp_call(GP_GRAPH_INSTANTIATE, values, 4, reply, sizeof reply);
+        uint64_t of = ((struct gp_handle *)graph)->id;
+        status = gp_call_graph_instantiate(handle->id, of, flags, on, reply);
         if (result != NULL) *result = (int)reply[0];
         if (bad != NULL) *bad = status == GP_SUCCESS ? NULL : node_by_id(graph, reply[1]);
     }
@@ -171,8 +170,7 @@ GP_EXPORT int cuGraphExecDestroy(void *exec) {
     // A user object lives until the launches that use it are over.
     uint64_t device = (uint64_t)gp_server_device(handle->device);
     if (GP_EXEC_OF(handle)->objects != NULL) gp_synchronize(GP_SYNC_DEVICE, device);
-    uint64_t values[1] = {handle->id};
-    int status = gp_post(GP_GRAPH_EXEC_DESTROY, values, 1);
+    int status = gp_post_graph_exec_destroy(handle->id);
     drop_exec(handle);  // behind it: the worker must not take slots back that it still uses
     return status;
 }
@@ -192,11 +190,11 @@ static int note_allocations(const struct gp_exec *exec) {
 }
 
 static int launch(struct gp_handle *handle, void *stream) {
-    uint64_t values[2] = {handle->id};
-    GP_CHECK(gp_stream_id(stream, &values[1]));
+    uint64_t on;
+    GP_CHECK(gp_stream_id(stream, &on));
     struct gp_exec *exec = GP_EXEC_OF(handle);
     if (__builtin_expect(exec->allocations.count > 0, 0)) GP_CHECK(note_allocations(exec));
-    if (__builtin_expect(exec->staged.count == 0, 1)) return gp_post(GP_GRAPH_LAUNCH, values, 2);
+    if (__builtin_expect(exec->staged.count == 0, 1)) return gp_post_graph_launch(handle->id, on);
     // The graph copies what the host's memory holds now, so host functions before it must be over.
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) {
         gp_host_settle(gp_stream_handle(stream), 0);
@@ -204,10 +202,10 @@ static int launch(struct gp_handle *handle, void *stream) {
     // Of memory that has got a mirror since, kernels before the launch may have written the bytes, and
     // kernels behind it may read them.
     bool mapped = gp_staged_is_mapped(&exec->staged);
-    if (mapped) GP_CHECK(gp_synchronize(GP_SYNC_STREAM, values[1]));
+    if (mapped) GP_CHECK(gp_synchronize(GP_SYNC_STREAM, on));
     GP_CHECK(gp_send_staged(&exec->staged));
-    GP_CHECK(gp_post(GP_GRAPH_LAUNCH, values, 2));
-    GP_CHECK(gp_expect_staged(&exec->staged, values[1], handle));
+    GP_CHECK(gp_post_graph_launch(handle->id, on));
+    GP_CHECK(gp_expect_staged(&exec->staged, on, handle));
     return mapped ? gp_synchronize(GP_DRAIN, 0) : GP_SUCCESS;
 }
 
@@ -218,9 +216,9 @@ GP_EXPORT int cuGraphLaunch(void *exec, void *stream) {
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
     if (gp_capture_of(stream)) {
         // CUDA has no node for it (driver 580), and the worker's, which refuses it, ends the capture.
-        uint64_t values[2] = {((struct gp_handle *)exec)->id};
-        GP_CHECK(gp_stream_id(stream, &values[1]));
-        GP_CHECK(gp_post(GP_GRAPH_LAUNCH, values, 2));
+        uint64_t on;
+        GP_CHECK(gp_stream_id(stream, &on));
+        GP_CHECK(gp_post_graph_launch(((struct gp_handle *)exec)->id, on));
         return gp_spoil_capture(gp_stream_handle(stream), GP_CAPTURE_UNSUPPORTED);
     }
     const struct gp_call_list *calls = &GP_EXEC_OF(exec)->calls;
@@ -244,9 +242,8 @@ int gp_set_child(void *exec, void *node, void *child) {
     GP_CHECK(gp_check(child, GP_GRAPH));
     struct gp_staged_list *list = &GP_EXEC_OF(exec)->staged;
     if (list->count > 0) GP_CHECK(gp_know_all(GP_NODE_OF(node)->children[0]));
-    uint64_t values[3] = {((struct gp_handle *)exec)->id, ((struct gp_handle *)node)->id,
-                          ((struct gp_handle *)child)->id};
-    GP_CHECK(gp_post(GP_GRAPH_SET_CHILD, values, 3));
+    GP_CHECK(gp_post_graph_set_child(((struct gp_handle *)exec)->id, ((struct gp_handle *)node)->id,
+                                     ((struct gp_handle *)child)->id));
     gp_match_staged(list, GP_NODE_OF(node)->graph);
     struct gp_staged_list fresh = {0};
     int status = gp_gather_staged(&fresh, child, node);
@@ -287,9 +284,8 @@ GP_EXPORT int cuGraphNodeSetEnabled(void *given, void *node, unsigned enabled) {
         struct gp_staged *staged = &exec->staged.items[one];
         if (staged->node == node) staged->disabled = !enabled;
     }
-    uint64_t values[3] = {((struct gp_handle *)given)->id, ((struct gp_handle *)node)->id,
-                          enabled != 0};
-    return gp_post(GP_GRAPH_ENABLE, values, 3);
+    return gp_post_graph_enable(((struct gp_handle *)given)->id, ((struct gp_handle *)node)->id,
+                                enabled != 0);
 }
 
 GP_EXPORT int cuGraphNodeGetEnabled(void *given, void *node, unsigned *enabled) {
@@ -330,9 +326,9 @@ static int update(void *exec, void *graph, struct update *out) {
     GP_CHECK(gp_check(exec, GP_GRAPH_EXEC));
     GP_CHECK(gp_check(graph, GP_GRAPH));
     if (out == NULL) return GP_INVALID_VALUE;
-    uint64_t values[2] = {((struct gp_handle *)exec)->id, ((struct gp_handle *)graph)->id};
     uint64_t reply[3] = {1, 0, 0};  // CU_GRAPH_EXEC_UPDATE_ERROR
-    int status = gp_call(GP_GRAPH_UPDATE, values, 2, reply, sizeof reply);
+    int status = gp_call_graph_update(((struct gp_handle *)exec)->id,
+                                      ((struct gp_handle *)graph)->id, reply);
     *out = (struct update){(int)reply[0], NULL, NULL};
     if (status == UPDATE_FAILED) {
         out->node = node_by_id(graph, reply[1]);
@@ -363,8 +359,7 @@ GP_EXPORT int cuDeviceGetGraphMemAttribute(int device, int attribute, void *valu
     GP_CHECK(gp_check_device(device));
     GP_ROUTE(device);
     if (value == NULL || attribute < 0 || attribute > 3) return GP_INVALID_VALUE;
-    uint64_t values[2] = {(uint64_t)gp_server_device(device), (uint64_t)attribute};
-    return gp_call(GP_GRAPH_GET_MEMORY, values, 2, value, 8);
+    return gp_call_graph_get_memory(gp_server_device(device), attribute, value);
 }
 
 GP_EXPORT int cuDeviceSetGraphMemAttribute(int device, int attribute, void *value) {
@@ -372,15 +367,14 @@ GP_EXPORT int cuDeviceSetGraphMemAttribute(int device, int attribute, void *valu
     GP_CHECK(gp_check_device(device));
     GP_ROUTE(device);
     if (value == NULL || attribute < 0 || attribute > 3) return GP_INVALID_VALUE;
-    uint64_t values[3] = {(uint64_t)gp_server_device(device), (uint64_t)attribute};
-    memcpy(&values[2], value, 8);
-    return gp_call(GP_GRAPH_SET_MEMORY, values, 3, NULL, 0);
+    uint64_t wanted;
+    memcpy(&wanted, value, 8);
+    return gp_call_graph_set_memory(gp_server_device(device), attribute, wanted);
 }
 
 GP_EXPORT int cuDeviceGraphMemTrim(int device) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check_device(device));
     GP_ROUTE(device);
-    uint64_t values[1] = {(uint64_t)gp_server_device(device)};
-    return gp_call(GP_GRAPH_TRIM, values, 1, NULL, 0);
+    return gp_call_graph_trim(gp_server_device(device));
 }

@@ -17,9 +17,8 @@ static uint64_t span(const struct gp_staged *one) {
 
 void gp_drop_slot(struct gp_slot *slot) {
     if (__atomic_sub_fetch(&slot->references, 1, __ATOMIC_ACQ_REL) > 0) return;
-    uint64_t values[1] = {slot->id};
     GP_ROUTE(slot->device);
-    if (gp_ready() == GP_SUCCESS) gp_post(GP_SLOT_FREE, values, 1);
+    if (gp_ready() == GP_SUCCESS) gp_post_slot_free(slot->id);
     free(slot);
 }
 
@@ -44,9 +43,8 @@ static int make_slot(uint64_t start, uint64_t size, struct gp_slot **made) {
     struct gp_slot *slot = calloc(1, sizeof *slot);
     if (slot == NULL) return GP_OUT_OF_MEMORY;
     *slot = (struct gp_slot){gp_new_id(), start, size, 1, gp_current_device()};
-    uint64_t values[2] = {slot->id, size};
     *made = slot;
-    return gp_post(GP_SLOT_MAKE, values, 2);
+    return gp_post_slot_make(slot->id, size);
 }
 
 // Find memory of the worker for the host's side of a copy; the entry holds a reference to it.
@@ -161,13 +159,12 @@ static uint64_t piece_at(const struct gp_staged *one, size_t row, size_t slice) 
 }
 
 static int send_piece(const struct gp_slot *slot, uint64_t address, size_t size) {
-    uint64_t values[3] = {slot->id, address - slot->start, size};
+    uint64_t offset = address - slot->start;
     const void *bytes = (const void *)(uintptr_t)address;
-    if (size > INLINE_MAX) return gp_post_bulk(GP_SLOT_WRITE, values, 3, bytes, size);
-    unsigned char *at = gp_open(GP_SLOT_WRITE, 0, sizeof values + size);
+    if (size > INLINE_MAX) return gp_post_slot_write(slot->id, offset, size, bytes, size);
+    unsigned char *at = gp_open_slot_write(slot->id, offset, size);
     if (at == NULL) return GP_INVALID_VALUE;
-    memcpy(at, values, sizeof values);
-    memcpy(at + sizeof values, bytes, size);
+    memcpy(at, bytes, size);
     gp_close();
     return GP_SUCCESS;
 }
@@ -202,11 +199,9 @@ int gp_send_staged(const struct gp_staged_list *list) {
 #define PIECES_AT_ONCE 4096
 
 static int expect_pieces(const uint64_t *pieces, size_t count, uint64_t stream, uint64_t exec) {
-    unsigned char *at = gp_open(GP_SLOT_READ, 0, 24 + count * 32);
+    unsigned char *at = gp_open_slot_read(exec, stream, count);
     if (at == NULL) return GP_INVALID_VALUE;
-    uint64_t head[3] = {exec, stream, count};
-    memcpy(at, head, sizeof head);
-    memcpy(at + sizeof head, pieces, count * 32);
+    memcpy(at, pieces, count * 32);
     gp_close();
     return GP_SUCCESS;
 }

@@ -20,19 +20,9 @@ static int make_children(struct gp_handle *handle, const struct gp_node_params *
     return GP_SUCCESS;
 }
 
-// The record: graph, node, how many edges, graphs within and bytes; then all of them.
-static unsigned char *describe(struct gp_handle *handle, const struct gp_packed *packed,
-                               size_t *size) {
-    const struct gp_node *node = GP_NODE_OF(handle);
-    size_t edges = node->edge_count < GP_EDGES_AT_ONCE ? node->edge_count : GP_EDGES_AT_ONCE;
-    *size = 40 + edges * 16 + node->child_count * 8 + sizeof packed->params + packed->size;
-    *size = (*size + 7) & ~(size_t)7;
-    unsigned char *made = calloc(1, *size);
-    if (made == NULL) return NULL;
-    uint64_t head[5] = {node->graph->id, handle->id, edges, node->child_count, packed->size};
-    unsigned char *at = made;
-    memcpy(at, head, sizeof head);
-    at += sizeof head;
+// What lies behind the fields of a node's record: edges, graphs within, parameters and bytes.
+static void describe(unsigned char *at, const struct gp_node *node, size_t edges,
+                     const struct gp_packed *packed) {
     for (size_t edge = 0; edge < edges; edge++, at += 16) {
         memcpy(at, &node->edges[edge].node->id, 8);
         memcpy(at + 8, &node->edges[edge].data, 8);
@@ -42,31 +32,31 @@ static unsigned char *describe(struct gp_handle *handle, const struct gp_packed 
     }
     memcpy(at, &packed->params, sizeof packed->params);
     if (packed->size) memcpy(at + sizeof packed->params, packed->bytes, packed->size);
-    return made;
 }
 
 static int send_node(struct gp_handle *handle, const struct gp_packed *packed, uint64_t *reply) {
-    size_t size;
-    unsigned char *bytes = describe(handle, packed, &size);
-    if (bytes == NULL) return GP_OUT_OF_MEMORY;
-    int status = GP_INVALID_VALUE;
-    if (reply != NULL) {
-        struct gp_request request = {.body = reply, .capacity = 8};
-        status = gp_exchange(&request, GP_GRAPH_ALLOCATE, NULL, 0, bytes, size, NULL, 0);
-    } else {
-        unsigned char *at = gp_open(GP_GRAPH_NODE, 0, size);
-        if (at != NULL) {
-            memcpy(at, bytes, size);
-            gp_close();
-            status = GP_SUCCESS;
-        }
-    }
-    free(bytes);
     const struct gp_node *node = GP_NODE_OF(handle);
+    size_t edges = node->edge_count < GP_EDGES_AT_ONCE ? node->edge_count : GP_EDGES_AT_ONCE;
+    unsigned children = node->child_count;
+    int status = GP_SUCCESS;
+    if (reply != NULL) {
+        unsigned char *bytes = calloc(1, edges * 16 + children * 8 + sizeof packed->params + packed->size);
+        if (bytes == NULL) return GP_OUT_OF_MEMORY;
+        describe(bytes, node, edges, packed);
+        struct gp_request request = {.body = reply, .capacity = 8};
+        status = gp_exchange_graph_allocate(&request, node->graph->id, handle->id, edges, children,
+                                            packed->size, bytes);
+        free(bytes);
+    } else {
+        unsigned char *at = gp_open_graph_node(node->graph->id, handle->id, edges, children,
+                                               packed->size);
+        if (at == NULL) return GP_INVALID_VALUE;
+        describe(at, node, edges, packed);
+        gp_close();
+    }
     for (unsigned at = GP_EDGES_AT_ONCE; at < node->edge_count && status == GP_SUCCESS; at++) {
         void *from = node->edges[at].node, *to = handle;
-        status = gp_send_edges(GP_GRAPH_EDGES, node->graph, 0, &from, &to, &node->edges[at].data,
-                               1);
+        status = gp_send_edges(node->graph, 0, &from, &to, &node->edges[at].data, 1);
     }
     return status;
 }
@@ -291,7 +281,6 @@ GP_EXPORT int cuGraphConditionalHandleCreate(uint64_t *made, void *graph, void *
     GP_CHECK(gp_check(graph, GP_GRAPH));
     GP_CHECK(gp_pack_context(&context));
     // Kernels get this value as it is, so it is CUDA's own.
-    uint64_t values[4] = {((struct gp_handle *)graph)->id, (uint64_t)(uintptr_t)context, initial,
-                          flags};
-    return gp_call(GP_GRAPH_CONDITION, values, 4, made, sizeof *made);
+    return gp_call_graph_condition(((struct gp_handle *)graph)->id, (uintptr_t)context, initial,
+                                   flags, made);
 }

@@ -10,14 +10,12 @@ static int find(void *handle, int type, const void *out, struct gp_node **node) 
     return (*node)->params.type != type || out == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
-// The record: node, executable or 0, how many bytes; then parameters and bytes.
+// Of a node, or of it in an executable unless that is 0.
 static int send_params(struct gp_handle *node, uint64_t exec, const struct gp_packed *packed) {
-    uint64_t head[3] = {node->id, exec, packed->size};
-    unsigned char *at = gp_open(GP_GRAPH_SET, 0, sizeof head + sizeof packed->params + packed->size);
+    unsigned char *at = gp_open_graph_set(node->id, exec, packed->size);
     if (at == NULL) return GP_INVALID_VALUE;
-    memcpy(at, head, sizeof head);
-    memcpy(at + sizeof head, &packed->params, sizeof packed->params);
-    if (packed->size) memcpy(at + sizeof head + sizeof packed->params, packed->bytes, packed->size);
+    memcpy(at, &packed->params, sizeof packed->params);
+    if (packed->size) memcpy(at + sizeof packed->params, packed->bytes, packed->size);
     gp_close();
     return GP_SUCCESS;
 }
@@ -293,10 +291,12 @@ GP_EXPORT int cuGraphKernelNodeSetAttribute(void *handle, int attribute, const v
     GP_CHECK(find(handle, GP_NODE_KERNEL, value, &node));
     // Values that hold handles: events, and nodes that kernels may change.
     if (attribute == 7 || attribute == 12 || attribute == 13) return GP_NOT_SUPPORTED;
-    uint64_t words[2 + ATTRIBUTE_SIZE / 8] = {((struct gp_handle *)handle)->id,
-                                              (uint64_t)attribute};
-    memcpy(words + 2, value, ATTRIBUTE_SIZE);
-    return gp_post(GP_GRAPH_SET_ATTRIBUTE, words, 2 + ATTRIBUTE_SIZE / 8);
+    if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
+    unsigned char *at = gp_open_graph_set_attribute(((struct gp_handle *)handle)->id, attribute);
+    if (at == NULL) return GP_INVALID_VALUE;
+    memcpy(at, value, ATTRIBUTE_SIZE);
+    gp_close();
+    return gp_several && gp_is_lost() ? GP_DEVICE_UNAVAILABLE : GP_SUCCESS;
 }
 
 GP_EXPORT int cuGraphKernelNodeGetAttribute(void *handle, int attribute, void *value) {
@@ -304,8 +304,8 @@ GP_EXPORT int cuGraphKernelNodeGetAttribute(void *handle, int attribute, void *v
     struct gp_node *node;
     GP_CHECK(find(handle, GP_NODE_KERNEL, value, &node));
     if (attribute == 7 || attribute == 12 || attribute == 13) return GP_NOT_SUPPORTED;
-    uint64_t words[2] = {((struct gp_handle *)handle)->id, (uint64_t)attribute};
-    return gp_call(GP_GRAPH_GET_ATTRIBUTE, words, 2, value, ATTRIBUTE_SIZE);
+    return gp_call_graph_get_attribute(((struct gp_handle *)handle)->id, attribute, value,
+                                       ATTRIBUTE_SIZE);
 }
 
 GP_EXPORT int cuGraphKernelNodeCopyAttributes(void *to, void *from) {
@@ -314,6 +314,6 @@ GP_EXPORT int cuGraphKernelNodeCopyAttributes(void *to, void *from) {
     struct gp_node *node;
     GP_CHECK(find(from, GP_NODE_KERNEL, to, &node));
     GP_CHECK(find(to, GP_NODE_KERNEL, from, &node));
-    uint64_t words[2] = {((struct gp_handle *)to)->id, ((struct gp_handle *)from)->id};
-    return gp_post(GP_GRAPH_COPY_ATTRIBUTES, words, 2);
+    return gp_post_graph_copy_attributes(((struct gp_handle *)to)->id,
+                                         ((struct gp_handle *)from)->id);
 }

@@ -207,9 +207,9 @@ static int read_graph(struct gp_handle *handle, uint64_t stream, int *status,
     GP_ON(handle);
     struct gp_graph *graph = GP_GRAPH_OF(handle);
     // New nodes and graphs within them get numbers from here on.
-    uint64_t values[3] = {handle->id, stream, gp_new_ids(2 * GP_GRAPH_NODES_MAX)};
     struct gp_request request = {.grows = true};
-    int result = gp_exchange(&request, GP_GRAPH_READ, values, 3, NULL, 0, NULL, 0);
+    int result = gp_exchange_graph_read(&request, handle->id, stream,
+                                        gp_new_ids(2 * GP_GRAPH_NODES_MAX));
     struct reply reply = {request.body, (unsigned char *)request.body + request.length, false};
     if (result == GP_SUCCESS) {
         *status = (int)word(&reply);

@@ -83,10 +83,9 @@ static int fetch(struct gp_region *region, size_t first, size_t end) {
         // A host function may read what its stream has made, and must not wait for that stream.
         bool at_once = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
         uint64_t device = (uint64_t)gp_server_device(region->device);
-        uint64_t values[4] = {region->start + at, size, device, at_once};
         GP_ROUTE(region->device);
         struct gp_request request = {.bulk = region->alias + at, .bulk_size = size};
-        GP_CHECK(gp_exchange(&request, GP_MANAGED_READ, values, 4, NULL, 0, NULL, 0));
+        GP_CHECK(gp_exchange_managed_read(&request, region->start + at, size, device, at_once));
     }
     return GP_SUCCESS;
 }
@@ -157,9 +156,8 @@ static void send_dirty(struct gp_region *region) {
         size_t end = run_end(region, at, DIRTY, region->blocks);
         size_t from = at * BLOCK_SIZE, to = end * BLOCK_SIZE;
         if (to > region->size) to = region->size;
-        uint64_t values[2] = {region->start + from, to - from};
         GP_ROUTE(region->device);
-        gp_post_bulk(GP_MANAGED_WRITE, values, 2, region->alias + from, to - from);
+        gp_post_managed_write(region->start + from, to - from, region->alias + from, to - from);
         region->dirty -= end - at;
         at = end;
     }
@@ -283,9 +281,8 @@ static int add_region(struct gp_region *region) {
 }
 
 static void give_back(const struct gp_region *region) {
-    uint64_t values[3] = {region->id, region->start, region->size};
     GP_ROUTE(region->device);
-    gp_post(GP_MANAGED_FREE, values, 3);
+    gp_post_managed_free(region->id, region->start, region->size);
 }
 
 int gp_region_new(size_t size, struct gp_region **made) {
@@ -298,8 +295,8 @@ int gp_region_new(size_t size, struct gp_region **made) {
         void *wish = find_room(size);
         if (wish == NULL) break;
         region->id = gp_new_id();
-        uint64_t values[3] = {region->id, size, (uint64_t)(uintptr_t)wish}, reply[1] = {0};
-        status = gp_call(GP_MANAGED_ALLOCATE, values, 3, reply, sizeof reply);
+        uint64_t reply[1] = {0};
+        status = gp_call_managed_allocate(region->id, size, (uintptr_t)wish, reply);
         region->start = reply[0];
         bool granted = status == GP_SUCCESS && region->start == (uint64_t)(uintptr_t)wish;
         if (!granted) munmap(wish, size);

@@ -161,10 +161,10 @@ static bool push_part(struct gp_mapped *at, uint64_t from, uint64_t end) {
         pthread_mutex_unlock(&gp_mapped_lock);
         if (!changed) return any;
         any = true;
-        uint64_t values[4] = {at->id, piece.from, piece.size, piece.mask > 0};
         GP_ROUTE(at->ordinal);
         const unsigned char *bytes = piece.bytes + piece.skipped;
-        gp_post_bulk(GP_MAP_WRITE, values, 4, bytes, piece.size + piece.mask);
+        gp_post_map_write(at->id, piece.from, piece.size, piece.mask > 0, bytes,
+                          piece.size + piece.mask);
         from = piece.from + piece.size;
     }
 }

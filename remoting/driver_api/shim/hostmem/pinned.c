@@ -87,17 +87,15 @@ static struct gp_mapped *new_mapped(void *host, uint64_t size) {
 
 // Have the worker make the mirror, at the same address if that is free there.
 static int ask(struct gp_mapped *made, bool zeros) {
-    uint64_t values[3] = {made->id, made->size, (uint64_t)(uintptr_t)made->host};
     struct gp_request request = {.body = &made->device, .capacity = sizeof made->device};
     if (!zeros) memcpy(made->shadow, made->host, made->size);
-    return gp_exchange(&request, GP_MAP_HOST, values, 3, NULL, 0, made->shadow,
-                       zeros ? 0 : made->size);
+    return gp_exchange_map_host(&request, made->id, made->size, (uintptr_t)made->host, made->shadow,
+                                zeros ? 0 : made->size);
 }
 
 static void give_back(const struct gp_mapped *of) {
-    uint64_t values[1] = {of->id};
     GP_ROUTE(of->ordinal);
-    gp_call(GP_MAP_FREE, values, 1, NULL, 0);
+    gp_call_map_free(of->id);
 }
 
 static void count_eager(const struct gp_mapped *of, int change) {
@@ -311,10 +309,7 @@ static int map_shared(void *address, size_t size, const uint64_t key[GP_TOKEN_WO
     int ordinal = gp_current_device();
     *made = (struct gp_mapped){.id = gp_new_id(), .size = size, .ordinal = ordinal, .host = address,
                             .shared = true};
-    uint64_t values[3 + GP_TOKEN_WORDS] = {made->id, size, (uint64_t)(uintptr_t)address};
-    memcpy(values + 3, key, GP_TOKEN_WORDS * sizeof *key);
-    int status = gp_call(GP_MAP_SHARED, values, 3 + GP_TOKEN_WORDS, &made->device,
-                         sizeof made->device);
+    int status = gp_call_map_shared(made->id, size, (uintptr_t)address, key, &made->device);
     if (status != GP_SUCCESS) {
         gp_say("the server has no memory in which NCCL's kernels could wait for each other: error %d",
                status);

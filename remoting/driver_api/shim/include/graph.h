@@ -211,7 +211,7 @@ void gp_drop_graph(struct gp_handle *graph);
 int gp_add_edge(struct gp_handle *node, struct gp_handle *on, const struct gp_edge_data *data);
 
 // graph.c
-int gp_send_edges(int op, struct gp_handle *graph, unsigned removes, void **from, void **to,
+int gp_send_edges(struct gp_handle *graph, unsigned removes, void **from, void **to,
                   const struct gp_edge_data *data, size_t count);
 int gp_gather_staged(struct gp_staged_list *to, struct gp_handle *graph, struct gp_handle *node);
 struct gp_handle *gp_clone_within(struct gp_handle *graph, struct gp_handle *node);

@@ -45,12 +45,6 @@ struct module {
     struct gp_image image;  // of a library that other servers may yet need
 };
 
-// The head of a launch's record.
-struct launch {
-    uint64_t function, stream;
-    uint32_t grid[3], block[3], shared, bytes;
-};
-
 // CUlaunchConfig
 struct launch_config {
     uint32_t grid[3], block[3], shared;

@@ -52,4 +52,6 @@ uint64_t gp_expect_download(void *target, size_t size, uint64_t stream);
 void gp_await_host(void);  // until a host function's turn comes, or the GPU is lost
 bool gp_awaits_download(int server, const void *start, size_t size);  // to any of these addresses
 
+#include "generated_packers.h"
+
 #endif

@@ -48,10 +48,8 @@ static int make(void **handle, enum gp_kind kind, const struct descriptor *wante
         return GP_OUT_OF_MEMORY;
     }
     made->detail = detail;
-    uint64_t values[8] = {made->id,      wanted->width,           wanted->height,
-                          wanted->depth, (uint64_t)wanted->format, wanted->channels,
-                          wanted->flags, levels};
-    int status = gp_call(GP_ARRAY_CREATE, values, 8, NULL, 0);
+    int status = gp_call_array_create(made->id, wanted->width, wanted->height, wanted->depth,
+                                      wanted->format, wanted->channels, wanted->flags, levels);
     if (status != GP_SUCCESS) {
         gp_end(made);
         free(detail);
@@ -126,11 +124,11 @@ int gp_array_element(const void *handle, size_t *size) {
 
 static int destroy(struct gp_handle *handle) {
     GP_ON(handle);
-    uint64_t values[1] = {handle->id};
+    uint64_t id = handle->id;
     free(handle->detail);
     handle->detail = NULL;
     gp_end(handle);
-    return gp_post(GP_ARRAY_DESTROY, values, 1);
+    return gp_post_array_destroy(id);
 }
 
 GP_EXPORT int cuArrayDestroy(void *handle) {
@@ -153,8 +151,8 @@ static int make_plane(struct gp_handle *owner, unsigned plane) {
     struct array *array = calloc(1, sizeof *array);
     int status = made == NULL || array == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
     if (status == GP_SUCCESS) {
-        uint64_t values[3] = {made->id, owner->id, plane};
-        status = gp_call(GP_ARRAY_PLANE, values, 3, &array->descriptor, sizeof array->descriptor);
+        status = gp_call_array_plane(made->id, owner->id, plane, &array->descriptor,
+                                     sizeof array->descriptor);
     }
     if (status != GP_SUCCESS) {
         if (made != NULL) gp_end(made);
@@ -207,8 +205,7 @@ static int make_level(struct gp_handle *owner, unsigned level) {
     struct array *array = calloc(1, sizeof *array);
     int status = made == NULL || array == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
     if (status == GP_SUCCESS) {
-        uint64_t values[3] = {made->id, owner->id, level};
-        status = gp_call(GP_ARRAY_LEVEL, values, 3, NULL, 0);
+        status = gp_call_array_level(made->id, owner->id, level);
     }
     if (status != GP_SUCCESS) {
         if (made != NULL) gp_end(made);

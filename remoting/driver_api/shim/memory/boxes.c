@@ -80,13 +80,10 @@ static int write_array(const struct gp_copy_3d *copy, const struct end *from,
             for (size_t row = 0; packed != NULL && row < rows; row++) {
                 memcpy(packed + row * width, at + row * from->pitch, width);
             }
-            uint64_t values[END_WORDS + 3];
-            pack(values, &copy->target, NULL, 0, y, z);
-            values[END_WORDS] = width;
-            values[END_WORDS + 1] = rows;
-            values[END_WORDS + 2] = stream->id;
-            status = gp_post_bulk(GP_ARRAY_WRITE, values, END_WORDS + 3,
-                                  packed != NULL ? packed : at, rows * width);
+            uint64_t end[END_WORDS];
+            pack(end, &copy->target, NULL, 0, y, z);
+            status = gp_post_array_write(end, width, rows, stream->id, packed != NULL ? packed : at,
+                                         rows * width);
         }
     }
     free(packed);
@@ -103,14 +100,11 @@ static int read_array(const struct gp_copy_3d *copy, const struct end *to, uint6
         for (size_t y = 0; y < copy->height && status == GP_SUCCESS; y += band) {
             size_t rows = copy->height - y < band ? copy->height - y : band;
             unsigned char *at = target + z * to->slice + y * to->pitch;
-            uint64_t values[END_WORDS + 3];
-            pack(values, &copy->source, NULL, 0, y, z);
-            values[END_WORDS] = width;
-            values[END_WORDS + 1] = rows;
-            values[END_WORDS + 2] = stream;
+            uint64_t end[END_WORDS];
+            pack(end, &copy->source, NULL, 0, y, z);
             struct gp_request request = {.bulk = packed != NULL ? packed : at,
                                          .bulk_size = rows * width};
-            status = gp_exchange(&request, GP_ARRAY_READ, values, END_WORDS + 3, NULL, 0, NULL, 0);
+            status = gp_exchange_array_read(&request, end, width, rows, stream);
             for (size_t row = 0; packed != NULL && status == GP_SUCCESS && row < rows; row++) {
                 memcpy(at + row * to->pitch, packed + row * width, width);
             }
@@ -167,14 +161,10 @@ static int copy_arrays(const struct gp_copy_3d *copy, void *stream, bool async) 
         bool small = copy->width * copy->height * copy->depth <= SMALL_COPY_MAX;
         return async || small ? GP_SUCCESS : gp_synchronize(GP_SYNC_STREAM, id);
     }
-    uint64_t values[2 * END_WORDS + 4];
-    pack(values, &copy->target, &to, 0, 0, 0);
-    pack(values + END_WORDS, &copy->source, &from, 0, 0, 0);
-    values[2 * END_WORDS] = copy->width;
-    values[2 * END_WORDS + 1] = copy->height;
-    values[2 * END_WORDS + 2] = copy->depth;
-    values[2 * END_WORDS + 3] = id;
-    return gp_post(GP_ARRAY_COPY, values, 2 * END_WORDS + 4);
+    uint64_t target[END_WORDS], source[END_WORDS];
+    pack(target, &copy->target, &to, 0, 0, 0);
+    pack(source, &copy->source, &from, 0, 0, 0);
+    return gp_post_array_copy(target, source, copy->width, copy->height, copy->depth, id);
 }
 
 // --- CUDA_MEMCPY3D and CUDA_MEMCPY2D -------------------------------------------------------------
@@ -201,9 +191,8 @@ int gp_copy_box(const struct gp_copy_3d *copy, void *stream, bool async) {
         GP_ROUTE(gp_several && gp_handle_device(stream) < 0 ? gp_device_at(to.address) : -1);
         GP_REACH_ADDRESS(to.address);
         GP_CHECK(gp_stream_id(stream, &id));
-        uint64_t values[10] = {to.address, to.pitch, to.slice, from.address, from.pitch,
-                               from.slice, width, height, depth, id};
-        return gp_post(GP_COPY_3D, values, 10);
+        return gp_post_copy_3d(to.address, to.pitch, to.slice, from.address, from.pitch, from.slice,
+                               width, height, depth, id);
     }
     // Rows that lie apart are copied one by one; what lies together goes as one piece.
     bool whole = from.pitch == width && to.pitch == width;

@@ -40,8 +40,7 @@ GP_EXPORT int cuDevicePrimaryCtxReset_v2(int device) {
     __atomic_store_n(&gp.primaries[device].references, 0, __ATOMIC_RELAXED);
     free_owned(&gp.primaries[device]);
     GP_ROUTE(device);
-    uint64_t values[1] = {(uint64_t)gp_server_device(device)};
-    return gp_post(GP_RESET_DEVICE, values, 1);
+    return gp_post_reset_device(gp_server_device(device));
 }
 
 GP_ALIAS(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2);

@@ -96,20 +96,18 @@ static int copy_in(uint64_t target, const void *source, size_t size, uint64_t st
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     // The bytes may still be on their way here.
     GP_CHECK(gp_drain(source, size));
-    uint64_t values[3] = {target, size, stream};
     if (size <= INLINE_MAX) {
-        unsigned char *at = gp_open(GP_COPY_IN, 0, sizeof values + size);
-        memcpy(at, values, sizeof values);
-        memcpy(at + sizeof values, source, size);
+        unsigned char *at = gp_open_copy_in(target, size, stream);
+        if (at == NULL) return GP_INVALID_VALUE;
+        memcpy(at, source, size);
         gp_close();
         return GP_SUCCESS;
     }
     // Beyond a host function no more goes at a time than the worker can put aside.
     bool pending = __atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED) != 0;
-    for (size_t done = 0; done < size; done += values[1]) {
-        values[0] = target + done;
-        values[1] = pending && size - done > UPLOAD_SIZE ? UPLOAD_SIZE : size - done;
-        GP_CHECK(gp_post_bulk(GP_COPY_IN, values, 3, (const char *)source + done, values[1]));
+    for (size_t done = 0, part; done < size; done += part) {
+        part = pending && size - done > UPLOAD_SIZE ? UPLOAD_SIZE : size - done;
+        GP_CHECK(gp_post_copy_in(target + done, part, stream, (const char *)source + done, part));
     }
     return GP_SUCCESS;
 }
@@ -118,9 +116,8 @@ static int copy_out(void *target, uint64_t source, size_t size, uint64_t stream)
     if (size == 0) return GP_SUCCESS;
     if (target == NULL) return GP_INVALID_VALUE;
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
-    uint64_t values[3] = {source, size, stream};
     struct gp_request request = {.bulk = target, .bulk_size = size};
-    return gp_exchange(&request, GP_COPY_OUT, values, 3, NULL, 0, NULL, 0);
+    return gp_exchange_copy_out(&request, source, size, stream);
 }
 
 // One side is the host's.
@@ -275,8 +272,7 @@ static int read_async(void *target, uint64_t source, size_t size, void *stream) 
             size_t part = size < DOWNLOAD_SIZE ? size : DOWNLOAD_SIZE;
             uint64_t id = gp_expect_download(target, part, handle->id);
             if (id == 0) break;
-            uint64_t values[4] = {source, part, handle->id, id};
-            GP_CHECK(gp_post(GP_DOWNLOAD, values, 4));
+            GP_CHECK(gp_post_download(source, part, handle->id, id));
             target = (unsigned char *)target + part;
             source += part;
             size -= part;

@@ -38,8 +38,8 @@ GP_EXPORT int cuIpcGetMemHandle(struct gp_ticket *handle, uint64_t address) {
     // Only memory of cuMemAlloc can be shared like this; pools' memory has a flag of its own.
     if (range.kind != GP_DEVICE_MEMORY || range.flags & GP_OF_POOL) return GP_INVALID_VALUE;
     GP_ROUTE(range.device);
-    uint64_t values[2] = {range.start, range.size}, token[GP_TOKEN_WORDS];
-    GP_CHECK(gp_call(GP_IPC_EXPORT, values, 2, token, sizeof token));
+    uint64_t token[GP_TOKEN_WORDS];
+    GP_CHECK(gp_call_ipc_export(range.start, range.size, token));
     gp_fill_ticket(handle, GP_SHARED_ALLOCATION, token);
     return GP_SUCCESS;
 }
@@ -47,9 +47,8 @@ GP_EXPORT int cuIpcGetMemHandle(struct gp_ticket *handle, uint64_t address) {
 GP_EXPORT int cuIpcOpenMemHandle_v2(uint64_t *address, struct gp_ticket handle, unsigned flags) {
     GP_ENTER();
     if (address == NULL || flags > 1 || !gp_is_ticket(&handle, GP_SHARED_ALLOCATION)) return GP_INVALID_VALUE;
-    uint64_t values[1 + GP_TOKEN_WORDS] = {flags}, reply[2] = {0};
-    memcpy(values + 1, handle.token, sizeof handle.token);
-    GP_CHECK(gp_call(GP_IPC_OPEN, values, 1 + GP_TOKEN_WORDS, reply, sizeof reply));
+    uint64_t reply[2] = {0};
+    GP_CHECK(gp_call_ipc_open(flags, handle.token, reply));
     struct gp_range range = {reply[0], reply[1], GP_SHARED_MEMORY, gp_current_device(), 0, 0, NULL};
     GP_CHECK(gp_add_range(range));
     *address = reply[0];
@@ -67,8 +66,7 @@ GP_EXPORT int cuIpcCloseMemHandle(uint64_t address) {
         return GP_INVALID_VALUE;
     }
     GP_ROUTE(range.device);
-    uint64_t values[1] = {address};
-    return gp_post(GP_IPC_CLOSE, values, 1);
+    return gp_post_ipc_close(address);
 }
 
 // --- events ---------------------------------------------------------------------------------------
@@ -80,8 +78,8 @@ GP_EXPORT int cuIpcGetEventHandle(struct gp_ticket *handle, void *event) {
     if (handle == NULL || !(known->flags & GP_INTERPROCESS)) return GP_INVALID_VALUE;
     GP_ON(event);
     gp_recorded_elsewhere(event);
-    uint64_t values[1] = {known->id}, token[GP_TOKEN_WORDS];
-    GP_CHECK(gp_call(GP_IPC_EXPORT_EVENT, values, 1, token, sizeof token));
+    uint64_t token[GP_TOKEN_WORDS];
+    GP_CHECK(gp_call_ipc_export_event(known->id, token));
     gp_fill_ticket(handle, GP_SHARED_EVENT, token);
     return GP_SUCCESS;
 }
@@ -93,9 +91,7 @@ GP_EXPORT int cuIpcOpenEventHandle(void **event, struct gp_ticket handle) {
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->flags = GP_INTERPROCESS | 2;  // CU_EVENT_DISABLE_TIMING, as every event of that kind
     gp_recorded_elsewhere(made);
-    uint64_t values[1 + GP_TOKEN_WORDS] = {made->id};
-    memcpy(values + 1, handle.token, sizeof handle.token);
-    int status = gp_call(GP_IPC_OPEN_EVENT, values, 1 + GP_TOKEN_WORDS, NULL, 0);
+    int status = gp_call_ipc_open_event(made->id, handle.token);
     if (status != GP_SUCCESS) {
         gp_end(made);
         return status;

@@ -42,14 +42,14 @@ static int remove_device_range(uint64_t address) {
 static int allocate(uint64_t *address, size_t size) {
     GP_ENTER();
     if (address == NULL || size == 0) return GP_INVALID_VALUE;
-    uint64_t values[1] = {size}, reply[1] = {0};
-    GP_CHECK(gp_call(GP_ALLOCATE, values, 1, reply, sizeof reply));
+    uint64_t reply[1] = {0};
+    GP_CHECK(gp_call_allocate(size, reply));
     *address = reply[0];
     int status = add_device_range(reply[0], size, GP_DEVICE_MEMORY);
     if (status == GP_SUCCESS) {
         gp_own(reply[0]);
     } else {
-        gp_post(GP_FREE, reply, 1);
+        gp_post_free(reply[0]);
     }
     return status;
 }
@@ -73,8 +73,7 @@ int gp_free(uint64_t address) {
     GP_ON_ADDRESS(address);
     if (gp_managed_count && gp_managed_free(address) == GP_SUCCESS) return GP_SUCCESS;
     GP_CHECK(remove_device_range(address));
-    uint64_t values[1] = {address};
-    return gp_post(GP_FREE, values, 1);
+    return gp_post_free(address);
 }
 
 GP_EXPORT int cuMemFree_v2(uint64_t address) { return gp_free(address); }
@@ -93,15 +92,14 @@ GP_EXPORT int cuMemFreeAsync(uint64_t address, void *stream) {
     GP_CHECK(gp_stream_id(stream, &id));
     if (gp_capture_of(stream)) return gp_hooks.capture_free(address, stream);
     GP_CHECK(remove_device_range(address));
-    uint64_t values[2] = {address, id};
-    return gp_post(GP_FREE_ASYNC, values, 2);
+    return gp_post_free_async(address, id);
 }
 
 GP_EXPORT int cuMemGetInfo_v2(size_t *left, size_t *total) {
     GP_ENTER();
     if (left == NULL || total == NULL) return GP_INVALID_VALUE;
     uint64_t reply[2] = {0};
-    GP_CHECK(gp_call(GP_MEMORY_INFO, NULL, 0, reply, sizeof reply));
+    GP_CHECK(gp_call_memory_info(reply));
     *left = reply[0];
     *total = reply[1];
     return GP_SUCCESS;

@@ -46,10 +46,9 @@ static int introduce_to(int server, const struct peer *peers) {
     memcpy(text->key, peers[server].key, KEY_SIZE);
     memcpy(text->others, peers, (size_t)gp.server_count * sizeof *peers);
     memset(&text->others[server], 0, sizeof *peers);
-    uint64_t values[2] = {(uint64_t)server, (uint64_t)gp.server_count};
     struct gp_request request = {0};
     GP_ROUTE(gp_first_device(server));
-    int status = gp_exchange(&request, GP_PEER_INTRODUCE, values, 2, text, size, NULL, 0);
+    int status = gp_exchange_peer_introduce(&request, server, gp.server_count, text, size);
     free(text);
     return status;
 }
@@ -86,10 +85,9 @@ static bool connect_them(int from, int to) {
     if (introduced != DIRECT) return false;
     if (ways[from][to] == UNKNOWN) {
         char why[201] = "";
-        uint64_t values[1] = {(uint64_t)to};
         struct gp_request request = {.body = why, .capacity = sizeof why - 1};
         GP_ROUTE(gp_first_device(from));
-        int status = gp_exchange(&request, GP_PEER_CONNECT, values, 1, NULL, 0, NULL, 0);
+        int status = gp_exchange_peer_connect(&request, to);
         bool good = status == GP_SUCCESS && request.length == 0;
         ways[from][to] = good ? DIRECT : THROUGH_US;
         if (!good && gp_verbose()) {
@@ -117,22 +115,21 @@ int gp_copy_direct(uint64_t target, uint64_t source, size_t size, void *stream) 
     {
         GP_ROUTE(at);
         status = gp_stream_id(gp_here() == home ? stream : NULL, &streams[0]);
-        uint64_t values[5] = {number, (uint64_t)to_server, source, size, streams[0]};
-        if (status == GP_SUCCESS) gp_ask(&sent, GP_PEER_SEND, values, 5);
+        if (status == GP_SUCCESS) {
+            gp_ask_peer_send(&sent, number, to_server, source, size, streams[0]);
+        }
     }
     if (status == GP_SUCCESS) {
         GP_ROUTE(to);
         status = gp_stream_id(gp_here() == home ? stream : NULL, &streams[1]);
         if (status != GP_SUCCESS) streams[1] = GP_LEGACY_STREAM;  // the other end must be met
-        uint64_t values[5] = {number, (uint64_t)from_server, target, size, streams[1]};
-        gp_ask(&received, GP_PEER_RECEIVE, values, 5);
+        gp_ask_peer_receive(&received, number, from_server, target, size, streams[1]);
         int there = gp_hear(&received);
         if (there == GP_DEVICE_UNAVAILABLE) {
             // The receiver has lost the sender, which may learn of that minutes later: what is full
             // is probed less and less often.
             GP_ROUTE(at);
-            uint64_t lost[1] = {(uint64_t)to_server};
-            gp_post(GP_PEER_CUT, lost, 1);
+            gp_post_peer_cut(to_server);
             gp_flush();
         }
         int here = gp_hear(&sent);

@@ -48,8 +48,7 @@ static int default_pool(int device, struct gp_handle **pool) {
         status = made == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
         if (made != NULL) {
             made->device = device;
-            uint64_t values[2] = {made->id, (uint64_t)gp_server_device(device)};
-            status = gp_call(GP_POOL_DEFAULT, values, 2, NULL, 0);
+            status = gp_call_pool_default(made->id, gp_server_device(device));
             if (status == GP_SUCCESS) default_pools[device] = made;
             if (status != GP_SUCCESS) gp_end(made);
         }
@@ -87,8 +86,7 @@ static int set_current(int device, void *pool) {
     GP_ROUTE(device);
     GP_CHECK(gp_check(pool, GP_POOL));
     if (((struct gp_handle *)pool)->device != device) return GP_INVALID_DEVICE;
-    uint64_t values[2] = {(uint64_t)gp_server_device(device), id_of(pool)};
-    GP_CHECK(gp_call(GP_POOL_USE, values, 2, NULL, 0));
+    GP_CHECK(gp_call_pool_use(gp_server_device(device), id_of(pool)));
     pthread_mutex_lock(&pool_lock);
     current_pools[device] = pool;
     pthread_mutex_unlock(&pool_lock);
@@ -132,8 +130,7 @@ GP_EXPORT int cuMemPoolCreate(void **pool, const struct pool_properties *propert
     if (made == NULL) return GP_OUT_OF_MEMORY;
     made->device = properties->location.id;
     uint64_t device = (uint64_t)gp_server_device(made->device);
-    uint64_t values[4] = {made->id, device, properties->size_max, (uint64_t)properties->handles};
-    int status = gp_call(GP_POOL_CREATE, values, 4, NULL, 0);
+    int status = gp_call_pool_create(made->id, device, properties->size_max, properties->handles);
     if (status != GP_SUCCESS) {
         gp_end(made);
         return status;
@@ -152,8 +149,7 @@ GP_EXPORT int cuMemPoolDestroy(void *pool) {
     if (made && current_pools[known->device] == known) current_pools[known->device] = NULL;
     pthread_mutex_unlock(&pool_lock);
     if (!made) return GP_INVALID_VALUE;
-    uint64_t values[1] = {known->id};
-    int status = gp_post(GP_POOL_DESTROY, values, 1);
+    int status = gp_post_pool_destroy(known->id);
     gp_end(known);
     return status;
 }
@@ -167,8 +163,8 @@ GP_EXPORT int cuMemPoolGetAttribute(void *pool, int attribute, void *value) {
     GP_CHECK(gp_check(pool, GP_POOL));
     GP_ON(pool);
     if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
-    uint64_t values[2] = {id_of(pool), (uint64_t)attribute}, reply[1] = {0};
-    GP_CHECK(gp_call(GP_POOL_GET, values, 2, reply, sizeof reply));
+    uint64_t reply[1] = {0};
+    GP_CHECK(gp_call_pool_get(id_of(pool), attribute, reply));
     memcpy(value, reply, POOL_VALUE_SIZE(attribute));
     return GP_SUCCESS;
 }
@@ -178,17 +174,16 @@ GP_EXPORT int cuMemPoolSetAttribute(void *pool, int attribute, const void *value
     GP_CHECK(gp_check(pool, GP_POOL));
     GP_ON(pool);
     if (value == NULL || attribute < 1 || attribute > 8) return GP_INVALID_VALUE;
-    uint64_t values[3] = {id_of(pool), (uint64_t)attribute, 0};
-    memcpy(&values[2], value, POOL_VALUE_SIZE(attribute));
-    return gp_call(GP_POOL_SET, values, 3, NULL, 0);
+    uint64_t wanted = 0;
+    memcpy(&wanted, value, POOL_VALUE_SIZE(attribute));
+    return gp_call_pool_set(id_of(pool), attribute, wanted);
 }
 
 GP_EXPORT int cuMemPoolTrimTo(void *pool, size_t size) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(pool, GP_POOL));
     GP_ON(pool);
-    uint64_t values[2] = {id_of(pool), size};
-    return gp_post(GP_POOL_TRIM, values, 2);
+    return gp_post_pool_trim(id_of(pool), size);
 }
 
 GP_EXPORT int cuMemPoolSetAccess(void *pool, const struct access *access, size_t count) {
@@ -203,8 +198,7 @@ GP_EXPORT int cuMemPoolSetAccess(void *pool, const struct access *access, size_t
     }
     for (size_t at = 0; at < count; at++) {
         uint64_t device = (uint64_t)gp_server_device(access[at].location.id);
-        uint64_t values[3] = {id_of(pool), device, (uint64_t)access[at].flags};
-        GP_CHECK(gp_call(GP_POOL_SET_ACCESS, values, 3, NULL, 0));
+        GP_CHECK(gp_call_pool_set_access(id_of(pool), device, access[at].flags));
     }
     return GP_SUCCESS;
 }
@@ -217,8 +211,8 @@ GP_EXPORT int cuMemPoolGetAccess(int *flags, void *pool, const struct location *
     GP_CHECK(gp_check_device(location->id));
     *flags = 0;
     if (gp_several && !gp_reaches(location->id)) return GP_SUCCESS;
-    uint64_t values[2] = {id_of(pool), (uint64_t)gp_server_device(location->id)}, reply[1] = {0};
-    GP_CHECK(gp_call(GP_POOL_GET_ACCESS, values, 2, reply, sizeof reply));
+    uint64_t reply[1] = {0};
+    GP_CHECK(gp_call_pool_get_access(id_of(pool), gp_server_device(location->id), reply));
     *flags = (int)reply[0];
     return GP_SUCCESS;
 }
@@ -242,8 +236,8 @@ GP_EXPORT int cuMemPoolExportToShareableHandle(void *handle, void *pool, int typ
     if (handle == NULL || flags != 0) return GP_INVALID_VALUE;
     if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
     GP_ON(pool);
-    uint64_t values[1] = {id_of(pool)}, token[GP_TOKEN_WORDS];
-    GP_CHECK(gp_call(GP_IPC_EXPORT_POOL, values, 1, token, sizeof token));
+    uint64_t token[GP_TOKEN_WORDS];
+    GP_CHECK(gp_call_ipc_export_pool(id_of(pool), token));
     return gp_make_descriptor(handle, GP_SHARED_POOL, token);
 }
 
@@ -252,12 +246,11 @@ GP_EXPORT int cuMemPoolImportFromShareableHandle(void **pool, void *handle, int 
     GP_CHECK(gp_ready());
     if (pool == NULL || flags != 0) return GP_INVALID_VALUE;
     if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
-    uint64_t values[1 + GP_TOKEN_WORDS], reply[1] = {0};
-    GP_CHECK(gp_read_descriptor((int)(intptr_t)handle, GP_SHARED_POOL, values + 1));
+    uint64_t token[GP_TOKEN_WORDS], reply[1] = {0};
+    GP_CHECK(gp_read_descriptor((int)(intptr_t)handle, GP_SHARED_POOL, token));
     struct gp_handle *made = gp_make(GP_POOL);
     if (made == NULL) return GP_OUT_OF_MEMORY;
-    values[0] = made->id;
-    int status = gp_call(GP_IPC_IMPORT_POOL, values, 1 + GP_TOKEN_WORDS, reply, sizeof reply);
+    int status = gp_call_ipc_import_pool(made->id, token, reply);
     if (status != GP_SUCCESS) {
         gp_end(made);
         return status;
@@ -273,8 +266,8 @@ GP_EXPORT int cuMemPoolExportPointer(struct gp_ticket *data, uint64_t address) {
     if (data == NULL || !gp_find_range(address, &range)) return GP_INVALID_VALUE;
     if (range.start != address || !(range.flags & GP_OF_POOL)) return GP_INVALID_VALUE;
     GP_ROUTE(range.device);
-    uint64_t values[1] = {address}, token[GP_TOKEN_WORDS];
-    GP_CHECK(gp_call(GP_IPC_EXPORT_POINTER, values, 1, token, sizeof token));
+    uint64_t token[GP_TOKEN_WORDS];
+    GP_CHECK(gp_call_ipc_export_pointer(address, token));
     gp_fill_ticket(data, GP_SHARED_POINTER, token);
     return GP_SUCCESS;
 }
@@ -285,9 +278,8 @@ GP_EXPORT int cuMemPoolImportPointer(uint64_t *address, void *pool, const struct
     if (address == NULL || data == NULL) return GP_INVALID_VALUE;
     if (!gp_is_ticket(data, GP_SHARED_POINTER)) return GP_INVALID_VALUE;
     GP_ON(pool);
-    uint64_t values[1 + GP_TOKEN_WORDS] = {id_of(pool)}, reply[2] = {0};
-    memcpy(values + 1, data->token, sizeof data->token);
-    GP_CHECK(gp_call(GP_IPC_IMPORT_POINTER, values, 1 + GP_TOKEN_WORDS, reply, sizeof reply));
+    uint64_t reply[2] = {0};
+    GP_CHECK(gp_call_ipc_import_pointer(id_of(pool), data->token, reply));
     int device = ((struct gp_handle *)pool)->device;
     *address = reply[0];
     // Imported once more, it has one more entry, and is there until all of them are freed.
@@ -309,8 +301,8 @@ static int allocate_async(uint64_t *address, size_t size, struct gp_handle *pool
         if (pool != NULL && pool->device != device) return GP_NOT_SUPPORTED;
         return gp_hooks.capture_allocate(address, size, stream);
     }
-    uint64_t values[3] = {size, pool == NULL ? 0 : pool->id, id}, reply[1] = {0};
-    GP_CHECK(gp_call(GP_ALLOCATE_ASYNC, values, 3, reply, sizeof reply));
+    uint64_t reply[1] = {0};
+    GP_CHECK(gp_call_allocate_async(size, pool == NULL ? 0 : pool->id, id, reply));
     *address = reply[0];
     if (size == 0) return GP_SUCCESS;
     void *from = pool;

@@ -91,8 +91,7 @@ GP_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct properties
     made->detail = physical;
     physical->size = size;
     uint64_t device = (uint64_t)gp_server_device(made->device);
-    uint64_t values[4] = {made->id, size, device, (uint64_t)properties->handles};
-    int status = gp_call(GP_VIRTUAL_CREATE, values, 4, NULL, 0);
+    int status = gp_call_virtual_create(made->id, size, device, properties->handles);
     if (status != GP_SUCCESS) {
         gp_end(made);
         free(physical);
@@ -106,9 +105,8 @@ GP_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct properties
 static void end_unused(struct gp_handle *handle) {
     struct physical *physical = handle->detail;
     if (physical->references != 0 || physical->mappings != 0) return;
-    uint64_t values[1] = {handle->id};
     GP_ON(handle);
-    gp_post(GP_VIRTUAL_RELEASE, values, 1);
+    gp_post_virtual_release(handle->id);
     free(physical);
     gp_end(handle);
 }
@@ -148,16 +146,13 @@ GP_EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int
     pthread_mutex_lock(&virtual_lock);
     struct gp_handle *known = physical_of(handle);
     struct physical *physical = known == NULL ? NULL : known->detail;
-    uint64_t values[2] = {0}, token[GP_TOKEN_WORDS];
+    uint64_t size = 0, token[GP_TOKEN_WORDS];
     bool fits = physical != NULL && physical->properties.handles & FILE_DESCRIPTOR;
-    if (fits) {
-        values[0] = known->id;
-        values[1] = physical->size;
-    }
+    if (fits) size = physical->size;
     pthread_mutex_unlock(&virtual_lock);
     if (!fits) return GP_INVALID_VALUE;
     GP_ON(known);
-    GP_CHECK(gp_call(GP_IPC_EXPORT_PHYSICAL, values, 2, token, sizeof token));
+    GP_CHECK(gp_call_ipc_export_physical(known->id, size, token));
     return gp_make_descriptor(shareable, GP_SHARED_PHYSICAL, token);
 }
 
@@ -165,14 +160,13 @@ GP_EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, 
     GP_CHECK(gp_ready());
     if (handle == NULL) return GP_INVALID_VALUE;
     if (type != FILE_DESCRIPTOR) return GP_NOT_SUPPORTED;
-    uint64_t values[1 + GP_TOKEN_WORDS], reply[2] = {0};
-    GP_CHECK(gp_read_descriptor((int)(intptr_t)shareable, GP_SHARED_PHYSICAL, values + 1));
+    uint64_t token[GP_TOKEN_WORDS], reply[2] = {0};
+    GP_CHECK(gp_read_descriptor((int)(intptr_t)shareable, GP_SHARED_PHYSICAL, token));
     struct gp_handle *made = gp_make(GP_PHYSICAL);
     struct physical *physical = calloc(1, sizeof *physical);
     int status = made == NULL || physical == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
     if (status == GP_SUCCESS) {
-        values[0] = made->id;
-        status = gp_call(GP_IPC_IMPORT_PHYSICAL, values, 1 + GP_TOKEN_WORDS, reply, sizeof reply);
+        status = gp_call_ipc_import_physical(made->id, token, reply);
     }
     if (status != GP_SUCCESS) {
         if (made != NULL) gp_end(made);
@@ -198,8 +192,8 @@ GP_EXPORT int cuMemAddressReserve(uint64_t *address, size_t size, size_t alignme
     if (address == NULL || size == 0 || flags != 0) return GP_INVALID_VALUE;
     struct reservation *made = calloc(1, sizeof *made);
     if (made == NULL) return GP_OUT_OF_MEMORY;
-    uint64_t values[3] = {size, alignment, wish}, reply[1] = {0};
-    int status = gp_call(GP_VIRTUAL_RESERVE, values, 3, reply, sizeof reply);
+    uint64_t reply[1] = {0};
+    int status = gp_call_virtual_reserve(size, alignment, wish, reply);
     if (status != GP_SUCCESS) {
         free(made);
         return status;
@@ -232,8 +226,7 @@ GP_EXPORT int cuMemAddressFree(uint64_t address, size_t size) {
     if (found->held) munmap((void *)(uintptr_t)address, size);
     GP_ROUTE(found->device);
     free(found);
-    uint64_t values[2] = {address, size};
-    return gp_post(GP_VIRTUAL_RETURN, values, 2);
+    return gp_post_virtual_return(address, size);
 }
 
 // --- mappings -------------------------------------------------------------------------------------
@@ -247,8 +240,7 @@ static int map_physical(uint64_t address, size_t size, struct gp_handle *handle)
     struct mapping *mapping = calloc(1, sizeof *mapping);
     if (mapping == NULL) return GP_OUT_OF_MEMORY;
     mapping->handle = handle;
-    uint64_t values[3] = {address, size, handle->id};
-    int status = gp_call(GP_VIRTUAL_MAP, values, 3, NULL, 0);
+    int status = gp_call_virtual_map(address, size, handle->id);
     if (status == GP_SUCCESS) {
         struct gp_range range = {address, size, GP_VIRTUAL_MEMORY, handle->device, 0, 0, mapping};
         status = gp_add_range(range);
@@ -303,9 +295,8 @@ GP_EXPORT int cuMemUnmap(uint64_t address, size_t size) {
     pthread_mutex_lock(&virtual_lock);
     bool fits = is_mapped(address, size);
     if (fits) {
-        uint64_t values[2] = {address, size};
         GP_ON_ADDRESS(address);
-        gp_post(GP_VIRTUAL_UNMAP, values, 2);
+        gp_post_virtual_unmap(address, size);
     }
     for (uint64_t at = address; fits && at < address + size;) {
         struct gp_range range;
@@ -328,8 +319,7 @@ static int set_access(uint64_t address, size_t size, const struct access *access
     GP_ON_ADDRESS(address);
     if (gp_several && !gp_reaches(device)) return GP_INVALID_DEVICE;
     uint64_t server = (uint64_t)gp_server_device(device);
-    uint64_t values[4] = {address, size, server, (uint64_t)access->flags};
-    GP_CHECK(gp_call(GP_VIRTUAL_ACCESS, values, 4, NULL, 0));
+    GP_CHECK(gp_call_virtual_access(address, size, server, access->flags));
     struct gp_range range;
     for (uint64_t at = address; at < address + size; at += range.size) {
         gp_find_range(at, &range);

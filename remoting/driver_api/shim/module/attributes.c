@@ -18,9 +18,10 @@ static int fetch_attributes(struct function *function, int device, struct attrib
     int status = GP_SUCCESS;
     if (function->attributes[device] == NULL) {
         struct attributes *made = calloc(1, sizeof *made);
-        uint64_t values[2] = {function->handle.id, (uint64_t)gp_server_device(device)};
+        uint64_t place = (uint64_t)gp_server_device(device);
         status = made == NULL ? GP_OUT_OF_MEMORY
-                              : gp_call(GP_FUNCTION_ATTRIBUTES, values, 2, made, sizeof *made);
+                              : gp_call_function_attributes(function->handle.id, place, made,
+                                                            sizeof *made);
         if (status == GP_SUCCESS) {
             function->attributes[device] = made;
         } else {
@@ -75,11 +76,10 @@ static int set_attribute(int attribute, int value, void *kernel, int device) {
     if (!same) gp_forget_occupancy(function);
     pthread_mutex_unlock(&function->lock);
     if (same) return GP_SUCCESS;
-    uint64_t values[4] = {function->handle.id, (uint64_t)gp_server_device(device),
-                          (uint64_t)attribute, (uint64_t)(int64_t)value};
     gp_forget_clusters();
     GP_ROUTE(device);
-    return gp_post(GP_SET_FUNCTION_ATTRIBUTE, values, 4);
+    return gp_post_set_function_attribute(function->handle.id, gp_server_device(device), attribute,
+                                          value);
 }
 
 GP_EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {

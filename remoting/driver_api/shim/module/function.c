@@ -75,11 +75,11 @@ void **gp_function_pointers(void *given, unsigned char *bytes) {
 // Ask the server for a function, which gets this identifier there; the module's lock is held.
 static int ask_function(struct module *module, uint64_t id, const char *name,
                         struct gp_request *request) {
-    uint64_t values[2] = {module->handle.id, id};
-    int op = module->library ? GP_FIND_KERNEL : GP_FIND_FUNCTION;
     *request = (struct gp_request){.grows = true};
     GP_CHECK(gp_library_here(module));
-    return gp_exchange(request, op, values, 2, name, strlen(name), NULL, 0);
+    uint64_t of = module->handle.id;
+    return module->library ? gp_exchange_find_kernel(request, of, id, name, strlen(name))
+                           : gp_exchange_find_function(request, of, id, name, strlen(name));
 }
 
 static int find_function(struct module *module, const char *name, void **found) {
@@ -138,13 +138,12 @@ GP_EXPORT int cuLibraryGetKernel(void **kernel, void *library, const char *name)
 
 // The names of all functions, as strings that end in zero, behind their count.
 static int enumerate(struct module *module, struct gp_request *reply, uint32_t *count) {
-    uint64_t values[1] = {module->handle.id};
     *reply = (struct gp_request){.grows = true};
     pthread_mutex_lock(&module->lock);
     int status = gp_library_here(module);
     pthread_mutex_unlock(&module->lock);
     if (status == GP_SUCCESS) {
-        status = gp_exchange(reply, GP_ENUMERATE, values, 1, NULL, 0, NULL, 0);
+        status = gp_exchange_enumerate(reply, module->handle.id);
     }
     if (status == GP_SUCCESS && reply->length < 8) status = GP_UNKNOWN;
     if (status == GP_SUCCESS) memcpy(count, reply->body, 4);

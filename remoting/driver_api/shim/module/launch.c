@@ -62,8 +62,9 @@ int gp_function_bytes(void *of, void **parameters, void **extra, unsigned char *
     return GP_SUCCESS;
 }
 
-static int launch(struct launch *head, struct function *function, void *stream, void **parameters,
-                  void **extra, const void *attributes, uint32_t attribute_count, int flags) {
+static int launch(struct gp_launch_record *head, struct function *function, void *stream,
+                  void **parameters, void **extra, const void *attributes, uint32_t attribute_count,
+                  int flags) {
     GP_ENTER_ON(stream);
     GP_CHECK(gp_function_here(function));
     GP_REACH(stream);
@@ -118,22 +119,22 @@ static int launch(struct launch *head, struct function *function, void *stream, 
 
 int gp_launch_kernel(void *function, const unsigned grid[3], const unsigned block[3],
                      unsigned shared, void *stream, void **parameters, void **extra) {
-    struct launch head = {.grid = {grid[0], grid[1], grid[2]},
-                          .block = {block[0], block[1], block[2]}, .shared = shared};
+    struct gp_launch_record head = {.grid = {grid[0], grid[1], grid[2]},
+                                    .block = {block[0], block[1], block[2]}, .shared = shared};
     return launch(&head, function, stream, parameters, extra, NULL, 0, 0);
 }
 
 GP_EXPORT int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                              unsigned by, unsigned bz, unsigned shared, void *stream,
                              void **parameters, void **extra) {
-    struct launch head = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared};
+    struct gp_launch_record head = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared};
     return launch(&head, function, stream, parameters, extra, NULL, 0, 0);
 }
 
 GP_EXPORT int cuLaunchCooperativeKernel(void *function, unsigned gx, unsigned gy, unsigned gz,
                                         unsigned bx, unsigned by, unsigned bz, unsigned shared,
                                         void *stream, void **parameters) {
-    struct launch head = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared};
+    struct gp_launch_record head = {.grid = {gx, gy, gz}, .block = {bx, by, bz}, .shared = shared};
     return launch(&head, function, stream, parameters, NULL, NULL, 0, 2);
 }
 
@@ -146,7 +147,7 @@ GP_EXPORT int cuLaunchKernelEx(const struct launch_config *config, void *functio
         // Values that hold handles: events, and nodes of graphs that kernels may change.
         if (id == 7 || id == 12 || id == 13) return GP_NOT_SUPPORTED;
     }
-    struct launch head = {.shared = config->shared};
+    struct gp_launch_record head = {.shared = config->shared};
     memcpy(head.grid, config->grid, sizeof head.grid);
     memcpy(head.block, config->block, sizeof head.block);
     return launch(&head, function, config->stream, parameters, extra, config->attributes,

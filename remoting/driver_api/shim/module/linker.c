@@ -22,18 +22,15 @@ GP_EXPORT int cuLinkCreate_v2(unsigned count, const int *options, void **values,
     if (state == NULL || (count > 0 && (options == NULL || values == NULL))) {
         return GP_INVALID_VALUE;
     }
-    uint64_t words[1 + GP_JIT_WORDS] = {0};
     struct gp_jit jit;
     gp_read_jit(count, options, values, &jit);
-    memcpy(words + 1, jit.words, sizeof jit.words);
     struct gp_handle *made = gp_make(GP_LINK);
     struct linked *linked = calloc(1, sizeof *linked);
     int status = made == NULL || linked == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
     if (status == GP_SUCCESS) {
-        words[0] = made->id;
         made->detail = linked;
         linked->jit = jit;
-        status = gp_call(GP_LINK_CREATE, words, 1 + GP_JIT_WORDS, NULL, 0);
+        status = gp_call_link_create(made->id, jit.words);
     }
     if (status != GP_SUCCESS) {
         if (made != NULL) gp_end(made);
@@ -48,9 +45,8 @@ GP_EXPORT int cuLinkCreate_v2(unsigned count, const int *options, void **values,
 static int say(struct gp_handle *state, int status) {
     struct linked *linked = state->detail;
     if (linked->jit.logs[0].text == NULL && linked->jit.logs[1].text == NULL) return status;
-    uint64_t values[1] = {state->id};
     struct gp_request request = {.grows = true};
-    if (gp_exchange(&request, GP_LINK_SAID, values, 1, NULL, 0, NULL, 0) == GP_SUCCESS) {
+    if (gp_exchange_link_said(&request, state->id) == GP_SUCCESS) {
         gp_write_jit(&linked->jit, request.body, request.length);
     }
     free(request.body);
@@ -66,10 +62,9 @@ static int add_data(void *state, int type, const void *data, size_t size, const 
     if (data == NULL || size == 0 || type < 0 || type >= INPUT_TYPES) return GP_INVALID_VALUE;
     if (size > INPUT_MAX) return GP_OUT_OF_MEMORY;
     if (name == NULL) name = "";
-    uint64_t values[3] = {((struct gp_handle *)state)->id, (uint64_t)type, size};
     struct gp_request request = {0};
-    return say(state, gp_exchange(&request, GP_LINK_ADD, values, 3, name, strnlen(name, 1000), data,
-                                  size));
+    return say(state, gp_exchange_link_add(&request, ((struct gp_handle *)state)->id, type, size,
+                                           name, strnlen(name, 1000), data, size));
 }
 
 GP_EXPORT int cuLinkAddData_v2(void *state, int type, const void *data, size_t size,
@@ -104,9 +99,8 @@ GP_EXPORT int cuLinkComplete(void *state, void **image, size_t *size) {
     GP_ON(state);
     if (image == NULL) return GP_INVALID_VALUE;
     struct linked *linked = ((struct gp_handle *)state)->detail;
-    uint64_t values[1] = {((struct gp_handle *)state)->id};
     struct gp_request request = {.grows = true};
-    int status = gp_exchange(&request, GP_LINK_COMPLETE, values, 1, NULL, 0, NULL, 0);
+    int status = gp_exchange_link_complete(&request, ((struct gp_handle *)state)->id);
     if (status != GP_SUCCESS) {
         free(request.body);
         return say(state, status);
@@ -125,8 +119,7 @@ GP_EXPORT int cuLinkDestroy(void *state) {
     GP_ON(state);
     struct gp_handle *known = state;
     struct linked *linked = known->detail;
-    uint64_t values[1] = {known->id};
-    int status = gp_post(GP_LINK_DESTROY, values, 1);
+    int status = gp_post_link_destroy(known->id);
     free(linked->bytes);
     free(linked);
     gp_end(known);

@@ -42,10 +42,11 @@ static int architecture(void) {
 static int load_here(struct module *module, const struct gp_image *image) {
     int status = gp_load_known(module->handle.id, module->library, image->bytes, image->size);
     if (status == GP_NOT_FOUND) {
-        uint64_t values[2] = {module->handle.id, image->size};
+        uint64_t id = module->handle.id, size = image->size;
         struct gp_request request = {0};
-        int op = module->library ? GP_LOAD_LIBRARY : GP_LOAD_MODULE;
-        status = gp_exchange(&request, op, values, 2, NULL, 0, image->bytes, image->size);
+        status = module->library
+                     ? gp_exchange_load_library(&request, id, size, image->bytes, size)
+                     : gp_exchange_load_module(&request, id, size, image->bytes, size);
     }
     if (status == GP_SUCCESS) module->servers |= gp_bit_here();
     return status;
@@ -65,11 +66,9 @@ static bool keep_image(struct module *module, const struct gp_image *image) {
 // Have the server's driver compile PTX with options, and say what came of it.
 static int load_compiled(struct module *module, const struct gp_image *image,
                          const struct gp_jit *jit) {
-    uint64_t values[3 + GP_JIT_WORDS] = {module->handle.id, module->library, image->size};
-    memcpy(values + 3, jit->words, sizeof jit->words);
     struct gp_request request = {.grows = true};
-    int status = gp_exchange(&request, GP_LOAD_COMPILED, values, 3 + GP_JIT_WORDS, NULL, 0,
-                             image->bytes, image->size);
+    int status = gp_exchange_load_compiled(&request, module->handle.id, module->library,
+                                           image->size, jit->words, image->bytes, image->size);
     if (status == GP_SUCCESS) module->servers |= gp_bit_here();
     gp_write_jit(jit, request.body, request.length);
     free(request.body);
@@ -184,8 +183,12 @@ int gp_check_module(const void *module, bool library) {
 
 int gp_module_here(const void *module) { return gp_check_module(module, false); }
 
-static int unload(struct module *module, int op) {
-    uint64_t values[1] = {module->handle.id};
+static int send_unload(const struct module *module) {
+    uint64_t id = module->handle.id;
+    return module->library ? gp_post_unload_library(id) : gp_post_unload_module(id);
+}
+
+static int unload(struct module *module) {
     // The memory stays: kernels of this module may be named once more by mistake, and must then
     // be found dead instead of elsewhere. Modules are few.
     module->handle.magic = 0;
@@ -198,11 +201,11 @@ static int unload(struct module *module, int op) {
     if (!module->library) gp_hooks.module_unloaded(module);
     free(module->image.owned);
     module->image = (struct gp_image){0};
-    if (!gp_several) return gp_post(op, values, 1);
+    if (!gp_several) return send_unload(module);
     for (int server = 0; server < gp.server_count; server++) {
         if (!(module->servers & 1ull << server)) continue;
         GP_ROUTE(gp_first_device(server));
-        gp_post(op, values, 1);
+        send_unload(module);
     }
     return GP_SUCCESS;
 }
@@ -210,7 +213,7 @@ static int unload(struct module *module, int op) {
 GP_EXPORT int cuModuleUnload(void *module) {
     GP_ENTER_ON(module);
     GP_CHECK(gp_check_module(module, false));
-    return unload(module, GP_UNLOAD_MODULE);
+    return unload(module);
 }
 
 GP_EXPORT int cuLibraryUnload(void *library) {
@@ -224,7 +227,7 @@ GP_EXPORT int cuLibraryUnload(void *library) {
         for (struct function *f = module->functions; f != NULL; f = f->next) f->handle.magic = 0;
         gp_hooks.module_unloaded(module);
     }
-    return unload(library, GP_UNLOAD_LIBRARY);
+    return unload(library);
 }
 
 int gp_module_of_library(void **module, void *library) {
@@ -237,9 +240,10 @@ int gp_module_of_library(void **module, void *library) {
     int status = GP_SUCCESS;
     if (known->modules[device] == NULL) {
         struct module *made = make_module(false);
-        uint64_t values[2] = {known->handle.id, made == NULL ? 0 : made->handle.id};
         status = made == NULL ? GP_OUT_OF_MEMORY : gp_library_here(known);
-        if (status == GP_SUCCESS) status = gp_call(GP_LIBRARY_MODULE, values, 2, NULL, 0);
+        if (status == GP_SUCCESS) {
+            status = gp_call_library_module(known->handle.id, made->handle.id);
+        }
         if (status == GP_SUCCESS) {
             made->servers = gp_bit_here();
             known->modules[device] = made;
@@ -269,11 +273,13 @@ static int find_global(struct module *module, int op, const char *name, uint64_t
     while (at != NULL && (at->device != device || strcmp(at->name, name) != 0)) at = at->next;
     if (at == NULL) {
         // Its address and size, and those of the managed memory that it is in.
-        uint64_t values[1] = {module->handle.id}, reply[4] = {0};
+        uint64_t id = module->handle.id, reply[4] = {0};
         struct gp_request request = {.body = reply, .capacity = sizeof reply};
         status = gp_library_here(module);
         if (status == GP_SUCCESS) {
-            status = gp_exchange(&request, op, values, 1, name, strlen(name), NULL, 0);
+            status = op == GP_FIND_MANAGED
+                         ? gp_exchange_find_managed(&request, id, name, strlen(name))
+                         : gp_exchange_find_global(&request, id, name, strlen(name));
         }
         bool managed = status == GP_SUCCESS && reply[3] != 0;
         if (managed) status = gp_region_borrow(reply[2], reply[3], device);

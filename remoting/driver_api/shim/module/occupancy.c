@@ -16,8 +16,10 @@ static int ask_occupancy(struct function *function, int op, const uint64_t key[4
     if (at != NULL) *value = at->value;
     pthread_mutex_unlock(&function->lock);
     if (at != NULL) return GP_SUCCESS;
-    uint64_t values[5] = {function->handle.id, key[0], key[1], key[2], key[3]}, reply[1] = {0};
-    GP_CHECK(gp_call(op, values, 5, reply, sizeof reply));
+    uint64_t id = function->handle.id, reply[1] = {0};
+    GP_CHECK(op == GP_OCCUPANCY
+                 ? gp_call_occupancy(id, key[0], key[1], key[2], key[3], reply)
+                 : gp_call_occupancy_shared(id, key[0], key[1], key[2], key[3], reply));
     *value = reply[0];
     struct occupancy *made = malloc(sizeof *made);
     if (made == NULL) return GP_SUCCESS;
@@ -67,10 +69,9 @@ static int clusters(int *count, void *function, const struct launch_config *conf
         return GP_INVALID_VALUE;
     }
     struct {
-        struct launch head;
-        uint64_t largest, count;
+        struct gp_occupancy_clusters_record head;
         unsigned char attributes[LAUNCH_ATTRIBUTES_MAX * LAUNCH_ATTRIBUTE_SIZE];
-    } record = {.largest = op, .count = config->count};
+    } record = {.head = {.potential = op, .count = config->count}};
     record.head.function = ((struct function *)function)->handle.id;
     record.head.stream = 1;
     record.head.shared = config->shared;

@@ -60,9 +60,8 @@ static int ask(struct told *kept, int device, uint64_t number, struct resource *
     int status = GP_SUCCESS;
     if (type != SM_RESOURCE || kept->token == 0) {
         GP_ROUTE(device);
-        uint64_t values[3] = {(uint64_t)gp_server_device(device), number, (uint64_t)type};
         struct told told;
-        status = gp_call(GP_GREEN_RESOURCE, values, 3, &told, sizeof told);
+        status = gp_call_green_resource(gp_server_device(device), number, type, &told, sizeof told);
         if (status == GP_SUCCESS) *kept = told;
     }
     if (status == GP_SUCCESS) tell(resource, kept);
@@ -106,9 +105,8 @@ GP_EXPORT int cuDevSmResourceSplitByCount(struct resource *groups, unsigned *cou
     if (count == NULL || input == NULL || !is_resource(input)) return GP_INVALID_VALUE;
     uint64_t wanted = groups == NULL ? 0 : *count;
     if (groups != NULL && (wanted == 0 || wanted > GROUPS_MAX)) return GP_INVALID_VALUE;
-    uint64_t values[4] = {input->token, wanted, flags, least};
     struct gp_request request = {.grows = true};
-    int status = gp_exchange(&request, GP_GREEN_SPLIT, values, 4, NULL, 0, NULL, 0);
+    int status = gp_exchange_green_split(&request, input->token, wanted, flags, least);
     uint64_t found = 0;
     if (status == GP_SUCCESS && request.length >= 8) memcpy(&found, request.body, 8);
     size_t told = groups == NULL ? 0 : found + 1;  // and what remains
@@ -143,10 +141,8 @@ GP_EXPORT int cuDevResourceGenerateDesc(void **made, const struct resource *reso
     }
     struct gp_handle *described = gp_make(GP_DESCRIPTION);
     if (described == NULL) return GP_OUT_OF_MEMORY;
-    uint64_t values[2] = {described->id, count};
     struct gp_request request = {0};
-    int status = gp_exchange(&request, GP_GREEN_DESCRIBE, values, 2, tokens, count * sizeof *tokens,
-                             NULL, 0);
+    int status = gp_exchange_green_describe(&request, described->id, count, tokens);
     if (status == GP_SUCCESS) {
         *made = described;
     } else {
@@ -165,9 +161,8 @@ GP_EXPORT int cuGreenCtxCreate(void **made, void *description, int device, unsig
     struct green *green = calloc(1, sizeof *green);
     if (green == NULL) return GP_OUT_OF_MEMORY;
     int place = __atomic_fetch_add(&next_place, 1, __ATOMIC_RELAXED);
-    uint64_t values[4] = {(uint64_t)place, ((struct gp_handle *)description)->id,
-                          (uint64_t)gp_server_device(device), flags};
-    int status = gp_call(GP_GREEN_CREATE, values, 4, NULL, 0);
+    int status = gp_call_green_create(place, ((struct gp_handle *)description)->id,
+                                      gp_server_device(device), flags);
     if (status != GP_SUCCESS) {
         free(green);
         return status;
@@ -198,12 +193,12 @@ GP_EXPORT int cuGreenCtxDestroy(void *green) {
     struct green *known = green;
     GP_ROUTE(known->handle.device);
     gp_end_locals(&known->context);
-    uint64_t values[1] = {(uint64_t)known->context.place};
+    int place = known->context.place;
     // Its memory stays, as that of other contexts does. Calls of threads that still have it are for its device.
     known->handle.magic = known->context.handle.magic = 0;
     known->context.place = 0;
     known->context.legacy = NULL;
-    return gp_call(GP_GREEN_DESTROY, values, 1, NULL, 0);
+    return gp_call_green_destroy(place);
 }
 
 GP_EXPORT int cuCtxFromGreenCtx(void **context, void *green) {
@@ -234,9 +229,7 @@ GP_EXPORT int cuGreenCtxStreamCreate(void **stream, void *green, unsigned flags,
     made->context = &known->context;
     made->flags = flags;
     made->priority = priority;
-    uint64_t values[4] = {(uint64_t)known->context.place, made->id, flags,
-                          (uint64_t)(int64_t)priority};
-    int status = gp_call(GP_GREEN_STREAM, values, 4, NULL, 0);
+    int status = gp_call_green_stream(known->context.place, made->id, flags, priority);
     if (status != GP_SUCCESS) {
         gp_end(made);
         return status;
@@ -251,8 +244,7 @@ static int with_event(void *green, void *event, bool waits) {
     struct green *known = green;
     GP_ROUTE(known->handle.device);
     GP_REACH(event);
-    uint64_t values[3] = {(uint64_t)known->context.place, ((struct gp_handle *)event)->id, waits};
-    int status = gp_post(GP_GREEN_EVENT, values, 3);
+    int status = gp_post_green_event(known->context.place, ((struct gp_handle *)event)->id, waits);
     if (!waits) gp_recorded_elsewhere(event);
     return status;
 }

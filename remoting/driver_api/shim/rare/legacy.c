@@ -121,14 +121,8 @@ struct together {
 
 _Static_assert(sizeof(struct together) == 56, "as in cuda.h");
 
-// What kernels.py in the worker reads of each, in front of its parameters.
-struct head {
-    uint64_t function, stream;
-    uint32_t grid[3], block[3], shared, bytes;
-};
-
 static int pack(const struct together *one, unsigned char **packed, size_t *used) {
-    struct head head = {.shared = one->shared};
+    struct gp_launch_record head = {.shared = one->shared};
     unsigned char *bytes;
     GP_ON(one->stream);
     GP_CHECK(gp_stream_id(one->stream, &head.stream));
@@ -163,9 +157,8 @@ GP_EXPORT int cuLaunchCooperativeKernelMultiDevice(const struct together *launch
     }
     if (status == GP_SUCCESS) {
         if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
-        uint64_t values[2] = {count, flags};
         struct gp_request request = {0};
-        status = gp_exchange(&request, GP_LAUNCH_TOGETHER, values, 2, packed, used, NULL, 0);
+        status = gp_exchange_launch_together(&request, count, flags, packed, used);
     }
     free(packed);
     return status;

@@ -25,10 +25,9 @@ static int ask(void *answer, const void *array, enum gp_kind kind, int what, int
     GP_ON(array);
     if (what == MEMORY) GP_CHECK(gp_check_device(device));
     uint64_t place = what == MEMORY ? (uint64_t)gp_server_device(device) : 0;
-    uint64_t values[3] = {((const struct gp_handle *)array)->id, (uint64_t)what, place};
     unsigned char found[SPARSE_SIZE];
     size_t size = what == MEMORY ? MEMORY_SIZE : SPARSE_SIZE;
-    GP_CHECK(gp_call(GP_ARRAY_ASK, values, 3, found, size));
+    GP_CHECK(gp_call_array_ask(((const struct gp_handle *)array)->id, what, place, found, size));
     memcpy(answer, found, size);
     return GP_SUCCESS;
 }
@@ -88,12 +87,9 @@ GP_EXPORT int cuDeviceGetP2PAtomicCapabilities(unsigned *capabilities, const int
     memset(capabilities, 0, count * sizeof *capabilities);
     if (gp.devices[device].server != gp.devices[peer].server) return GP_SUCCESS;
     GP_ROUTE(device);
-    uint64_t values[3] = {(uint64_t)gp_server_device(device), (uint64_t)gp_server_device(peer),
-                          count};
-    int padded[ATOMICS_MAX + 1] = {0};
-    memcpy(padded, operations, count * sizeof *operations);
     struct gp_request request = {.body = capabilities, .capacity = count * sizeof *capabilities};
-    return gp_exchange(&request, GP_PEER_ATOMICS, values, 3, padded, (count + 1) / 2 * 8, NULL, 0);
+    return gp_exchange_peer_atomics(&request, gp_server_device(device), gp_server_device(peer),
+                                    count, operations);
 }
 
 // A symbol that host and device call alike is for devices with unified function pointers, and no device here is one.
@@ -280,9 +276,9 @@ GP_EXPORT int cuMemBatchDecompressAsync(const struct decompression *operations, 
     if (status == GP_SUCCESS) {
         if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
         // The driver's status and index, since a refusal has no body.
-        uint64_t values[2] = {id, count}, reply[2] = {0, SIZE_MAX};
+        uint64_t reply[2] = {0, SIZE_MAX};
         struct gp_request request = {.body = reply, .capacity = sizeof reply};
-        status = gp_exchange(&request, GP_DECOMPRESS, values, 2, seen, count * sizeof *seen, NULL, 0);
+        status = gp_exchange_decompress(&request, id, count, seen);
         if (status == GP_SUCCESS) status = (int)reply[0];
         if (failed != NULL) *failed = reply[1];
     }

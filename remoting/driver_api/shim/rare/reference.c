@@ -62,10 +62,10 @@ static int find(void **found, void *module, const char *name, enum gp_kind kind)
         at = make(kind, module, name);
         status = at == NULL ? GP_OUT_OF_MEMORY : GP_SUCCESS;
         if (status == GP_SUCCESS) {
-            uint64_t values[3] = {((struct gp_handle *)module)->id, at->handle.id,
-                                  kind == GP_SURFACE_REFERENCE};
             struct gp_request request = {0};
-            status = gp_exchange(&request, GP_REFERENCE_FIND, values, 3, name, strlen(name), NULL, 0);
+            status = gp_exchange_reference_find(&request, ((struct gp_handle *)module)->id,
+                                                at->handle.id, kind == GP_SURFACE_REFERENCE, name,
+                                                strlen(name));
         }
         if (status == GP_SUCCESS) {
             at->next = references;
@@ -107,8 +107,7 @@ GP_EXPORT int cuTexRefCreate(void **reference) {
     if (reference == NULL) return GP_INVALID_VALUE;
     struct reference *made = make(GP_TEXTURE_REFERENCE, NULL, "");
     if (made == NULL) return GP_OUT_OF_MEMORY;
-    uint64_t values[1] = {made->handle.id};
-    int status = gp_call(GP_REFERENCE_CREATE, values, 1, NULL, 0);
+    int status = gp_call_reference_create(made->handle.id);
     if (status == GP_SUCCESS) {
         *reference = made;
     } else {
@@ -127,9 +126,8 @@ GP_EXPORT int cuTexRefDestroy(void *reference) {
     struct reference *known = reference;
     if (known->module != NULL) return GP_INVALID_VALUE;
     GP_ON(reference);
-    uint64_t values[1] = {known->handle.id};
     known->handle.magic = 0;
-    return gp_post(GP_REFERENCE_DESTROY, values, 1);
+    return gp_post_reference_destroy(known->handle.id);
 }
 
 // --- what is bound --------------------------------------------------------------------------------
@@ -153,14 +151,13 @@ static int bind(struct reference *reference, struct binding binding, uint64_t *o
         GP_REACH_ADDRESS(target);
         GP_CHECK(gp_see(&target));
     }
-    uint64_t values[8] = {reference->handle.id, (uint64_t)binding.to, target};
-    memcpy(values + 3, binding.more, sizeof binding.more);
+    uint64_t id = reference->handle.id;
     pthread_mutex_lock(&reference->lock);
     int status;
     if (offset == NULL) {
-        status = gp_post(GP_REFERENCE_BIND, values, 8);
+        status = gp_post_reference_bind(id, binding.to, target, binding.more);
     } else {
-        status = gp_call(GP_REFERENCE_PLACE, values, 8, offset, sizeof *offset);
+        status = gp_call_reference_place(id, binding.to, target, binding.more, offset);
     }
     if (status == GP_SUCCESS) {
         reference->bound = binding.to;
@@ -279,8 +276,7 @@ static int set(void *handle, int what, uint64_t first, uint64_t second) {
     pthread_mutex_lock(&reference->lock);
     int status = GP_SUCCESS;
     if (!reference->said[what].known || memcmp(reference->said[what].words, words, sizeof words)) {
-        uint64_t values[4] = {reference->handle.id, (uint64_t)what, first, second};
-        status = gp_call(GP_REFERENCE_SET, values, 4, NULL, 0);
+        status = gp_call_reference_set(reference->handle.id, what, first, second);
         reference->said[what].known = status == GP_SUCCESS;
         memcpy(reference->said[what].words, words, sizeof words);
     }
@@ -338,8 +334,7 @@ GP_EXPORT int cuTexRefSetFlags(void *reference, unsigned flags) {
 static int get(void *handle, int what, uint64_t words[2]) {
     GP_CHECK(check(handle, GP_TEXTURE_REFERENCE));
     GP_ON(handle);
-    uint64_t values[2] = {((struct gp_handle *)handle)->id, (uint64_t)what};
-    return gp_call(GP_REFERENCE_GET, values, 2, words, 16);
+    return gp_call_reference_get(((struct gp_handle *)handle)->id, what, words);
 }
 
 static int get_one(void *value, void *reference, int what) {

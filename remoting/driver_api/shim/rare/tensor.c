@@ -10,7 +10,8 @@ enum { TILED, IM2COL, REPLACE, IM2COL_WIDE };  // as tensors.py in the worker co
 static int encode(void *map, const uint64_t *words, int count) {
     GP_CHECK(gp_ready());
     if (map == NULL || ((uintptr_t)map & 63) != 0) return GP_INVALID_VALUE;
-    return gp_call(GP_TENSOR_MAP, words, count, map, MAP_SIZE);
+    struct gp_request request = {.body = map, .capacity = MAP_SIZE};
+    return gp_exchange_tensor_map(&request, words, (size_t)count * sizeof *words);
 }
 
 static void describe(uint64_t words[HEAD], int kind, int type, unsigned rank, const void *address,

@@ -66,10 +66,10 @@ static int create(unsigned long long *value, const struct resource *resource, co
     made->description.resource = *resource;
     // The worker puts in its own handle of the array.
     if (resource->type <= OF_MIPMAP) made->description.resource.handle = NULL;
-    uint64_t values[3] = {surface, array, view != NULL}, reply[1] = {0};
+    uint64_t reply[1] = {0};
     struct gp_request request = {.body = reply, .capacity = sizeof reply};
-    int status = gp_exchange(&request, GP_TEXTURE_CREATE, values, 3, &made->description,
-                             sizeof made->description, NULL, 0);
+    int status = gp_exchange_texture_create(&request, surface, array, view != NULL,
+                                            &made->description, sizeof made->description);
     if (status != GP_SUCCESS) {
         free(made);
         return status;
@@ -92,8 +92,7 @@ static int destroy(unsigned long long value, bool surface) {
     pthread_mutex_unlock(&object_lock);
     if (found == NULL) return GP_INVALID_VALUE;
     free(found);
-    uint64_t values[2] = {surface, value};
-    return gp_post(GP_TEXTURE_DESTROY, values, 2);
+    return gp_post_texture_destroy(surface, value);
 }
 
 static int describe(unsigned long long value, bool surface, void *to, size_t offset, size_t size) {

@@ -20,8 +20,8 @@ GP_EXPORT int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct o
                                     unsigned flags) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
-    uint64_t head[3] = {0, count, flags};
-    GP_CHECK(gp_stream_id(stream, &head[0]));
+    uint64_t id;
+    GP_CHECK(gp_stream_id(stream, &id));
     if (count > OPERATIONS_MAX || (count > 0 && given == NULL)) return GP_INVALID_VALUE;
     struct operation seen[OPERATIONS_MAX];
     for (unsigned at = 0; at < count; at++) {
@@ -33,10 +33,9 @@ GP_EXPORT int cuStreamBatchMemOp_v2(void *stream, unsigned count, const struct o
         }
     }
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
-    unsigned char *at = gp_open(GP_STREAM_VALUES, 0, sizeof head + count * sizeof *seen);
+    unsigned char *at = gp_open_stream_values(id, count, flags);
     if (at == NULL) return GP_INVALID_VALUE;
-    memcpy(at, head, sizeof head);
-    memcpy(at + sizeof head, seen, count * sizeof *seen);
+    memcpy(at, seen, count * sizeof *seen);
     gp_close();
     return GP_SUCCESS;
 }
@@ -61,8 +60,7 @@ static int context_event(void *context, void *event, uint64_t how) {
     }
     if (how != EVENT_OF_CONTEXT_WAITS) gp_recorded_elsewhere(event);
     uint64_t device = (uint64_t)gp_server_device(known->handle.device);
-    uint64_t values[3] = {device, ((struct gp_handle *)event)->id, how};
-    return gp_post(GP_CONTEXT_EVENT, values, 3);
+    return gp_post_context_event(device, ((struct gp_handle *)event)->id, how);
 }
 
 GP_EXPORT int cuCtxRecordEvent(void *context, void *event) {
@@ -80,8 +78,7 @@ static int peer_access(void *peer, uint64_t on) {
     if (gp_several && !gp_reaches(known->handle.device)) {
         return on ? GP_PEER_ACCESS_UNSUPPORTED : GP_PEER_ACCESS_NOT_ENABLED;
     }
-    uint64_t values[2] = {(uint64_t)gp_server_device(known->handle.device), on};
-    return gp_call(GP_PEER_ACCESS, values, 2, NULL, 0);
+    return gp_call_peer_access(gp_server_device(known->handle.device), on);
 }
 
 GP_EXPORT int cuCtxEnablePeerAccess(void *peer, unsigned flags) {

@@ -223,8 +223,8 @@ GP_EXPORT int cuCtxGetLimit(size_t *value, unsigned limit) {
     pthread_mutex_lock(&limit_lock);
     int status = GP_SUCCESS;
     if (!limits[device][limit].known) {
-        uint64_t values[1] = {limit}, reply[1] = {0};
-        status = gp_call(GP_GET_LIMIT, values, 1, reply, sizeof reply);
+        uint64_t reply[1] = {0};
+        status = gp_call_get_limit(limit, reply);
         limits[device][limit].known = status == GP_SUCCESS;
         limits[device][limit].value = reply[0];
     }
@@ -236,9 +236,8 @@ GP_EXPORT int cuCtxGetLimit(size_t *value, unsigned limit) {
 GP_EXPORT int cuCtxSetLimit(unsigned limit, size_t value) {
     GP_ENTER();
     if (limit >= LIMITS) return GP_INVALID_VALUE;
-    uint64_t values[2] = {limit, value};
     pthread_mutex_lock(&limit_lock);
-    int status = gp_call(GP_SET_LIMIT, values, 2, NULL, 0);
+    int status = gp_call_set_limit(limit, value);
     // CUDA rounds what it is given, and one limit may change another.
     memset(limits[gp_current_device()], 0, sizeof *limits);
     pthread_mutex_unlock(&limit_lock);

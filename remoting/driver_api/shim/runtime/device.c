@@ -155,7 +155,7 @@ GP_EXPORT int cuGpupoolMemGetInfo(const char *uuid, uint64_t *left, uint64_t *to
         if (!gp_is_named(&gp.devices[at].names, uuid)) continue;
         bool borrowed = gp_borrow_context(at);
         uint64_t reply[2] = {0};
-        int status = gp_call(GP_MEMORY_INFO, NULL, 0, reply, sizeof reply);
+        int status = gp_call_memory_info(reply);
         gp_end_borrowing(&borrowed);
         *left = reply[0];
         *total = reply[1];

@@ -162,10 +162,7 @@ static void answer(struct queue *queue, const struct arrival *arrival) {
     }
     if (arrival->ticket != 0) {
         // What the function wrote where kernels read it goes first.
-        if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
-        uint64_t values[1] = {arrival->ticket};
-        memcpy(gp_open(GP_HOST_DONE, 0, sizeof values), values, sizeof values);
-        gp_close();
+        gp_post_host_done(arrival->ticket);
         gp_flush();
     }
     if (!(arrival->id & GP_NODE_NUMBER)) take_out(queue, arrival->id);
@@ -261,7 +258,7 @@ static bool has_room(const struct queue *queue, uint64_t size) {
 static void await_executed(struct queue *queue) {
     uint64_t sent = queue->sent_size;
     pthread_mutex_unlock(&lock);
-    bool executed = gp_call(GP_SETTLE, NULL, 0, NULL, 0) == GP_SUCCESS;
+    bool executed = gp_call_settle() == GP_SUCCESS;
     pthread_mutex_lock(&lock);
     if (executed) queue->executed_size = later(queue->executed_size, sent);
 }
@@ -388,7 +385,7 @@ static int add(struct call call, struct gp_handle *stream) {
     if (__atomic_load_n(&gp_mapped_count, __ATOMIC_RELAXED)) gp_push_mapped();
     bool waits = call.function != NULL || call.callback != NULL;
     // Known here before the worker hears of it, and in the line's order.
-    unsigned char *at = gp_open(GP_HOST_CALL, 0, 3 * 8);
+    unsigned char *at = gp_open_host_call();
     call.id = gp_new_id();
     pthread_mutex_lock(&lock);
     call.mark = queue->sent;
@@ -400,8 +397,7 @@ static int add(struct call call, struct gp_handle *stream) {
     set_after(stream, call.id);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
-    uint64_t values[3] = {stream->id, call.id, waits};
-    memcpy(at, values, sizeof values);
+    gp_fill_host_call(at, stream->id, call.id, waits);
     gp_close();
     return GP_SUCCESS;
 }
@@ -427,12 +423,12 @@ GP_EXPORT int cuLaunchHostFunc(void *stream, void (*function)(void *), void *dat
     if (!gp_capture_of_handle(handle)) {
         return add((struct call){.function = function, .data = data}, handle);
     }
-    uint64_t values[2] = {handle->id, 0};
+    uint64_t call;
     struct gp_handle *graph = gp_captured_graph(stream);
     if (graph == NULL) return GP_ILLEGAL_STATE;
-    GP_CHECK(gp_host_node(function, data, &values[1]));
-    GP_CHECK(gp_hooks.capture_call(graph, values[1]));
-    return gp_post(GP_HOST_NODE, values, 2);
+    GP_CHECK(gp_host_node(function, data, &call));
+    GP_CHECK(gp_hooks.capture_call(graph, call));
+    return gp_post_host_node(handle->id, call);
 }
 
 GP_EXPORT int cuStreamAddCallback(void *stream, void (*callback)(void *, int, void *), void *data,

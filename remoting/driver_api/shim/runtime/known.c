@@ -55,11 +55,11 @@ int gp_load_known(uint64_t module, bool library, const void *bytes, size_t size)
     uint64_t known_count = lists[gp_here()].count;
     for (uint64_t at = 0; at < known_count && !possible; at++) possible = known[at].size == size;
     if (!possible) return GP_NOT_FOUND;
-    uint64_t values[7] = {module, library, size};
-    digest(bytes, size, (uint8_t *)&values[3]);
+    uint64_t hash[4];
+    digest(bytes, size, (uint8_t *)hash);
     for (uint64_t at = 0; at < known_count; at++) {
-        if (known[at].size == size && memcmp(known[at].digest, &values[3], 32) == 0) {
-            return gp_call(GP_LOAD_KNOWN, values, 7, NULL, 0);
+        if (known[at].size == size && memcmp(known[at].digest, hash, sizeof hash) == 0) {
+            return gp_call_load_known(module, library, size, hash);
         }
     }
     return GP_NOT_FOUND;

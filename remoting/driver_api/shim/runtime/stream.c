@@ -50,8 +50,7 @@ GP_EXPORT int cuStreamWaitEvent(void *stream, void *event, unsigned flags) {
     uint64_t capture = gp_capture_of_handle(from);
     if (capture) __atomic_store_n(&to->capture, capture, __ATOMIC_RELAXED);
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_waits(to, from);
-    uint64_t values[3] = {to->id, from->id, flags};
-    return gp_post(GP_WAIT_EVENT, values, 3);
+    return gp_post_wait_event(to->id, from->id, flags);
 }
 
 // An event that has ended stays ended until it is recorded again, so nobody needs to ask twice.
@@ -88,13 +87,12 @@ static int record(void *event, void *stream, unsigned flags) {
                      __ATOMIC_RELAXED);
     if (flags != 0) gp_recorded_elsewhere(event);  // CU_EVENT_RECORD_EXTERNAL: by graphs
     if (__atomic_load_n(&gp_hosts_pending, __ATOMIC_RELAXED)) gp_host_recorded(event, of);
-    uint64_t values[3] = {((struct gp_handle *)event)->id, of->id, flags};
-    int status = gp_post(GP_RECORD_EVENT, values, 3);
+    int status = gp_post_record_event(((struct gp_handle *)event)->id, of->id, flags);
     forget_end(event);
     GP_CHECK(status);
     // Another process may hear of the record from this one, and must find it on the server.
     bool shared = ((struct gp_handle *)event)->flags & GP_INTERPROCESS;
-    return shared ? gp_call(GP_SETTLE, NULL, 0, NULL, 0) : GP_SUCCESS;
+    return shared ? gp_call_settle() : GP_SUCCESS;
 }
 
 GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {

@@ -3,18 +3,7 @@
 #ifndef GP_PACKERS_H
 #define GP_PACKERS_H
 
-#include "core.h"
-
-static inline int gp_exchange_hello(struct gp_request *request, uint64_t protocol,
-                                    uint64_t interface) {
-    const uint64_t packed[2] = {protocol, interface};
-    return gp_exchange(request, GP_HELLO, packed, 2, NULL, 0, NULL, 0);
-}
-
-static inline int gp_post_set_device(uint64_t place) {
-    const uint64_t packed[1] = {place};
-    return gp_post(GP_SET_DEVICE, packed, 1);
-}
+#include "wire.h"
 
 struct gp_launch_record {
     uint64_t function;
@@ -61,11 +50,6 @@ static inline int gp_post_download(uint64_t source, uint64_t size, uint64_t stre
                                    uint64_t number) {
     const uint64_t packed[4] = {source, size, stream, number};
     return gp_post(GP_DOWNLOAD, packed, 4);
-}
-
-static inline int gp_call_drain(uint64_t unused) {
-    const uint64_t packed[1] = {unused};
-    return gp_call(GP_DRAIN, packed, 1, NULL, 0);
 }
 
 static inline int gp_call_allocate(uint64_t size, uint64_t reply[1]) {
@@ -231,31 +215,6 @@ struct gp_occupancy_clusters_record {
     uint64_t count;
 };
 _Static_assert(sizeof(struct gp_occupancy_clusters_record) == 64, "as it travels");
-
-static inline int gp_call_sync_stream(uint64_t stream) {
-    const uint64_t packed[1] = {stream};
-    return gp_call(GP_SYNC_STREAM, packed, 1, NULL, 0);
-}
-
-static inline int gp_call_sync_event(uint64_t event) {
-    const uint64_t packed[1] = {event};
-    return gp_call(GP_SYNC_EVENT, packed, 1, NULL, 0);
-}
-
-static inline int gp_call_sync_device(uint64_t device) {
-    const uint64_t packed[1] = {device};
-    return gp_call(GP_SYNC_DEVICE, packed, 1, NULL, 0);
-}
-
-static inline int gp_call_query_stream(uint64_t stream) {
-    const uint64_t packed[1] = {stream};
-    return gp_call(GP_QUERY_STREAM, packed, 1, NULL, 0);
-}
-
-static inline int gp_call_query_event(uint64_t event) {
-    const uint64_t packed[1] = {event};
-    return gp_call(GP_QUERY_EVENT, packed, 1, NULL, 0);
-}
 
 static inline int gp_post_record_event(uint64_t event, uint64_t stream, uint64_t flags) {
     const uint64_t packed[3] = {event, stream, flags};
@@ -483,10 +442,6 @@ static inline int gp_post_slot_free(uint64_t slot) {
     return gp_post(GP_SLOT_FREE, packed, 1);
 }
 
-static inline int gp_post_copy_2d(void) {
-    return gp_post(GP_COPY_2D, NULL, 0);
-}
-
 static inline int gp_post_copy_3d(uint64_t target, uint64_t target_pitch, uint64_t target_slice,
                                   uint64_t source, uint64_t source_pitch, uint64_t source_slice,
                                   uint64_t width, uint64_t height, uint64_t depth,
@@ -600,9 +555,14 @@ static inline int gp_post_link_destroy(uint64_t link) {
     return gp_post(GP_LINK_DESTROY, packed, 1);
 }
 
-static inline int gp_post_host_call(uint64_t stream, uint64_t call, uint64_t waits) {
+static inline unsigned char *gp_open_host_call(void) {
+    return gp_open(GP_HOST_CALL, 0, 24);
+}
+
+static inline void gp_fill_host_call(unsigned char *at, uint64_t stream, uint64_t call,
+                                     uint64_t waits) {
     const uint64_t packed[3] = {stream, call, waits};
-    return gp_post(GP_HOST_CALL, packed, 3);
+    memcpy(at, packed, sizeof packed);
 }
 
 static inline int gp_post_host_node(uint64_t stream, uint64_t call) {
@@ -651,37 +611,26 @@ static inline int gp_call_array_level(uint64_t array, uint64_t mipmap, uint64_t 
     return gp_call(GP_ARRAY_LEVEL, packed, 3, NULL, 0);
 }
 
-static inline int gp_post_array_copy(uint64_t target_array, uint64_t target_address,
-                                     uint64_t target_pitch, uint64_t target_height,
-                                     uint64_t target_x, uint64_t target_y, uint64_t target_z,
-                                     uint64_t source_array, uint64_t source_address,
-                                     uint64_t source_pitch, uint64_t source_height,
-                                     uint64_t source_x, uint64_t source_y, uint64_t source_z,
+static inline int gp_post_array_copy(const uint64_t target[7], const uint64_t source[7],
                                      uint64_t width, uint64_t height, uint64_t depth,
                                      uint64_t stream) {
-    const uint64_t packed[18] = {target_array, target_address, target_pitch, target_height,
-        target_x, target_y, target_z, source_array, source_address, source_pitch, source_height,
-        source_x, source_y, source_z, width, height, depth, stream};
+    const uint64_t packed[18] = {target[0], target[1], target[2], target[3], target[4], target[5],
+        target[6], source[0], source[1], source[2], source[3], source[4], source[5], source[6],
+        width, height, depth, stream};
     return gp_post(GP_ARRAY_COPY, packed, 18);
 }
 
-static inline int gp_post_array_write(uint64_t target_array, uint64_t target_address,
-                                      uint64_t target_pitch, uint64_t target_height,
-                                      uint64_t target_x, uint64_t target_y, uint64_t target_z,
-                                      uint64_t width, uint64_t rows, uint64_t stream,
-                                      const void *bulk, size_t bulk_size) {
-    const uint64_t packed[10] = {target_array, target_address, target_pitch, target_height,
-        target_x, target_y, target_z, width, rows, stream};
+static inline int gp_post_array_write(const uint64_t target[7], uint64_t width, uint64_t rows,
+                                      uint64_t stream, const void *bulk, size_t bulk_size) {
+    const uint64_t packed[10] = {target[0], target[1], target[2], target[3], target[4], target[5],
+        target[6], width, rows, stream};
     return gp_post_bulk(GP_ARRAY_WRITE, packed, 10, bulk, bulk_size);
 }
 
-static inline int gp_exchange_array_read(struct gp_request *request, uint64_t source_array,
-                                         uint64_t source_address, uint64_t source_pitch,
-                                         uint64_t source_height, uint64_t source_x,
-                                         uint64_t source_y, uint64_t source_z, uint64_t width,
-                                         uint64_t rows, uint64_t stream) {
-    const uint64_t packed[10] = {source_array, source_address, source_pitch, source_height,
-        source_x, source_y, source_z, width, rows, stream};
+static inline int gp_exchange_array_read(struct gp_request *request, const uint64_t source[7],
+                                         uint64_t width, uint64_t rows, uint64_t stream) {
+    const uint64_t packed[10] = {source[0], source[1], source[2], source[3], source[4], source[5],
+        source[6], width, rows, stream};
     return gp_exchange(request, GP_ARRAY_READ, packed, 10, NULL, 0, NULL, 0);
 }
 
