@@ -1,1 +1,0 @@
-"""Deliberately broken builds that the checkers must notice."""
