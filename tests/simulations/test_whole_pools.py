@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.simulations.mutations.catalogue import MUTATIONS, Mutation
 
 from gpupool.cli.commands.simulate import SCENARIOS as NAMES
 from gpupool.cli.commands.simulate import command
@@ -23,7 +24,6 @@ from gpupool.pool.model.state import Server
 from gpupool.pool.transitions import state_machine
 from gpupool.simulations.checkers import safety_checkers
 from gpupool.simulations.kernel.swarm_options import Options, swarm
-from gpupool.simulations.mutations.catalogue import MUTATIONS, Mutation
 from gpupool.simulations.tools.runner import Report, run
 from gpupool.simulations.tools.scenarios import SCENARIOS, options_of
 from gpupool.simulations.tools.search import Totals, search
@@ -174,7 +174,7 @@ def test_broken_build_is_caught(mutation: Mutation) -> None:
     # A change elsewhere may move everything that happens in a seed, so a few more are tried.
     recorded = int(SEEDS[mutation.name][0])
     seeds = [recorded, *(s for s in range(40) if s != recorded)]
-    assert any(caught(mutation, seed) for seed in seeds), f"{mutation.what}: nobody noticed"
+    assert any(caught(mutation, seed) for seed in seeds), f"{mutation.rule}: nobody noticed"
 
 
 def test_every_broken_build_has_a_recorded_seed() -> None:

@@ -1,15 +1,17 @@
-"""Deliberately broken consensus, and a world in which nothing comes to an end.
+"""Broken builds of consensus, and one of a server that never becomes idle.
 
-Each function returns a patch that is in force while it is entered; ``mutations`` says which checker
-must notice.
+Each function returns a patch that is in force while it is entered; ``catalogue`` names the checker
+that must notice.
 """
 
 # pyright: reportPrivateUsage=false
-# Breaking a rule means reaching into whoever keeps it.
+# A broken build replaces private functions.
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+
+from tests.simulations.mutations.patching import patched
 
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
@@ -22,17 +24,6 @@ from gpupool.pool.ports import Outcome, Unknown
 from gpupool.remoting.server.controller import Action, Controller
 from gpupool.simulations.kernel import scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
-
-
-@contextmanager
-def patched(owner: Any, name: str, replacement: object) -> Generator[None]:
-    """Replace an attribute of a class or module for a while."""
-    original = getattr(owner, name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)
 
 
 def vote_not_persisted() -> AbstractContextManager[None]:

@@ -1,14 +1,15 @@
-"""Broken builds in which policies, filters, turns and ends are not what they should be."""
+"""Broken builds of policies, filters, fairness and the ends of leases."""
 
 # pyright: reportPrivateUsage=false
-# As in ``mutations``.
+# A broken build replaces private functions.
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any
 
-from gpupool.pool.model.commands import ApplyPolicy, Command, Wait
+from tests.simulations.mutations.patching import patched, patched_handler
+
+from gpupool.pool.model.commands import ApplyPolicy, Wait
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import Result
@@ -19,10 +20,9 @@ from gpupool.pool.policy.idleness import IdlePlan
 from gpupool.pool.policy.policy_calendar import FOREVER
 from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
 from gpupool.pool.scheduling import filters, placement
-from gpupool.pool.transitions import leases, policy_versions, state_machine
+from gpupool.pool.transitions import leases, policy_versions
 from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.server import reconciler
-from gpupool.simulations.mutations.broken_consensus import patched
 
 
 def limits_unchecked() -> AbstractContextManager[None]:
@@ -184,16 +184,3 @@ def has_no_place() -> AbstractContextManager[None]:
         del self, now
 
     return patched(Negotiation, "_keep_place", keep_place)
-
-
-@contextmanager
-def patched_handler(
-    command: type[Command], handler: Callable[[PoolState, Any], tuple[PoolState, Result]]
-) -> Generator[None]:
-    """Apply one kind of command by another function for a while."""
-    original = state_machine.HANDLERS[command]
-    state_machine.HANDLERS[command] = handler
-    try:
-        yield
-    finally:
-        state_machine.HANDLERS[command] = original
