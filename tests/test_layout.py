@@ -19,6 +19,9 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"pool", "consensus", "remoting", "simulations"}, {"click", "rich", "trio"}),
     "simulations": ({"pool", "consensus", "remoting"}, {"pysyncobj", "trio"}),
 }
+# The floors of pool/, lowest first: a module imports its own floor and those below it. The modules
+# beside the floors stand above all of them.
+POOL_FLOORS = ("model", "policy", "scheduling", "transitions")
 # The drop-in lives in the program's own environment, where gpupool may not be installed at all.
 DROPIN = ROOT / "remoting" / "array_api" / "dropin"
 DROPIN_MAY_IMPORT = {"numpy", "cupy"}
@@ -52,6 +55,16 @@ def test_imports_point_downwards(path: Path) -> None:
             assert folder != "pool" or top not in STDLIB_WITH_IO, f"{folder} imports {name}"
         else:
             assert top in outside, f"{folder} imports {name}"
+
+
+@pytest.mark.parametrize("floor", POOL_FLOORS)
+def test_a_floor_of_the_pool_imports_no_higher_one(floor: str) -> None:
+    below = POOL_FLOORS[: POOL_FLOORS.index(floor) + 1]
+    allowed = tuple(f"gpupool.pool.{name}" for name in below)
+    for path in sorted((ROOT / "pool" / floor).rglob("*.py")):
+        inside = {name for name in imports_of(path) if name.startswith("gpupool.pool")}
+        too_high = {name for name in inside if not name.startswith(allowed)}
+        assert not too_high, f"{path.name} imports {too_high}"
 
 
 def test_pyproject_lists_every_package() -> None:

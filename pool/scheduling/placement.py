@@ -1,22 +1,21 @@
-"""What a server can offer for a request, and why it cannot.
+"""Offers: the GPUs that a server can give to a request now, or the reason why it gives none.
 
-This is the server's half, which answers from the replicated table alone. The client's half, which
-ranks what came back, is ``choice``.
+A server answers from the replicated table alone. The client ranks the offers of several servers
+(``ranking``).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gpupool.pool.model.ids import GpuId, Incarnation, ServerId
 from gpupool.pool.model.results import Result, refuse
-from gpupool.pool.model.sizes import exact_size_text
-from gpupool.pool.model.state import Filter, Gpu, PoolState, Request, Server
+from gpupool.pool.model.state import Gpu, PoolState, Request, Server
 from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of, sizes_of_all
-from gpupool.pool.scheduling.filters import admitted, facts_text, filter_text, matches, names_server
-from gpupool.pool.transitions.leases import Kept, partition_size, reserved_for_others
-
-WHOLE_SLACK = 0.95
-"""``-p 1`` asks for a whole GPU, and gets one of which others hold at most this little."""
+from gpupool.pool.scheduling import fairness
+from gpupool.pool.scheduling.capacity import any_could_ever_fit, fitting_cards, wanted_size
+from gpupool.pool.scheduling.fairness import ReservedGpus
+from gpupool.pool.scheduling.filters import admitted, names_server
+from gpupool.pool.scheduling.refusal_text import never_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +54,6 @@ class NoOffer:
     never_here: bool = False  # busy, and not for a while: only other servers could ever serve it
 
 
-def wanted_size(gpu: Gpu, request: Request) -> int:
-    """Return the bytes that ``request`` asks of this GPU."""
-    if request.memory:
-        return request.memory
-    size = partition_size(gpu.capacity, request.fraction)
-    if request.fraction >= 1.0:
-        # A few MiB of a display server must not make a whole GPU unobtainable for ever.
-        grantable = partition_size(max(0, gpu.capacity - gpu.memory_foreign), 1.0)
-        if grantable >= WHOLE_SLACK * size:
-            return grantable
-    return size
-
-
 def may_have_room(server: Server, request: Request) -> bool:
     """Return whether enough GPUs have memory free; without that there is no offer.
 
@@ -88,7 +74,7 @@ def make_offer(
 ) -> Offer | NoOffer:
     """Return what ``server`` answers to a ``request`` of ``user``, from the table alone."""
     matching = admitted(request, server)
-    fitting_count = len(_fitting_cards(matching, request))
+    fitting_count = len(fitting_cards(matching, request))
     # All other servers are looked at only when this one could not serve the request alone.
     if fitting_count < request.count and not any_could_ever_fit(state, request):
         return NoOffer(server.id, server.name, "never", never_reason(state, request))
@@ -103,7 +89,7 @@ def make_offer(
     if not server.grantable:
         why = server.drain_reason or server.status.value
         return NoOffer(server.id, server.name, "busy", f"grants nothing now: {why}")
-    kept = reserved_for_others(state, request.id, user)
+    reserved = fairness.reserved_for_others(state, request.id, user)
     gpus = tuple(
         OfferedGpu(
             gpu=gpu.id,
@@ -114,14 +100,14 @@ def make_offer(
             physical=gpu.parent or gpu.id,
             capacity=gpu.capacity,
         )
-        for gpu, size in _with_room(server, matching, request, admission.usable(user), kept)
+        for gpu, size in _with_room(server, matching, request, admission.usable(user), reserved)
     )
     needed = 1 if request.across else request.count
     if len({gpu.physical for gpu in gpus}) < needed:
         idle = sum(gpu.memory_granted == 0 for gpu in server.gpus.values())
         why = f"{len(gpus)} of {len(server.gpus)} GPUs have room ({idle} idle)"
-        if kept is not None:
-            why += f"; {kept.entry.user} has waited longer and goes first"
+        if reserved is not None:
+            why += f"; {reserved.entry.user} has waited longer and goes first"
         why += _reserved_text(admission, server, user)
         return NoOffer(server.id, server.name, "busy", why, ahead)
     capacity = sum(gpu.capacity for gpu in server.gpus.values())
@@ -135,13 +121,13 @@ def has_room_together(
 ) -> bool:
     """Return whether these servers together have room for an ``across`` request now."""
     usable = Admission(state).usable(user)
-    kept = reserved_for_others(state, request.id, user)
+    reserved = fairness.reserved_for_others(state, request.id, user)
     count = 0
     for server in servers:
         # Most servers of a pool that is in demand are full, and there may be a thousand.
         if server.grantable and any(gpu.memory_free for gpu in server.gpus.values()):
             matching = admitted(request, server)
-            found = _with_room(server, matching, request, usable, kept)
+            found = _with_room(server, matching, request, usable, reserved)
             count += len({gpu.parent or gpu.id for gpu, _ in found})
             if count >= request.count:
                 return True
@@ -149,7 +135,11 @@ def has_room_together(
 
 
 def _with_room(
-    server: Server, gpus: Iterable[Gpu], request: Request, usable: May, kept: Kept | None
+    server: Server,
+    gpus: Iterable[Gpu],
+    request: Request,
+    usable: May,
+    reserved: ReservedGpus | None,
 ) -> list[tuple[Gpu, int]]:
     """Return those of ``gpus`` that have room for the request now, and the partition's bytes."""
     return [
@@ -158,7 +148,7 @@ def _with_room(
         if (size := wanted_size(gpu, request))
         and gpu.memory_free >= size
         and usable(server, gpu)
-        and (kept is None or (server.id, gpu.id) not in kept.gpus)
+        and (reserved is None or (server.id, gpu.id) not in reserved.gpus)
     ]
 
 
@@ -226,123 +216,7 @@ def _forbidden_here(
     if not admission.terms(user).restricts_places:
         return ""
     allowed = admission.allowed(user)
-    count = len(_fitting_cards([gpu for gpu in matching if allowed(server, gpu)], request))
+    count = len(fitting_cards([gpu for gpu in matching if allowed(server, gpu)], request))
     if count >= (1 if request.across else request.count):
         return ""
     return f"the pool's rules let {user} use {count or 'none'} of its GPUs; another server has more"
-
-
-def any_could_ever_fit(state: PoolState, request: Request, may: May | None = None) -> bool:
-    """Return whether any server of the table, down ones included, could ever serve it.
-
-    With ``may``, only GPUs count that it admits.
-    """
-    total = 0
-    for server in state.servers.values():
-        gpus = admitted(request, server)
-        if may is not None:
-            gpus = [gpu for gpu in gpus if may(server, gpu)]
-        count = len(_fitting_cards(gpus, request))
-        total += count
-        # Mostly the first server could, and there may be a thousand.
-        if (total if request.across else count) >= request.count:
-            return True
-    return False
-
-
-def _fitting_cards(gpus: Sequence[Gpu], request: Request) -> dict[GpuId, int]:
-    """Return the cards on which, empty, a partition of the request fits, with their capacity."""
-    cards: dict[GpuId, int] = {}
-    for gpu in gpus:
-        capacity = gpu.capacity
-        size = request.memory or partition_size(capacity, request.fraction)
-        if 0 < size <= capacity and not gpu.clash:
-            card = gpu.parent or gpu.id
-            if capacity > cards.get(card, 0):
-                cards[card] = capacity
-    return cards
-
-
-# --- saying why not -------------------------------------------------------------------------------
-
-
-def never_reason(state: PoolState, request: Request, may: May | None = None) -> str:
-    """Return a sentence with the largest request that could be served instead.
-
-    With ``may``, of GPUs that it admits.
-    """
-    unknown = [name for name in request.servers if state.server_named(name) is None]
-    if unknown:
-        return f"the pool has no server named {', '.join(unknown)}"
-    servers = [s for s in state.servers.values() if names_server(request.servers, s) and s.gpus]
-    where = "these servers" if request.servers else "the pool"
-    if not servers:
-        return f"no server of {where} has any GPU" if not request.servers else f"{where} have none"
-    found = {server.name: admitted(request, server) for server in servers}
-    if not any(found.values()):
-        return _mismatch_reason(servers, request.filters, where)
-    such = "matching GPU" if request.filters else "GPU"
-    if may is not None:
-        found = {s.name: [g for g in found[s.name] if may(s, g)] for s in servers}
-        such = f"such {such}"
-        if not any(found.values()):
-            return f"{where} {'have' if request.servers else 'has'} no {such}"
-    largest = max(gpu.capacity for gpus in found.values() for gpu in gpus)
-    cards = {name: _fitting_cards(gpus, request) for name, gpus in found.items()}
-    total = sum(map(len, cards.values()))
-    if not total and not request.memory:
-        return f"that is less than 1 MiB, the smallest partition, of {_gib(largest)}"
-    if not total:
-        return f"the largest {such} of {where} has {_gib(largest)}"
-    if request.across:
-        which = "these" if request.servers else "all"
-        size = " of that size" if request.memory else ""
-        text = f"{which} servers together have {_counted(total, such)}{size}"
-        everything = [gpu for gpus in found.values() for gpu in gpus]
-        return text + _each_reason([everything], request, such)
-    name = max(cards, key=lambda each: len(cards[each]))
-    text = f"the most on one server is {_counted(len(cards[name]), such)} of that size ({name})"
-    if not request.memory:
-        text = f"the largest server, {name}, has {_counted(len(cards[name]), such)}"
-    if total >= request.count:
-        return f"{text}; with --across there are {total}"
-    return text + _each_reason(list(found.values()), request, such)
-
-
-def _each_reason(groups: list[list[Gpu]], request: Request, such: str) -> str:
-    """Return how much memory the requested number of GPUs could have each, if it is memory."""
-    if not request.memory:
-        return ""
-    one_byte = replace(request, memory=1)
-    sizes = [sorted(_fitting_cards(group, one_byte).values()) for group in groups]
-    each = max((size[-request.count] for size in sizes if len(size) >= request.count), default=0)
-    return f"; {_counted(request.count, such)} could have {_gib(each)} each" if each else ""
-
-
-def _mismatch_reason(servers: list[Server], filters: tuple[Filter, ...], where: str) -> str:
-    """Return which filter leaves nothing over, and what there is instead."""
-    left = [(server, gpu) for server in servers for gpu in server.gpus.values()]
-    for at, wanted in enumerate(filters):
-        passed = [(s, g) for s, g in left if matches(wanted, s, g)]
-        if not passed:
-            also = " that passes the filters before it" if at else ""
-            facts = sorted({fact for s, g in left for fact in facts_text(wanted.key, s, g)})
-            is_size = wanted.key == "gpu.memory"
-            known = [exact_size_text(int(fact)) if is_size else fact for fact in facts]
-            there = (
-                f"known values: {', '.join(known[:8])}"
-                if known
-                else "no server says that of itself"
-            )
-            more = ", ..." if len(known) > 8 else ""
-            return f"no GPU of {where}{also} has {filter_text(wanted)}; {there}{more}"
-        left = passed
-    return f"no GPU of {where} matches"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"

@@ -1,23 +1,21 @@
-"""The life cycle of leases in the table: granted, ended in two steps, and who waits meanwhile.
+"""Leases and waiting requests in the table: granting, waiting, and ending in two steps.
 
-held -> ending -> freed, per server of the lease. Memory is granted again only once the server that
-owns it has said ``freed``. The lease's id, the Raft index of its grant, is its fencing token.
+Each server of a lease has a part of it, which goes held -> ending -> freed. Memory is granted again
+only once the server that owns it has proposed ``FreeLease``. The lease's id, the Raft index of its
+grant, is its fencing token.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Grant, NoteIdle, Wait
 from gpupool.pool.model.copies import with_changes
-from gpupool.pool.model.ids import GpuId, LeaseId, Milliseconds, RequestId, ServerId, lease_name
-from gpupool.pool.model.memo import Memo
+from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.model.policy import Usage
 from gpupool.pool.model.results import Result, refuse
 from gpupool.pool.model.state import (
     CLOSED_REQUEST_COUNT_MAX,
     EVENT_COUNT_MAX,
     PARTITION_SIZE_MIN,
-    STARVED_AFTER_MS,
     WAITING_COUNT_MAX,
     WAITING_LAPSE_MS,
     Event,
@@ -25,15 +23,13 @@ from gpupool.pool.model.state import (
     Partition,
     PartStatus,
     PoolState,
-    Request,
-    Server,
     Waiting,
 )
-from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of_all
+from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.notices import with_terms
 from gpupool.pool.policy.rulebook import NOTHING, plus, units_of, usage_of
+from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.filters import (
-    admitted,
     filter_text,
     first_mismatch,
     names_server,
@@ -190,13 +186,13 @@ def _space_refusal(state: PoolState, command: Grant) -> Result | None:
 
 
 def _fairness_refusal(state: PoolState, command: Grant) -> Result | None:
-    """Refuse to take what the oldest starved waiter of at least this priority needs."""
-    kept = reserved_for_others(state, command.request.id, command.user)
-    if kept is None or not any((p.server, p.gpu) in kept.gpus for p in command.partitions):
+    """Refuse GPUs that the oldest starved request of at least this priority needs."""
+    reserved = fairness.reserved_for_others(state, command.request.id, command.user)
+    if reserved is None or not any((p.server, p.gpu) in reserved.gpus for p in command.partitions):
         return None
-    waited_s = age_ms(state, kept.entry.since) // 1000
+    waited_s = max(0, state.now - reserved.entry.since) // 1000
     return refuse(
-        "busy", f"{kept.entry.user} has waited {waited_s} s for these GPUs and goes first"
+        "busy", f"{reserved.entry.user} has waited {waited_s} s for these GPUs and goes first"
     )
 
 
@@ -240,127 +236,6 @@ def lapse_waiting(state: PoolState) -> PoolState:
         return state
     kept = {k: w for k, w in state.waiting.items() if w.renewed >= limit}
     return with_changes(state, waiting=kept)
-
-
-def oldest_starved(state: PoolState) -> Waiting | None:
-    """Return the waiter that goes first: highest priority, then longest wait, past the limit.
-
-    One that the policy would refuse now keeps nobody waiting: memory alone would not help it.
-    """
-    limit = state.now - STARVED_AFTER_MS
-    starved = [w for w in state.waiting.values() if w.since <= limit]
-    if not starved:
-        return None
-    starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))
-    if not state.policy.version:
-        return starved[0]
-    admission = Admission(state)
-    return next((w for w in starved if not _is_held_back(admission, w)), None)
-
-
-def _is_held_back(admission: Admission, entry: Waiting) -> bool:
-    """Return whether a limit, rather than memory, is what this entry waits for."""
-    if not admission.terms(entry.user).caps:
-        return False
-    need = least_need(entry.request, sizes_of_all(admission.state))
-    return admission.is_limited(entry.user, need)
-
-
-class Kept(NamedTuple):
-    """GPUs that only the oldest starved waiter may take."""
-
-    entry: Waiting
-    gpus: frozenset[tuple[ServerId, GpuId]]
-
-
-def reserved_for_others(state: PoolState, request: RequestId, user: str = "") -> Kept | None:
-    """Return what this request must leave to a waiter that goes first, or None for nothing."""
-    oldest = oldest_starved(state)
-    if oldest is None or oldest.request.id == request:
-        return None
-    if Admission(state).terms(user).priority > oldest.priority:
-        return None
-    return Kept(oldest, needed_by(state, oldest))
-
-
-def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
-    """Return the GPUs that are kept for ``entry``: those that are nearest to serving it."""
-    admission = Admission(state)
-    # Everybody else who asks is told to leave the same GPUs, until one is granted or freed.
-    parts = (
-        state.servers,
-        entry.request,
-        admission.terms(entry.user),
-        admission.book.reserved(state),
-    )
-    known = _needed.get(*parts)
-    if known is None:
-        usable = admission.usable(entry.user)
-        known = _needed.put(frozenset(_nearest(state, entry.request, usable)), *parts)
-    return known
-
-
-_needed: Memo[frozenset[tuple[ServerId, GpuId]]] = Memo(8)
-
-
-def _nearest(state: PoolState, request: Request, usable: May) -> list[tuple[ServerId, GpuId]]:
-    """Return the GPUs nearest to serving ``request``, none when there are too few for it.
-
-    They are those of one server, unless the request may have several and is nearer to being served
-    by all together: who goes first must not see free GPUs go to others.
-    """
-    best: tuple[tuple[int, int], ServerId, list[_Candidate]] | None = None
-    everywhere: list[_Candidate] = []
-    for server in state.servers.values():
-        if not server.grantable:
-            continue
-        fitting = _candidates(server, request, usable)
-        everywhere += fitting
-        if len(fitting) >= request.count:
-            chosen = fitting[: request.count]
-            lack = _lack(chosen)
-            if best is None or (lack, server.id) < best[:2]:
-                best = (lack, server.id, chosen)
-    if request.across and len(everywhere) >= request.count:
-        chosen = sorted(everywhere)[: request.count]
-        if best is None or _lack(chosen) < best[0]:
-            return [(each.server, each.gpu) for each in chosen]
-    return [(each.server, each.gpu) for each in best[2]] if best is not None else []
-
-
-def _lack(chosen: list["_Candidate"]) -> tuple[int, int]:
-    """Return how far these are from being ready: how few are, then how many bytes are missing."""
-    return -sum(each.missing == 0 for each in chosen), sum(each.missing for each in chosen)
-
-
-def _candidates(server: Server, request: Request, usable: May) -> list["_Candidate"]:
-    """Return one GPU of each card that could serve a starved request, the readiest first."""
-    found = [
-        (_Candidate(max(0, size - gpu.memory_free), gpu.index, server.id, gpu.id), gpu.parent)
-        for gpu in admitted(request, server)
-        if not gpu.unfit
-        and usable(server, gpu)
-        and (size := request.memory or partition_size(gpu.capacity, request.fraction))
-        <= gpu.capacity
-    ]
-    cards: dict[GpuId, _Candidate] = {}
-    for candidate, parent in sorted(found, key=lambda pair: pair[0]):
-        cards.setdefault(parent or candidate.gpu, candidate)
-    return list(cards.values())
-
-
-class _Candidate(NamedTuple):
-    """A GPU that could serve a starved request, ordered by how little it lacks."""
-
-    missing: int  # bytes
-    gpu_index: int
-    server: ServerId
-    gpu: GpuId
-
-
-def partition_size(capacity: int, fraction: float) -> int:
-    """Return the bytes of ``fraction`` of a GPU, rounded down to whole MiB."""
-    return int(capacity * fraction) // PARTITION_SIZE_MIN * PARTITION_SIZE_MIN
 
 
 # --- ending ---------------------------------------------------------------------------------------
@@ -507,8 +382,3 @@ def encryption_of(state: PoolState, lease: LeaseId) -> str:
     """Return whether a lease's data is encrypted: "tls" or "off"."""
     known = state.leases.get(lease)
     return (known.data_encryption if known is not None else "") or state.data_encryption
-
-
-def age_ms(state: PoolState, since: Milliseconds) -> int:
-    """Return how long ago ``since`` was, in table time."""
-    return max(0, state.now - since)

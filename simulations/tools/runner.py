@@ -10,9 +10,9 @@ from functools import partial
 from gpupool.pool.model.ids import Milliseconds, RequestId, ServerId
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.pool.policy.rulebook import rulebook
+from gpupool.pool.scheduling import fairness
 from gpupool.pool.scheduling.placement import Offer, make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
-from gpupool.pool.transitions import leases
 from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.faults.fault_schedule import Fault, happen, schedule
 from gpupool.simulations.kernel.failure_reporter import Failure
@@ -112,12 +112,12 @@ def run(
 @contextmanager
 def _starved_after(seconds: float) -> Generator[None]:
     """Let requests go first sooner than runs last."""
-    usual = leases.STARVED_AFTER_MS
-    leases.STARVED_AFTER_MS = int(seconds * 1000)
+    usual = fairness.STARVED_AFTER_MS
+    fairness.STARVED_AFTER_MS = int(seconds * 1000)
     try:
         yield
     finally:
-        leases.STARVED_AFTER_MS = usual
+        fairness.STARVED_AFTER_MS = usual
 
 
 class _Run:

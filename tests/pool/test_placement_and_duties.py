@@ -12,10 +12,10 @@ from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, Serve
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Filter, Operator, Partition, PoolState, Request, ServerStatus
 from gpupool.pool.reconcile import plan_host, plan_leader
+from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.filters import parse_filter
 from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
 from gpupool.pool.scheduling.ranking import Choice, rank
-from gpupool.pool.transitions.leases import reserved_for_others
 from gpupool.pool.transitions.state_machine import PoolMachine
 
 ONE = Incarnation(1)

@@ -8,12 +8,13 @@ from tests.pool.policy_kit import GIB, MONDAY_MS, A, B, Pool, at, parse, policy_
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.model.policy import POLICY_COUNT_MAX, UNIT, Span, Usage
-from gpupool.pool.model.state import RequestId, TokenId, Waiting
+from gpupool.pool.model.state import STARVED_AFTER_MS, RequestId, TokenId, Waiting
 from gpupool.pool.policy.policy_calendar import phase, to_utc
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.reconcile import plan_leader
+from gpupool.pool.scheduling.fairness import reserved_for_others
 from gpupool.pool.scheduling.placement import NoOffer, Offer
-from gpupool.pool.transitions.leases import STARVED_AFTER_MS, encryption_of, reserved_for_others
+from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.policy_versions import unpack_text
 from gpupool.pool.transitions.uploads import STAGED_LAPSE_MS
 

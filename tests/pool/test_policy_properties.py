@@ -15,10 +15,9 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Plain, TokenId
 from gpupool.pool.model.policy import MILLI, UNIT
-from gpupool.pool.model.state import PoolState, Request
+from gpupool.pool.model.state import STARVED_AFTER_MS, PoolState, Request
 from gpupool.pool.scheduling.placement import Offer, make_offer
 from gpupool.pool.scheduling.ranking import rank
-from gpupool.pool.transitions.leases import STARVED_AFTER_MS
 from gpupool.pool.transitions.state_machine import PoolMachine
 
 HOUR_MS = 3_600_000
@@ -244,8 +243,7 @@ def test_without_fair_waiting_it_would_starve(monkeypatch: pytest.MonkeyPatch) -
     def nothing_kept(*_: object) -> None:
         return None
 
-    monkeypatch.setattr("gpupool.pool.transitions.leases.reserved_for_others", nothing_kept)
-    monkeypatch.setattr("gpupool.pool.scheduling.placement.reserved_for_others", nothing_kept)
+    monkeypatch.setattr("gpupool.pool.scheduling.fairness.reserved_for_others", nothing_kept)
     assert crowd(0) == -1
 
 

@@ -19,7 +19,7 @@ from gpupool.pool.policy.admission import Admission
 from gpupool.pool.policy.idleness import IdlePlan
 from gpupool.pool.policy.policy_calendar import FOREVER
 from gpupool.pool.policy.rulebook import Moment, Rulebook, Terms
-from gpupool.pool.scheduling import filters, placement
+from gpupool.pool.scheduling import capacity, fairness, filters
 from gpupool.pool.transitions import leases, policy_versions
 from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.server import reconciler
@@ -103,30 +103,30 @@ def filters_ignored() -> AbstractContextManager[None]:
 
 def keeps_what_is_free() -> AbstractContextManager[None]:
     """Keep GPUs for a waiting request only once it could have all of them at once."""
-    original = leases.needed_by
+    original = fairness.needed_by
 
     def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
         found = original(state, entry)
         request = entry.request
         for server, gpu_id in found:
             gpu = state.servers[server].gpus[gpu_id]
-            size = request.memory or leases.partition_size(gpu.capacity, request.fraction)
+            size = request.memory or capacity.partition_size(gpu.capacity, request.fraction)
             if gpu.memory_free < size:
                 return frozenset()
         return found
 
-    return patched(leases, "needed_by", needed_by)
+    return patched(fairness, "needed_by", needed_by)
 
 
 def keeps_one_server() -> AbstractContextManager[None]:
     """Keep for a request over several servers what one of them could serve it with, or nothing."""
-    original = leases.needed_by
+    original = fairness.needed_by
 
     def needed_by(state: PoolState, entry: Waiting) -> frozenset[tuple[ServerId, GpuId]]:
         alone = replace(entry, request=replace(entry.request, across=False))
         return original(state, alone)
 
-    return patched(leases, "needed_by", needed_by)
+    return patched(fairness, "needed_by", needed_by)
 
 
 def outlives_its_time() -> AbstractContextManager[None]:
@@ -154,16 +154,7 @@ def _nothing_kept(*_: object) -> None:
 
 def overtakes() -> AbstractContextManager[None]:
     """Let small requests take what one needs that has waited for long."""
-
-    @contextmanager
-    def broken() -> Generator[None]:
-        with (
-            patched(leases, "reserved_for_others", _nothing_kept),
-            patched(placement, "reserved_for_others", _nothing_kept),
-        ):
-            yield
-
-    return broken()
+    return patched(fairness, "reserved_for_others", _nothing_kept)
 
 
 def waits_anew() -> AbstractContextManager[None]:
