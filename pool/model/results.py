@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from gpupool.pool.model.ids import LeaseId
+from gpupool.pool.model.state import PoolState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +24,7 @@ class Result:
 def refuse(kind: str, why: str) -> Result:
     """Return a refusal."""
     return Result(ok=False, kind=kind, why=why)
+
+
+Step = tuple[PoolState, Result]
+"""The answer of every function that applies a command: the next table, and the result."""

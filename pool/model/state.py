@@ -1,6 +1,6 @@
 """The replicated table: what every server knows, as frozen dataclasses.
 
-Nothing here is ever changed in place. ``transition.apply`` makes a new state from an old one, so
+Nothing here is ever changed in place. ``transitions.apply`` makes a new state from an old one, so
 a reader that holds a state holds a consistent picture. All sizes are bytes, all times are table
 time (``ids.Milliseconds``).
 """
@@ -21,6 +21,9 @@ from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
 
 VOTER_COUNT_MAX = 7
 """More voters make every commit slower and tolerate failures that never happen together."""
+
+NAME_LENGTH_MAX = 64
+"""Of names of servers and users, in characters."""
 
 SERVER_COUNT_MAX = 4096
 TOKEN_COUNT_MAX = 16_384
@@ -95,7 +98,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Server:
-    """One member of the pool. Without slots, for ``values.with_changes``."""
+    """One member of the pool. Without slots, for ``copies.with_changes``."""
 
     id: ServerId
     name: str
@@ -146,7 +149,7 @@ class PartStatus(Enum):
 class Lease:
     """The partitions granted to one request, until every server of it has freed its part.
 
-    Without slots, for ``values.with_changes``.
+    Without slots, for ``copies.with_changes``.
     """
 
     id: LeaseId
@@ -305,7 +308,7 @@ class Former:
 
 @dataclass(frozen=True)
 class PoolState:
-    """The whole replicated table. Without slots, for ``values.with_changes``."""
+    """The whole replicated table. Without slots, for ``copies.with_changes``."""
 
     cluster_id: str = ""
     name: str = ""

@@ -10,7 +10,7 @@ from gpupool.pool.model.commands import EndLease, GiveNotice
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.model.policy import Window
-from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.results import Result, Step, refuse
 from gpupool.pool.model.state import Lease, PoolState
 from gpupool.pool.policy.admission import Admission, duration_text
 from gpupool.pool.policy.idleness import effective_timeout_s
@@ -84,7 +84,7 @@ def allowed_no_more(state: PoolState) -> dict[LeaseId, Window]:
     return found
 
 
-def give_notice(state: PoolState, command: GiveNotice) -> tuple[PoolState, Result]:
+def give_notice(state: PoolState, command: GiveNotice) -> Step:
     """Set the end of a lease that the rules allow no more."""
     window = allowed_no_more(state).get(command.lease)
     if window is None:

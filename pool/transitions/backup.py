@@ -16,7 +16,7 @@ from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import RestoreBackup
 from gpupool.pool.model.ids import Milliseconds, Plain, TokenId
 from gpupool.pool.model.policy import POLICY_COUNT_MAX, Policy, PolicyVersion
-from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.results import Result, Step, refuse
 from gpupool.pool.model.state import (
     ACT_COUNT_MAX,
     SERVER_COUNT_MAX,
@@ -27,9 +27,8 @@ from gpupool.pool.model.state import (
     Token,
     TokenKind,
 )
-from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX
+from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.transitions.audit import record
-from gpupool.pool.transitions.labels import label_refusal
 from gpupool.pool.transitions.policy_versions import UnpackError, unpack_text
 from gpupool.pool.transitions.uploads import PART_COUNT_MAX, assemble, parts_of
 
@@ -214,7 +213,7 @@ def restore_refusal(state: PoolState) -> str:
     return ""
 
 
-def restore_backup(state: PoolState, command: RestoreBackup) -> tuple[PoolState, Result]:
+def restore_backup(state: PoolState, command: RestoreBackup) -> Step:
     """Take a staged backup into the table, whole or not at all.
 
     Tokens that the pool has stay as they are. Labels of servers that are not here yet wait until

@@ -11,14 +11,12 @@ from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Gran
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.model.policy import Usage
-from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.results import Result, Step, refuse
 from gpupool.pool.model.state import (
     CLOSED_REQUEST_COUNT_MAX,
-    EVENT_COUNT_MAX,
     PARTITION_SIZE_MIN,
     WAITING_COUNT_MAX,
     WAITING_LAPSE_MS,
-    Event,
     Lease,
     Partition,
     PartStatus,
@@ -35,22 +33,16 @@ from gpupool.pool.scheduling.filters import (
     names_server,
     well_formed,
 )
-from gpupool.pool.transitions.audit import record
+from gpupool.pool.transitions.audit import emit_event, record
 
 TEXT_LENGTH_MAX = 200
 PARTITION_COUNT_MAX = 256
 
 
-def note(state: PoolState, kind: str, subject: str, text: str) -> PoolState:
-    """Return ``state`` with one more event, the oldest dropped beyond the limit."""
-    event = Event(state.now, kind, subject[:TEXT_LENGTH_MAX], text[: 2 * TEXT_LENGTH_MAX])
-    return with_changes(state, events=(*state.events[-EVENT_COUNT_MAX + 1 :], event))
-
-
 # --- granting -------------------------------------------------------------------------------------
 
 
-def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
+def grant(state: PoolState, command: Grant) -> Step:
     """Grant a lease after checking everything again; one live lease per request id."""
     request = command.request
     if not owned_by(state, request.id, command.user):
@@ -95,7 +87,7 @@ def grant(state: PoolState, command: Grant) -> tuple[PoolState, Result]:
     )
     names = ", ".join(sorted({state.servers[p.server].name for p in lease.partitions}))
     text = f"{len(lease.partitions)} GPU(s) on {names} to {lease.user}"
-    return note(state, "granted", lease_name(lease.id), text), Result(ok=True, lease=lease.id)
+    return emit_event(state, "granted", lease_name(lease.id), text), Result(ok=True, lease=lease.id)
 
 
 def owned_by(state: PoolState, request: RequestId, user: str) -> bool:
@@ -199,7 +191,7 @@ def _fairness_refusal(state: PoolState, command: Grant) -> Result | None:
 # --- waiting --------------------------------------------------------------------------------------
 
 
-def wait(state: PoolState, command: Wait) -> tuple[PoolState, Result]:
+def wait(state: PoolState, command: Wait) -> Step:
     """Record or renew a waiting entry; the time since the first one is what counts."""
     request = command.request
     if request.id in state.closed or request.id in state.by_request:
@@ -241,7 +233,7 @@ def lapse_waiting(state: PoolState) -> PoolState:
 # --- ending ---------------------------------------------------------------------------------------
 
 
-def cancel_request(state: PoolState, command: CancelRequest) -> tuple[PoolState, Result]:
+def cancel_request(state: PoolState, command: CancelRequest) -> Step:
     """Refuse any later grant of this request, and end the lease if it has one."""
     if command.user and not owned_by(state, command.request, command.user):
         return state, refuse("denied", "this request is another user's")
@@ -263,7 +255,7 @@ def _is_known(state: PoolState, request: RequestId) -> bool:
     return request in state.waiting or request in state.by_request or request in state.closed
 
 
-def end_lease(state: PoolState, command: EndLease) -> tuple[PoolState, Result]:
+def end_lease(state: PoolState, command: EndLease) -> Step:
     """First step of ending."""
     if command.lease not in state.leases:
         return state, Result(ok=True)  # freed already: as ended as can be
@@ -291,10 +283,10 @@ def end(state: PoolState, lease_id: LeaseId, reason: str) -> PoolState:
     reason = reason[:TEXT_LENGTH_MAX] or "ended"
     lease = with_changes(lease, parts=parts, end_reason=reason, ended_at=state.now)
     state = with_changes(state, leases=state.leases | {lease_id: lease})
-    return note(state, "ended", lease_name(lease_id), reason)
+    return emit_event(state, "ended", lease_name(lease_id), reason)
 
 
-def note_idle(state: PoolState, command: NoteIdle) -> tuple[PoolState, Result]:
+def note_idle(state: PoolState, command: NoteIdle) -> Step:
     """Take note of whether one server of a lease finds its part unused."""
     lease = state.leases.get(command.lease)
     if lease is None or command.server not in lease.parts:
@@ -309,7 +301,7 @@ def note_idle(state: PoolState, command: NoteIdle) -> tuple[PoolState, Result]:
     return with_changes(state, leases=state.leases | {lease.id: changed}), Result(ok=True)
 
 
-def free_lease(state: PoolState, command: FreeLease) -> tuple[PoolState, Result]:
+def free_lease(state: PoolState, command: FreeLease) -> Step:
     """Second step of ending, for one server: give its memory back."""
     lease = state.leases.get(command.lease)
     if lease is None or command.server not in lease.parts:

@@ -17,7 +17,7 @@ from gpupool.pool.model.policy import (
     Policy,
     PolicyVersion,
 )
-from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.results import Result, Step, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions.uploads import assemble
 
@@ -88,7 +88,7 @@ def unpack_draft(data: bytes) -> Draft:
     return Draft(text, policy)
 
 
-def apply_policy(state: PoolState, command: ApplyPolicy) -> tuple[PoolState, Result]:
+def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
     """Put a staged policy in force, unless another one was put in force meanwhile."""
     current = state.policy
     if current.digest == command.digest and current.version == command.base + 1:

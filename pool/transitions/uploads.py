@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from gpupool.pool.model.commands import StagePart
 from gpupool.pool.model.copies import with_changes
-from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.results import Result, Step, refuse
 from gpupool.pool.model.state import PoolState, Staged
 
 PART_SIZE_MAX = 12 * 1024
@@ -26,7 +26,7 @@ def parts_of(data: bytes) -> list[bytes]:
     return [data[start : start + PART_SIZE_MAX] for start in starts]
 
 
-def stage_part(state: PoolState, command: StagePart) -> tuple[PoolState, Result]:
+def stage_part(state: PoolState, command: StagePart) -> Step:
     """Keep one part of an upload."""
     if len(command.upload) != 16 or not 0 <= command.part < PART_COUNT_MAX:
         return state, refuse("invalid", "malformed part of an upload")

@@ -23,7 +23,7 @@ from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKi
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.transitions import policy_versions
-from gpupool.pool.transitions.state_machine import apply
+from gpupool.pool.transitions.apply import apply
 from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting.protocol.time_zones import zone_of
 

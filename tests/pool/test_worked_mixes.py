@@ -25,7 +25,8 @@ from gpupool.pool.model.state import (
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, well_formed
 from gpupool.pool.scheduling.placement import NoOffer, Offer, make_offer
 from gpupool.pool.scheduling.ranking import rank
-from gpupool.pool.transitions.state_machine import GPU_COUNT_MAX, PoolMachine
+from gpupool.pool.transitions.servers import GPU_COUNT_MAX
+from gpupool.pool.transitions.state_machine import PoolMachine
 
 MIB = 1 << 20
 MEMORY = 81_559 * MIB

@@ -21,7 +21,7 @@ from gpupool.cli.commands.simulate import command
 from gpupool.pool.errors import ExitCode
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Server
-from gpupool.pool.transitions import state_machine
+from gpupool.pool.transitions import servers as server_entries
 from gpupool.simulations.checkers import safety_checkers
 from gpupool.simulations.kernel.swarm_options import Options, swarm
 from gpupool.simulations.tools.runner import Report, run
@@ -70,21 +70,21 @@ def test_what_was_only_just_committed_may_still_be_on_its_way_at_the_end() -> No
 
 
 def test_votes_move_to_followers_that_are_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine servers, seven votes: voters that are away for more than 10 s lose theirs."""
-    heirs: list[str] = []
-    choose = getattr(state_machine, "_heir")  # noqa: B009
+    """Nine servers, seven votes: voters that are away for more than 10 s lose tsuccessors."""
+    successors: list[str] = []
+    choose = getattr(server_entries, "_successor")  # noqa: B009
 
-    def heir(servers: dict[ServerId, Server]) -> Server | None:
+    def successor(servers: dict[ServerId, Server]) -> Server | None:
         found: Server | None = choose(servers)
         if found is not None:
-            heirs.append(found.name)
+            successors.append(found.name)
         return found
 
-    monkeypatch.setattr(state_machine, "_heir", heir)
+    monkeypatch.setattr(server_entries, "_successor", successor)
     options = replace(swarm(0, servers=9, clients=3), faults=(("pause", 1.0), ("deaf", 3.0)))
     report = run(replace(options, fault_s=15.0, heal_s=8.0))
     passed(report)
-    assert heirs
+    assert successors
     assert report.granted > 5
 
 

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpupool.pool.model.commands import Command
-from gpupool.pool.model.results import Result
+from gpupool.pool.model.results import Step
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.transitions import state_machine
+from gpupool.pool.transitions.apply import HANDLERS
 
 
 @contextmanager
@@ -23,12 +23,12 @@ def patched(owner: Any, name: str, replacement: object) -> Generator[None]:
 
 @contextmanager
 def patched_handler(
-    command: type[Command], handler: Callable[[PoolState, Any], tuple[PoolState, Result]]
+    command: type[Command], handler: Callable[[PoolState, Any], Step]
 ) -> Generator[None]:
     """Apply one kind of command by another function for a while."""
-    original = state_machine.HANDLERS[command]
-    state_machine.HANDLERS[command] = handler
+    original = HANDLERS[command]
+    HANDLERS[command] = handler
     try:
         yield
     finally:
-        state_machine.HANDLERS[command] = original
+        HANDLERS[command] = original

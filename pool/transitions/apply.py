@@ -1,0 +1,121 @@
+"""``apply(state, index, envelope)``: the one function that changes the table.
+
+It is total and deterministic: it reads no clock and no random source, does no I/O, and returns a
+new state and a result for every command. A refusal is a result, never an exception. ``HANDLERS``
+names the function of each command.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from gpupool.pool.model.commands import (
+    ApplyPolicy,
+    CancelRequest,
+    Command,
+    CreatePool,
+    CreateToken,
+    DrainServer,
+    EndLease,
+    Envelope,
+    FreeLease,
+    GiveNotice,
+    Grant,
+    JoinServer,
+    LabelServer,
+    NoteIdle,
+    RemoveServer,
+    ReportGpus,
+    RestoreBackup,
+    RevokeToken,
+    ServerContact,
+    ServerUp,
+    StagePart,
+    Tick,
+    Wait,
+)
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import Milliseconds, lease_name
+from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.policy import notices
+from gpupool.pool.transitions import leases, policy_versions, servers, tokens, uploads
+from gpupool.pool.transitions.audit import emit_event, record
+from gpupool.pool.transitions.backup import restore_backup
+
+
+def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
+    """Return the state after ``envelope``, committed at ``index``, and its result."""
+    # Time never goes back along the log, whatever a proposer's clock said.
+    now = Milliseconds(max(state.now, envelope.at))
+    state = with_changes(state, index=index, now=now)
+    state = uploads.lapse_staged(leases.lapse_waiting(state))
+    if envelope.expires and now > envelope.expires:
+        return state, refuse("expired", "the command arrived after its deadline")
+    command = envelope.command
+    return HANDLERS[type(command)](state, command)
+
+
+def create_pool(state: PoolState, command: CreatePool) -> Step:
+    """Name the pool; once."""
+    if state.cluster_id:
+        return state, refuse("conflict", "the pool exists already")
+    state = with_changes(
+        state,
+        cluster_id=command.cluster_id,
+        name=command.name,
+        data_encryption=command.data_encryption,
+    )
+    state = record(state, "pool-created", by="", subject=command.name)
+    return emit_event(state, "pool-created", command.name, "pool created"), Result(ok=True)
+
+
+def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
+    """Put a policy in force, for everything that is granted from now on."""
+    before = state.policy.version
+    state, result = policy_versions.apply_policy(state, command)
+    if state.policy.version != before:
+        text = f"version {state.policy.version} applied by {command.by}"
+        version = f"version {state.policy.version}"
+        state = record(state, "policy-applied", by=command.by, subject=version)
+        state = emit_event(state, "policy-applied", state.name, text)
+    return state, result
+
+
+def give_notice(state: PoolState, command: GiveNotice) -> Step:
+    """Set an end to a lease that the policy allows no more."""
+    state, result = notices.give_notice(state, command)
+    if result.ok:
+        name = lease_name(command.lease)
+        text = notices.notice_text(state.leases[command.lease])
+        state = emit_event(state, "notice", name, text)
+    return state, result
+
+
+def tick(state: PoolState, command: Tick) -> Step:
+    """Do nothing: ``apply`` itself has advanced the time."""
+    return state, Result(ok=True)
+
+
+HANDLERS: dict[type[Command], Callable[[PoolState, Any], Step]] = {
+    CreatePool: create_pool,
+    JoinServer: servers.join_server,
+    ServerUp: servers.server_up,
+    ServerContact: servers.server_contact,
+    RemoveServer: servers.remove_server,
+    ReportGpus: servers.report_gpus,
+    DrainServer: servers.drain_server,
+    LabelServer: servers.label_server,
+    Grant: leases.grant,
+    CancelRequest: leases.cancel_request,
+    EndLease: leases.end_lease,
+    NoteIdle: leases.note_idle,
+    FreeLease: leases.free_lease,
+    Wait: leases.wait,
+    CreateToken: tokens.create_token,
+    RevokeToken: tokens.revoke_token,
+    StagePart: uploads.stage_part,
+    ApplyPolicy: apply_policy,
+    RestoreBackup: restore_backup,
+    GiveNotice: give_notice,
+    Tick: tick,
+}

@@ -1,0 +1,353 @@
+"""Servers in the table: joining, coming up, losing contact, leaving, and what operators order.
+
+A server that joins is known; one that came up with its inventory grants GPUs; one that the leader
+lost contact with keeps its leases charged until it is back, restarts or is removed for good.
+
+One physical GPU is offered by one server only, even when several servers show it.
+
+An operator's order is repeated, by its client and by servers, until somebody has an answer. A
+repetition may be committed seconds later, behind an order that undid the first. So a server's entry
+remembers the numbers of the latest orders, and each order is carried out once.
+"""
+
+from dataclasses import replace
+
+from gpupool.pool.model.commands import (
+    DrainServer,
+    JoinServer,
+    LabelServer,
+    RemoveServer,
+    ReportGpus,
+    ServerContact,
+    ServerUp,
+)
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.state import (
+    NAME_LENGTH_MAX,
+    SERVER_COUNT_MAX,
+    VOTER_COUNT_MAX,
+    Gpu,
+    PoolState,
+    Server,
+    ServerStatus,
+    TokenKind,
+)
+from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
+from gpupool.pool.transitions import leases
+from gpupool.pool.transitions.audit import emit_event, record
+
+GPU_COUNT_MAX = 64
+"""Per server: eight cards of seven MIG instances, and some; more would not fit into a command."""
+
+ORDER_SIZE = 16
+ORDER_COUNT_MAX = 16
+"""Orders that a server's entry remembers. A repetition comes within seconds."""
+
+UNSETTLED = "not settled yet"
+"""The clash of a GPU that its server has not shown before; ``settle_clashes`` decides."""
+
+
+# --- membership -----------------------------------------------------------------------------------
+
+
+def join_server(state: PoolState, command: JoinServer) -> Step:
+    """Admit a server, spending its token."""
+    known = state.servers.get(command.server)
+    if known is not None:
+        # The answer to the first command was lost. Only the token that it used names it again.
+        token = state.tokens.get(command.token) if command.token else None
+        is_same = token is not None and token.used_by == known.id
+        # A server that has come up had the answer, and the token buys no second certificate.
+        if is_same and known.status is ServerStatus.JOINED:
+            return state, Result(ok=True)
+        return state, refuse("conflict", f"the pool has server {known.id} already")
+    if command.server in state.removed:
+        return state, refuse("denied", "this server was removed from the pool for good")
+    if why := _join_refusal(state, command):
+        return state, why
+    voter = len(state.voters()) < VOTER_COUNT_MAX
+    server = Server(
+        id=command.server,
+        name=command.name,
+        address=command.address,
+        voter=voter,
+        witness=command.witness,
+        labels=state.labels_awaited.get(command.name, {}),
+        joined_at=state.now,
+        changed_at=state.now,
+    )
+    awaited = {k: v for k, v in state.labels_awaited.items() if k != command.name}
+    tokens, by, how = state.tokens, "", f"{server.id} at {server.address}"
+    if command.token is not None:
+        token = replace(tokens[command.token], used_by=command.server)
+        tokens = tokens | {token.id: token}
+        by, how = token.created_by, f"{how}, with token {token.id}"
+    servers = state.servers | {server.id: server}
+    state = with_changes(state, servers=servers, tokens=tokens, labels_awaited=awaited)
+    state = record(state, "server-joined", by=by, subject=server.name, text=how)
+    state = emit_event(state, "joined", server.name, f"joined from {server.address}")
+    return state, Result(ok=True)
+
+
+def _join_refusal(state: PoolState, command: JoinServer) -> Result | None:
+    if not 0 < len(command.name) <= NAME_LENGTH_MAX:
+        return refuse("denied", f"a server's name has 1 to {NAME_LENGTH_MAX} characters")
+    if state.server_named(command.name) is not None:
+        return refuse("conflict", f"the pool has a server named {command.name} already")
+    if len(state.servers) >= SERVER_COUNT_MAX:
+        return refuse("denied", f"the pool has {SERVER_COUNT_MAX} servers, the most it can have")
+    if command.token is None:
+        return refuse("denied", "a server token is needed") if state.servers else None
+    token = state.tokens.get(command.token)
+    if token is None or token.kind is not TokenKind.SERVER:
+        return refuse("denied", "this is no server token of this pool")
+    if token.used_by is not None:
+        return refuse("denied", f"token {token.id} has been used; each lets one server in")
+    why = token.refusal(state.now)
+    return refuse("denied", why) if why else None
+
+
+def remove_server(state: PoolState, command: RemoveServer) -> Step:
+    """Take a server out for good; the next follower becomes a voter in its place."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, Result(ok=True)
+    if len(state.servers) == 1:
+        return state, refuse("denied", "it is the last server of the pool")
+    state = leases.free_all_of(state, server.id, f"server {server.name} left the pool")
+    servers = {key: each for key, each in state.servers.items() if key != server.id}
+    if server.voter:
+        successor = _successor(servers)
+        if successor is not None:
+            servers[successor.id] = with_changes(successor, voter=True)
+    state = with_changes(state, servers=servers, removed=state.removed | {server.id: state.now})
+    state = settle_clashes(state)
+    by = f" (by {command.by})" if command.by else ""
+    state = record(state, "server-removed", by=command.by, subject=server.name, text=server.id)
+    return emit_event(state, "left", server.name, f"left the pool{by}"), Result(ok=True)
+
+
+# --- inventory and contact ------------------------------------------------------------------------
+
+
+def server_up(state: PoolState, command: ServerUp) -> Step:
+    """Take a server's inventory; a new incarnation has killed all workers of the former ones."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, refuse("denied", "this server is not a member of the pool")
+    if command.incarnation < server.incarnation:
+        return state, refuse("conflict", "a later incarnation of this server is known")
+    if len(command.gpus) > GPU_COUNT_MAX:
+        return state, refuse("denied", f"a server has at most {GPU_COUNT_MAX} GPUs")
+    restarted = command.incarnation > server.incarnation
+    if restarted:
+        state = leases.free_all_of(state, server.id, f"server {server.name} restarted")
+        server = state.servers[server.id]
+    gpus: dict[GpuId, Gpu] = {}
+    for gpu in command.gpus:
+        known = server.gpus.get(gpu.id)
+        granted = known.memory_granted if known else 0
+        if known is not None and granted > gpu.capacity:
+            # A device that shrinks below its granted memory keeps its size until the leases end.
+            sizes = known.memory_total, known.memory_reserved
+            gpu = with_changes(gpu, memory_total=sizes[0], memory_reserved=sizes[1])
+        # ``settle_clashes`` below decides which server offers a GPU that several servers show.
+        clash = known.clash if known else UNSETTLED
+        gpus[gpu.id] = with_changes(gpu, memory_granted=granted, clash=clash)
+    for gpu in server.gpus.values():
+        # A device that fell off the bus stays in the table until its leases are over.
+        if gpu.id not in gpus and gpu.memory_granted:
+            gpus[gpu.id] = with_changes(gpu, fault="no longer present")
+    server = with_changes(
+        server,
+        incarnation=command.incarnation,
+        status=ServerStatus.UP,
+        address=command.address,
+        version=command.version,
+        driver_version=command.driver_version,
+        cuda_version=command.cuda_version,
+        gpus=gpus,
+        labels=_labels_at_start(server, command.labels),
+        labels_said=command.labels,
+        link_speed=max(0, command.link_speed),
+        rdma=command.rdma,
+        changed_at=state.now,
+    )
+    state = settle_clashes(with_changes(state, servers=state.servers | {server.id: server}))
+    if restarted:
+        state = emit_event(state, "up", server.name, f"up with {len(gpus)} GPUs")
+    return state, Result(ok=True)
+
+
+def server_contact(state: PoolState, command: ServerContact) -> Step:
+    """Note that the leader lost or regained a server; the same incarnation resumes."""
+    server = state.servers.get(command.server)
+    if server is None or server.incarnation != command.incarnation:
+        return state, refuse("conflict", "not the current incarnation")
+    before = ServerStatus.UNREACHABLE if command.reachable else ServerStatus.UP
+    after = ServerStatus.UP if command.reachable else ServerStatus.UNREACHABLE
+    if server.status is not before:
+        return state, Result(ok=True)
+    server = with_changes(server, status=after, changed_at=state.now)
+    servers = state.servers | {server.id: server}
+    if command.reachable:
+        state = with_changes(state, servers=servers)
+        return emit_event(state, "reachable", server.name, "in contact again"), Result(ok=True)
+    text = "no contact; its leases stay charged"
+    successor = _successor(servers) if server.voter else None
+    if successor is not None and successor.status is ServerStatus.UP:
+        # An unreachable voter counts for the majority and cannot answer. It returns as a follower.
+        servers[server.id] = with_changes(server, voter=False)
+        servers[successor.id] = with_changes(successor, voter=True)
+        text += f"; {successor.name} votes in its place"
+    state = with_changes(state, servers=servers)
+    return emit_event(state, "unreachable", server.name, text), Result(ok=True)
+
+
+def _successor(servers: dict[ServerId, Server]) -> Server | None:
+    """Return the server that gets the next vote: the first follower, one that is up if any is."""
+    followers = [server for server in servers.values() if not server.voter]
+    up = [server for server in followers if server.status is ServerStatus.UP]
+    return next(iter(up or followers), None)
+
+
+def report_gpus(state: PoolState, command: ReportGpus) -> Step:
+    """Take a server's readings of foreign memory and faults."""
+    server = state.servers.get(command.server)
+    if server is None or server.incarnation != command.incarnation:
+        return state, refuse("conflict", "not the current incarnation")
+    gpus = dict(server.gpus)
+    for gpu_id, reading in command.readings.items():
+        gpu = gpus.get(gpu_id)
+        if gpu is None:
+            continue
+        if reading.fault and not gpu.fault:
+            what = f"{server.name}/{gpu.index}"
+            state = emit_event(state, "gpu-fault", what, reading.fault[:200])
+        gpus[gpu_id] = replace(
+            gpu, memory_foreign=max(0, reading.memory_foreign), fault=reading.fault[:200]
+        )
+    server = with_changes(server, gpus=gpus)
+    return with_changes(state, servers=state.servers | {server.id: server}), Result(ok=True)
+
+
+# --- GPUs that several servers show ---------------------------------------------------------------
+
+
+def settle_clashes(state: PoolState) -> PoolState:
+    """Return ``state`` with every physical GPU offered by one server only.
+
+    Two servers show the same GPU when two run on one host, or when a host came back under a new
+    identity. The server that offered it first keeps it until it is removed or lacks the GPU.
+    """
+    owners: dict[GpuId, Server] = {}
+    for server in state.servers.values():
+        for gpu in server.gpus.values():
+            if not gpu.clash:
+                owners[gpu.id] = server
+    servers = dict(state.servers)
+    for server in state.servers.values():
+        changed: dict[GpuId, Gpu] = {}
+        for gpu in server.gpus.values():
+            owner = owners.setdefault(gpu.id, server)
+            clash = "" if owner.id == server.id else f"already offered by server {owner.name}"
+            if clash != gpu.clash:
+                changed[gpu.id] = replace(gpu, clash=clash)
+                if clash:
+                    what = f"{server.name}/{gpu.index}"
+                    state = emit_event(state, "gpu-clash", what, clash)
+        if changed:
+            servers[server.id] = with_changes(server, gpus=server.gpus | changed)
+    return with_changes(state, servers=servers)
+
+
+# --- orders of operators --------------------------------------------------------------------------
+
+
+def _order_result(server: Server, order: bytes) -> Result | None:
+    """Return the result of an order that was carried out already or is malformed, else None."""
+    if order in server.orders:
+        return Result(ok=True)
+    if len(order) not in (0, ORDER_SIZE):
+        return refuse("invalid", "malformed number of an order")
+    return None
+
+
+def _with_order(server: Server, order: bytes) -> tuple[bytes, ...]:
+    """Return the numbers of orders that a server's entry has with ``order`` carried out."""
+    if not order:
+        return server.orders
+    return (*server.orders, order)[-ORDER_COUNT_MAX:]
+
+
+def drain_server(state: PoolState, command: DrainServer) -> Step:
+    """Stop or resume granting on a server; running leases go on."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, refuse("never", "no such server")
+    if (settled := _order_result(server, command.order)) is not None:
+        return state, settled
+    was = server.drain_reason
+    if was != command.reason:
+        kind = "undrained" if command.reason is None else "drained"
+        text = command.reason or ""
+        state = record(state, kind, by=command.by, subject=server.name, text=text)
+    server = with_changes(
+        server,
+        drain_reason=command.reason,
+        changed_at=state.now,
+        orders=_with_order(server, command.order),
+    )
+    state = with_changes(state, servers=state.servers | {server.id: server})
+    if was == command.reason:
+        return state, Result(ok=True, why=f"it was {'not ' if was is None else ''}drained")
+    if command.reason is None:
+        return emit_event(state, "undrained", server.name, f"by {command.by}"), Result(ok=True)
+    text = f"{command.reason[:200]} (by {command.by})"
+    return emit_event(state, "drained", server.name, text), Result(ok=True)
+
+
+def label_server(state: PoolState, command: LabelServer) -> Step:
+    """Set some labels of a server, and take some away; as a whole or not at all."""
+    server = state.servers.get(command.server)
+    if server is None:
+        return state, refuse("never", "no such server")
+    if (settled := _order_result(server, command.order)) is not None:
+        return state, settled
+    if why := label_refusal(command.labels):
+        return state, refuse("invalid", why)
+    labels = {k: v for k, v in server.labels.items() if k not in command.without}
+    labels |= command.labels
+    if len(labels) > LABEL_COUNT_MAX:
+        return state, refuse("denied", f"a server has at most {LABEL_COUNT_MAX} labels")
+    changed = labels != server.labels
+    server = with_changes(
+        server,
+        labels=labels,
+        changed_at=state.now if changed else server.changed_at,
+        orders=_with_order(server, command.order),
+    )
+    state = with_changes(state, servers=state.servers | {server.id: server})
+    if not changed:
+        return state, Result(ok=True)
+    changes = [f"{k}={v}" for k, v in command.labels.items()] + [f"{k}-" for k in command.without]
+    state = record(state, "labelled", by=command.by, subject=server.name, text=" ".join(changes))
+    text = f"{' '.join(changes)} (by {command.by})"
+    return emit_event(state, "labelled", server.name, text), Result(ok=True)
+
+
+def _labels_at_start(server: Server, said: dict[str, str]) -> dict[str, str]:
+    """Return the labels of a server that has started with the labels ``said``.
+
+    Only labels count that differ from those of its last start, so that an operator's later change
+    outlives a restart with the same command line. Leaving a label out takes none away.
+    """
+    new = {
+        name: value
+        for name, value in said.items()
+        if server.labels_said.get(name) != value and not label_refusal({name: value})
+    }
+    labels = server.labels | new
+    return labels if len(labels) <= LABEL_COUNT_MAX else server.labels

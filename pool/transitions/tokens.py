@@ -1,0 +1,62 @@
+"""Tokens in the table: an operator creates them, and revokes them with the leases they hold."""
+
+from dataclasses import replace
+
+from gpupool.pool.model.commands import (
+    CreateToken,
+    RevokeToken,
+)
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.state import (
+    NAME_LENGTH_MAX,
+    TOKEN_COUNT_MAX,
+    PoolState,
+    Token,
+)
+from gpupool.pool.transitions import leases
+from gpupool.pool.transitions.audit import emit_event, record
+
+
+def create_token(state: PoolState, command: CreateToken) -> Step:
+    """Register a token."""
+    if command.token in state.tokens:
+        same = state.tokens[command.token].secret_hash == command.secret_hash
+        return state, Result(ok=True) if same else refuse("conflict", "this token id is taken")
+    if len(state.tokens) >= TOKEN_COUNT_MAX:
+        return state, refuse("denied", f"the pool has {TOKEN_COUNT_MAX} tokens, the most it can")
+    if not 0 < len(command.user) <= NAME_LENGTH_MAX or len(command.secret_hash) != 32:
+        return state, refuse("denied", "a token needs a user name and a SHA-256 of its secret")
+    token = Token(
+        id=command.token,
+        kind=command.kind,
+        user=command.user,
+        secret_hash=command.secret_hash,
+        created_at=state.now,
+        expires_at=command.expires_at,
+        created_by=command.by,
+    )
+    state = with_changes(state, tokens=state.tokens | {token.id: token})
+    text = f"{token.kind.value} token {token.id} created by {command.by or 'the pool'}"
+    hours = max(0, token.expires_at - state.now) // 3_600_000
+    what = f"{token.kind.value} token for {token.user}, good for {hours} h"
+    state = record(state, "token-created", by=command.by, subject=token.id, text=what)
+    return emit_event(state, "token-created", token.user, text), Result(ok=True)
+
+
+def revoke_token(state: PoolState, command: RevokeToken) -> Step:
+    """Refuse a token from now on, and end what it holds."""
+    token = state.tokens.get(command.token)
+    if token is None:
+        return state, refuse("never", f"the pool has no token {command.token}")
+    if token.revoked_at:
+        return state, Result(ok=True)
+    token = replace(token, revoked_at=state.now)
+    state = with_changes(state, tokens=state.tokens | {token.id: token})
+    for lease in list(state.leases.values()):
+        if lease.token == token.id and lease.held:
+            state = leases.end(state, lease.id, f"token {token.id} was revoked")
+    text = f"token {token.id} revoked by {command.by}"
+    what = f"{token.kind.value} token of {token.user}"
+    state = record(state, "token-revoked", by=command.by, subject=token.id, text=what)
+    return emit_event(state, "token-revoked", token.user, text), Result(ok=True)
