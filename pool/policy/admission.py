@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from gpupool.pool.model.memo import Memo
 from gpupool.pool.model.policy import UNIT, Usage, Zone
-from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
 from gpupool.pool.policy.policy_calendar import DAY_MS, UTC, offset_ms
 from gpupool.pool.policy.rulebook import NOTHING, USED, Cap, Moment, Source, Terms, rulebook, used
@@ -67,7 +67,7 @@ class Admission:
                 version = self.state.policy.version
                 rule = f'policy v{version}, line {kept.line}: [[reservation]] "{kept.name}"'
                 return refuse(
-                    "busy",
+                    RefusalKind.BUSY,
                     f"GPU {gpu.index} of {server.name} is kept for class {kept.group} ({rule})",
                 )
             source = terms.misses(server, gpu)
@@ -115,7 +115,7 @@ class Admission:
                     who = holder.get(cap.holder, "all users hold")
                     text = self._limit_text(terms, cap).removesuffix(",")
                     why = f"{text}; {who} {amount(held, cap)}, this takes {amount(wanted, cap)}"
-                    busy = refuse("busy", why)
+                    busy = refuse(RefusalKind.BUSY, why)
         return busy
 
     def is_limited(self, user: str, need: Usage) -> bool:
@@ -153,8 +153,8 @@ class Admission:
         """Return "busy" with the time from which it is allowed, or "denied" when that is never."""
         for moment in self.moment.later(user):
             if fits(moment.terms(user)):
-                return refuse("busy", f"{why}; allowed from {self._when(moment)} on")
-        return refuse("denied", why)
+                return refuse(RefusalKind.BUSY, f"{why}; allowed from {self._when(moment)} on")
+        return refuse(RefusalKind.DENIED, why)
 
     def _when(self, moment: Moment) -> str:
         """Return when a moment begins, on the clock of the window that makes it begin."""

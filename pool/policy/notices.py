@@ -10,7 +10,7 @@ from gpupool.pool.model.commands import EndLease, GiveNotice
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import LeaseId, Milliseconds
 from gpupool.pool.model.policy import Window
-from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import Lease, PoolState
 from gpupool.pool.policy.admission import Admission, duration_text
 from gpupool.pool.policy.idleness import effective_timeout_s
@@ -88,7 +88,7 @@ def give_notice(state: PoolState, command: GiveNotice) -> Step:
     """Set the end of a lease that the rules allow no more."""
     window = allowed_no_more(state).get(command.lease)
     if window is None:
-        return state, refuse("conflict", "the lease has notice, or its rules allow it")
+        return state, refuse(RefusalKind.CONFLICT, "the lease has notice, or its rules allow it")
     lease = state.leases[command.lease]
     number = state.policy.windows.index(window)
     holds = rulebook(state.policy).phase(number, state.now).holds

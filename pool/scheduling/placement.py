@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpupool.pool.model.ids import GpuId, Incarnation, ServerId
-from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import Gpu, PoolState, Request, Server
 from gpupool.pool.policy.admission import Admission, May, least_need, sizes_of, sizes_of_all
 from gpupool.pool.scheduling import fairness
@@ -44,7 +44,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class NoOffer:
-    """Why a server gives nothing: "busy", "never", "denied", or "no-quorum" when it may not."""
+    """Why a server gives nothing.
+
+    ``kind`` is the value of a ``RefusalKind``, or "no-quorum" when the server has no majority.
+    """
 
     server: ServerId
     name: str
@@ -77,7 +80,7 @@ def make_offer(
     fitting_count = len(fitting_cards(matching, request))
     # All other servers are looked at only when this one could not serve the request alone.
     if fitting_count < request.count and not any_could_ever_fit(state, request):
-        return NoOffer(server.id, server.name, "never", never_reason(state, request))
+        return _no_offer(server, RefusalKind.NEVER, never_reason(state, request))
     ahead = len(state.waiting) - (request.id in state.waiting)
     admission = Admission(state)
     refusal = _policy_refusal(admission, server, matching, request, user)
@@ -85,10 +88,10 @@ def make_offer(
         return NoOffer(server.id, server.name, refusal.kind, refusal.why, ahead)
     why = _never_here(server, request, matching, fitting_count)
     if why := why or _forbidden_here(admission, server, matching, request, user):
-        return NoOffer(server.id, server.name, "busy", why, never_here=True)
+        return _no_offer(server, RefusalKind.BUSY, why, never_here=True)
     if not server.grantable:
         why = server.drain_reason or server.status.value
-        return NoOffer(server.id, server.name, "busy", f"grants nothing now: {why}")
+        return _no_offer(server, RefusalKind.BUSY, f"grants nothing now: {why}")
     reserved = fairness.reserved_for_others(state, request.id, user)
     gpus = tuple(
         OfferedGpu(
@@ -109,11 +112,17 @@ def make_offer(
         if reserved is not None:
             why += f"; {reserved.entry.user} has waited longer and goes first"
         why += _reserved_text(admission, server, user)
-        return NoOffer(server.id, server.name, "busy", why, ahead)
+        return _no_offer(server, RefusalKind.BUSY, why, ahead)
     capacity = sum(gpu.capacity for gpu in server.gpus.values())
     granted = sum(gpu.memory_granted for gpu in server.gpus.values())
     load = granted / capacity if capacity else 1.0
     return Offer(server.id, server.name, server.incarnation, gpus, load)
+
+
+def _no_offer(
+    server: Server, kind: RefusalKind, why: str, ahead: int = 0, *, never_here: bool = False
+) -> NoOffer:
+    return NoOffer(server.id, server.name, kind.value, why, ahead, never_here)
 
 
 def has_room_together(
@@ -180,7 +189,7 @@ def _policy_refusal(
     if refusal is None and matching and not request.across:
         refusal = admission.limit_refusal(user, least_need(request, sizes_of(matching)))
         if refusal is not None:
-            return refuse("busy", refusal.why)
+            return refuse(RefusalKind.BUSY, refusal.why)
     return refusal
 
 

@@ -1,6 +1,7 @@
 """What the policy says to a user and a request, in sentences that name their rules."""
 
 from gpupool.pool.model.policy import UNIT
+from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import PoolState, Request
 from gpupool.pool.policy.admission import NOUNS, Admission, amount, duration_text, time_text
 from gpupool.pool.policy.rulebook import NOTHING
@@ -22,11 +23,11 @@ def verdict(state: PoolState, user: str, request: Request) -> tuple[str, str]:
     refusals = [answer for answer in answers if isinstance(answer, NoOffer)]
     if len(refusals) < len(answers):
         return "", "allowed: it would be granted now"
-    for kind in ("denied", "never", "busy"):
+    for kind in (RefusalKind.DENIED, RefusalKind.NEVER, RefusalKind.BUSY):
         found = next((each for each in refusals if each.kind == kind), None)
         if found is not None:
-            return kind, f"{kind}: {found.why}"
-    return "busy", "busy: the pool has no server"
+            return kind.value, f"{kind.value}: {found.why}"
+    return RefusalKind.BUSY.value, "busy: the pool has no server"
 
 
 def _terms_lines(state: PoolState, user: str) -> list[str]:

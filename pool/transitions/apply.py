@@ -35,7 +35,7 @@ from gpupool.pool.model.commands import (
 )
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Milliseconds, lease_name
-from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.policy import notices
 from gpupool.pool.transitions import leases, policy_versions, servers, tokens, uploads
@@ -50,7 +50,7 @@ def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
     state = with_changes(state, index=index, now=now)
     state = uploads.lapse_staged(leases.lapse_waiting(state))
     if envelope.expires and now > envelope.expires:
-        return state, refuse("expired", "the command arrived after its deadline")
+        return state, refuse(RefusalKind.EXPIRED, "the command arrived after its deadline")
     command = envelope.command
     return HANDLERS[type(command)](state, command)
 
@@ -58,7 +58,7 @@ def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
 def create_pool(state: PoolState, command: CreatePool) -> Step:
     """Name the pool; once."""
     if state.cluster_id:
-        return state, refuse("conflict", "the pool exists already")
+        return state, refuse(RefusalKind.CONFLICT, "the pool exists already")
     state = with_changes(
         state,
         cluster_id=command.cluster_id,

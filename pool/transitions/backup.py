@@ -16,7 +16,7 @@ from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import RestoreBackup
 from gpupool.pool.model.ids import Milliseconds, Plain, TokenId
 from gpupool.pool.model.policy import POLICY_COUNT_MAX, Policy, PolicyVersion
-from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     ACT_COUNT_MAX,
     SERVER_COUNT_MAX,
@@ -222,17 +222,19 @@ def restore_backup(state: PoolState, command: RestoreBackup) -> Step:
     if state.former is not None and state.former.digest == command.digest:
         return state, Result(ok=True)  # proposed again
     if why := restore_refusal(state):
-        return state, refuse("conflict", why)
+        return state, refuse(RefusalKind.CONFLICT, why)
     state, data = assemble(state, command.upload, command.part_count, command.digest)
     if isinstance(data, Result):
         return state, data
     try:
         backup = unpack(data)
     except BackupError as error:
-        return state, refuse("invalid", str(error))
+        return state, refuse(RefusalKind.INVALID, str(error))
     tokens: dict[TokenId, Token] = {token.id: token for token in backup.tokens} | state.tokens
     if len(tokens) > TOKEN_COUNT_MAX:
-        return state, refuse("denied", f"the pool would have more than {TOKEN_COUNT_MAX} tokens")
+        return state, refuse(
+            RefusalKind.DENIED, f"the pool would have more than {TOKEN_COUNT_MAX} tokens"
+        )
     servers = dict(state.servers)
     awaited = dict(backup.labels)
     for server in state.servers.values():

@@ -11,7 +11,7 @@ from gpupool.pool.model.commands import CancelRequest, EndLease, FreeLease, Gran
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, lease_name
 from gpupool.pool.model.policy import Usage
-from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     CLOSED_REQUEST_COUNT_MAX,
     PARTITION_SIZE_MIN,
@@ -46,13 +46,13 @@ def grant(state: PoolState, command: Grant) -> Step:
     """Grant a lease after checking everything again; one live lease per request id."""
     request = command.request
     if not owned_by(state, request.id, command.user):
-        return state, refuse("denied", "this request is another user's")
+        return state, refuse(RefusalKind.DENIED, "this request is another user's")
     if request.id in state.closed:
-        return state, refuse("closed", state.closed[request.id])
+        return state, refuse(RefusalKind.CLOSED, state.closed[request.id])
     if request.id in state.by_request:
         lease = state.leases[state.by_request[request.id]]
         if not lease.held:
-            return state, refuse("closed", f"its lease has ended: {lease.end_reason}")
+            return state, refuse(RefusalKind.CLOSED, f"its lease has ended: {lease.end_reason}")
         return state, Result(ok=True, lease=lease.id)
     refusal = (
         _token_refusal(state, command)
@@ -102,41 +102,43 @@ def owned_by(state: PoolState, request: RequestId, user: str) -> bool:
 def _token_refusal(state: PoolState, command: Grant) -> Result | None:
     token = state.tokens.get(command.token)
     if token is None or token.user != command.user:
-        return refuse("denied", "unknown token")
+        return refuse(RefusalKind.DENIED, "unknown token")
     why = token.refusal(state.now)
-    return refuse("denied", why) if why else None
+    return refuse(RefusalKind.DENIED, why) if why else None
 
 
 def _shape_refusal(state: PoolState, command: Grant) -> Result | None:
     """Check what does not depend on how full the pool is."""
     partitions, request = command.partitions, command.request
     if not well_formed(request.filters):
-        return refuse("invalid", "malformed filters")
+        return refuse(RefusalKind.INVALID, "malformed filters")
     if not 0 < len(partitions) <= PARTITION_COUNT_MAX or len(partitions) != request.count:
-        return refuse("invalid", "not as many partitions as requested GPUs")
+        return refuse(RefusalKind.INVALID, "not as many partitions as requested GPUs")
     physical: set[tuple[ServerId, GpuId]] = set()
     for partition in partitions:
         server = state.servers.get(partition.server)
         gpu = server.gpus.get(partition.gpu) if server else None
         if server is None or gpu is None:
-            return refuse("conflict", "a chosen GPU is no longer in the pool")
+            return refuse(RefusalKind.CONFLICT, "a chosen GPU is no longer in the pool")
         if command.incarnations.get(server.id) != server.incarnation:
-            return refuse("conflict", f"server {server.name} has restarted since its offer")
+            return refuse(
+                RefusalKind.CONFLICT, f"server {server.name} has restarted since its offer"
+            )
         if not names_server(request.servers, server):
-            return refuse("invalid", f"server {server.name} is not among those asked for")
+            return refuse(RefusalKind.INVALID, f"server {server.name} is not among those asked for")
         if (unmet := first_mismatch(request.filters, server, gpu)) is not None:
             # Labels may have changed since the offer.
             why = f"GPU {gpu.index} of {server.name} does not match {filter_text(unmet)}"
-            return refuse("conflict", why)
+            return refuse(RefusalKind.CONFLICT, why)
         # MIG instances of one card are one physical GPU, and a request gets separate ones.
         key = (server.id, gpu.parent or gpu.id)
         if key in physical:
-            return refuse("invalid", "two partitions on one physical GPU")
+            return refuse(RefusalKind.INVALID, "two partitions on one physical GPU")
         physical.add(key)
         if partition.memory < PARTITION_SIZE_MIN:
-            return refuse("invalid", "a partition has at least 1 MiB")
+            return refuse(RefusalKind.INVALID, "a partition has at least 1 MiB")
     if len(command.ticket_hash) != 32 or len(command.request.id) != 16:
-        return refuse("invalid", "malformed ticket or request id")
+        return refuse(RefusalKind.INVALID, "malformed ticket or request id")
     return None
 
 
@@ -171,9 +173,9 @@ def _space_refusal(state: PoolState, command: Grant) -> Result | None:
         gpu = server.gpus[partition.gpu]
         if not server.grantable:
             why = server.drain_reason or server.status.value
-            return refuse("busy", f"server {server.name} grants nothing now: {why}")
+            return refuse(RefusalKind.BUSY, f"server {server.name} grants nothing now: {why}")
         if gpu.memory_free < partition.memory:
-            return refuse("busy", f"GPU {gpu.index} of {server.name} is taken by now")
+            return refuse(RefusalKind.BUSY, f"GPU {gpu.index} of {server.name} is taken by now")
     return None
 
 
@@ -184,7 +186,8 @@ def _fairness_refusal(state: PoolState, command: Grant) -> Result | None:
         return None
     waited_s = max(0, state.now - reserved.entry.since) // 1000
     return refuse(
-        "busy", f"{reserved.entry.user} has waited {waited_s} s for these GPUs and goes first"
+        RefusalKind.BUSY,
+        f"{reserved.entry.user} has waited {waited_s} s for these GPUs and goes first",
     )
 
 
@@ -195,17 +198,17 @@ def wait(state: PoolState, command: Wait) -> Step:
     """Record or renew a waiting entry; the time since the first one is what counts."""
     request = command.request
     if request.id in state.closed or request.id in state.by_request:
-        return state, refuse("closed", "the request waits no more")
+        return state, refuse(RefusalKind.CLOSED, "the request waits no more")
     if not owned_by(state, request.id, command.user):
-        return state, refuse("denied", "this request is another user's")
+        return state, refuse(RefusalKind.DENIED, "this request is another user's")
     if len(request.id) != 16 or not well_formed(request.filters):
-        return state, refuse("invalid", "malformed request")
+        return state, refuse(RefusalKind.INVALID, "malformed request")
     token = state.tokens.get(command.token)
     if token is None or token.user != command.user or token.refusal(state.now):
-        return state, refuse("denied", "unknown, expired or revoked token")
+        return state, refuse(RefusalKind.DENIED, "unknown, expired or revoked token")
     known = state.waiting.get(request.id)
     if known is None and len(state.waiting) >= WAITING_COUNT_MAX:
-        return state, refuse("busy", "too many requests wait already")
+        return state, refuse(RefusalKind.BUSY, "too many requests wait already")
     entry = Waiting(
         request=replace(
             request,
@@ -236,9 +239,9 @@ def lapse_waiting(state: PoolState) -> PoolState:
 def cancel_request(state: PoolState, command: CancelRequest) -> Step:
     """Refuse any later grant of this request, and end the lease if it has one."""
     if command.user and not owned_by(state, command.request, command.user):
-        return state, refuse("denied", "this request is another user's")
+        return state, refuse(RefusalKind.DENIED, "this request is another user's")
     if len(command.request) != 16:
-        return state, refuse("invalid", "malformed request id")
+        return state, refuse(RefusalKind.INVALID, "malformed request id")
     lease_id = state.by_request.get(command.request)
     if lease_id is not None:
         return end(state, lease_id, command.reason), Result(ok=True, lease=lease_id)
@@ -263,7 +266,9 @@ def end_lease(state: PoolState, command: EndLease) -> Step:
     foreign = bool(command.by) and command.by != lease.user
     if foreign and not command.operator:
         # The server that was asked may not have known the lease, and so not whose it is.
-        return state, refuse("denied", f"lease {lease_name(lease.id)} belongs to {lease.user}")
+        return state, refuse(
+            RefusalKind.DENIED, f"lease {lease_name(lease.id)} belongs to {lease.user}"
+        )
     if lease.held and foreign:
         what = f"lease of {lease.user}: {command.reason}"
         name = lease_name(lease.id)
@@ -293,7 +298,7 @@ def note_idle(state: PoolState, command: NoteIdle) -> Step:
         return state, Result(ok=True)
     server = state.servers.get(command.server)
     if server is None or server.incarnation != command.incarnation:
-        return state, refuse("conflict", "not the current incarnation")
+        return state, refuse(RefusalKind.CONFLICT, "not the current incarnation")
     idle_on = tuple(each for each in lease.idle_on if each != command.server)
     if command.idle:
         idle_on = (*idle_on, command.server)
@@ -308,9 +313,9 @@ def free_lease(state: PoolState, command: FreeLease) -> Step:
         return state, Result(ok=True)
     server = state.servers.get(command.server)
     if server is None or server.incarnation != command.incarnation:
-        return state, refuse("conflict", "not the current incarnation")
+        return state, refuse(RefusalKind.CONFLICT, "not the current incarnation")
     if lease.held:
-        return state, refuse("conflict", "the lease is held; end it first")
+        return state, refuse(RefusalKind.CONFLICT, "the lease is held; end it first")
     return _free_part(state, lease, command.server), Result(ok=True)
 
 

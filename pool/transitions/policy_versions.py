@@ -17,7 +17,7 @@ from gpupool.pool.model.policy import (
     Policy,
     PolicyVersion,
 )
-from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions.uploads import assemble
 
@@ -99,11 +99,11 @@ def apply_policy(state: PoolState, command: ApplyPolicy) -> Step:
     if command.base != current.version:
         by = state.policies[-1].by if state.policies else "somebody"
         why = f"{by} has applied version {current.version} meanwhile"
-        return state, refuse("conflict", why)
+        return state, refuse(RefusalKind.CONFLICT, why)
     try:
         draft = unpack_draft(data)
     except UnpackError as error:
-        return state, refuse("invalid", str(error))
+        return state, refuse(RefusalKind.INVALID, str(error))
     version = current.version + 1
     policy = replace(draft.policy, version=version, digest=command.digest)
     entry = PolicyVersion(version, command.by, state.now, draft.text)

@@ -23,7 +23,7 @@ from gpupool.pool.model.commands import (
 )
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, ServerId
-from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     NAME_LENGTH_MAX,
     SERVER_COUNT_MAX,
@@ -62,9 +62,9 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
         # A server that has come up had the answer, and the token buys no second certificate.
         if is_same and known.status is ServerStatus.JOINED:
             return state, Result(ok=True)
-        return state, refuse("conflict", f"the pool has server {known.id} already")
+        return state, refuse(RefusalKind.CONFLICT, f"the pool has server {known.id} already")
     if command.server in state.removed:
-        return state, refuse("denied", "this server was removed from the pool for good")
+        return state, refuse(RefusalKind.DENIED, "this server was removed from the pool for good")
     if why := _join_refusal(state, command):
         return state, why
     voter = len(state.voters()) < VOTER_COUNT_MAX
@@ -93,20 +93,24 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
 
 def _join_refusal(state: PoolState, command: JoinServer) -> Result | None:
     if not 0 < len(command.name) <= NAME_LENGTH_MAX:
-        return refuse("denied", f"a server's name has 1 to {NAME_LENGTH_MAX} characters")
+        return refuse(RefusalKind.DENIED, f"a server's name has 1 to {NAME_LENGTH_MAX} characters")
     if state.server_named(command.name) is not None:
-        return refuse("conflict", f"the pool has a server named {command.name} already")
+        return refuse(RefusalKind.CONFLICT, f"the pool has a server named {command.name} already")
     if len(state.servers) >= SERVER_COUNT_MAX:
-        return refuse("denied", f"the pool has {SERVER_COUNT_MAX} servers, the most it can have")
+        return refuse(
+            RefusalKind.DENIED, f"the pool has {SERVER_COUNT_MAX} servers, the most it can have"
+        )
     if command.token is None:
-        return refuse("denied", "a server token is needed") if state.servers else None
+        return refuse(RefusalKind.DENIED, "a server token is needed") if state.servers else None
     token = state.tokens.get(command.token)
     if token is None or token.kind is not TokenKind.SERVER:
-        return refuse("denied", "this is no server token of this pool")
+        return refuse(RefusalKind.DENIED, "this is no server token of this pool")
     if token.used_by is not None:
-        return refuse("denied", f"token {token.id} has been used; each lets one server in")
+        return refuse(
+            RefusalKind.DENIED, f"token {token.id} has been used; each lets one server in"
+        )
     why = token.refusal(state.now)
-    return refuse("denied", why) if why else None
+    return refuse(RefusalKind.DENIED, why) if why else None
 
 
 def remove_server(state: PoolState, command: RemoveServer) -> Step:
@@ -115,7 +119,7 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
     if server is None:
         return state, Result(ok=True)
     if len(state.servers) == 1:
-        return state, refuse("denied", "it is the last server of the pool")
+        return state, refuse(RefusalKind.DENIED, "it is the last server of the pool")
     state = leases.free_all_of(state, server.id, f"server {server.name} left the pool")
     servers = {key: each for key, each in state.servers.items() if key != server.id}
     if server.voter:
@@ -136,11 +140,11 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
     """Take a server's inventory; a new incarnation has killed all workers of the former ones."""
     server = state.servers.get(command.server)
     if server is None:
-        return state, refuse("denied", "this server is not a member of the pool")
+        return state, refuse(RefusalKind.DENIED, "this server is not a member of the pool")
     if command.incarnation < server.incarnation:
-        return state, refuse("conflict", "a later incarnation of this server is known")
+        return state, refuse(RefusalKind.CONFLICT, "a later incarnation of this server is known")
     if len(command.gpus) > GPU_COUNT_MAX:
-        return state, refuse("denied", f"a server has at most {GPU_COUNT_MAX} GPUs")
+        return state, refuse(RefusalKind.DENIED, f"a server has at most {GPU_COUNT_MAX} GPUs")
     restarted = command.incarnation > server.incarnation
     if restarted:
         state = leases.free_all_of(state, server.id, f"server {server.name} restarted")
@@ -185,7 +189,7 @@ def server_contact(state: PoolState, command: ServerContact) -> Step:
     """Note that the leader lost or regained a server; the same incarnation resumes."""
     server = state.servers.get(command.server)
     if server is None or server.incarnation != command.incarnation:
-        return state, refuse("conflict", "not the current incarnation")
+        return state, refuse(RefusalKind.CONFLICT, "not the current incarnation")
     before = ServerStatus.UNREACHABLE if command.reachable else ServerStatus.UP
     after = ServerStatus.UP if command.reachable else ServerStatus.UNREACHABLE
     if server.status is not before:
@@ -217,7 +221,7 @@ def report_gpus(state: PoolState, command: ReportGpus) -> Step:
     """Take a server's readings of foreign memory and faults."""
     server = state.servers.get(command.server)
     if server is None or server.incarnation != command.incarnation:
-        return state, refuse("conflict", "not the current incarnation")
+        return state, refuse(RefusalKind.CONFLICT, "not the current incarnation")
     gpus = dict(server.gpus)
     for gpu_id, reading in command.readings.items():
         gpu = gpus.get(gpu_id)
@@ -271,7 +275,7 @@ def _order_result(server: Server, order: bytes) -> Result | None:
     if order in server.orders:
         return Result(ok=True)
     if len(order) not in (0, ORDER_SIZE):
-        return refuse("invalid", "malformed number of an order")
+        return refuse(RefusalKind.INVALID, "malformed number of an order")
     return None
 
 
@@ -286,7 +290,7 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
     """Stop or resume granting on a server; running leases go on."""
     server = state.servers.get(command.server)
     if server is None:
-        return state, refuse("never", "no such server")
+        return state, refuse(RefusalKind.NEVER, "no such server")
     if (settled := _order_result(server, command.order)) is not None:
         return state, settled
     was = server.drain_reason
@@ -313,15 +317,15 @@ def label_server(state: PoolState, command: LabelServer) -> Step:
     """Set some labels of a server, and take some away; as a whole or not at all."""
     server = state.servers.get(command.server)
     if server is None:
-        return state, refuse("never", "no such server")
+        return state, refuse(RefusalKind.NEVER, "no such server")
     if (settled := _order_result(server, command.order)) is not None:
         return state, settled
     if why := label_refusal(command.labels):
-        return state, refuse("invalid", why)
+        return state, refuse(RefusalKind.INVALID, why)
     labels = {k: v for k, v in server.labels.items() if k not in command.without}
     labels |= command.labels
     if len(labels) > LABEL_COUNT_MAX:
-        return state, refuse("denied", f"a server has at most {LABEL_COUNT_MAX} labels")
+        return state, refuse(RefusalKind.DENIED, f"a server has at most {LABEL_COUNT_MAX} labels")
     changed = labels != server.labels
     server = with_changes(
         server,

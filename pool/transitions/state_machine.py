@@ -7,7 +7,7 @@ from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.results import refuse
+from gpupool.pool.model.results import RefusalKind, refuse
 from gpupool.pool.model.state import Act, PoolState
 from gpupool.pool.transitions.apply import apply
 from gpupool.pool.transitions.audit import acts_since
@@ -33,7 +33,7 @@ class PoolMachine:
             envelope = unwrap(command)
         except CodecError as error:
             self.state = with_changes(self.state, index=index)
-            result = refuse("invalid", str(error))
+            result = refuse(RefusalKind.INVALID, str(error))
         else:
             self.state, result = apply(self.state, index, envelope)
         self._notify()

@@ -7,7 +7,7 @@ from gpupool.pool.model.commands import (
     RevokeToken,
 )
 from gpupool.pool.model.copies import with_changes
-from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     NAME_LENGTH_MAX,
     TOKEN_COUNT_MAX,
@@ -22,11 +22,17 @@ def create_token(state: PoolState, command: CreateToken) -> Step:
     """Register a token."""
     if command.token in state.tokens:
         same = state.tokens[command.token].secret_hash == command.secret_hash
-        return state, Result(ok=True) if same else refuse("conflict", "this token id is taken")
+        return state, Result(ok=True) if same else refuse(
+            RefusalKind.CONFLICT, "this token id is taken"
+        )
     if len(state.tokens) >= TOKEN_COUNT_MAX:
-        return state, refuse("denied", f"the pool has {TOKEN_COUNT_MAX} tokens, the most it can")
+        return state, refuse(
+            RefusalKind.DENIED, f"the pool has {TOKEN_COUNT_MAX} tokens, the most it can"
+        )
     if not 0 < len(command.user) <= NAME_LENGTH_MAX or len(command.secret_hash) != 32:
-        return state, refuse("denied", "a token needs a user name and a SHA-256 of its secret")
+        return state, refuse(
+            RefusalKind.DENIED, "a token needs a user name and a SHA-256 of its secret"
+        )
     token = Token(
         id=command.token,
         kind=command.kind,
@@ -48,7 +54,7 @@ def revoke_token(state: PoolState, command: RevokeToken) -> Step:
     """Refuse a token from now on, and end what it holds."""
     token = state.tokens.get(command.token)
     if token is None:
-        return state, refuse("never", f"the pool has no token {command.token}")
+        return state, refuse(RefusalKind.NEVER, f"the pool has no token {command.token}")
     if token.revoked_at:
         return state, Result(ok=True)
     token = replace(token, revoked_at=state.now)

@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from gpupool.pool.model.commands import StagePart
 from gpupool.pool.model.copies import with_changes
-from gpupool.pool.model.results import Result, Step, refuse
+from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState, Staged
 
 PART_SIZE_MAX = 12 * 1024
@@ -29,12 +29,14 @@ def parts_of(data: bytes) -> list[bytes]:
 def stage_part(state: PoolState, command: StagePart) -> Step:
     """Keep one part of an upload."""
     if len(command.upload) != 16 or not 0 <= command.part < PART_COUNT_MAX:
-        return state, refuse("invalid", "malformed part of an upload")
+        return state, refuse(RefusalKind.INVALID, "malformed part of an upload")
     if len(command.data) > PART_SIZE_MAX:
-        return state, refuse("invalid", f"a part has at most {PART_SIZE_MAX} bytes")
+        return state, refuse(RefusalKind.INVALID, f"a part has at most {PART_SIZE_MAX} bytes")
     known = state.staged.get(command.upload)
     if known is None and len(state.staged) >= UPLOAD_COUNT_MAX:
-        return state, refuse("busy", "other large documents are being sent; try again in a minute")
+        return state, refuse(
+            RefusalKind.BUSY, "other large documents are being sent; try again in a minute"
+        )
     parts = known.parts if known is not None else {}
     entry = Staged(parts | {command.part: command.data}, state.now)
     return with_changes(state, staged=state.staged | {command.upload: entry}), Result(ok=True)
@@ -46,14 +48,18 @@ def assemble(
     """Return the whole upload, or why there is none; either way it is forgotten."""
     entry = state.staged.get(upload)
     if entry is None:
-        return state, refuse("conflict", "its parts are not there any more; send it again")
+        return state, refuse(
+            RefusalKind.CONFLICT, "its parts are not there any more; send it again"
+        )
     staged = {key: each for key, each in state.staged.items() if key != upload}
     state = with_changes(state, staged=staged)
     if not 0 < part_count <= PART_COUNT_MAX or entry.parts.keys() != set(range(part_count)):
-        return state, refuse("conflict", "some of its parts are missing; send it again")
+        return state, refuse(RefusalKind.CONFLICT, "some of its parts are missing; send it again")
     data = b"".join(entry.parts[number] for number in range(part_count))
     if sha256(data).digest() != digest:
-        return state, refuse("invalid", "its parts do not have the SHA-256 that was announced")
+        return state, refuse(
+            RefusalKind.INVALID, "its parts do not have the SHA-256 that was announced"
+        )
     return state, data
 
 

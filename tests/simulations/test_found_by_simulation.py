@@ -5,7 +5,7 @@ from random import Random
 
 from gpupool.pool.model.codec import encode
 from gpupool.pool.model.commands import Tick
-from gpupool.pool.model.results import Result, refuse
+from gpupool.pool.model.results import RefusalKind, Result, refuse
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Unknown
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -42,7 +42,7 @@ class AdminService:
         self.proposals.propose(Tick(), self.decisions.append, timeout_s=1.0)
 
     def expire_until_the_end(self) -> Decision:
-        late = encode(refuse("expired", "the command arrived after its deadline"))
+        late = encode(refuse(RefusalKind.EXPIRED, "the command arrived after its deadline"))
         while not self.decisions:
             self.proposals.outcome(1, Committed(9, late))
             self.clock.now += 0.3
