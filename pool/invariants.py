@@ -1,53 +1,124 @@
-"""What must hold in every state, checked by tests, simulations and, cheaply, in production."""
+"""Invariants of the table: the rules that every state satisfies, and a sampler for production.
+
+Tests and simulations check the whole table after every command (``violations``). A server in
+production checks two rows with each command (``InvariantSampler``): a check of the whole table
+would take tens of milliseconds in a pool of a thousand servers.
+"""
+
+from collections.abc import Callable, Iterator
 
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.policy import Usage
-from gpupool.pool.model.state import VOTER_COUNT_MAX, Lease, PartStatus, PoolState
+from gpupool.pool.model.state import VOTER_COUNT_MAX, Gpu, Lease, PartStatus, PoolState, Server
 from gpupool.pool.policy.rulebook import plus, usage_of
+
+ROWS_PER_APPLY = 2
+"""Rows that a server checks with each command, 2 to 4 us each: see docs/decisions.md."""
+
+VIOLATION_COUNT_MAX = 5
+"""Violations that a server remembers; one broken command can make thousands."""
 
 
 def violations(state: PoolState) -> list[str]:
     """Return every broken invariant as a sentence; an empty list is what should come back."""
-    found = _usage_violations(state)
+    return [found for row in check_rows(state) for found in row]
+
+
+def check_rows(state: PoolState) -> Iterator[list[str]]:
+    """Check a table row by row; yield the violations of each row, mostly none.
+
+    A row is a lease, a server, a request with a lease, or a summary of the table.
+    """
     granted: dict[tuple[ServerId, GpuId], int] = {}
+    usage: dict[str, Usage] = {}
     for lease in state.leases.values():
-        found += _lease_violations(state, lease)
-        for partition in lease.partitions:
-            if lease.parts[partition.server] is not PartStatus.FREED:
-                key = (partition.server, partition.gpu)
-                granted[key] = granted.get(key, 0) + partition.memory
+        _add(lease, granted, usage)
+        yield _lease_violations(state, lease)
+    offered: set[GpuId] = set()
     for server in state.servers.values():
-        for gpu in server.gpus.values():
-            total = granted.pop((server.id, gpu.id), 0)
-            if total != gpu.memory_granted:
-                found.append(f"{gpu.id}: books say {gpu.memory_granted}, leases hold {total}")
-            if total and total > gpu.capacity and not gpu.fault:
-                found.append(f"{gpu.id}: {total} granted of {gpu.capacity}")
-    offered = [g.id for s in state.servers.values() for g in s.gpus.values() if not g.clash]
-    if len(set(offered)) != len(offered):
-        found.append("a GPU is offered by two servers")
-    found += [f"{gpu}: granted but not in the table" for (_, gpu) in granted]
-    if len(state.voters()) > VOTER_COUNT_MAX:
-        found.append(f"{len(state.voters())} voters")
+        yield _server_violations(server, granted, offered)
     for request, lease_id in state.by_request.items():
+        found: list[str] = []
         if lease_id not in state.leases:
             found.append(f"request {request.hex()} points at no lease")
         if request in state.closed:
             found.append(f"request {request.hex()} is closed and has a lease")
+        yield found
+    yield [f"{gpu}: granted but not in the table" for (_, gpu) in granted]
+    if usage != state.usage:
+        yield [f"the policy's books say {state.usage}, leases hold {usage}"]
+    if len(state.voters()) > VOTER_COUNT_MAX:
+        yield [f"{len(state.voters())} voters"]
     numbers = [act.number for act in state.acts]
     if numbers != list(range(state.act_count - len(numbers) + 1, state.act_count + 1)):
-        found.append(f"{state.act_count} administrative acts, of which {numbers} are kept")
+        yield [f"{state.act_count} administrative acts, of which {numbers} are kept"]
+
+
+class InvariantSampler:
+    """Checks the table of a running server, two rows with each command.
+
+    It keeps the table with which a check began until all rows are checked, which a table that is
+    never changed in place allows, and begins the next check with the table of that moment. So the
+    work for one command does not grow with the pool. A violation stops nothing: the table is the
+    same on all servers, and a pool that grants nothing helps nobody.
+    """
+
+    def __init__(self, on_violation: Callable[[str], None]) -> None:
+        """Make a sampler; ``on_violation`` gets the first violation only."""
+        self.found: tuple[str, ...] = ()
+        """The first violations since the start of the server, as sentences."""
+        self._on_violation = on_violation
+        self._rows: Iterator[list[str]] = iter(())
+        self._index = 0
+
+    def applied(self, state: PoolState) -> None:
+        """Check the next rows, after a command has led to ``state``."""
+        for _ in range(ROWS_PER_APPLY):
+            row = next(self._rows, None)
+            if row is None:
+                self._rows, self._index = check_rows(state), state.index
+                return
+            if row:
+                self._report(row)
+
+    def _report(self, row: list[str]) -> None:
+        first = not self.found
+        texts = tuple(f"{text} (table of index {self._index})" for text in row)
+        self.found = (*self.found, *texts)[:VIOLATION_COUNT_MAX]
+        if first:
+            self._on_violation(self.found[0])
+
+
+def _add(lease: Lease, granted: dict[tuple[ServerId, GpuId], int], usage: dict[str, Usage]) -> None:
+    """Add what a lease holds to the sums that the books are compared with."""
+    one, known = usage_of(lease), usage.get(lease.user)
+    usage[lease.user] = one if known is None else plus(known, one)
+    for partition in lease.partitions:
+        if lease.parts.get(partition.server) is not PartStatus.FREED:
+            key = (partition.server, partition.gpu)
+            granted[key] = granted.get(key, 0) + partition.memory
+
+
+def _server_violations(
+    server: Server, granted: dict[tuple[ServerId, GpuId], int], offered: set[GpuId]
+) -> list[str]:
+    found: list[str] = []
+    for gpu in server.gpus.values():
+        found += _gpu_violations(gpu, granted.pop((server.id, gpu.id), 0))
+        if not gpu.clash:
+            if gpu.id in offered:
+                found.append(f"{gpu.id}: offered by two servers")
+            offered.add(gpu.id)
     return found
 
 
-def _usage_violations(state: PoolState) -> list[str]:
-    usage: dict[str, Usage] = {}
-    for lease in state.leases.values():
-        one, known = usage_of(lease), usage.get(lease.user)
-        usage[lease.user] = one if known is None else plus(known, one)
-    if usage == state.usage:
-        return []
-    return [f"the policy's books say {state.usage}, leases hold {usage}"]
+def _gpu_violations(gpu: Gpu, total: int) -> list[str]:
+    found: list[str] = []
+    if total != gpu.memory_granted:
+        found.append(f"{gpu.id}: books say {gpu.memory_granted}, leases hold {total}")
+    if total and total > gpu.capacity and not gpu.fault:
+        found.append(f"{gpu.id}: {total} granted of {gpu.capacity}")
+    return found
 
 
 def _lease_violations(state: PoolState, lease: Lease) -> list[str]:

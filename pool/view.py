@@ -4,6 +4,7 @@ A ``PoolView`` is what one server can say, with its age; ``Telemetry`` is what a
 itself, and is joined in by whoever shows it. Nothing secret is in either.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId, lease_name
@@ -193,9 +194,16 @@ def has_quorum(health: RaftHealth) -> bool:
 
 
 def build_view(
-    state: PoolState, health: RaftHealth, answered_by: ServerId, wall_ms: int
+    state: PoolState,
+    health: RaftHealth,
+    answered_by: ServerId,
+    wall_ms: int,
+    violations: Sequence[str] = (),
 ) -> PoolView:
-    """Return the view of ``state`` that the server ``answered_by`` gives at ``wall_ms``."""
+    """Return the view of ``state`` that the server ``answered_by`` gives at ``wall_ms``.
+
+    ``violations`` are invariants that the server has found broken.
+    """
     leader = state.servers.get(health.leader) if health.leader else None
     raft = RaftView(
         role=health.role.value,
@@ -225,7 +233,7 @@ def build_view(
         leases=_lease_views(state, wall_ms),
         waiting=_waiting_views(state, wall_ms),
         events=tuple(_visible_event(event) for event in state.events),
-        warnings=_warnings(state, health),
+        warnings=_warnings(state, health, violations),
         policy_version=state.policy.version,
     )
 
@@ -346,8 +354,8 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
     )
 
 
-def _warnings(state: PoolState, health: RaftHealth) -> tuple[str, ...]:
-    warnings: list[str] = []
+def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -> tuple[str, ...]:
+    warnings = [f"the pool's table is wrong, which is a bug of gpupool: {v}" for v in violations]
     if not has_quorum(health):
         age_s = health.majority_age_s
         contact = f" (last contact {age_s:.0f} s ago)" if age_s < LONG_AGO_S else ""

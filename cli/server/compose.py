@@ -39,6 +39,7 @@ from gpupool.cli.server.state_dir import (
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import Storage, bootstrap, open_storage
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model.commands import Command, DrainServer, EndLease, wrap
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import PartStatus, PoolState, TokenKind
@@ -335,8 +336,17 @@ class _Server:
         self._rng = SystemRng()
         self._members = {m.server: m.address for m in state.identity.members}
         self.audit = AuditLog(state.path, log)
-        self.machine = PoolMachine(PoolState(), on_acts=self.audit.told)
+        self.machine = PoolMachine(
+            PoolState(), on_acts=self.audit.told, sampler=InvariantSampler(self._on_violation)
+        )
         self._stops = 0
+
+    def _on_violation(self, text: str) -> None:
+        self._log.error(
+            "the pool's table is wrong, which is a bug of gpupool: %s; please report it with "
+            "the output of gpupool status --json",
+            text,
+        )
 
     async def run(self, listeners: list[trio.SocketListener], *, founded: bool) -> None:
         """Run until told to stop; everything is down when this returns."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.copies import with_changes
@@ -19,13 +20,20 @@ class PoolMachine:
 
     ``on_apply`` is called after each change of ``state``, on the thread that changed it. A reader
     on any thread takes ``state`` once and holds one consistent picture. ``on_acts`` is called on
-    that thread too, with every administrative act since the last call, in order.
+    that thread too, with every administrative act since the last call, in order. ``sampler`` checks
+    the invariants of the table on a running server.
     """
 
     state: PoolState
     on_apply: Callable[[], None] | None = None
     on_acts: Callable[[tuple[Act, ...]], None] | None = None
+    sampler: InvariantSampler | None = None
     _reported_count: int = 0
+
+    @property
+    def violations(self) -> tuple[str, ...]:
+        """Return the invariants that the sampler has found broken since the start."""
+        return self.sampler.found if self.sampler is not None else ()
 
     def apply(self, index: int, command: Plain) -> Plain:
         """Apply one committed envelope; an undecodable one is a refusal on every server alike."""
@@ -36,6 +44,8 @@ class PoolMachine:
             result = refuse(RefusalKind.INVALID, str(error))
         else:
             self.state, result = apply(self.state, index, envelope)
+        if self.sampler is not None:
+            self.sampler.applied(self.state)
         self._notify()
         return encode(result)
 

@@ -40,11 +40,13 @@ class AdminService:
         host: SessionHost,
         clock_offset_s: Callable[[], float],
         loop_lag_s: Callable[[], float],
+        violations: Callable[[], tuple[str, ...]],
     ) -> None:
         self._controller = controller
         self._host = host
         self._clock_offset_s = clock_offset_s
         self._loop_lag_s = loop_lag_s
+        self._violations = violations
         self._subscribers: dict[int, Client] = {}
 
     def closed(self, client: Client) -> None:
@@ -97,7 +99,11 @@ class AdminService:
         """Return the pool as this server sees it."""
         controller = self._controller
         view = build_view(
-            controller.state, controller.health(), controller.self_id, controller.clock.wall_ms()
+            controller.state,
+            controller.health(),
+            controller.self_id,
+            controller.clock.wall_ms(),
+            self._violations(),
         )
         offset_s = self._clock_offset_s()
         if abs(offset_s) <= CLOCK_OFFSET_MAX_S:

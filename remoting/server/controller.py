@@ -224,7 +224,11 @@ class Controller:
             notify=self._notify,
         )
         self._admin_service = AdminService(
-            self, host=host, clock_offset_s=clock_offset_s, loop_lag_s=loop_lag_s
+            self,
+            host=host,
+            clock_offset_s=clock_offset_s,
+            loop_lag_s=loop_lag_s,
+            violations=lambda: machine.violations,
         )
 
     @property

@@ -1,0 +1,135 @@
+"""The invariants of the table: each breach is found, at once or by a few rows with each command."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.pool.test_shared_gpus import CARDS, SERVERS, Pool
+
+from gpupool.pool import invariants
+from gpupool.pool.invariants import VIOLATION_COUNT_MAX, InvariantSampler, check_rows, violations
+from gpupool.pool.model import commands as c
+from gpupool.pool.model.codec import decode
+from gpupool.pool.model.commands import wrap
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Lease, PartStatus, PoolState, Server
+from gpupool.pool.ports import RaftHealth, Role
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.view import build_view
+
+
+def leased() -> PoolState:
+    pool = Pool()
+    pool.up(SERVERS[0], CARDS[:2], restart=True)
+    pool.up(SERVERS[1], CARDS[2:], restart=True)
+    assert pool.grant(SERVERS[0], CARDS[0]).ok
+    assert pool.grant(SERVERS[1], CARDS[2]).ok
+    assert violations(pool.state) == []
+    return pool.state
+
+
+def with_lease(state: PoolState, **changes: Any) -> PoolState:
+    lease: Lease = next(iter(state.leases.values()))
+    return replace(state, leases=state.leases | {lease.id: replace(lease, **changes)})
+
+
+def with_server(state: PoolState, server: Server) -> PoolState:
+    return replace(state, servers=state.servers | {server.id: server})
+
+
+def with_gpu(state: PoolState, **changes: Any) -> PoolState:
+    server = state.servers[SERVERS[0]]
+    gpu = replace(server.gpus[CARDS[0]], **changes)
+    return with_server(state, replace(server, gpus=server.gpus | {gpu.id: gpu}))
+
+
+def broken_tables() -> dict[str, PoolState]:
+    state = leased()
+    lease = next(iter(state.leases.values()))
+    a, b = state.servers[SERVERS[0]], state.servers[SERVERS[1]]
+    freed = dict.fromkeys(lease.parts, PartStatus.FREED)
+    voters = {ServerId(str(n)): replace(a, id=ServerId(str(n)), gpus={}) for n in range(8)}
+    for voter in voters:
+        voters[voter] = replace(voters[voter], voter=True)
+    return {
+        "books say": with_gpu(state, memory_granted=1),
+        "granted of": with_gpu(state, memory_total=1),
+        "offered by two servers": with_server(state, replace(b, gpus=a.gpus | b.gpus)),
+        "granted but not in the table": replace(state, servers={b.id: b}),
+        "the policy's books": replace(state, usage={}),
+        "points at no lease": replace(state, leases={}),
+        "is closed and has a lease": replace(state, closed={lease.request: "over"}),
+        "not found by its request": replace(state, by_request={}),
+        "name different servers": with_lease(state, parts={b.id: PartStatus.HELD}),
+        "freed everywhere": with_lease(state, parts=freed),
+        "held, with a part ending": with_lease(
+            state, parts=lease.parts | {b.id: PartStatus.ENDING}
+        ),
+        "two partitions on one GPU": with_lease(state, partitions=lease.partitions * 2),
+        "administrative acts": replace(state, act_count=state.act_count + 1),
+        "8 voters": replace(state, servers=voters),
+    }
+
+
+BROKEN = broken_tables()
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_each_breach_is_found(text: str) -> None:
+    assert any(text in found for found in violations(BROKEN[text]))
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_the_sampler_finds_what_the_whole_check_finds(text: str) -> None:
+    reported: list[str] = []
+    sampler = InvariantSampler(reported.append)
+    state = BROKEN[text]
+    for _ in range(2 + sum(1 for _ in check_rows(state)) // invariants.ROWS_PER_APPLY):
+        sampler.applied(state)
+    assert violations(state)[:1] == [reported[0].rpartition(" (")[0]]
+    assert f"(table of index {state.index})" in reported[0]
+    assert len(sampler.found) <= VIOLATION_COUNT_MAX
+    for _ in range(50):
+        sampler.applied(state)
+    assert len(reported) == 1, "one error, however long the table stays wrong"
+
+
+def test_a_breach_is_shown_in_the_warnings_of_status_and_stops_nothing() -> None:
+    reported: list[str] = []
+    state = replace(leased(), usage={})
+    machine = PoolMachine(state, sampler=InvariantSampler(reported.append))
+    tick = wrap(c.Tick(), at_ms=2000, ttl_ms=0)
+    for index in range(state.index + 1, state.index + 20):
+        assert decode(Result, machine.apply(index, tick)).ok
+    assert len(reported) == 1
+    health = RaftHealth(Role.LEADER, SERVERS[0], 1, 1, 1, (SERVERS[0],), (), 0.0, {}, 0)
+    view = build_view(machine.state, health, SERVERS[0], 0, machine.violations)
+    assert "the pool's table is wrong" in view.warnings[0]
+    assert "the policy's books" in view.warnings[0]
+
+
+def test_the_work_of_one_command_does_not_grow_with_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = leased()
+    server = replace(state.servers[SERVERS[0]], voter=False, gpus={})
+    many = {ServerId(f"{n:012x}"): server for n in range(1000)}
+    state = replace(state, servers=state.servers | many)
+    count = 0
+
+    def counted(table: PoolState) -> Iterator[list[str]]:
+        nonlocal count
+        for row in check_rows(table):
+            count += 1
+            yield row
+
+    monkeypatch.setattr(invariants, "check_rows", counted)
+    sampler = InvariantSampler(lambda _text: None)
+    for _ in range(1200):
+        before = count
+        sampler.applied(state)
+        assert count - before <= invariants.ROWS_PER_APPLY
+    assert count > 2 * len(many), "the whole table was checked, more than once"
+    assert sampler.found == ()
