@@ -13,6 +13,7 @@ from gpupool.pool.errors import ExitCode, GpupoolError, UsageError
 
 if TYPE_CHECKING:
     from gpupool.simulations.kernel.swarm_options import Options
+    from gpupool.simulations.tools.runner import Report
     from gpupool.simulations.tools.search import Totals
 
 SCENARIOS = (
@@ -59,9 +60,10 @@ def command(
     """Run a whole pool in virtual time, and look for anything that must never happen.
 
     One seed is 30 virtual seconds of faults and 10 of healing: real servers, real allocation, no
-    sockets, no threads, no real time. The same seed does the same everywhere. The first failure
-    ends the search; its transcript is printed, shrunk, with the command that repeats it. The
-    trace that is printed is a hash over all that happened: on any machine it is the same.
+    sockets, no threads, no real time. The same seed does the same everywhere. One seed prints its
+    options, its phases and its verdict; several print a summary. The first failure ends the
+    search; its transcript is printed, shrunk, with the command that repeats it. The trace that is
+    printed is a hash over all that happened: on any machine it is the same.
 
     With --real, servers and clients are processes of this machine, and the same rules are checked
     on what they leave behind.
@@ -77,12 +79,18 @@ def command(
             scenario, number, servers=servers, clients=clients, fault_s=duration, keep=kept
         )
 
+    shrunk = kept is not None
     runs = [options(number) for number in range(seed, seed + seeds)]
+    if seeds == 1 and not as_json:
+        report = _run_one(runs[0], shrunk_already=shrunk, to=transcript)
+        return ExitCode.DONE if report.failure is None else ExitCode.FAILED
     first, found = _search(runs, jobs=jobs, keep_going=keep_going)
-    if first is not None and not keep_going:
-        _print_failure(first, shrunk_already=kept is not None, to=transcript, as_json=as_json)
-    else:
+    if first is None or keep_going:
         found.print(as_json=as_json)
+    elif as_json:
+        _print_smaller(first, shrunk_already=shrunk)
+    elif _run_one(first, shrunk_already=shrunk, to=transcript).failure is None:
+        raise GpupoolError(f"seed {first.seed} failed once, and passed when it was repeated")
     return ExitCode.DONE if first is None else ExitCode.FAILED
 
 
@@ -165,7 +173,7 @@ def _search(
 
     from gpupool.simulations.tools.search import Totals, search
 
-    # Servers that are killed and cut off complain a lot, and it would all be about nothing.
+    # Servers that are killed and cut off log many errors, all of them expected.
     logging.disable(logging.CRITICAL)
     by_seed = {options.seed: options for options in runs}
     first: Options | None = None
@@ -192,9 +200,28 @@ def _search(
     return first, found
 
 
-def _print_failure(
-    failed: "Options", *, shrunk_already: bool, to: str | None, as_json: bool
-) -> None:
+def _run_one(options: "Options", *, shrunk_already: bool, to: str | None) -> "Report":
+    """Run one seed; print its options, phases and verdict, and the transcript of a failure."""
+    import logging
+
+    from gpupool.simulations.__main__ import simulate
+
+    # Servers that are killed and cut off log many errors, all of them expected.
+    logging.disable(logging.CRITICAL)
+    smaller = not shrunk_already
+    if to is None:
+        return simulate(options, click.echo, smaller=smaller)
+    with open(to, "w", encoding="utf-8") as file:
+        return simulate(
+            options,
+            click.echo,
+            transcript=lambda line: click.echo(line, file=file),
+            smaller=smaller,
+        )
+
+
+def _print_smaller(failed: "Options", *, shrunk_already: bool) -> None:
+    """Shrink a seed that failed, and print the failure as JSON."""
     from gpupool.simulations.tools.runner import run
     from gpupool.simulations.tools.shrink import reproduce, shrink
 
@@ -202,18 +229,6 @@ def _print_failure(
     if report.failure is None:
         raise GpupoolError(f"seed {failed.seed} failed once, and passed when it was repeated")
     if not shrunk_already:
-        say(f"gpupool: seed {report.options.seed} failed: {report.failure}; making it smaller")
         report = shrink(report, run)
     again = reproduce(report.options)
-    if as_json:
-        print_json(ok=False, failure=report.failure, digest=report.digest, command=again)
-        return
-    lines = [*report.options.lines(), "", *map(str, report.lines)]
-    if to is not None:
-        with open(to, "w", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
-    else:
-        click.echo("\n".join(lines))
-    say(f"gpupool: {report.failure}")
-    say(f"  trace {report.digest}")
-    say(f"  hint: {again}")
+    print_json(ok=False, failure=report.failure, digest=report.digest, command=again)

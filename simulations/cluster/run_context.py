@@ -1,4 +1,4 @@
-"""What all parts of one run share: the world, the wires, the options and the checkers."""
+"""The context of a run: options, scheduler, trace, network and checkers, shared by all parts."""
 
 from dataclasses import dataclass, field
 
@@ -24,7 +24,7 @@ from gpupool.simulations.checkers.safety_checkers import (
     RevokedMeansRevoked,
     TableSound,
 )
-from gpupool.simulations.cluster.watched_tables import SharedTables
+from gpupool.simulations.cluster.shared_tables import SharedTables
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
 from gpupool.simulations.kernel.machines import Machine
 from gpupool.simulations.kernel.quiescence import QuiescenceTracker

@@ -1,74 +1,16 @@
-"""The table of each simulated server: the real state machine, with the checkers looking on.
+"""The table of a simulated server: the real state machine, with checkers that watch each command.
 
-All servers apply the same commands to the same tables, and ``apply`` is a pure function. So what
-the first two servers computed alike, result and whole table, is handed to the others that come from
-the very same table with the same command. Two that differ go on with tables of their own, which the
-checkers compare.
+Steps that several servers compute are shared: see ``shared_tables``.
 """
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.transitions.state_machine import PoolMachine
-
-if TYPE_CHECKING:
-    from gpupool.simulations.cluster.run_context import Environment
-
-STEP_COUNT_MAX = 512
-"""Steps remembered; a server that is further behind than that computes its own."""
-
-
-@dataclass(slots=True)
-class _Step:
-    before: PoolState
-    command: Plain
-    result: Plain
-    after: PoolState
-    confirmed: bool = False  # a second server computed the same
-
-
-class SharedTables:
-    """The latest steps that any server of a run has computed."""
-
-    def __init__(self) -> None:
-        self._steps: dict[int, _Step] = {}
-        self.plain: tuple[PoolState, Plain] | None = None
-        """The latest table of which a snapshot was taken, with it."""
-
-    def step(self, before: PoolState, index: int, command: Plain) -> _Step | None:
-        """Return what ``command`` at ``index`` makes of ``before``, if that is to be shared."""
-        known = self._steps.get(index)
-        if known is None or not known.confirmed or known.before is not before:
-            return None
-        return known if known.command is command or known.command == command else None
-
-    def computed(
-        self, before: PoolState, index: int, command: Plain, result: Plain, after: PoolState
-    ) -> PoolState:
-        """Take what a server computed; return the same table, shared when there is one."""
-        known = self._steps.get(index)
-        if known is None:
-            self._steps[index] = _Step(before, command, result, after)
-            if len(self._steps) > STEP_COUNT_MAX:
-                del self._steps[next(iter(self._steps))]
-            return after
-        if (known.result, known.after) != (result, after):
-            return after
-        known.confirmed = True
-        return known.after
-
-    def restored(self, state: PoolState) -> PoolState:
-        """Return the table that a server took from a snapshot, shared when there is one."""
-        known = self._steps.get(state.index)
-        return known.after if known is not None and known.after == state else state
+from gpupool.simulations.cluster.run_context import Environment
 
 
 class WatchedMachine(PoolMachine):
-    """The real state machine, with the checkers looking on."""
+    """The real state machine, with the checkers watching."""
 
     def __init__(self, environment: Environment, server: str) -> None:
         super().__init__(PoolState())

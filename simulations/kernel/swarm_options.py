@@ -91,8 +91,9 @@ class Options:
     keep: tuple[int, ...] | None = None  # numbers of the faults that happen; None for all
 
     def lines(self) -> list[str]:
-        """Return every option as one line each."""
-        return [f"{f.name:<16}  {getattr(self, f.name)}" for f in fields(self)]
+        """Return every option as one line each, the seed first."""
+        rest = [f"{f.name:<16}  {getattr(self, f.name)}" for f in fields(self)[1:]]
+        return [f"SEED={self.seed}", *rest]
 
 
 def chance(seed: int, what: str) -> Random:

@@ -1,7 +1,7 @@
 """Makes a failing run smaller: fewer faults, fewer clients, less time, and the same failure.
 
 Faults are taken away by delta debugging (Zeller and Hildebrandt, 2002). That works because every
-fault has chance of its own, so that taking one away does not change the others.
+fault has a random source of its own, so that taking one away does not change the others.
 """
 
 from collections.abc import Callable, Sequence

@@ -214,12 +214,25 @@ def test_failure_is_made_smaller_and_can_be_repeated() -> None:
     assert f"--seed {report.options.seed}" in reproduce(smaller.options)
 
 
+def test_module_prints_options_phases_and_verdict_of_one_seed() -> None:
+    argv = [sys.executable, "-m", "gpupool.simulations", "--seed", "8"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "SEED=8"
+    assert lines[-4:-2] == ["safety phase", "liveness phase"]
+    assert lines[-2].startswith("PASSED: ")
+    runner = CliRunner()
+    same = runner.invoke(command, ["--seed", "8"], standalone_mode=False)
+    assert same.return_value == ExitCode.DONE
+    assert same.output.splitlines() == lines, "gpupool simulate does the same"
+
+
 def test_command_line_prints_a_failure_and_how_to_repeat_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mutation = next(m for m in MUTATIONS if m.name == "space-unchecked")
     short = partial(shrink, runs_max=3)
-    monkeypatch.setattr("gpupool.simulations.tools.shrink.shrink", short)
+    monkeypatch.setattr("gpupool.simulations.__main__.shrink", short)
     runner, transcript = CliRunner(), tmp_path / "transcript"
 
     def simulate(*arguments: str) -> str:
@@ -229,7 +242,7 @@ def test_command_line_prints_a_failure_and_how_to_repeat_it(
         return done.output
 
     output = simulate("--seed", "1", "--seeds", "9", "--transcript", str(transcript))
-    assert "gpupool: seed 1 failed: " in output
+    assert "seed 1 failed: " in output
     again = output.strip().splitlines()[-1].removeprefix("  hint: gpupool simulate ")
     assert again.startswith("--scenario swarm --seed 1 --servers ")
     lines = transcript.read_text(encoding="utf-8").splitlines()
