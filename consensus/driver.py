@@ -19,13 +19,11 @@ How to use it (``cli/commands/join.py`` wires these parts)::
     log.close()                              # after run() ended
 
 **Outcomes.** ``Committed``: applied here, durable on a majority. ``NotCommitted``: was not and will
-not be applied, definitely. ``Unknown``: may be applied, now or later. ``propose`` repeats a command
-by itself, until its time is up, after every ``NotCommitted`` that comes from the cluster (no leader
-yet, leadership lost before the command was stored). After ``Unknown`` it repeats only with
-``idempotent=True``, with which the caller promises that applying the command twice does what
-applying it once does, because it carries a key (such as a request id) that the state machine
-recognises. A command whose time is up is never appended afterwards, neither here nor by a leader
-that gets it late.
+not be applied, definitely. ``Unknown``: may be applied, now or later. ``propose`` makes a single
+attempt; a caller that wants more drives a ``Proposer`` (``remoting/server/proposer.py``), so that
+the rule for another attempt stands in one place. A command whose time is up is never appended
+afterwards, neither here nor by a leader that gets it late. A barrier has no effect on the table,
+so ``barrier`` tries again by itself.
 
 **Joining.** A server with empty storage has no vote. It pulls committed entries from the voters
 that ``set_servers`` tells it of, until the leader, by ``reconcile_voters``, gives it one. Links
@@ -60,16 +58,17 @@ from gpupool.pool.ports import (
     PeerLinks,
     RaftHealth,
     Randomness,
+    Refusal,
     Role,
     StateMachine,
     Unknown,
 )
 
-RETRY_FIRST_S = 0.02
-"""First pause before a command is proposed again: an election takes ten times as long."""
+BARRIER_PAUSE_S = 0.05
+"""Pause before another barrier: an election takes several times as long."""
 
-RETRY_MAX_S = 0.2
-"""Longest pause; the pauses double up to here."""
+HAND_OVER_POLL_S = 0.02
+"""How often ``hand_over`` looks whether another server leads."""
 
 GRACE_S = 0.25
 """How much longer than its time a proposal waits for the driver before it says Unknown."""
@@ -116,19 +115,14 @@ class RaftDriver:
 
     # --- ReplicatedLog ----------------------------------------------------------------------------
 
-    async def propose(
-        self, command: Plain, *, timeout_s: float, idempotent: bool = False
-    ) -> Outcome:
-        """Replicate one command; returns within ``timeout_s``, never raises for a lost leader.
+    async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
+        """Make one attempt to replicate a command; never raises for a lost leader.
 
         Args:
             command: plain values, at most 32 KiB as CBOR.
-            timeout_s: the whole time, repetitions included.
-            idempotent: applying the command twice does what applying it once does; allows to
-                repeat it after an outcome that nobody knows.
+            timeout_s: after this the outcome is ``Unknown`` at worst.
         """
-        submit = partial(self._node.propose, command)
-        return await self._until_decided(submit, timeout_s, repeat_unknown=idempotent)
+        return await self._attempt(partial(self._node.propose, command), timeout_s)
 
     async def barrier(self, *, timeout_s: float) -> bool:
         """Return True once everything committed before this call is applied here.
@@ -149,6 +143,8 @@ class RaftDriver:
                     await self._run_barrier(shared, remaining)
             if shared.passed:
                 return True
+            left_s = max(deadline - trio.current_time(), 0.0)
+            await trio.sleep(0 if self._stopped else min(BARRIER_PAUSE_S, left_s))
         return False
 
     def health(self) -> RaftHealth:
@@ -206,7 +202,7 @@ class RaftDriver:
             while self._node.leads:
                 self._node.hand_over(self._clock.monotonic())
                 self._wake.set()
-                await trio.sleep(RETRY_FIRST_S)
+                await trio.sleep(HAND_OVER_POLL_S)
             return True
         return False
 
@@ -276,41 +272,15 @@ class RaftDriver:
             await trio.to_thread.run_sync(self._node.sync)
         self._sync_s += (self._clock.monotonic() - began - self._sync_s) / 8
 
-    async def _until_decided(
-        self,
-        submit: Callable[[float, Callable[[Outcome], None], float], None],
-        timeout_s: float,
-        *,
-        repeat_unknown: bool,
-    ) -> Outcome:
-        deadline = trio.current_time() + timeout_s
-        pause_s = RETRY_FIRST_S
-        outcome: Outcome = NotCommitted("the time was up at once")
-        uncertain: Unknown | None = None
-        while (remaining := deadline - trio.current_time()) > 0:
-            outcome = await self._once(submit, remaining)
-            if isinstance(outcome, Committed) or _is_final(outcome):
-                break
-            if isinstance(outcome, Unknown):
-                uncertain = outcome
-                if not repeat_unknown:
-                    break
-            await trio.sleep(min(pause_s, max(deadline - trio.current_time(), 0)))
-            pause_s = min(2 * pause_s, RETRY_MAX_S)
-        # An earlier attempt that may have been committed makes a later refusal uncertain as well.
-        if isinstance(outcome, NotCommitted) and uncertain is not None:
-            return uncertain
-        return outcome
-
-    async def _once(
-        self, submit: Callable[[float, Callable[[Outcome], None], float], None], remaining_s: float
+    async def _attempt(
+        self, submit: Callable[[float, Callable[[Outcome], None], float], None], timeout_s: float
     ) -> Outcome:
         if self._stopped:
-            return NotCommitted(_STOPPED)
+            return NotCommitted("this server is stopping", Refusal.STOPPED)
         waiter = _Waiter()
-        submit(remaining_s, waiter.resolve, self._clock.monotonic())
+        submit(timeout_s, waiter.resolve, self._clock.monotonic())
         self._wake.set()
-        with trio.move_on_after(remaining_s + GRACE_S):
+        with trio.move_on_after(timeout_s + GRACE_S):
             await waiter.event.wait()
         return waiter.outcome or Unknown("no answer in time")
 
@@ -321,7 +291,7 @@ class RaftDriver:
             await trio.lowlevel.checkpoint()
             if self._barrier is shared:
                 self._barrier = None
-            outcome = await self._until_decided(self._node.barrier, timeout_s, repeat_unknown=True)
+            outcome = await self._attempt(self._node.barrier, timeout_s)
             shared.passed = isinstance(outcome, Committed)
         finally:
             if self._barrier is shared:
@@ -350,13 +320,3 @@ class _SharedBarrier:
         self.leader_task = False
         self.passed = False
         self.done = trio.Event()
-
-
-_STOPPED = "this server is stopping"
-
-
-def _is_final(outcome: Outcome) -> bool:
-    """Tell refusals that no repetition changes: they lie in the command or in this server."""
-    return isinstance(outcome, NotCommitted) and (
-        outcome.reason == _STOPPED or outcome.reason.startswith("the command ")
-    )

@@ -8,6 +8,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 
 from gpupool.consensus.core.library import BARRIER_TYPE, COMMAND_TYPE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
@@ -21,9 +22,17 @@ from gpupool.consensus.protocol.raft_settings import (
 from gpupool.consensus.storage.journal import Journal
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
-from gpupool.pool.ports import NotCommitted, Outcome, Unknown
+from gpupool.pool.ports import NotCommitted, Outcome, Refusal, Unknown
 
 Callback = Callable[[Outcome], None]
+
+
+class ForwardRefusal(Enum):
+    """Why a leader refuses a forwarded command; the values travel as they stand here."""
+
+    NOT_LEADER = "the server asked does not lead any more"
+    LATE = "the time was up before it could be appended"
+    UNREADABLE = "the command cannot be read"
 
 
 class _Proposal:
@@ -89,11 +98,12 @@ class ProposalQueue:
         try:
             data = closed_cbor.encode(command)
         except TypeError as error:
-            self._resolved(callback, NotCommitted(f"the command is not plain: {error}"))
+            reason = f"the command is not plain: {error}"
+            self._resolved(callback, NotCommitted(reason, Refusal.COMMAND))
             return
         if len(data) > COMMAND_BYTES_MAX:
             reason = f"the command has {len(data)} bytes; at most {COMMAND_BYTES_MAX} are allowed"
-            self._resolved(callback, NotCommitted(reason))
+            self._resolved(callback, NotCommitted(reason, Refusal.COMMAND))
             return
         self._enqueue(COMMAND_TYPE + data, now, ttl_s, callback)
 
@@ -173,11 +183,11 @@ class ProposalQueue:
         core = self._core
         refused = self._refusal()
         if core.state != LEADER or message["term"] != core.term:
-            refused = "the server asked does not lead any more"
+            refused = ForwardRefusal.NOT_LEADER.value
         elif message["deadline_ms"] <= core.clock_ms():
-            refused = "the time was up before it could be appended"
+            refused = ForwardRefusal.LATE.value
         elif not _is_command(message["command"]):
-            refused = "the command cannot be read"
+            refused = ForwardRefusal.UNREADABLE.value
         index, term = (0, 0) if refused else core.append(message["command"], None)
         answer: Message = {
             "type": "forward_response",
@@ -196,7 +206,9 @@ class ProposalQueue:
         if proposal is None:
             return
         if message["refused"] is not None:
-            self._decide(proposal, NotCommitted(message["refused"]))
+            unreadable = message["refused"] == ForwardRefusal.UNREADABLE.value
+            kind = Refusal.COMMAND if unreadable else Refusal.NOT_NOW
+            self._decide(proposal, NotCommitted(message["refused"], kind))
             return
         self._core.await_commit(
             message["log_idx"],

@@ -21,11 +21,25 @@ class Committed:
     result: Plain
 
 
+class Refusal(Enum):
+    """Why a command was not committed, as far as that decides whether another attempt may help."""
+
+    NOT_NOW = "not now"  # no leader, a full queue, an attempt's time is up: another may succeed
+    COMMAND = "command"  # no log takes this command: it is not plain, or too large
+    STOPPED = "stopped"  # this server proposes nothing any more
+
+
 @dataclass(frozen=True, slots=True)
 class NotCommitted:
-    """The command was not, and never will be, applied. Definite."""
+    """The command was not, and never will be, applied by this attempt. Definite."""
 
     reason: str
+    kind: Refusal = Refusal.NOT_NOW
+
+    @property
+    def final(self) -> bool:
+        """True when no other attempt at this server changes the answer."""
+        return self.kind is not Refusal.NOT_NOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +95,14 @@ class StateMachine(Protocol):
 
 
 class ReplicatedLog(Protocol):
-    """The replicated table's front: propose commands, read through the log, see its health."""
+    """The replicated table's front: propose commands, see its health."""
 
     async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
-        """Replicate one command. Returns within ``timeout_s``; never raises for a lost leader."""
-        ...
+        """Make one attempt to replicate a command; returns within ``timeout_s``.
 
-    async def barrier(self, *, timeout_s: float) -> bool:
-        """Return True once everything committed before this call is applied here."""
+        It never raises for a lost leader, and answers at once when none is known. To try again is
+        the affair of ``remoting.server.proposer``.
+        """
         ...
 
     def health(self) -> RaftHealth:

@@ -13,12 +13,9 @@ from gpupool.cli.lib.paths import user_name
 from gpupool.cli.server.state_dir import CA_CERTIFICATE, ServerIdentity, StateDir
 from gpupool.consensus.driver import RaftDriver
 from gpupool.pool.errors import GpupoolError
-from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, wrap
+from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer
 from gpupool.pool.model.ids import Milliseconds, TokenId
-from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import TokenKind
-from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import (
     Credentials,
@@ -28,6 +25,7 @@ from gpupool.remoting.client.credentials import (
 )
 from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import ADDRESS_COUNT_MAX, TokenText, format_token
+from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.transport.pki import fingerprint
 
 FIRST_COMMIT_S = 10.0
@@ -71,9 +69,7 @@ class PoolBootstrap:
         click.echo("\n".join(lines))
 
 
-async def bootstrap_pool(
-    founder: PoolBootstrap, replicated_log: RaftDriver, machine: PoolMachine, state: StateDir
-) -> None:
+async def bootstrap_pool(founder: PoolBootstrap, committer: Committer, state: StateDir) -> None:
     """Commit the first commands of a pool; repeated by a start after an interrupted one.
 
     Raises:
@@ -83,13 +79,9 @@ async def bootstrap_pool(
     now_ms = time.time_ns() // 1_000_000
 
     async def commit(command: Command) -> None:
-        plain = wrap(command, at_ms=max(machine.state.now, now_ms), ttl_ms=0)
-        outcome = await replicated_log.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
-        if not isinstance(outcome, Committed):
-            raise GpupoolError("the pool could not be created", why=outcome.reason)
-        result = decode(Result, outcome.result)
-        if not result.ok:
-            raise GpupoolError("the pool could not be created", why=result.why)
+        decision = await committer.commit(command, timeout_s=FIRST_COMMIT_S)
+        if decision.result is None or not decision.result.ok:
+            raise GpupoolError("the pool could not be created", why=decision.why)
 
     await commit(CreatePool(identity.cluster_id, identity.pool, founder.data_encryption))
     await commit(
@@ -106,7 +98,11 @@ async def bootstrap_pool(
 
 
 async def make_operator(
-    founder: PoolBootstrap, replicated_log: RaftDriver, machine: PoolMachine, state: StateDir
+    founder: PoolBootstrap,
+    replicated_log: RaftDriver,
+    committer: Committer,
+    machine: PoolMachine,
+    state: StateDir,
 ) -> None:
     """Make an operator's token for a pool that has lost all of them, and print it once.
 
@@ -120,15 +116,13 @@ async def make_operator(
     addresses = tuple(parse_address(each.address) for each in servers[:ADDRESS_COUNT_MAX])
     now_ms = max(machine.state.now, time.time_ns() // 1_000_000)
     command, text = _new_token(identity, TokenKind.OPERATOR, ca_pem, addresses, now_ms)
-    plain = wrap(command, at_ms=now_ms, ttl_ms=0)
     while True:
-        outcome = await replicated_log.propose(plain, timeout_s=FIRST_COMMIT_S, idempotent=True)
-        if isinstance(outcome, Committed):
+        decision = await committer.commit(command, timeout_s=FIRST_COMMIT_S)
+        if decision.result is not None:
             break
-        founder.log.warning("the operator's token is not made yet: %s", outcome.reason)
-    result = decode(Result, outcome.result)
-    if not result.ok:
-        founder.log.warning("the operator's token is refused: %s", result.why)
+        founder.log.warning("the operator's token is not made yet: %s", decision.why)
+    if not decision.result.ok:
+        founder.log.warning("the operator's token is refused: %s", decision.why)
         return
     click.echo(f"\nAs an operator, {user_name()}:\n  gpupool login {format_token(text)}\n")
     founder.log.warning("made an operator's token for %s: %s", user_name(), command.token)

@@ -40,10 +40,9 @@ from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import Storage, bootstrap, open_storage
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.invariants import InvariantSampler
-from gpupool.pool.model.commands import Command, DrainServer, EndLease, wrap
+from gpupool.pool.model.commands import Command, DrainServer, EndLease
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import PartStatus, PoolState, TokenKind
-from gpupool.pool.ports import Outcome
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.pool_client import SystemClock, SystemRng, join_pool
@@ -55,6 +54,7 @@ from gpupool.remoting.host.orphan_reaper import reap_orphans
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
+from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer, ServerSettings
 from gpupool.remoting.server.reconciler import Software
 from gpupool.remoting.transport.peer_transport import PeerTransport
@@ -429,7 +429,7 @@ class _Server:
                     self._identity, self._address, self._options.data_encryption, self._log
                 )
                 if await self._is_unfounded(replicated_log):
-                    await bootstrap_pool(founder, replicated_log, self.machine, self._state)
+                    await bootstrap_pool(founder, self._committer(replicated_log), self._state)
                 await nursery.start(server.serve, listeners)
                 self._log.info(
                     "%s is listening on %s, as a %s of pool %s",
@@ -443,7 +443,12 @@ class _Server:
                     founder.print_welcome()
                 elif self._options.operator_token:
                     nursery.start_soon(
-                        make_operator, founder, replicated_log, self.machine, self._state
+                        make_operator,
+                        founder,
+                        replicated_log,
+                        self._committer(replicated_log),
+                        self.machine,
+                        self._state,
                     )
                 nursery.start_soon(self._undo_stopping, replicated_log)
                 nursery.start_soon(self._stop_when_removed, links)
@@ -541,10 +546,11 @@ class _Server:
 
     # --- stopping ------------------------------------------------------------------------------
 
-    async def _propose(self, replicated_log: RaftDriver, command: Command) -> Outcome:
-        at_ms = max(self.machine.state.now, self._clock.wall_ms())
-        plain = wrap(command, at_ms=at_ms, ttl_ms=0)
-        return await replicated_log.propose(plain, timeout_s=LAST_COMMANDS_S, idempotent=True)
+    def _committer(self, replicated_log: RaftDriver) -> Committer:
+        return Committer(replicated_log, self.machine, clock=self._clock, rng=self._rng)
+
+    async def _commit(self, replicated_log: RaftDriver, command: Command) -> None:
+        await self._committer(replicated_log).commit(command, timeout_s=LAST_COMMANDS_S)
 
     def _held_here(self) -> list[LeaseId]:
         me = self._identity.server
@@ -561,9 +567,8 @@ class _Server:
             if server is not None and server.drain_reason != STOPPING:
                 return
             if server is not None:
-                await self._propose(
-                    replicated_log, DrainServer(server.id, None, "the server itself")
-                )
+                command = DrainServer(server.id, None, "the server itself")
+                await self._commit(replicated_log, command)
             await trio.sleep(0.5)
 
     async def _stop_when_removed(self, links: PeerTransport) -> None:
@@ -585,7 +590,7 @@ class _Server:
         """Let programs end, then end their leases, then let another server lead."""
         me = self._identity.server
         if self._held_here():
-            await self._propose(replicated_log, DrainServer(me, STOPPING, "the server itself"))
+            await self._commit(replicated_log, DrainServer(me, STOPPING, "the server itself"))
             count = len(self._held_here())
             self._log.info(
                 "%d leases are held here; they have %.0f s", count, self._options.drain_timeout_s
@@ -594,7 +599,7 @@ class _Server:
                 await _until(lambda: not self._held_here())
             for lease in self._held_here():
                 self._log.warning("lease %04x is ended: the server stops", lease)
-                await self._propose(replicated_log, EndLease(lease, "the server stops"))
+                await self._commit(replicated_log, EndLease(lease, "the server stops"))
             with trio.move_on_after(LAST_COMMANDS_S):
                 await _until(lambda: not self._held_here() and not host.worker_count())
         if len(self.machine.state.voters()) > 1:

@@ -27,13 +27,13 @@ import trio
 
 from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
 from gpupool.pool.model import commands
-from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.ports import Clock, Committed, Randomness, ReplicatedLog
+from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.sessions import SessionHost
+from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import (
     Action,
     AskKey,
@@ -158,6 +158,7 @@ class ControlServer:
         self._asleep_until = float("-inf")
         self._nursery: trio.Nursery | None = None
         self._rate_limited_log = RateLimitedLog(log, clock)
+        self._committer = Committer(replicated_log, machine, clock=clock, rng=rng)
         self.controller = Controller(
             machine,
             self_id=identity.server,
@@ -208,9 +209,8 @@ class ControlServer:
     async def leave(self, *, timeout_s: float = 10.0) -> bool:
         """Take this server out of the pool for good; True once that is committed."""
         command = commands.RemoveServer(self._identity.server, "the server itself")
-        known = self._machine.state.now
-        plain = wrap(command, at_ms=max(known, self._clock.wall_ms()), ttl_ms=0)
-        return isinstance(await self._replicated_log.propose(plain, timeout_s=timeout_s), Committed)
+        decision = await self._committer.commit(command, timeout_s=timeout_s)
+        return decision.result is not None
 
     # --- the beat --------------------------------------------------------------------------------
 

@@ -1,7 +1,35 @@
-"""Commands on their way into the log, without I/O: sealed, tried again, and decided for good.
+r"""Gets commands committed, without I/O: the one rule by which a proposal is attempted again.
 
-Every command is idempotent by its content, so one whose outcome is not known is simply proposed
-again until it is committed or its time is over. What comes back is definite, unless it says not.
+Every command is idempotent by its content, so an attempt without a known outcome is repeated until
+one is committed or the time is up. The replicated log below makes single attempts only.
+
+Who drives it. The controller owns one ``Proposer``; ``Propose`` is among its actions, and the
+server or the simulator carries that out and reports ``outcome``. ``committer.py`` drives one for a
+server that starts or stops, ``simulations/cluster/simulated_driver.py`` one for a pool that is
+made. Nothing else repeats a proposal.
+
+A command's states and events::
+
+    state \ event   Committed        Committed     NotCommitted,     NotCommitted,   poll at
+                    (any result)     "expired"     Unknown           final           retry_at
+    attempted       decided: result  waiting (*)   waiting (*)       decided: none   -
+    waiting         -                -             -                 -               attempted
+
+(*) decided without a result when the next attempt would begin after the deadline. The pause before
+it doubles from ``RETRY_BASE_S`` to ``RETRY_MAX_S`` and is drawn from its upper half, so that the
+servers that lost one leader do not all ask the next one at the same instant.
+
+What is always true.
+
+- ``then`` is called exactly once for each command, and never from within ``propose``.
+- One attempt of a command is under way at a time, and has a deadline of its own, after which
+  consensus appends it nowhere.
+- No attempt expires before an earlier one: once a later one is refused as expired, no earlier one
+  can be applied any more. An earlier one may have been applied in time, though, so that the
+  refusal alone does not make the decision certain.
+- A decision without a result is uncertain exactly when an attempt ended as ``Unknown``.
+- By the table's time, a bounded command is not applied later than ``TTL_SLACK_S`` after its
+  caller's deadline.
 """
 
 from collections.abc import Callable
@@ -11,7 +39,7 @@ from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.commands import Command, wrap
 from gpupool.pool.model.ids import Plain
 from gpupool.pool.model.results import Result
-from gpupool.pool.ports import Clock, Committed, Outcome, Randomness, Unknown
+from gpupool.pool.ports import Clock, Committed, NotCommitted, Outcome, Randomness, Unknown
 from gpupool.pool.transitions.state_machine import PoolMachine
 
 ATTEMPT_S = 0.8
@@ -24,7 +52,10 @@ CLOCK_OFFSET_MAX_S = 5.0
 """A server whose clock is further off the leader's does not move the table's time."""
 
 RETRY_BASE_S = 0.02
+"""The pause is at most twice this after the first attempt: an election takes ten times as long."""
+
 RETRY_MAX_S = 0.25
+"""Longest pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +69,10 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What became of a command.
+    """The end of a command's way.
 
-    ``result`` is the table's own answer. Without it nothing was committed: ``uncertain`` says
-    whether it still may be.
+    ``result`` is the table's own answer. Without it no attempt is known to be committed;
+    ``uncertain`` says whether one still may be.
     """
 
     result: Result | None
@@ -119,6 +150,9 @@ class Proposer:
         else:
             pending.uncertain |= isinstance(outcome, Unknown)
             pending.why = outcome.reason
+            if isinstance(outcome, NotCommitted) and outcome.final:
+                self._decide(number, Decision(None, pending.uncertain, pending.why))
+                return
         now = self._clock.monotonic()
         wait_s = min(RETRY_MAX_S, RETRY_BASE_S * 2 ** min(pending.attempts, 8))
         retry_at = now + wait_s * (0.5 + 0.5 * self._rng.random())

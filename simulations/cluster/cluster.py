@@ -5,14 +5,16 @@ from functools import partial
 from hashlib import sha256
 from random import Random
 
-from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer, wrap
+from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer
 from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import ServerStatus, TokenKind
-from gpupool.pool.ports import Committed, Outcome, Role
+from gpupool.pool.ports import Role
+from gpupool.remoting.server.proposer import Decision
 from gpupool.simulations.cluster.clients import ClientProcess, Counters, Credentials
 from gpupool.simulations.cluster.operators import Joiner, Operator, draw_credentials
 from gpupool.simulations.cluster.run_context import Checkers, Environment
 from gpupool.simulations.cluster.servers import CONTROL, ServerProcess
+from gpupool.simulations.cluster.simulated_driver import SimulatedCommitter
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
@@ -102,9 +104,18 @@ class Cluster:
                 "the pool",
             ),
         ]
-        self._propose_all(process, commands)
+        committer = SimulatedCommitter(
+            process,
+            process.table,
+            clock=self.environment.machines["s1"].clock,
+            rng=self.scheduler.random("bootstrap"),
+            propose=process.propose,
+        )
+        self._commit_all(committer, process, commands)
 
-    def _propose_all(self, process: ServerProcess, commands: list[Command]) -> None:
+    def _commit_all(
+        self, committer: SimulatedCommitter, process: ServerProcess, commands: list[Command]
+    ) -> None:
         if not commands:
             for user in USERS:
                 self._new_user_token(user)
@@ -112,14 +123,12 @@ class Cluster:
                 if name != process.machine:
                     self._join(name)
             return
-        at_ms = self.environment.machines[process.machine].clock.wall_ms()
-        plain = wrap(commands[0], at_ms=at_ms, ttl_ms=0)
 
-        def decided(outcome: Outcome) -> None:
-            done = isinstance(outcome, Committed)
-            self._propose_all(process, commands[1:] if done else commands)
+        def decided(decision: Decision) -> None:
+            done = decision.result is not None
+            self._commit_all(committer, process, commands[1:] if done else commands)
 
-        process.propose(plain, 2.0, decided)
+        committer.commit(commands[0], 2.0, decided)
 
     def _new_user_token(self, user: str) -> None:
         def created(credentials: Credentials) -> None:

@@ -1,24 +1,18 @@
-"""Drives one real ``RaftNode`` under virtual time, as ``consensus.bridge`` does on trio."""
+"""Drives one real ``RaftNode`` under virtual time, as ``consensus.driver`` does on trio."""
 
 import math
 from collections.abc import Callable
 from functools import partial
 from random import Random
 
-from gpupool.consensus.driver import RETRY_FIRST_S, RETRY_MAX_S
 from gpupool.consensus.node import RaftNode, Ready
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import Storage
+from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import Plain, ServerId
-from gpupool.pool.ports import (
-    Committed,
-    NotCommitted,
-    Outcome,
-    RaftHealth,
-    Role,
-    StateMachine,
-    Unknown,
-)
+from gpupool.pool.ports import Outcome, RaftHealth, Randomness, Role, StateMachine
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.server.proposer import Decision, Propose, Proposer
 from gpupool.simulations.cluster.simulated_links import SimulatedTransport
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
@@ -104,22 +98,9 @@ class SimulatedDriver:
 
     # --- proposals --------------------------------------------------------------------------------
 
-    def propose(
-        self, command: Plain, timeout_s: float, callback: Callback, *, idempotent: bool = False
-    ) -> None:
-        """Do what ``RaftDriver.propose`` does; ``callback`` gets exactly one outcome."""
-        submit = partial(self.node.propose, command)
-        _Repeated(self._process, self._clock, self, submit, timeout_s, callback, idempotent).start()
-
-    def barrier(self, timeout_s: float, callback: Callable[[bool], None]) -> None:
-        """Tell ``callback`` whether everything committed before this call is applied here."""
-
-        def decided(outcome: Outcome) -> None:
-            callback(isinstance(outcome, Committed))
-
-        _Repeated(
-            self._process, self._clock, self, self.node.barrier, timeout_s, decided, idempotent=True
-        ).start()
+    def propose(self, command: Plain, timeout_s: float, callback: Callback) -> None:
+        """Make one attempt, as ``RaftDriver.propose`` does; ``callback`` gets one outcome."""
+        self.submit(partial(self.node.propose, command, timeout_s, callback))
 
     def submit(self, action: Callable[[float], None]) -> None:
         """Let ``action`` do something with the node at once, and step it soon."""
@@ -212,54 +193,38 @@ class SimulatedDriver:
             self._set_timer()
 
 
-class _Repeated:
-    """One proposal until it is decided, repeated as ``RaftDriver`` repeats it."""
+class SimulatedCommitter:
+    """Commits commands of a server without a controller, as ``Committer`` does on trio."""
 
     def __init__(
         self,
         process: Process,
+        machine: PoolMachine,
+        *,
         clock: DriftingClock,
-        driver: SimulatedDriver,
-        submit: Callable[[float, Callback, float], None],
-        timeout_s: float,
-        callback: Callback,
-        idempotent: bool,
+        rng: Randomness,
+        propose: Callable[[Plain, float, Callback], None],
     ) -> None:
         self._process = process
         self._clock = clock
-        self._driver = driver
-        self._submit = submit
-        self._deadline = clock.monotonic() + timeout_s
-        self._callback = callback
-        self._idempotent = idempotent
-        self._pause_s = RETRY_FIRST_S
-        self._uncertain: Unknown | None = None
-        self._last: Outcome = NotCommitted("the time was up at once")
+        self._propose = propose
+        self._proposer = Proposer(
+            machine, clock=clock, rng=rng, clock_offset_s=lambda: 0.0, emit=self._attempt
+        )
 
-    def start(self) -> None:
-        """Try once; called again for every repetition."""
-        remaining_s = self._deadline - self._clock.monotonic()
-        if remaining_s <= 0:
-            self._finish(self._last)
-            return
-        self._driver.submit(lambda now: self._submit(remaining_s, self._decided, now))
+    def commit(
+        self, command: Command, timeout_s: float, decided: Callable[[Decision], None]
+    ) -> None:
+        """Get ``command`` committed within ``timeout_s``; ``decided`` gets one decision."""
+        self._proposer.propose(command, decided, timeout_s=timeout_s, bounded=False)
 
-    def _decided(self, outcome: Outcome) -> None:
-        self._last = outcome
-        final = isinstance(outcome, NotCommitted) and outcome.reason.startswith("the command ")
-        if isinstance(outcome, Committed) or final:
-            self._finish(outcome)
-            return
-        if isinstance(outcome, Unknown):
-            self._uncertain = outcome
-            if not self._idempotent:
-                self._finish(outcome)
-                return
-        remaining_s = max(self._deadline - self._clock.monotonic(), 0.0)
-        self._process.after(min(self._pause_s, remaining_s), self.start)
-        self._pause_s = min(2 * self._pause_s, RETRY_MAX_S)
+    def _attempt(self, attempt: Propose) -> None:
+        ended = partial(self._ended, attempt.number)
+        self._propose(attempt.command, attempt.timeout_s, ended)
 
-    def _finish(self, outcome: Outcome) -> None:
-        if isinstance(outcome, NotCommitted) and self._uncertain is not None:
-            outcome = self._uncertain
-        self._callback(outcome)
+    def _ended(self, number: int, outcome: Outcome) -> None:
+        self._proposer.outcome(number, outcome)
+        due = self._proposer.wake_at()
+        if due != math.inf:
+            wait_s = self._clock.world_time(due) - self._process.scheduler.now
+            self._process.after(max(wait_s, 0.0) + STEP_DELAY_S, self._proposer.poll)

@@ -238,9 +238,10 @@ async def commit(replicated_log: RaftDriver, count: int, in_flight: int) -> None
 
     async def client() -> None:
         for _ in left:
-            outcome = None
+            outcome = await replicated_log.propose(["payload"], timeout_s=5)
             while not isinstance(outcome, Committed):
-                outcome = await replicated_log.propose(["payload"], timeout_s=5, idempotent=True)
+                await trio.sleep(0.02)  # no leader yet
+                outcome = await replicated_log.propose(["payload"], timeout_s=5)
 
     async with trio.open_nursery() as nursery:
         for _ in range(in_flight):
@@ -254,7 +255,7 @@ async def load(replicated_log: RaftDriver, in_flight: int, seconds: float) -> li
 
     async def client() -> None:
         while (began := time.monotonic()) < end:
-            outcome = await replicated_log.propose(payload, timeout_s=5, idempotent=True)
+            outcome = await replicated_log.propose(payload, timeout_s=5)
             assert isinstance(outcome, Committed), outcome
             latencies.append(time.monotonic() - began)
 
@@ -280,9 +281,7 @@ async def grant(
                 return
             lease: LeaseId | None = None
             for step in cycle:
-                outcome = await replicated_log.propose(
-                    sealed(step(lease)), timeout_s=5, idempotent=True
-                )
+                outcome = await replicated_log.propose(sealed(step(lease)), timeout_s=5)
                 assert isinstance(outcome, Committed), outcome
                 lease = lease_of(outcome.result)
                 if step is cycle[0]:

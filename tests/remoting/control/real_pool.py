@@ -19,17 +19,15 @@ from tests.remoting.control.control_kit import until
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.model import commands
-from gpupool.pool.model.codec import decode
-from gpupool.pool.model.commands import Command, wrap
+from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import Incarnation, ServerId
-from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, TokenKind
-from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.pool_client import SystemClock, SystemRng, join_pool
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
+from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
 from gpupool.remoting.server.reconciler import Software
 from gpupool.remoting.transport.peer_transport import PeerTransport
@@ -174,12 +172,12 @@ class RealServer:
     async def commit(self, command: Command) -> None:
         """Commit a command by way of this server."""
         assert self.replicated_log is not None
-        at_ms = max(self.machine.state.now, SystemClock().wall_ms())
-        plain = wrap(command, at_ms=at_ms, ttl_ms=0)
-        outcome = await self.replicated_log.propose(plain, timeout_s=10, idempotent=True)
-        assert isinstance(outcome, Committed), outcome
-        result = decode(Result, outcome.result)
-        assert result.ok, result
+        committer = Committer(
+            self.replicated_log, self.machine, clock=SystemClock(), rng=SystemRng()
+        )
+        decision = await committer.commit(command, timeout_s=10)
+        assert decision.result is not None, decision
+        assert decision.result.ok, decision
 
     async def create_pool(self) -> None:
         """Commit the first commands of a pool, with this server and the users in it."""

@@ -1,0 +1,56 @@
+"""Drives a ``Proposer`` on trio for one command at a time, where no controller runs.
+
+A server that creates its pool, or that is about to stop, commits a few commands in order. It needs
+the same rule for another attempt as the controller, and no other part of it.
+"""
+
+from collections import deque
+
+import trio
+
+from gpupool.pool.model.commands import Command
+from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.server.proposer import Decision, Propose, Proposer
+
+
+class Committer:
+    """Commits commands on behalf of this server itself."""
+
+    def __init__(
+        self,
+        replicated_log: ReplicatedLog,
+        machine: PoolMachine,
+        *,
+        clock: Clock,
+        rng: Randomness,
+    ) -> None:
+        """Make a committer; ``machine`` is the table that ``replicated_log`` replicates."""
+        self._replicated_log = replicated_log
+        self._machine = machine
+        self._clock = clock
+        self._rng = rng
+
+    async def commit(self, command: Command, *, timeout_s: float) -> Decision:
+        """Get ``command`` committed within ``timeout_s``; it carries no expiry of its own."""
+        attempts: deque[Propose] = deque()
+        decisions: list[Decision] = []
+        proposer = Proposer(
+            self._machine,
+            clock=self._clock,
+            rng=self._rng,
+            clock_offset_s=lambda: 0.0,
+            emit=attempts.append,
+        )
+        proposer.propose(command, decisions.append, timeout_s=timeout_s, bounded=False)
+        while not decisions:
+            if attempts:
+                attempt = attempts.popleft()
+                outcome = await self._replicated_log.propose(
+                    attempt.command, timeout_s=attempt.timeout_s
+                )
+                proposer.outcome(attempt.number, outcome)
+            else:
+                await trio.sleep(max(0.0, proposer.wake_at() - self._clock.monotonic()))
+                proposer.poll()
+        return decisions[0]
