@@ -1,0 +1,146 @@
+"""The one rule by which a proposal is attempted again; see ``remoting.server.proposer``."""
+
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from gpupool.pool.model.codec import encode
+from gpupool.pool.model.commands import Tick, unwrap
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import PoolState
+from gpupool.pool.ports import Committed, NotCommitted, Outcome, Refusal, Unknown
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.server.proposer import (
+    ATTEMPT_S,
+    RETRY_MAX_S,
+    TTL_SLACK_S,
+    Decision,
+    Propose,
+    Proposer,
+)
+
+NO_LEADER = NotCommitted("no leader is known")
+DONE = Committed(3, encode(Result(ok=True)))
+
+
+@dataclass
+class Hands:
+    """A clock that is moved by hand."""
+
+    now: float = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return int(self.now * 1000)
+
+
+class Bench:
+    """A ``Proposer`` whose attempts the test answers."""
+
+    def __init__(self, timeout_s: float = 2.0, *, bounded: bool = True) -> None:
+        self.clock = Hands()
+        self.attempts: list[Propose] = []
+        self.decisions: list[Decision] = []
+        self.proposer = Proposer(
+            PoolMachine(PoolState()),
+            clock=self.clock,
+            rng=Random(1),
+            clock_offset_s=lambda: 0.0,
+            emit=self.attempts.append,
+        )
+        self.proposer.propose(Tick(), self.decisions.append, timeout_s=timeout_s, bounded=bounded)
+
+    def end(self, outcome: Outcome) -> None:
+        self.proposer.outcome(self.attempts[-1].number, outcome)
+
+    def wake(self) -> float:
+        """Move the clock to the next attempt; return the pause before it."""
+        pause_s = self.proposer.wake_at() - self.clock.now
+        self.clock.now = self.proposer.wake_at()
+        self.proposer.poll()
+        return pause_s
+
+    def ends_ms(self) -> list[int]:
+        """Return the table times at which the attempts expire."""
+        return [unwrap(attempt.command).expires for attempt in self.attempts]
+
+
+def test_refusals_of_the_cluster_are_attempted_again_at_growing_pauses() -> None:
+    bench = Bench()
+    pauses: list[float] = []
+    for _ in range(8):
+        bench.end(NO_LEADER)
+        pauses.append(bench.wake())
+    assert pauses[0] < 0.05
+    assert max(pauses) <= RETRY_MAX_S
+    assert pauses[5] > 2 * pauses[0]
+    bench.end(DONE)
+    assert [d.result for d in bench.decisions] == [Result(ok=True)]
+    assert len(bench.attempts) == 9
+
+
+def test_one_attempt_is_under_way_at_a_time() -> None:
+    bench = Bench()
+    bench.clock.now += 0.5
+    bench.proposer.poll()
+    assert len(bench.attempts) == 1
+    assert bench.attempts[0].timeout_s == ATTEMPT_S
+    assert bench.proposer.wake_at() == float("inf")
+
+
+@pytest.mark.parametrize("kind", [Refusal.COMMAND, Refusal.STOPPED])
+def test_a_refusal_that_no_attempt_changes_decides_at_once(kind: Refusal) -> None:
+    bench = Bench()
+    bench.end(NotCommitted("for good", kind))
+    assert bench.decisions == [Decision(None, uncertain=False, why="for good")]
+    assert len(bench.proposer) == 0
+
+
+def test_a_final_refusal_does_not_rule_out_an_earlier_attempt() -> None:
+    bench = Bench()
+    bench.end(Unknown("the leader changed"))
+    bench.wake()
+    bench.end(NotCommitted("this server is stopping", Refusal.STOPPED))
+    assert bench.decisions == [Decision(None, uncertain=True, why="this server is stopping")]
+
+
+@pytest.mark.parametrize("outcome", [NO_LEADER, Unknown("no answer in time")])
+def test_a_decision_comes_before_the_deadline(outcome: Outcome) -> None:
+    bench = Bench(timeout_s=1.0)
+    while not bench.decisions:
+        bench.end(outcome)
+        if not bench.decisions:
+            bench.wake()
+    assert 100.5 < bench.clock.now <= 101.0
+    (decision,) = bench.decisions
+    assert decision.result is None
+    assert decision.uncertain == isinstance(outcome, Unknown)
+
+
+def test_no_attempt_expires_before_an_earlier_one_or_long_after_the_caller() -> None:
+    bench = Bench(timeout_s=1.0)
+    while not bench.decisions:
+        bench.end(NO_LEADER)
+        if not bench.decisions:
+            bench.wake()
+    ends = bench.ends_ms()
+    assert ends == sorted(ends)
+    assert ends[-1] <= (101.0 + TTL_SLACK_S) * 1000
+    assert all(attempt.timeout_s <= 1.0 for attempt in bench.attempts)
+
+
+def test_a_command_without_bound_carries_no_expiry() -> None:
+    bench = Bench(bounded=False)
+    bench.end(NO_LEADER)
+    bench.wake()
+    assert bench.ends_ms() == [0, 0]
+
+
+def test_an_answer_to_a_decided_proposal_is_ignored() -> None:
+    bench = Bench()
+    bench.end(DONE)
+    bench.end(NO_LEADER)
+    assert len(bench.decisions) == 1
