@@ -30,8 +30,23 @@ that ``set_servers`` tells it of, until the leader, by ``reconcile_voters``, giv
 should accept connections from every authenticated server of the pool: a server that was away may
 hear first from voters that it does not know yet.
 
-Everything runs on the trio thread, but for syncs of a slow disk. One loop iteration handles all
-that arrived, syncs the journal once, and lets frames and results out.
+**The loop.** Everything runs on the trio thread, but for syncs of a slow disk. Others only put
+events into the inbox and wake the loop; ``run`` alone touches the node's time::
+
+    waiting --(an event, a proposal, or next_step_at)--> stepping --> syncing --> letting out --+
+       ^                                                                                        |
+       +----------------------------------------------------------------------------------------+
+
+    stepping      all events of the inbox in order, then ``node.step`` once
+    syncing       the journal, here or on another thread; nothing else calls ``step`` meanwhile
+    letting out   peers to connect to, frames, then outcomes: nobody learns of anything earlier
+
+Calls that do not wait for the loop: ``propose`` and ``barrier`` queue in the node at once and
+answer from "letting out"; ``set_servers`` and ``reconcile_voters`` note a wish for the next step.
+
+What is never true: that two steps overlap; that an outcome is handed out before the sync that
+it rests on; that ``propose`` waits longer than its time and ``GRACE_S``; that the inbox holds more
+than ``INBOX_BYTES_MAX`` of frames; that anything is proposed after ``run`` has ended.
 """
 
 import logging

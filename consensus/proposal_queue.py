@@ -1,7 +1,31 @@
 """Commands of this server on their way into the log, and those that other servers forward.
 
-Each gets exactly one outcome, within the time that its caller gave it. A command whose time is up
-is never appended, by nobody: a follower tells the leader the deadline on the leader's own clock.
+A proposal here is one attempt. It gets exactly one outcome, within the time that its caller gave
+it; to attempt a command again is the affair of the caller (``remoting/server/proposer.py``).
+
+A proposal's states and events; ``RaftNode.step`` calls ``expire``, then ``drain``::
+
+    state      drain, leader       drain, other          expire         answer of the leader
+    queued     appended            forwarded, or         NotCommitted   -
+               or NotCommitted     NotCommitted
+    forwarded  Unknown (*)         Unknown (*)           Unknown        appended, or NotCommitted
+    appended   -                   -                     Unknown        -
+
+(*) when the leader or the term is another than that to which it was forwarded.
+
+An appended proposal is decided when the entry at its index is applied: ``Committed`` when it is
+this one, ``NotCommitted`` when another leader's took its place, ``Unknown`` when a snapshot covers
+the place. ``NotCommitted`` while queued comes from a full queue, too many uncommitted entries, a
+leader that hands over, or no connected leader.
+
+What is never true.
+
+- A proposal that was decided is appended: ``drain`` skips it.
+- A command is appended after its deadline, by anyone: a follower tells the leader the deadline on
+  the leader's own clock, and errs on the early side.
+- A proposal that was sent is called ``NotCommitted`` on the word of the clock: once it is appended
+  or forwarded, only the log or the leader can rule it out.
+- A command enters the log on a peer's word without being readable here.
 """
 
 import heapq
@@ -9,6 +33,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
+from typing import NamedTuple
 
 from gpupool.consensus.core.library import BARRIER_TYPE, COMMAND_TYPE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
@@ -33,6 +58,13 @@ class ForwardRefusal(Enum):
     NOT_LEADER = "the server asked does not lead any more"
     LATE = "the time was up before it could be appended"
     UNREADABLE = "the command cannot be read"
+
+
+class _Leadership(NamedTuple):
+    """The leader that the open forwarded commands went to, and its term."""
+
+    leader: ServerId | None
+    term: int
 
 
 class _Proposal:
@@ -82,7 +114,7 @@ class ProposalQueue:
         self._expiries: list[tuple[float, int, _Proposal]] = []
         self._numbers = itertools.count(1)
         self._forwarded: dict[int, _Proposal] = {}
-        self._forwarded_to: tuple[ServerId | None, int] = (None, 0)
+        self._forwarded_to = _Leadership(None, 0)
 
     @property
     def waiting(self) -> bool:
@@ -168,7 +200,7 @@ class ProposalQueue:
         number = next(self._numbers)
         proposal.sent = True
         self._forwarded[number] = proposal
-        self._forwarded_to = (leader, core.term)
+        self._forwarded_to = _Leadership(leader, core.term)
         message: Message = {
             "type": "forward",
             "term": core.term,
@@ -200,7 +232,7 @@ class ProposalQueue:
 
     def on_forward_response(self, peer: ServerId, message: Message) -> None:
         """Take the leader's answer to what was forwarded."""
-        if peer != self._forwarded_to[0]:
+        if peer != self._forwarded_to.leader:
             return
         proposal = self._forwarded.pop(message["request_id"], None)
         if proposal is None:

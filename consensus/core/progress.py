@@ -12,7 +12,7 @@ class Mode(Enum):
     ::
 
         PROBE --(a message is accepted)--> REPLICATE --(rejected, or reconnected)--> PROBE
-        PROBE or REPLICATE --(the entries needed are gone)--> SNAPSHOT --(installed)--> PROBE
+        PROBE or REPLICATE --(the entries needed are gone)--> SNAPSHOT --(installed)--> REPLICATE
     """
 
     PROBE = "probe"  # one message at a time until the logs are known to meet

@@ -1,4 +1,46 @@
-"""One server's Raft state as ``RaftNode`` sees it: elections, replication, voters, proposals."""
+"""One server's Raft state as ``RaftNode`` sees it: elections, replication, voters, proposals.
+
+The class is one object in four files, a chain in which each file overrides what it must of the
+ones to its left::
+
+    SyncObj (pysyncobj)  <-  LibraryCore  <-  Elections  <-  Replication  <-  RaftCore
+    the library's rounds     keeps it in      who may        what travels     what the node
+                             check            lead           between logs     calls
+
+**The order of the chain matters**, for three reasons.
+
+1. A method calls only to its left, by ``super()`` or by name; what lies to its right it reaches
+   through the library, which calls ``_SyncObj__setState``, ``_SyncObj__onBecomeLeader`` and
+   ``_SyncObj__sendAppendEntries`` at the end of the chain. ``Replication`` stands right of
+   ``Elections`` because to follow a leader is to end an election (``_postpone_election``,
+   ``_hand_over``, ``_election_won``), while no election needs replication.
+2. ``Replication._SyncObj__setState`` must run before the library's: it reads the books of the
+   leadership that is about to end. ``_SyncObj__onBecomeLeader`` must run before the library's as
+   well: that one appends the first entry of the term and sends it.
+3. Each part's own fields are set up by ``_begin_elections`` and ``_begin_replication`` before
+   ``super().__init__``, because the library's constructor already calls methods of this object.
+
+**Roles and messages**, of the receiver's own term. A higher term in entries, a heartbeat or an
+answer makes the receiver a follower of that term first::
+
+    message            follower               candidate              leader         without a vote
+    request_prevote    grants (*)             grants (*)             refuses        grants (*)
+    response_prevote   campaigns (majority)   campaigns (majority)   -              -
+    request_vote       votes (*)              votes (*)              ignores (**)   votes (*)
+    response_vote      -                      leads (majority)       -              -
+    timeout_now        campaigns at once      -                      -              -
+    append_entries     stores, answers        follows, stores        logs an error  as a follower
+    heartbeat          follows, answers       follows, answers       logs an error  as a follower
+    commit             commits                -                      -              -
+    next_node_idx      -                      -                      moves indices  -
+
+(*) when the asker's log is as new as its own and no leader was heard of lately; a vote, unlike a
+grant, is given once per term. (**) unless the asker is the successor to which it hands over.
+
+What is never true: that two servers lead in one term; that a server votes twice in a term, across
+restarts too; that ``applied_index`` exceeds ``commit_index``, or this the log; that a committed
+entry is replaced.
+"""
 
 from collections.abc import Callable, Sequence
 

@@ -1,6 +1,34 @@
-"""Replication: entries from a leader to its followers, their answers, and flow control."""
+"""Replication: entries from a leader to its followers, their answers, and flow control.
+
+A leader keeps one ``Progress`` for each voter. ``RaftNode.step`` calls ``replicate`` after every
+proposal and every answer; the library calls ``_SyncObj__sendAppendEntries`` for heartbeats::
+
+    mode        sends                                   answer -> next mode
+    PROBE       one append_entries, then waits          success -> REPLICATE
+                                                        rejected -> PROBE, further back
+    REPLICATE   append_entries ahead of the answers,    success -> REPLICATE
+                up to the limits in flight;             rejected -> PROBE
+                a commit index when there are none
+    SNAPSHOT    pieces of a snapshot, heartbeats        success -> REPLICATE
+
+A new connection or a lost one makes it PROBE again, from the highest index known to match. A voter
+whose next entry is gone from the journal makes it SNAPSHOT.
+
+A follower answers every ``append_entries`` with ``next_node_idx``: with success, up to where its
+log now equals the leader's; or with the index that did not fit and a hint how far to go back.
+
+What is always true of them.
+
+- Every answer carries the term in which it was given, and counts in that term only (finding S4).
+- ``matchIndex`` only grows during a leadership; ``nextIndex`` is greater than it.
+- A follower takes the commit index no further than ``_matched_index``: up to there, in this term,
+  this leader is known to have the same log.
+- An answer leaves after the entries that it acknowledges are synced: it waits in the node's
+  frames until then.
+"""
 
 import logging
+from typing import NamedTuple
 
 from gpupool.consensus.core.elections import Elections
 from gpupool.consensus.core.library import FOLLOWER, LEADER, NEVER, Peer
@@ -14,6 +42,23 @@ from gpupool.pool.model.ids import ServerId
 _log = logging.getLogger(__name__)
 
 
+class _EntriesKey(NamedTuple):
+    """All that an ``append_entries`` message depends on."""
+
+    next_index: int
+    last_index: int
+    commit_index: int
+    term: int
+    now: float
+
+
+class _SentEntries(NamedTuple):
+    """The ``append_entries`` message sent last, for the next follower that lacks the same."""
+
+    key: _EntriesKey
+    message: Message
+
+
 class Replication(Elections):
     """Both ends of ``append_entries`` and ``next_node_idx``, in place of the library's."""
 
@@ -22,7 +67,7 @@ class Replication(Elections):
         self._leader_majority_age_s = 0.0
         self._leader_clock_offset_s = 0.0
         self._matched_index = 0
-        self._latest_sent: tuple[tuple[float, ...], Message] = ((), {})
+        self._latest_sent: _SentEntries | None = None
 
     # --- at a follower -----------------------------------------------------------------------
 
@@ -201,7 +246,7 @@ class Replication(Elections):
 
     def _heard(self, node: Peer) -> None:
         self._SyncObj__lastResponseTime[node] = self._active.now
-        self._latest_sent = ((), {})  # which says how fresh the contact with a majority is
+        self._latest_sent = None  # It says how fresh the contact with a majority is.
 
     def match_index(self, peer: ServerId) -> int:
         """Return the index up to which a voter is known to have the leader's log."""
@@ -252,8 +297,9 @@ class Replication(Elections):
         """Send entries from ``next_index`` on; return the last index and the size."""
         last_index, data = self.encoded_entries(next_index, self._journal.last_index, bytes_max)
         # Followers mostly lack the same entries: they get the same message, encoded once.
-        key = (next_index, last_index, self.commit_index, self.term, self._active.now)
-        if self._latest_sent[0] != key:
+        key = _EntriesKey(next_index, last_index, self.commit_index, self.term, self._active.now)
+        latest = self._latest_sent
+        if latest is None or latest.key != key:
             message: Message = {
                 "type": "append_entries",
                 "commit_index": self.commit_index,
@@ -262,8 +308,8 @@ class Replication(Elections):
                 "entries": data,
                 **self._authority(),
             }
-            self._latest_sent = (key, message)
-        self._host.send(peer.name, self._latest_sent[1])
+            latest = self._latest_sent = _SentEntries(key, message)
+        self._host.send(peer.name, latest.message)
         return last_index, len(data)
 
     def encoded_entries(self, first: int, last: int, bytes_max: int) -> tuple[int, bytes]:

@@ -1,0 +1,241 @@
+"""Pulls: the way in which servers without a vote get the committed log.
+
+A leader sends entries to voters only. A server without a vote asks a voter for the entries behind
+its own (``pull``), and the voter answers with committed ones (``pulled``) or a snapshot; it holds
+back an answer that would be empty for ``pull_wait_s``, so that a pull is also the notice of the
+next commit. Committed entries are safe to take from anyone at any time.
+
+``Puller`` is the end without a vote::
+
+    event                       what it does
+    connected                   pulls at once, when it pulls from nobody
+    an answer that helps        pulls from the same server again
+    an answer that does not     pulls from the next one in order
+    no answer in time           pulls from the next one in order
+    no help for ``lost_s``      takes every server of the pool for a source, not voters only
+    "you have no vote"          pulls from the sender, though this server takes itself for a voter
+    a vote of its own           stops
+
+``PullResponder`` is a voter's end. It also knows how far each follower has applied the log, which
+decides when one may get a vote.
+
+What is never true: that a voter pulls, but for one that was told that it lost its vote; that a
+pulled entry is beyond the answering server's commit index.
+"""
+
+import logging
+from typing import NamedTuple
+
+from gpupool.consensus.core.library import NEVER
+from gpupool.consensus.node_context import NodeContext
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.protocol.raft_settings import BATCH_BYTES_MAX, WAITING_PULLS_MAX
+from gpupool.consensus.snapshot_transfer import SnapshotTransfer
+from gpupool.consensus.storage.journal import decode_entries
+from gpupool.pool.model.ids import ServerId
+
+_log = logging.getLogger(__name__)
+
+
+class Puller:
+    """Follows the log of the voters without a vote of its own."""
+
+    def __init__(self, context: NodeContext) -> None:
+        """Begin without a source; the first step or connection finds one."""
+        self._context = context
+        self._source: ServerId | None = None
+        self._deadline = context.now
+        self._answered_at = context.now
+        self._alive_at = context.now
+        self._excluded = False
+
+    @property
+    def is_lost(self) -> bool:
+        """True when the voters that this server knows may all be gone."""
+        silence = self._context.now - self._answered_at
+        return not self._context.core.voters or silence > self._context.settings.lost_s
+
+    def due_at(self) -> float:
+        """Return the instant at which ``step`` is due; called without a vote only."""
+        return min(self._deadline, self._alive_at) if self._context.frames else NEVER
+
+    # --- events ------------------------------------------------------------------------------
+
+    def connected(self) -> None:
+        """Pull by the new connection, unless another source is being asked."""
+        if self._source is None:
+            self._deadline = self._context.now
+
+    def disconnected(self, peer: ServerId) -> None:
+        """Ask another source when ``peer`` was the one."""
+        if self._source == peer:
+            self._source, self._deadline = None, self._context.now
+
+    def configuration_changed(self) -> None:
+        """Let a server that got its vote stop pulling."""
+        self._source = None
+
+    def excluded(self, by: ServerId) -> None:
+        """Pull from the server that says that this one lost its vote, to see for itself.
+
+        A leader stops sending to a voter as soon as it appends the removal, so that the removed
+        one does not learn of it otherwise.
+        """
+        if not self._excluded or self._context.now >= self._deadline:
+            self._excluded = True
+            self.pull(by)
+
+    def step(self) -> None:
+        """Pull when that is due, and tell the voters how far this server is."""
+        context = self._context
+        if context.core.votes:
+            self._excluded = self._excluded and context.core.leader is None
+            return
+        self._excluded = False
+        if context.now >= self._alive_at:
+            self._alive_at = context.now + context.settings.alive_s
+            alive: Message = {"type": "alive", "applied_index": context.core.applied_index}
+            for peer in self._sources():
+                context.frames.send(peer, alive)
+        if context.now < self._deadline:
+            return
+        sources = self._sources()
+        if sources:
+            self._pull_next(sources)
+        else:
+            self._source, self._deadline = None, context.now + context.settings.pull_timeout_s
+
+    def on_pulled(self, peer: ServerId, message: Message) -> None:
+        """Take committed entries."""
+        context = self._context
+        core = context.core
+        if not self.takes_from(peer):
+            return
+        try:
+            entries = decode_entries(message["entries"])
+        except ValueError as error:
+            _log.warning("entries from %s cannot be read: %s", peer, error)
+            return
+        # Servers that are out of touch themselves could answer each other for ever.
+        helpful = bool(entries) or message["majority_age_ms"] < 1000 * context.settings.lost_s
+        if helpful:
+            self._answered_at = context.now
+        leader = message["leader"]
+        core.observe_leader(None if leader is None else ServerId(leader), message)
+        stored = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
+        if stored.match is not None:
+            core.commit_to(min(message["commit_index"], stored.match))
+        if core.votes and not entries:
+            self._excluded, self._source = False, None  # It was the other who did not know.
+        elif helpful:
+            self.pull(peer)
+        else:
+            self._pull_next(self._sources() or [peer])
+
+    # --- what a snapshot in place of entries needs -------------------------------------------
+
+    def takes_from(self, peer: ServerId) -> bool:
+        """Tell whether an answer of ``peer`` is waited for."""
+        return peer == self._source and (not self._context.core.votes or self._excluded)
+
+    def snapshot_piece_arrived(self) -> None:
+        """Give the source time for the next piece."""
+        self._deadline = self._context.now + self._context.settings.pull_timeout_s
+        self._answered_at = self._context.now
+
+    def pull(self, peer: ServerId) -> None:
+        """Ask ``peer`` for what is behind this server's commit index."""
+        context = self._context
+        self._source = peer
+        self._deadline = context.now + context.settings.pull_timeout_s
+        context.frames.send(peer, {"type": "pull", "next_index": context.core.commit_index + 1})
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _pull_next(self, sources: list[ServerId]) -> None:
+        """Pull from the next one in order after the one that did not help."""
+        later = [peer for peer in sources if self._source is None or peer > self._source]
+        self.pull(later[0] if later else sources[0])
+
+    def _sources(self) -> list[ServerId]:
+        candidates = set(self._context.core.voters)
+        if self.is_lost:
+            candidates.update(self._context.servers)
+        return sorted(peer for peer in candidates if peer in self._context.frames)
+
+
+class _WaitingPull(NamedTuple):
+    next_index: int
+    since: float
+
+
+class PullResponder:
+    """Answers the pulls of followers, and knows how far they are."""
+
+    def __init__(self, context: NodeContext, snapshots: SnapshotTransfer) -> None:
+        """Begin without followers; ``snapshots`` serves those whose entries are gone here."""
+        self._context = context
+        self._snapshots = snapshots
+        self._pulls: dict[ServerId, _WaitingPull] = {}
+        self._applied_by: dict[ServerId, int] = {}
+
+    def due_at(self) -> float:
+        """Return the instant at which an answer is held back no longer."""
+        wait_s = self._context.settings.pull_wait_s
+        return min((pull.since + wait_s for pull in self._pulls.values()), default=NEVER)
+
+    def caught_up(self) -> set[ServerId]:
+        """Return the connected followers that have nearly the whole log."""
+        context = self._context
+        floor = context.core.commit_index - context.settings.learner_lag_max
+        near = {peer for peer, applied in self._applied_by.items() if applied >= floor}
+        return near & context.frames.connected()
+
+    def disconnected(self, peer: ServerId) -> None:
+        """Drop what ``peer`` asked by a connection that is gone."""
+        self._pulls.pop(peer, None)
+
+    def forget(self, peer: ServerId) -> None:
+        """Forget a server that is no longer in the pool."""
+        self._applied_by.pop(peer, None)
+
+    def on_pull(self, peer: ServerId, message: Message) -> None:
+        """Note a pull, to be answered by ``answer``."""
+        if peer in self._pulls or len(self._pulls) < WAITING_PULLS_MAX:
+            self._pulls[peer] = _WaitingPull(message["next_index"], self._context.now)
+            self._applied_by[peer] = message["next_index"] - 1
+
+    def on_alive(self, peer: ServerId, message: Message) -> None:
+        """Note how far ``peer`` is."""
+        self._applied_by[peer] = message["applied_index"]
+
+    def answer(self) -> None:
+        """Answer the pulls for which there is something new, and those that waited long enough."""
+        if not self._pulls:
+            return
+        commit_index = self._context.core.commit_index
+        for peer, pull in sorted(self._pulls.items()):
+            late = self._context.now - pull.since >= self._context.settings.pull_wait_s
+            if pull.next_index <= commit_index or late:
+                del self._pulls[peer]
+                self._answer_one(peer, max(pull.next_index, 1))
+
+    def _answer_one(self, peer: ServerId, next_index: int) -> None:
+        core, journal = self._context.core, self._context.storage.journal
+        previous = min(next_index - 1, core.commit_index)
+        if previous < journal.base_index:
+            self._snapshots.send(peer, leading=False)
+            return
+        _, entries = core.encoded_entries(previous + 1, core.commit_index, BATCH_BYTES_MAX)
+        message: Message = {
+            "type": "pulled",
+            "term": core.term,
+            "commit_index": core.commit_index,
+            "prevLogIdx": previous,
+            "prevLogTerm": journal.term_at(previous),
+            "entries": entries,
+            "leader": core.leader,
+            "clock_ms": max(core.clock_ms(), 0),
+            "majority_age_ms": core.majority_age_ms(),
+        }
+        self._context.frames.send(peer, message)

@@ -1,0 +1,84 @@
+"""Changes of the voters that a leader makes by itself, and handing over the leadership.
+
+A leader brings the voters nearer to the desired list, one at a time (``membership.next_step``
+chooses). It never removes itself: when all other changes are made and it is not desired, it lets a
+desired voter lead first. While it hands over it appends nothing, because under load the successor
+would never have the whole log otherwise. A successor that does not lead within ``election_max_s``
+is given up, and the next attempt waits for ``hand_over_retry_s``.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from gpupool.consensus.core.library import LEADER, NEVER
+from gpupool.consensus.followers import PullResponder
+from gpupool.consensus.node_context import NodeContext
+from gpupool.consensus.protocol import membership
+from gpupool.pool.model.ids import ServerId
+
+_log = logging.getLogger(__name__)
+
+
+class VoterChanges:
+    """The voters that this server wants when it leads, and the successor that it waits for."""
+
+    def __init__(self, context: NodeContext, followers: PullResponder) -> None:
+        """Begin without a wish; ``followers`` says which servers have caught up."""
+        self._context = context
+        self._followers = followers
+        self._desired: tuple[ServerId, ...] | None = None
+        self._successor: ServerId | None = None
+        self._successor_asked = False
+        self._hand_over_until = -NEVER
+        self._hand_over_again_at = -NEVER
+
+    @property
+    def is_handing_over(self) -> bool:
+        """True while nothing may be appended, because another server is to lead."""
+        return self._successor is not None
+
+    def due_at(self) -> float:
+        """Return the instant at which a successor is given up."""
+        return NEVER if self._successor is None else self._hand_over_until
+
+    def desire(self, voters: Sequence[ServerId] | None) -> None:
+        """Set the voters to be reached; None leaves them as they are."""
+        self._desired = None if voters is None else tuple(sorted(set(voters)))
+
+    def step(self) -> None:
+        """Make the change that is due, if this server leads; go on with handing over."""
+        if self._context.core.state == LEADER:
+            self._reconcile()
+        if self._successor is None:
+            return
+        if self._context.core.state != LEADER or self._context.now >= self._hand_over_until:
+            self._successor = None
+        elif not self._successor_asked:
+            self._successor_asked = self._context.core.hand_over(self._successor)
+
+    def begin_hand_over(self, candidates: Iterable[ServerId]) -> bool:
+        """Choose the voter with the longest log; False when nobody can lead, or we do not."""
+        context = self._context
+        core = context.core
+        if self._successor is not None:
+            return True
+        able = [p for p in candidates if p in context.frames and p != context.server_id]
+        if core.state != LEADER or not able or context.now < self._hand_over_again_at:
+            return False
+        self._successor = max(able, key=lambda peer: (core.match_index(peer), peer))
+        self._hand_over_until = context.now + context.settings.election_max_s
+        self._hand_over_again_at = self._hand_over_until + context.settings.hand_over_retry_s
+        self._successor_asked = False
+        return True
+
+    def _reconcile(self) -> None:
+        core, desired, me = self._context.core, self._desired, self._context.server_id
+        if desired is None or core.voters == desired or not core.settled:
+            return
+        ready = self._followers.caught_up()
+        step = membership.next_step(core.voters, desired, ready=ready, leader=me)
+        if step is not None:
+            core.set_voters(step, partial(_log.info, "voters %s: %s", step))
+        elif me not in desired:
+            self.begin_hand_over(voter for voter in core.voters if voter in desired)
