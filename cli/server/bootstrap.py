@@ -40,7 +40,7 @@ VALID_MS = {
 
 @dataclass(slots=True)
 class PoolBootstrap:
-    """Whoever creates a pool, and what was made for them."""
+    """The server that creates a pool, and the tokens made for its user."""
 
     identity: ServerIdentity
     address: str
@@ -106,8 +106,8 @@ async def make_operator(
 ) -> None:
     """Make an operator's token for a pool that has lost all of them, and print it once.
 
-    Whoever runs a server holds the pool's keys, so nobody gets more than they have. It goes on
-    until there is a majority that takes it.
+    The user of a server holds the pool's keys, so that an operator's token gives them no more. It
+    goes on until a majority has committed the token.
     """
     identity, ca_pem = founder.identity, state.read(CA_CERTIFICATE)
     while not await replicated_log.barrier(timeout_s=FIRST_COMMIT_S):

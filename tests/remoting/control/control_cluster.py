@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 import trio.testing
-from tests.remoting.control.control_kit import SeededRng, VirtualClock, until
+from tests.remoting.control.control_kit import SeededRng, VirtualClock
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.invariants import violations
@@ -81,27 +81,21 @@ class FakeReplicatedLog:
         log.replicated_logs[server] = self
 
     async def propose(self, command: Plain, *, timeout_s: float) -> Outcome:
-        lost = False
+        """Make one attempt, as a ``RaftDriver`` does."""
         with trio.move_on_after(timeout_s):
             await trio.sleep(self.log.latency_s)
-            await until(lambda: self.cut_off_at is None and not self.log.leaderless)
+            if self.cut_off_at is not None or self.log.leaderless:
+                return NotCommitted("no leader is known")
             fault = self.log.faults.popleft() if self.log.faults else ""
             if fault == "refuse":
                 return NotCommitted("the leader stepped down")
-            lost = bool(fault)
             if fault == "lose":
                 await trio.sleep_forever()
             result = self.log.append(command, self.server)
             if fault == "silence":
                 await trio.sleep_forever()
             return Committed(self.machine.state.index, result)
-        if not lost and (self.cut_off_at is not None or self.log.leaderless):
-            return NotCommitted("no leader")
         return Unknown("the leader did not answer in time")
-
-    async def barrier(self, *, timeout_s: float) -> bool:
-        await trio.sleep(self.log.latency_s)
-        return self.cut_off_at is None
 
     def majority_age_s(self) -> float:
         return 0.0 if self.cut_off_at is None else trio.current_time() - self.cut_off_at
