@@ -20,19 +20,20 @@ from gpupool.cli.lib.output import Invocation, report, say
 from gpupool.cli.lib.paths import config_files
 from gpupool.pool.errors import ExitCode, GpupoolError, StorageError, UsageError
 
-# Name, module and short help of every command, the most used first.
+# Name, place and short help of every command, the most used first. The place is the module below
+# cli/commands, and the function in it.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Run a program on GPUs of the pool."),
-    "alloc": ("alloc", "Hold GPUs for several programs, until they are released."),
-    "release": ("release", "Give a held lease back."),
-    "shell": ("shell", "Start a shell that has GPUs until it exits."),
-    "jupyter": ("jupyter", "Install a Jupyter kernel that runs on GPUs of the pool."),
-    "status": ("status", "Show servers, GPUs, leases and the health of the pool."),
-    "top": ("top", "Watch the pool live."),
-    "gpus": ("gpus", "List every GPU with what is free on it."),
-    "smi": ("smi", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
-    "leases": ("leases", "List leases, and who waits for what."),
-    "join": ("join", "Offer this machine's GPUs: create a pool, or join one."),
+    "run": ("run:run", "Run a program on GPUs of the pool."),
+    "alloc": ("hold:alloc", "Hold GPUs for several programs, until they are released."),
+    "release": ("hold:release", "Give a held lease back."),
+    "shell": ("run:shell", "Start a shell that has GPUs until it exits."),
+    "jupyter": ("jupyter:command", "Install a Jupyter kernel that runs on GPUs of the pool."),
+    "status": ("view:status", "Show servers, GPUs, leases and the health of the pool."),
+    "top": ("view:top", "Watch the pool live."),
+    "gpus": ("view:gpus", "List every GPU with what is free on it."),
+    "smi": ("smi:command", "Show GPUs as nvidia-smi does, inside of a lease its partitions."),
+    "leases": ("view:leases", "List leases, and who waits for what."),
+    "join": ("join:command", "Offer this machine's GPUs: create a pool, or join one."),
     "leave": ("leave", "Remove a server from the pool for good."),
     "token": ("token", "Create, list and revoke tokens."),
     "login": ("login", "Store a token, so that this user can use the pool."),
@@ -45,15 +46,15 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("audit", "Show who administered what, and when."),
     "backup": ("backup", "Write policy, tokens, labels and audit to a file."),
     "restore": ("restore", "Restore a backup into a new pool."),
-    "door": ("door", "Show what the array door covers."),
-    "doctor": ("doctor", "Check the path from here to the pool."),
-    "recover": ("recover", "Go on alone, after most servers were lost for good."),
-    "config": ("config", "Show every setting and where it comes from."),
-    "completion": ("completion", "Print the completion script of a shell."),
-    "demo": ("demo", "See it all work on this machine, without any GPU."),
-    "simulate": ("simulate", "Prove the pool's rules under faults, in virtual time."),
-    "version": ("version", "Print the version."),
-    "help": ("help", "Show the help of a command."),
+    "door": ("run:door", "Show what the array door covers."),
+    "doctor": ("doctor:command", "Check the path from here to the pool."),
+    "recover": ("recover:command", "Go on alone, after most servers were lost for good."),
+    "config": ("about:config", "Show every setting and where it comes from."),
+    "completion": ("about:completion", "Print the completion script of a shell."),
+    "demo": ("about:demo", "See it all work on this machine, without any GPU."),
+    "simulate": ("simulate:command", "Prove the pool's rules under faults, in virtual time."),
+    "version": ("about:version", "Print the version."),
+    "help": ("about:help_command", "Show the help of a command."),
 }
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -78,8 +79,10 @@ class Commands(click.Group):
         """Return a command, importing its module."""
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"gpupool.cli.commands.{COMMANDS[cmd_name][0]}")
-        return _finished(cast(click.Command, module.command), f"GPUPOOL_{cmd_name}")
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        found = importlib.import_module(f"gpupool.cli.commands.{module}")
+        command = cast(click.Command, getattr(found, function or "command"))
+        return _finished(command, f"GPUPOOL_{cmd_name}")
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands from the table above, so that none has to be imported."""
@@ -94,7 +97,7 @@ class Commands(click.Group):
             raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
         found = super().resolve_command(ctx, args)
         if not ctx.resilient_parsing and any(path.is_file() for path in config_files()):
-            from gpupool.cli.commands.config import default_map
+            from gpupool.cli.lib.settings import default_map
 
             ctx.default_map = default_map(self, ctx, [args[0]])
         return found

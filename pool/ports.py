@@ -1,6 +1,6 @@
 """What the folders promise each other, so that consensus and remoting never import one another.
 
-``cli/commands/join.py`` wires real parts together along these Protocols; the simulator wires fakes.
+``cli/server/compose.py`` connects real parts by these Protocols; the simulator connects fakes.
 """
 
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 import click
 
-from gpupool.cli.commands.completion import SERVER_NAME
 from gpupool.cli.lib.common_options import pool_options
+from gpupool.cli.lib.completion_names import SERVER_NAME
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import say
 

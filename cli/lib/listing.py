@@ -7,6 +7,7 @@ import click
 
 from gpupool.cli.lib.columns import NOT_KNOWN, Column, Look, Seen, cells_of, chosen_columns
 from gpupool.cli.lib.common_options import json_option, pool_options
+from gpupool.cli.lib.completion_names import remember_servers
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import stdout_console
 from gpupool.pool.model.ids import ServerId
@@ -32,7 +33,6 @@ def view_options(function: F) -> F:
 
 def look_once(credentials: str | None) -> Seen:
     """Return the pool as it is now, with what every server measures of itself."""
-    from gpupool.cli.commands.completion import remember_servers
 
     async def ask() -> Seen:
         async with connected(credentials) as pool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import click
 from click.core import ParameterSource
 
-from gpupool.cli.commands.completion import SERVER_NAME
+from gpupool.cli.lib.completion_names import SERVER_NAME
 from gpupool.cli.lib.connect import client_name
 from gpupool.cli.lib.values import COUNT, DURATION, FILTER, FRACTION, PARTITION
 from gpupool.pool.errors import UsageError

@@ -14,7 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.cli.commands.release import release
+from gpupool.cli.commands.hold import release_lease
 from gpupool.cli.run import held_leases as held
 from gpupool.cli.run.agent import Agent, Held
 from gpupool.cli.run.held_leases import (
@@ -110,7 +110,7 @@ async def test_a_lease_of_another_user_of_the_pool_is_left_alone(tmp_path: Path)
         return str(path)
 
     bob = login("bob")
-    for attempt in (held_record, release):
+    for attempt in (held_record, release_lease):
         with pytest.raises(DeniedError) as refused:
             await attempt("7f3a", bob)
         assert refused.value.what == "lease 7f3a belongs to ada"

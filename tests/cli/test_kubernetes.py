@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpupool.cli.commands.login import command as login
-from gpupool.cli.commands.run import command as run
+from gpupool.cli.commands.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "examples" / "kubernetes").glob("*.yaml"))

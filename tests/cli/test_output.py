@@ -183,7 +183,7 @@ def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_server_names_complete_from_the_cache(
     tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpupool.cli.commands.completion import SERVER_NAME, remember_servers, remembered_servers
+    from gpupool.cli.lib.completion_names import SERVER_NAME, remember_servers, remembered_servers
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert remembered_servers() == []

@@ -1,4 +1,4 @@
-"""``gpupool config``: every setting with its value and where that value comes from."""
+"""Settings of commands: which options files may set, and the value and origin of each of them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,9 +8,7 @@ from typing import Any, cast
 import click
 from click.core import ParameterSource
 
-from gpupool.cli.lib.common_options import json_option
 from gpupool.cli.lib.config_files import ConfigFile, Found, check_sections, options_of, read_files
-from gpupool.cli.lib.output import print_json, to_plain
 from gpupool.cli.lib.paths import config_files
 from gpupool.cli.lib.values import duration_text
 from gpupool.pool.model.state import Filter
@@ -147,29 +145,3 @@ def value_text(name: str, value: Any) -> str:
     if isinstance(value, tuple):
         return " ".join(str(each) for each in value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return str(value)
-
-
-@click.command()
-@json_option
-@click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
-    r"""Show every setting, its value, and where the value comes from.
-
-    The order is: flag, environment, ./gpupool.toml, $XDG_CONFIG_HOME/gpupool/config.toml,
-    /etc/gpupool/config.toml, default. A file has one table per command, such as
-
-    \b
-      [run]
-      wait = "10m"
-    """
-    parent = ctx.parent
-    assert parent is not None and isinstance(parent.command, click.Group)
-    settings = list(current_settings(parent.command, parent))
-    if as_json:
-        print_json(settings=[to_plain(each) for each in settings])
-        return
-    width = max(len(each.name) for each in settings)
-    texts = [value_text(each.name, each.value) for each in settings]
-    value_width = min(40, max(len(text) for text in texts))
-    for each, text in zip(settings, texts, strict=True):
-        click.echo(f"{each.name:{width}}  {text:{value_width}}  {each.origin}")

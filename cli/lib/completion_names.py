@@ -1,23 +1,15 @@
-"""``gpupool completion``, and the names that complete without asking the network."""
+"""Names that the shell completes without asking the network: those of the view shown last."""
 
 import json
 import os
 from collections.abc import Iterable
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 
 from gpupool.cli.lib.paths import cache_dir
-from gpupool.pool.errors import UsageError
 
-SHELLS = ("bash", "zsh", "fish")
 NAME_COUNT_MAX = 1000
-
-HOW = {
-    "bash": 'eval "$(gpupool completion bash)"    in ~/.bashrc',
-    "zsh": 'eval "$(gpupool completion zsh)"    in ~/.zshrc',
-    "fish": "gpupool completion fish | source    in ~/.config/fish/config.fish",
-}
 
 
 class ServerNameType(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
@@ -36,7 +28,7 @@ SERVER_NAME = ServerNameType()
 
 
 def remembered_servers() -> list[str]:
-    """Return the server names of the last view that this user saw; never fails."""
+    """Return the server names of the latest view that this user got; never fails."""
     try:
         names: object = json.loads((cache_dir() / "servers.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -54,22 +46,3 @@ def remember_servers(names: Iterable[str]) -> None:
         fresh.replace(folder / "servers.json")
     except OSError:
         return
-
-
-@click.command()
-@click.argument("shell", type=click.Choice(SHELLS), required=False)
-@click.pass_context
-def command(ctx: click.Context, shell: str | None) -> None:
-    r"""Print the completion script of a shell.
-
-    \b
-      eval "$(gpupool completion bash)"       in ~/.bashrc
-      eval "$(gpupool completion zsh)"        in ~/.zshrc
-      gpupool completion fish | source        in ~/.config/fish/config.fish
-    """
-    chosen = shell or os.path.basename(os.environ.get("SHELL", ""))
-    kind = get_completion_class(chosen) if chosen in SHELLS else None
-    if kind is None:
-        raise UsageError("which shell?", hint=f"gpupool completion {'|'.join(SHELLS)}")
-    root = ctx.find_root().command
-    click.echo(kind(root, {}, "gpupool", "_GPUPOOL_COMPLETE").source())

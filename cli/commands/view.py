@@ -1,0 +1,223 @@
+"""Commands that show the pool: ``status``, ``gpus``, ``leases`` and ``top``."""
+
+import sys
+
+import click
+
+from gpupool.cli.lib.columns import (
+    GPU_COLUMNS,
+    LEASE_COLUMNS,
+    SERVER_COLUMNS,
+    Look,
+    Seen,
+    gpu_rows,
+    lease_rows,
+    server_rows,
+    waiting_rows,
+)
+from gpupool.cli.lib.listing import look_once, print_table, view_options
+from gpupool.cli.lib.output import print_json, say, stdout_console
+from gpupool.cli.lib.values import DURATION, FILTER, size_text
+from gpupool.cli.tui.screen import gpu_counts, quorum_counts
+from gpupool.pool.errors import ExitCode, StorageError
+from gpupool.pool.model.state import Filter
+from gpupool.pool.scheduling.filters import filter_text, first_mismatch
+
+SVG_WIDTH, SVG_HEIGHT = 130, 34
+
+
+def problems(seen: Seen) -> list[str]:
+    """Return what is wrong with the pool; empty when it is healthy."""
+    found: list[str] = []
+    if not seen.view.raft.quorum:
+        found.append(f"server {seen.view.answered_by} is not in touch with a majority")
+    for row in server_rows(seen):
+        if row.server.state == "down":
+            found.append(f"server {row.server.name} is down: {row.server.reason}")
+        elif row.stale:
+            found.append(f"server {row.server.name} does not answer")
+    return found
+
+
+@click.command()
+@view_options
+def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -> int:
+    """Show servers, GPUs, leases and the health of the pool.
+
+    Exits with 3 when the pool answers and is not healthy: no quorum, or a server is down.
+    """
+    seen = look_once(credentials)
+    wrong = problems(seen)
+    code = ExitCode.UNHEALTHY if wrong else ExitCode.DONE
+    if as_json:
+        print_json(pool=seen.view, telemetry=list(seen.telemetry.values()), problems=wrong)
+        return code
+    look = Look(ascii=in_ascii)
+    _print_summary(seen)
+    print_table(SERVER_COLUMNS, server_rows(seen), wide=wide, look=look)
+    leases = [*lease_rows(seen), *waiting_rows(seen)]
+    if leases:
+        stdout_console().print()
+        print_table(LEASE_COLUMNS, leases, wide=wide, look=look)
+    return code
+
+
+def _print_summary(seen: Seen) -> None:
+    from rich.text import Text
+
+    view = seen.view
+    console = stdout_console()
+    reached, voters = quorum_counts(view)
+    used, idle, other, total = gpu_counts(view)
+    gpus = [gpu for server in view.servers for gpu in server.gpus]
+    granted, capacity = sum(g.memory_granted for g in gpus), sum(g.capacity for g in gpus)
+    answered = next((s.name for s in view.servers if s.id == view.answered_by), view.answered_by)
+    first = Text.assemble(
+        (f"pool {view.name}", "bold"),
+        f", leader {view.raft.leader or 'none'}, term {view.raft.term}, ",
+        (f"quorum {reached}/{voters}", "" if view.raft.quorum else "bold red"),
+        f", policy v{view.policy_version}" if view.policy_version else "",
+        f", as seen by {answered}",
+    )
+    console.print(first)
+    console.print(
+        f"GPUs {used} used, {idle} idle, {other} other, {total} in all; "
+        f"memory {size_text(granted)} of {size_text(capacity)} granted; "
+        f"leases {len(view.leases)}, waiting {len(view.waiting)}"
+    )
+    for warning in view.warnings:
+        console.print(Text(f"! {warning}", "bold red" if not view.raft.quorum else "yellow"))
+    console.print()
+
+
+@click.command()
+@click.option(
+    "--filter",
+    "filters",
+    type=FILTER,
+    multiple=True,
+    metavar="'KEY OP VALUE'",
+    help="Only GPUs like this; repeatable, all must hold.",
+)
+@view_options
+def gpus(
+    credentials: str | None,
+    filters: tuple[Filter, ...],
+    wide: bool,
+    in_ascii: bool,
+    as_json: bool,
+) -> None:
+    r"""List every GPU with what is granted, free and measured.
+
+    \b
+    --filter takes what "gpupool run --filter" takes, and shows what would match:
+      gpupool gpus --filter 'gpu.memory >= 40GiB' --filter 'server.labels.rack = r3,r4'
+
+    \b
+    Keys: server.name, server.addr (10.0.0.0/8), server.labels.NAME, gpu.name, gpu.memory,
+    gpu.compute_capability, gpu.uuid, driver.version, cuda.version, link.speed (Mbit/s or 25G),
+    rdma (yes, no). Operators: = != < <= > >=. Text may have * and ?; = and != take lists.
+    """
+    seen = look_once(credentials)
+    rows = [r for r in gpu_rows(seen) if first_mismatch(filters, r.server.server, r.gpu) is None]
+    if as_json:
+        gpus = [
+            {
+                "server": r.server.server.name,
+                "labels": r.server.server.labels,
+                "state": r.state,
+                "gpu": r.gpu,
+                "telemetry": r.telemetry,
+            }
+            for r in rows
+        ]
+        print_json(gpus=gpus)
+        return
+    if filters and not rows:
+        say(f"gpupool: no GPU matches {' and '.join(filter_text(each) for each in filters)}")
+        return
+    print_table(GPU_COLUMNS, rows, wide=wide, look=Look(ascii=in_ascii), live=True)
+
+
+@click.command()
+@click.option("--waiting", "only_waiting", is_flag=True, help="Only requests that wait.")
+@view_options
+def leases(
+    credentials: str | None, wide: bool, in_ascii: bool, as_json: bool, only_waiting: bool
+) -> None:
+    """List leases, then requests that wait, in the order in which they will be served."""
+    seen = look_once(credentials)
+    if as_json:
+        print_json(leases=[] if only_waiting else seen.view.leases, waiting=seen.view.waiting)
+        return
+    rows = [*([] if only_waiting else lease_rows(seen)), *waiting_rows(seen)]
+    print_table(LEASE_COLUMNS, rows, wide=wide, look=Look(ascii=in_ascii))
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
+@click.option(
+    "--interval",
+    type=DURATION,
+    default="500ms",
+    show_default=True,
+    help="Time between two looks at the pool, as far as possible.",
+)
+@click.option("--readonly", is_flag=True, help="Without the keys that change the pool.")
+@click.option(
+    "--export-svg",
+    type=click.Path(dir_okay=False, writable=True),
+    help="Write one frame as a picture, after looking for two intervals, and exit.",
+)
+@view_options
+def top(
+    credentials: str | None,
+    wide: bool,
+    in_ascii: bool,
+    as_json: bool,
+    once: bool,
+    interval: float,
+    readonly: bool,
+    export_svg: str | None,
+) -> int | None:
+    """Watch the pool: servers, GPUs, leases, who waits for what. "?" shows the keys.
+
+    On a pipe it prints one plain table and exits.
+    """
+    look = Look(ascii=in_ascii)
+    if as_json:
+        seen = look_once(credentials)
+        print_json(pool=seen.view, telemetry=list(seen.telemetry.values()))
+        return None
+    if export_svg is not None:
+        _export(credentials, export_svg, interval, look)
+        return None
+    if once and sys.stdout.isatty():
+        from gpupool.cli.tui.live_view import print_frame
+
+        print_frame(look_once(credentials), look, wide=wide)
+        return None
+    if once or not sys.stdout.isatty() or not sys.stdin.isatty():
+        seen = look_once(credentials)
+        print_table(SERVER_COLUMNS, server_rows(seen), wide=wide, look=look, live=True)
+        leases = [*lease_rows(seen), *waiting_rows(seen)]
+        if leases:
+            click.echo()
+            print_table(LEASE_COLUMNS, leases, wide=wide, look=look, live=False)
+        return None
+    from gpupool.cli.tui.live_view import watch
+
+    return watch(credentials, look, wide=wide, interval_s=interval, readonly=readonly)
+
+
+def _export(credentials: str | None, path: str, interval_s: float, look: Look) -> None:
+    from gpupool.cli.tui.live_view import picture
+
+    svg = picture(credentials, look, interval_s, width=SVG_WIDTH, height=SVG_HEIGHT)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(svg)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {path}", why=(error.strerror or str(error)).lower()
+        ) from error
