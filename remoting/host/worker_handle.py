@@ -18,7 +18,10 @@ from gpupool.remoting.host.budget import Budget, BudgetError
 from gpupool.remoting.host.shared_handles import TOKEN_SIZE, Sharing
 from gpupool.remoting.host.users import LeaseUser
 from gpupool.remoting.protocol import worker_messages
-from gpupool.remoting.worker.worker_channel import DESCRIPTOR_COUNT_MAX, receive_with_descriptors
+from gpupool.remoting.transport.descriptor_passing import (
+    DESCRIPTOR_COUNT_MAX,
+    receive_with_descriptors,
+)
 
 RECEIVE_SIZE = 65536
 
