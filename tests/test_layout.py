@@ -1,11 +1,21 @@
 """The shape of the project: who may import whom, and that the wheel has every folder."""
 
-import ast
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+from tests.layout_rules import (
+    Apart,
+    Edge,
+    Floors,
+    crowded,
+    forbidden,
+    function_sizes,
+    imports_of,
+    namesakes,
+    too_long,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("pool", "consensus", "remoting", "cli", "simulations")
@@ -19,24 +29,115 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "cli": ({"pool", "consensus", "remoting", "simulations"}, {"click", "rich", "trio"}),
     "simulations": ({"pool", "consensus", "remoting"}, {"pysyncobj", "trio"}),
 }
-# The floors of pool/, lowest first: a module imports its own floor and those below it. The modules
-# beside the folders stand above all of them, except the invariants, which are sampled below.
-POOL_FLOORS = ("model", "policy", "invariants", "scheduling", "transitions")
 # The drop-in lives in the program's own environment, where gpupool may not be installed at all.
 DROPIN = ROOT / "remoting" / "array_api" / "dropin"
 DROPIN_MAY_IMPORT = {"numpy", "cupy"}
 MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
+PROTOCOL = "remoting/protocol"
+RULES: tuple[Floors | Apart, ...] = (
+    Floors(
+        "pool",
+        (
+            ("errors",),
+            ("model",),
+            ("ports", "policy"),
+            ("scheduling",),
+            ("transitions",),
+            (".",),
+        ),
+    ),
+    Floors("consensus", (("protocol",), ("storage",), ("core",), (".",))),
+    Floors("cli", (("lib",), ("run", "server", "tui"), ("commands",), (".",))),
+    Floors(
+        "simulations",
+        (
+            ("kernel",),
+            ("workload", "faults", "checkers"),
+            ("cluster",),
+            ("tools", "chaos", "mutations"),
+            (".",),
+        ),
+    ),
+    Apart(
+        PROTOCOL, tuple(f"remoting/{each}" for each in ("transport", "client", "server", "host"))
+    ),
+    Apart("remoting/transport", tuple(f"remoting/{each}" for each in ("client", "server", "host"))),
+    Apart("remoting/client", ("remoting/server", "remoting/host", "remoting/worker")),
+    Apart("remoting/server", ("remoting/client", "remoting/host", "remoting/worker")),
+    Apart("remoting/host", ("remoting/worker", "remoting/array_api", "remoting/driver_api")),
+    Apart("remoting/worker", ("remoting/host", "remoting/array_api", "remoting/driver_api")),
+    Apart("remoting/devices", ("remoting/array_api", "remoting/driver_api")),
+    Apart("remoting/array_api", ("remoting/driver_api",)),
+    Apart("remoting/driver_api", ("remoting/array_api",)),
+)
+# What the protocol's modules leave to the transport; a name that only types need is no import.
+NOT_IN_PROTOCOL = {"trio", "ssl", "socket"}
 
-def imports_of(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names.add(node.module or "")
-    return names
+# Each of the lists below may only shrink: an entry that is not needed any more fails.
+EXCUSED_EDGES: tuple[Edge, ...] = (
+    # The texts of refusals ask who holds what; that knowledge belongs to the policy.
+    ("pool/scheduling/placement", "pool/transitions/leases"),
+)
+MODULES_IN_A_FOLDER = 22
+# Both ends of one protocol may have the same name. The modules of commands, which are called as
+# users call them, are not counted.
+NAMESAKES = ("serve",)
+DROPIN_PREFIXES = ("remoting/array_api/dropin/", "remoting/driver_api/python/")  # named by others
+LINES_IN_A_FILE = 500
+LONG_FILES = (
+    "pool/policy/policy_document",
+    "pool/transitions/leases",
+    "consensus/core/library",
+    "consensus/node",
+    "remoting/array_api/dropin/cupy/_core/functions",
+    "remoting/array_api/dropin/cupy/_core/host",
+    "remoting/array_api/dropin/cupy/_core/make",
+    "remoting/array_api/dropin/cupy/_door/session",
+    "remoting/array_api/server/array_executor",
+    "remoting/client/allocator",
+    "remoting/client/negotiation",
+    "remoting/client/pool_client",
+    "remoting/driver_api/schema/generate",
+    "remoting/host/supervisor",
+    "remoting/protocol/messages",
+    "remoting/server/control_server",
+    "remoting/server/controller",
+    "cli/lib/columns",
+    "cli/server/compose",
+    "simulations/cluster/clients",
+    "simulations/cluster/cluster",
+    "simulations/mutations/catalogue",
+)
+LINES_IN_A_FUNCTION = 70
+LONG_FUNCTIONS = (
+    "consensus/node:RaftNode.__init__",
+    "remoting/devices/cuda_operations:_kernels",
+    "remoting/driver_api/schema/generate:stub",
+    "remoting/driver_api/schema/generate:render",
+    "cli/commands/join:command",
+)
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).with_suffix("").as_posix()
+
+
+PLAIN = [name_of(path) for path in MODULES if not path.stem.startswith("__")]
+
+
+def edges_of(path: Path) -> set[Edge]:
+    """Return the imports of our own modules; of a package, the module that is taken from it."""
+    found: set[Edge] = set()
+    for module, name in imports_of(path.read_text(encoding="utf-8")):
+        top, _, inner = module.partition(".")
+        if top != "gpupool" or not inner:
+            continue
+        place = inner.replace(".", "/")
+        inside = ROOT / place / name
+        is_module = name and (inside.is_dir() or inside.with_suffix(".py").is_file())
+        found.add((name_of(path), f"{place}/{name}" if is_module else place))
+    return found
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -44,10 +145,10 @@ def test_imports_point_downwards(path: Path) -> None:
     folder = path.relative_to(ROOT).parts[0]
     inside, outside = MAY_IMPORT[folder]
     if path.is_relative_to(DROPIN):
-        tops = {name.partition(".")[0] for name in imports_of(path)}
+        tops = {name.partition(".")[0] for name, _ in imports_of(path.read_text(encoding="utf-8"))}
         assert tops <= DROPIN_MAY_IMPORT | sys.stdlib_module_names
         return
-    for name in imports_of(path):
+    for name, _ in imports_of(path.read_text(encoding="utf-8")):
         top, *rest = name.split(".")
         if top == "gpupool":
             assert not rest or rest[0] in {folder, *inside}, f"{folder} imports {name}"
@@ -57,17 +158,40 @@ def test_imports_point_downwards(path: Path) -> None:
             assert top in outside, f"{folder} imports {name}"
 
 
-@pytest.mark.parametrize("floor", POOL_FLOORS)
-def test_a_floor_of_the_pool_imports_no_higher_one(floor: str) -> None:
-    below = POOL_FLOORS[: POOL_FLOORS.index(floor) + 1]
-    allowed = tuple(f"gpupool.pool.{name}" for name in below)
-    folder = ROOT / "pool" / floor
-    paths = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
-    assert paths
-    for path in paths:
-        inside = {name for name in imports_of(path) if name.startswith("gpupool.pool")}
-        too_high = {name for name in inside if not name.startswith(allowed)}
-        assert not too_high, f"{path.name} imports {too_high}"
+def test_imports_within_a_folder_point_downwards() -> None:
+    edges = {edge for path in MODULES for edge in edges_of(path)}
+    assert forbidden(RULES, edges, EXCUSED_EDGES) == []
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / PROTOCOL).rglob("*.py")), ids=lambda path: path.stem
+)
+def test_the_protocol_leaves_connections_to_the_transport(path: Path) -> None:
+    found = imports_of(path.read_text(encoding="utf-8"), typing_too=False)
+    assert not {name.partition(".")[0] for name, _ in found} & NOT_IN_PROTOCOL
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    assert crowded(PLAIN, MODULES_IN_A_FOLDER) == []
+
+
+def test_modules_have_names_of_their_own() -> None:
+    ours = [name for name in PLAIN if not name.startswith(("cli/commands/", *DROPIN_PREFIXES))]
+    assert namesakes(ours, NAMESAKES) == []
+
+
+def test_files_are_short() -> None:
+    sizes = {name_of(path): path.read_text(encoding="utf-8").count("\n") for path in MODULES}
+    assert too_long(sizes, LINES_IN_A_FILE, LONG_FILES) == []
+
+
+def test_functions_are_short() -> None:
+    sizes = {
+        f"{name_of(path)}:{function}": lines
+        for path in MODULES
+        for function, lines in function_sizes(path.read_text(encoding="utf-8")).items()
+    }
+    assert too_long(sizes, LINES_IN_A_FUNCTION, LONG_FUNCTIONS) == []
 
 
 def test_pyproject_lists_every_package() -> None:
@@ -83,3 +207,92 @@ def test_pyproject_lists_every_package() -> None:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_link_leads_to_the_folder(folder: str) -> None:
     assert (ROOT / "src" / "gpupool" / folder).resolve() == ROOT / folder
+
+
+# --- the rules themselves -------------------------------------------------------------------------
+
+HOUSE = Floors("house", (("cellar",), ("kitchen", "hall"), (".",)))
+
+
+@pytest.mark.parametrize(
+    "edge",
+    [
+        ("house/kitchen/stove", "house/cellar/wood"),  # downwards
+        ("house/roof", "house/cellar/wood"),  # from the top, past a floor
+        ("house/kitchen/stove", "house/kitchen/oven"),  # within a room
+        ("house/roof", "house/chimney"),  # among the modules at the top
+        ("house/cellar/wood", "garden/trees"),  # to another folder
+        ("garden/trees", "house/roof"),
+    ],
+)
+def test_floors_let_imports_lead_downwards(edge: Edge) -> None:
+    assert forbidden((HOUSE,), {edge}) == []
+
+
+@pytest.mark.parametrize(
+    ("edge", "text"),
+    [
+        (("house/cellar/wood", "house/kitchen/stove"), "not below"),
+        (("house/cellar/wood", "house/roof"), "not below"),
+        (("house/kitchen/stove", "house/hall/door"), "not below"),  # of the same floor
+        (("house/attic/box", "house/cellar/wood"), "house/attic stands on no floor"),
+        (("house/kitchen/stove", "house/attic/box"), "house/attic stands on no floor"),
+    ],
+)
+def test_floors_refuse_other_imports(edge: Edge, text: str) -> None:
+    [found] = forbidden((HOUSE,), {edge})
+    assert text in found
+
+
+def test_a_module_at_the_top_may_stand_on_a_floor_of_its_own() -> None:
+    rule = Floors("house", (("ground",), ("cellar",), (".",)))
+    assert forbidden((rule,), {("house/cellar/wood", "house/ground")}) == []
+    assert forbidden((rule,), {("house/ground", "house/cellar/wood")}) != []
+    assert forbidden((rule,), {("house/ground", "house/roof")}) != []
+
+
+def test_folders_apart_do_not_import_each_other() -> None:
+    rule = Apart("a/host", ("a/worker",))
+    assert forbidden((rule,), {("a/host/x", "a/worker/y")}) != []
+    assert forbidden((rule,), {("a/host/x", "a/worker")}) != []
+    assert forbidden((rule,), {("a/worker/y", "a/host/x")}) == []
+    assert forbidden((rule,), {("a/host/x", "a/worker_messages")}) == []
+
+
+def test_an_excused_edge_must_exist() -> None:
+    upwards = ("house/cellar/wood", "house/roof")
+    assert forbidden((HOUSE,), {upwards}, (upwards,)) == []
+    assert forbidden((HOUSE,), set(), (upwards,)) != []
+
+
+def test_lists_of_exceptions_only_shrink() -> None:
+    assert too_long({"a": 501, "b": 500}, 500, ()) == ["a has 501 lines, more than 500"]
+    assert too_long({"a": 501}, 500, ("a",)) == []
+    assert too_long({"a": 500}, 500, ("a",)) != []
+    assert too_long({}, 500, ("gone",)) != []
+    assert namesakes(["x/a", "y/a", "y/b"], ()) == ["2 modules are called a"]
+    assert namesakes(["x/a", "y/a"], ("a",)) == []
+    assert namesakes(["x/a"], ("a",)) != []
+    assert crowded(["x/a", "x/b", "y/a"], 1) == ["x has 2 modules, more than 1"]
+
+
+def test_imports_are_found_in_functions_and_blocks() -> None:
+    source = """
+import ssl
+if TYPE_CHECKING:
+    import socket
+else:
+    import array
+def run():
+    from gpupool.cli import lib
+"""
+    always = {("ssl", ""), ("array", ""), ("gpupool.cli", "lib")}
+    assert imports_of(source, typing_too=False) == always
+    assert imports_of(source) == {*always, ("socket", "")}
+    with pytest.raises(ValueError, match="relative"):
+        imports_of("from . import lib")
+
+
+def test_the_size_of_a_function_includes_its_last_line() -> None:
+    source = "class A:\n    def b(self):\n        def c():\n            pass\n        return c\n"
+    assert function_sizes(source) == {"A.b": 4, "A.b.c": 2}

@@ -3,15 +3,17 @@
 ``host/`` implements ``SessionHost`` with real worker processes; tests and simulations fake it.
 """
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpupool.pool.model.commands import GpuReading
 from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Gpu, Lease, Partition
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
+
+if TYPE_CHECKING:
+    import socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class SessionHost(Protocol):
         """Return whether ``session`` waits for its data connection."""
         ...
 
-    async def hand_over(self, session: bytes, connection: socket.socket) -> None:
+    async def hand_over(self, session: bytes, connection: "socket.socket") -> None:
         """Give a worker its data connection, untouched; the descriptor is the worker's now."""
         ...
 
