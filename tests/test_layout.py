@@ -99,7 +99,6 @@ LONG_FILES = (
     "remoting/client/negotiation",
     "remoting/client/pool_client",
     "remoting/driver_api/schema/generate",
-    "remoting/host/supervisor",
     "remoting/protocol/messages",
     "remoting/server/control_server",
     "remoting/server/controller",

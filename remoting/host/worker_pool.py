@@ -1,9 +1,40 @@
-"""The worker processes of one host: started, kept warm, watched, buried."""
+"""The worker pool: starts worker processes, keeps some warm, watches all, and cleans up after each.
+
+A worker is started before anybody asks for it, because importing CuPy takes seconds. It serves one
+session and ends. States of a worker, and what moves it on:
+
+========= ================================== ========= =============================================
+state     event                              next      what happens
+========= ================================== ========= =============================================
+(none)    too few spares, or ``claim``       STARTING  a process is started and gets ``Start``
+STARTING  message ``Ready``                  WARM      waiting claims and ``until`` go on
+STARTING  ``START_TIMEOUT_S`` is over        STARTING  it is killed
+STARTING, ``claim``                          the same  no other session gets it (``claimed``)
+WARM
+WARM      ``SessionOpener`` assigns a lease  WAITING   budget, uid and kernels; it gets ``Assign``
+WAITING   message ``Assigned``               WAITING   the client learns of the session
+WAITING   message ``Connected``              CONNECTED the program may compute
+WAITING   ``connect_timeout_s`` is over      WAITING   it is killed
+CONNECTED message ``Connected``              CONNECTED another connection of the same session
+any       a second ``Ready`` or              the same  it is killed
+          ``ContextReady``, two ``Dial``s
+          at a time, broken frames, ``kill``
+any       the process ends                   ENDED     see below
+========= ================================== ========= =============================================
+
+A claim that is cancelled before the assignment gives the worker back, because it knows of no lease.
+
+An end in order: the process is reaped, its last messages are read for ``LAST_WORDS_TIMEOUT_S``,
+processes and files that it left are removed, its uid is given back, it leaves ``workers`` and the
+record for ``orphan_reaper``, ``reap`` is called, and then ``ended`` is set. So nothing of a worker
+exists any more when somebody who waited for ``ended`` goes on.
+"""
 
 import contextlib
 import os
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +43,7 @@ from pathlib import Path
 import trio
 
 from gpupool.pool.errors import GpupoolError, StorageError
+from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.kernel_cache import KernelCache
@@ -124,10 +156,14 @@ class WorkerPool:
             task_status.started()
             await self._keep_spares()
         finally:
-            # What minds a worker is shielded, so the nursery stays until all are buried.
+            # What minds a worker is shielded, so the nursery stays until all have ended.
             self._nursery = None
             for worker in self.workers.values():
                 worker.kill("the server stops", failed=False)
+
+    def count_by_lease(self) -> dict[LeaseId, int]:
+        """Return how many live workers each lease has."""
+        return dict(Counter(w.lease for w in self.workers.values() if w.lease is not None))
 
     async def claim(self) -> WorkerHandle:
         """Return a warm worker for one session: a spare if there is one, else a new one.
@@ -155,7 +191,7 @@ class WorkerPool:
         """
         if "own-uid" not in worker.confinement or worker.lease is None:
             return -1, ()
-        if worker.exited.is_set():  # Then it may be buried already, and give nothing back.
+        if worker.exited.is_set():  # Then it may be cleaned up already, and would keep the uid.
             raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         try:
             worker.user = self._users.take(worker.lease, worker.process.pid)

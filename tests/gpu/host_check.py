@@ -125,7 +125,7 @@ class Check:
 
     async def used(self) -> int:
         """Return what NVML says is in use on the GPU, now."""
-        await self.host.inventory.sample(self.host.own_use)
+        await self.host.inventory.sample(self.host.watchdog.own_use)
         return self.host.telemetry()[0][0].memory_used
 
     async def settle(self, most: int) -> tuple[int, float]:

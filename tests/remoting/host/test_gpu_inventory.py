@@ -23,7 +23,7 @@ from gpupool.pool.model.ids import GpuId
 from gpupool.remoting.devices.nvml import NvmlError, NvmlSample, PynvmlNvml, XidEvent
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory, OwnUse, emulated_gpus
-from gpupool.remoting.host.supervisor import HostLimits
+from gpupool.remoting.host.limits import HostLimits
 
 GPU0, GPU1 = GpuId("GPU-0"), GpuId("GPU-1")
 MIB = 1 << 20

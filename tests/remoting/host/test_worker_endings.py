@@ -18,7 +18,7 @@ from host_kit import GIB, SERVER, EchoClient, MakeHost
 from gpupool.pool.errors import GpupoolError, LeaseLostError, StorageError
 from gpupool.remoting.host import orphan_reaper, spawn
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.supervisor import HostLimits
+from gpupool.remoting.host.limits import HostLimits
 from gpupool.remoting.protocol import worker_messages
 
 DIE_S = 10.0

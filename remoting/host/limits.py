@@ -1,0 +1,24 @@
+"""Bounds and intervals of a host: what one lease, one worker and all workers may take."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """Bounds and intervals of one host; the defaults are meant for everyone."""
+
+    workers_per_lease: int = 64
+    workers: int = 256
+    connect_timeout_s: float = 60.0  # from a session's opening to its data connection
+    sample_interval_s: float = 1.0
+    #: Bytes charged for each CUDA context until NVML has measured it. On GPUs from Volta to
+    #: Hopper contexts take 300 to 500 MiB (facts: HAMi's issues; CuPy's documentation).
+    context_overhead: int = 512 * MIB
+    #: Bytes by which NVML may find a lease above its partition before a worker is killed.
+    watchdog_slack: int = 256 * MIB
+    #: Bytes of the server's memory that any lease may take, and for each of its workers. A larger
+    #: lease may take as large a part of it as it has of the GPUs' memory.
+    host_memory: int = 16 * 1024 * MIB
+    host_memory_each: int = 1024 * MIB

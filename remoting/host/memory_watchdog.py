@@ -1,0 +1,124 @@
+"""Compares the memory that workers use with what their leases may take, and kills who is far over.
+
+NVML says what each process holds of a GPU. What it finds beyond the bytes that a worker reserved is
+charged to its lease as overhead, such as CUDA contexts. The kernel says what each worker holds of
+the server's memory.
+"""
+
+from collections.abc import Callable, Mapping
+
+import trio
+
+from gpupool.pool.model.ids import GpuId, LeaseId
+from gpupool.remoting.host import host_memory
+from gpupool.remoting.host.budget import Budget
+from gpupool.remoting.host.inventory import Inventory, OwnUse
+from gpupool.remoting.host.limits import MIB, HostLimits
+from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
+from gpupool.remoting.protocol import worker_messages
+
+
+class MemoryWatchdog:
+    """Samples the GPUs and the workers of one host; ``run`` must be running."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        budget: Budget,
+        workers: Mapping[int, WorkerHandle],
+        limits: HostLimits,
+        *,
+        note_use: Callable[[WorkerHandle], None],
+    ) -> None:
+        """Prepare; nothing is sampled yet.
+
+        Args:
+            inventory: the GPUs of this server.
+            budget: what was reserved and charged.
+            workers: all live workers by number, as the worker pool keeps them.
+            limits: bounds, and the interval of samples.
+            note_use: called for each worker that was seen computing.
+        """
+        self._inventory = inventory
+        self._budget = budget
+        self._workers = workers
+        self._limits = limits
+        self._note_use = note_use
+        self._machine = host_memory.machine_memory()
+
+    async def run(self) -> None:
+        """Sample until cancelled."""
+        while True:
+            await self._inventory.sample(self.own_use)
+            self._reconcile()
+            self._watch_host_memory()
+            await trio.sleep(self._limits.sample_interval_s)
+
+    async def measure_contexts(self, worker: WorkerHandle) -> None:
+        """Charge what the worker's contexts take while it has allocated nothing."""
+        await self._inventory.sample(self.own_use)
+        if worker.state is WorkerState.ENDED:
+            return
+        for gpu in worker.real:
+            used = (self._inventory.own_processes(gpu) or {}).get(worker.process.pid)
+            if used is not None:
+                self._budget.charge(worker.number, gpu, used)
+        try:
+            worker.send(worker_messages.Proceed())
+        except WorkerFailedError as error:
+            worker.kill(str(error))
+
+    def own_use(self) -> dict[GpuId, OwnUse]:
+        """Return the processes of workers and what they reserved: what is not foreign on a GPU."""
+        pids = frozenset(worker.process.pid for worker in self._workers.values())
+        return {
+            gpu.id: OwnUse(pids, self._budget.used_on(gpu.id)) for gpu in self._inventory.gpus()
+        }
+
+    def _reconcile(self) -> None:
+        """Charge what NVML finds beyond the reservations; kill who is far over the partition."""
+        over: dict[tuple[LeaseId, GpuId], list[tuple[int, WorkerHandle]]] = {}
+        found: dict[tuple[LeaseId, GpuId], int] = {}
+        for worker in self._workers.values():
+            if worker.lease is None or not worker.contexts:
+                continue
+            for gpu in worker.real:
+                if worker.process.pid in self._inventory.computing(gpu):
+                    self._note_use(worker)
+                used = (self._inventory.own_processes(gpu) or {}).get(worker.process.pid)
+                if used is None:
+                    continue
+                reserved, charged = self._budget.held(worker.number, gpu)
+                if used - reserved > charged:
+                    self._budget.charge(worker.number, gpu, used - reserved)
+                key = (worker.lease, gpu)
+                found[key] = found.get(key, 0) + used
+                over.setdefault(key, []).append((used - reserved, worker))
+        for (lease, gpu), used in found.items():
+            partition = self._budget.partition(lease, gpu)
+            if used > partition + self._limits.watchdog_slack:
+                _most, worker = max(over[lease, gpu], key=lambda each: each[0])
+                worker.kill(
+                    f"its lease used {used // MIB} MiB of GPU memory, "
+                    f"its partition has {partition // MIB} MiB"
+                )
+
+    def _watch_host_memory(self) -> None:
+        """Kill the largest worker of a lease that takes too much of this server's memory."""
+        found: dict[LeaseId, list[tuple[int, WorkerHandle]]] = {}
+        for worker in self._workers.values():
+            if worker.lease is not None:
+                used = host_memory.resident(worker.process.pid)
+                found.setdefault(worker.lease, []).append((used, worker))
+        whole = sum(gpu.memory_total for gpu in self._inventory.gpus())
+        for lease, each in found.items():
+            used = sum(size for size, _ in each)
+            has = {gpu: self._budget.partition(lease, gpu.id) for gpu in self._inventory.gpus()}
+            floor = self._limits.host_memory + len(each) * self._limits.host_memory_each
+            may = host_memory.allowance(self._machine, sum(has.values()), whole, floor)
+            may += sum(size for gpu, size in has.items() if gpu.emulated)  # which is memory of ours
+            if used > may:
+                max(each, key=lambda one: one[0])[1].kill(
+                    f"its lease used {used // MIB} MiB of this server's memory, "
+                    f"and may have {may // MIB} MiB"
+                )

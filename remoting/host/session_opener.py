@@ -1,0 +1,235 @@
+"""Opens sessions: a worker of the pool is claimed, bound to a lease, and waits for its client.
+
+Each call of ``open`` either returns with an assigned worker or leaves nothing behind: a worker
+that knows of no lease goes back to the pool, any other one is killed.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import trio
+
+from gpupool.pool.errors import GpupoolError, LeaseLostError
+from gpupool.pool.model.ids import GpuId, LeaseId, lease_name
+from gpupool.pool.model.state import Gpu, Lease, Partition
+from gpupool.remoting.host.budget import Budget, BudgetError
+from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.host.limits import MIB, HostLimits
+from gpupool.remoting.host.worker_handle import WorkerFailedError, WorkerHandle, WorkerState
+from gpupool.remoting.host.worker_pool import WorkerPool
+from gpupool.remoting.protocol import worker_messages
+from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
+
+ASSIGN_TIMEOUT_S = 5.0
+"""A warm worker takes a session within a millisecond."""
+
+
+@dataclass(slots=True, eq=False)
+class _Opening:
+    """A call of ``open`` that has not returned yet."""
+
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    done: trio.Event = field(default_factory=trio.Event)
+
+
+class SessionOpener:
+    """Opens sessions on the workers of one host."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        budget: Budget,
+        worker_pool: WorkerPool,
+        limits: HostLimits,
+        *,
+        note_use: Callable[[WorkerHandle], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            inventory: the GPUs of this server.
+            budget: where leases and workers are entered.
+            worker_pool: where workers come from.
+            limits: bounds of leases.
+            note_use: called for each worker that gets a lease.
+        """
+        self.unix_path = ""  # of the socket for clients on this machine; empty: there is none
+        self._inventory = inventory
+        self._budget = budget
+        self._worker_pool = worker_pool
+        self._limits = limits
+        self._note_use = note_use
+        self._openings: dict[LeaseId, list[_Opening]] = {}
+
+    async def open(
+        self,
+        lease: Lease,
+        partitions: Sequence[Partition],
+        *,
+        door: str,
+        program: str,
+        settings: dict[str, str],
+    ) -> tuple[WorkerHandle, SessionInfo]:
+        """Return a worker that is assigned to one client process of ``lease``, and its session.
+
+        Raises:
+            GpupoolError: when no worker can be had; the text says why.
+        """
+        gpus = self._check(lease, partitions, door)
+        with self._opening(lease.id):
+            try:
+                self._budget.open_lease(lease.id, {p.gpu: p.memory for p in partitions})
+            except BudgetError as error:
+                raise GpupoolError("no session can be opened", why=str(error)) from error
+            self._check_context_room(lease.id, gpus)
+            worker = await self._worker_pool.claim()
+            try:
+                others = {p.server for p in lease.partitions} - {p.server for p in partitions}
+                worker.peers = frozenset(others)
+                return worker, await self._assign(
+                    worker, lease, partitions, gpus, door, program, settings
+                )
+            except (GpupoolError, trio.Cancelled) as error:
+                if worker.lease is None:
+                    worker.claimed = False  # It knows of nothing yet, and can serve another.
+                else:
+                    worker.kill(f"it could not be assigned: {error}")
+                raise
+        raise LeaseLostError("no session can be opened", why="the lease has ended")
+
+    async def cancel(self, lease: LeaseId) -> None:
+        """Cancel the openings for ``lease``, and return once none of them is under way."""
+        for opening in list(self._openings.get(lease, ())):
+            opening.scope.cancel()
+            await opening.done.wait()
+
+    def _check(self, lease: Lease, partitions: Sequence[Partition], door: str) -> list[Gpu]:
+        """Return the devices of ``partitions``, or raise for what can never be opened."""
+        what = f"no session of lease {lease_name(lease.id)} can be opened"
+        gpus: list[Gpu] = []
+        for partition in partitions:
+            gpu = self._inventory.gpu(partition.gpu)
+            if gpu is None:
+                raise GpupoolError(what, why=f"this server has no GPU {partition.gpu}")
+            if gpu.fault:
+                raise GpupoolError(what, why=f"GPU {gpu.index}: {gpu.fault}")
+            gpus.append(gpu)
+        if not gpus or len({gpu.id for gpu in gpus}) != len(gpus):
+            raise GpupoolError(what, why="it has no partitions here, or one GPU twice")
+        if len({gpu.emulated for gpu in gpus}) != 1:
+            raise GpupoolError(what, why="one session cannot mix emulated and real GPUs")
+        if len(gpus) > 1 and any(gpu.parent for gpu in gpus):
+            raise GpupoolError(what, why="CUDA shows a process one MIG instance at most")
+        if door not in self._worker_pool.doors:
+            known = ", ".join(sorted(self._worker_pool.doors))
+            raise GpupoolError(what, why=f"this server has no door {door!r}, only {known}")
+        count = self._worker_pool.count_by_lease().get(lease.id, 0)
+        count += len(self._openings.get(lease.id, ()))
+        if count >= self._limits.workers_per_lease:
+            raise GpupoolError(
+                what,
+                why=f"{self._limits.workers_per_lease} processes of it use this server already",
+                hint="start fewer processes, or give each its own gpupool run",
+            )
+        return gpus
+
+    @contextmanager
+    def _opening(self, lease: LeaseId) -> Generator[None]:
+        """Let ``cancel`` end what happens inside."""
+        opening = _Opening()
+        self._openings.setdefault(lease, []).append(opening)
+        try:
+            with opening.scope:
+                yield
+        finally:
+            self._openings[lease].remove(opening)
+            if not self._openings[lease]:
+                del self._openings[lease]
+            opening.done.set()
+
+    async def _assign(
+        self,
+        worker: WorkerHandle,
+        lease: Lease,
+        partitions: Sequence[Partition],
+        gpus: Sequence[Gpu],
+        door: str,
+        program: str,
+        settings: dict[str, str],
+    ) -> SessionInfo:
+        real = tuple(gpu.id for gpu in gpus if not gpu.emulated)
+        if real and worker.cuda_problem:
+            raise GpupoolError("no session can be opened", why=worker.cuda_problem)
+        self._check_context_room(lease.id, gpus)  # Another session may have taken it meanwhile.
+        worker.lease, worker.real = lease.id, real
+        self._note_use(worker)
+        worker.devices = tuple(gpu.id for gpu in gpus)
+        worker.session = os.urandom(16)
+        worker.state = WorkerState.WAITING
+        self._budget.add_worker(worker.number, lease.id)
+        for gpu in real:
+            self._budget.charge(worker.number, gpu, self._limits.context_overhead)
+        uid, groups = await self._worker_pool.give_user(worker)
+        await self._worker_pool.give_kernels(worker, lease.user)
+        ticket = os.urandom(32)
+        devices = tuple(
+            worker_messages.AssignedDevice(
+                index=index,
+                uuid=gpu.id,
+                name=gpu.name,
+                memory=partition.memory,
+                emulated=gpu.emulated,
+                ordinal=-1 if gpu.emulated else index,
+            )
+            for index, (gpu, partition) in enumerate(zip(gpus, partitions, strict=True))
+        )
+        servers = tuple(dict.fromkeys(partition.server for partition in lease.partitions))
+        assign = worker_messages.Assign(
+            lease=lease.id,
+            session=worker.session,
+            ticket=ticket,
+            door=door,
+            program=worker_messages.shortened(program),
+            cuda_visible=",".join(real),
+            settings=settings,
+            devices=devices,
+            place=servers.index(partitions[0].server),
+            servers=len(servers),
+            uid=uid,
+            groups=groups,
+        )
+        worker.budget, theirs = socket.socketpair()
+        worker.budget.setblocking(False)
+        with theirs:
+            worker.send(assign, theirs.fileno())
+        with trio.move_on_after(ASSIGN_TIMEOUT_S):
+            await self._worker_pool.until(worker, worker.assigned)
+        if not worker.assigned.is_set():
+            raise WorkerFailedError("no session can be opened", why="the worker does not answer")
+        return SessionInfo(
+            session=worker.session,
+            certificate_sha256=worker.certificate_sha256,
+            ticket=ticket,
+            unix_path=self.unix_path,
+            devices=tuple(
+                SessionDevice(d.index, GpuId(d.uuid), d.name, d.memory, d.emulated) for d in devices
+            ),
+        )
+
+    def _check_context_room(self, lease: LeaseId, gpus: Sequence[Gpu]) -> None:
+        """Raise unless each partition of a real GPU still has room for a CUDA context."""
+        overhead = self._limits.context_overhead
+        for gpu in gpus:
+            partition = self._budget.partition(lease, gpu.id)
+            left = max(0, partition - self._budget.usage(lease, gpu.id))
+            if overhead > left and not gpu.emulated:
+                raise GpupoolError(
+                    "no session can be opened",
+                    why=f"a process takes up to {overhead // MIB} MiB of a GPU for its CUDA "
+                    f"context, and {left // MIB} MiB of the partition's {partition // MIB} MiB "
+                    "are left",
+                    hint="ask for a larger partition, or free memory in the other processes",
+                )
