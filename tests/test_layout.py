@@ -103,7 +103,6 @@ LONG_FILES = (
     "remoting/server/control_server",
     "remoting/server/controller",
     "cli/lib/columns",
-    "cli/server/compose",
     "simulations/cluster/clients",
     "simulations/cluster/cluster",
     "simulations/mutations/catalogue",
@@ -114,7 +113,6 @@ LONG_FUNCTIONS = (
     "remoting/devices/cuda_operations:_kernels",
     "remoting/driver_api/schema/generate:stub",
     "remoting/driver_api/schema/generate:render",
-    "cli/commands/join:command",
 )
 
 

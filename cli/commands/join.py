@@ -129,15 +129,7 @@ def command(
     Runs until it is told to stop (SIGTERM or Ctrl-C): then it takes no new leases, gives running
     programs --drain-timeout, and ends. A second signal ends it at once.
     """
-    if token and token_file:
-        raise UsageError("--token and --token-file exclude each other", hint="give one of them")
-    if token_file:
-        token = _read_token(Path(token_file))
-    if address is not None and not token:
-        raise UsageError(
-            "joining a pool needs a token",
-            hint='"gpupool token create --server" makes one',
-        )
+    token = _given_token(token, token_file, address)
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     if witness and emulate is not None:
@@ -149,7 +141,8 @@ def command(
 
     from gpupool.cli.lib.connect import run_async
     from gpupool.cli.lib.logs import set_up
-    from gpupool.cli.server.compose import JoinOptions, serve
+    from gpupool.cli.server.compose import serve
+    from gpupool.cli.server.join_options import JoinOptions
 
     options = JoinOptions(
         token=token or "",
@@ -171,6 +164,19 @@ def command(
     )
     log = set_up(log_format, verbose=invocation().verbose, log_file=invocation().log_file)
     run_async(partial(serve, options, log))
+
+
+def _given_token(token: str | None, token_file: str | None, address: Address | None) -> str | None:
+    if token and token_file:
+        raise UsageError("--token and --token-file exclude each other", hint="give one of them")
+    if token_file:
+        token = _read_token(Path(token_file))
+    if address is not None and not token:
+        raise UsageError(
+            "joining a pool needs a token",
+            hint='"gpupool token create --server" makes one',
+        )
+    return token
 
 
 def _read_token(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The first commands of a new pool, what its creator is told, and another operator's token."""
+"""The first commands of a new pool, the text for its creator, and another operator's token."""
 
 import hashlib
 import logging
@@ -40,7 +40,7 @@ VALID_MS = {
 
 @dataclass(slots=True)
 class PoolBootstrap:
-    """The server that creates a pool, and the tokens made for its user."""
+    """The server that creates a pool, and the tokens that were made for its user."""
 
     identity: ServerIdentity
     address: str
@@ -106,8 +106,8 @@ async def make_operator(
 ) -> None:
     """Make an operator's token for a pool that has lost all of them, and print it once.
 
-    The user of a server holds the pool's keys, so that an operator's token gives them no more. It
-    goes on until a majority has committed the token.
+    The user who runs a server holds the pool's keys, so this gives them nothing new. It goes on
+    until a majority commits the token.
     """
     identity, ca_pem = founder.identity, state.read(CA_CERTIFICATE)
     while not await replicated_log.barrier(timeout_s=FIRST_COMMIT_S):

@@ -1,22 +1,24 @@
-"""One server as a whole: the composition root of consensus, control server, links and host."""
+"""One server as a whole: the composition root of consensus, control server, links and host.
+
+The order of a start: checks that need nothing (``enter_pool.check_options``), the listening socket,
+the state directory and its lock, the pool's identity, then the parts from the inside outwards::
+
+    AuditLog, PeerTransport, RaftDriver, HostSupervisor, ControlServer
+
+A stop runs the other way: first no new leases (a drain), then the leases' end, then the leadership
+goes to another server, and then all parts are cancelled at once.
+"""
 
 import logging
-import os
-import secrets
 import shutil
 import signal
-import socket
-import stat
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import replace
 
 import trio
 
 from gpupool import __version__
-from gpupool.cli.lib.values import Emulation, parse_listen, size_text
+from gpupool.cli.lib.values import parse_listen, size_text
 from gpupool.cli.server.audit_file import AuditLog
 from gpupool.cli.server.bootstrap import (
     FIRST_COMMIT_S,
@@ -24,78 +26,51 @@ from gpupool.cli.server.bootstrap import (
     bootstrap_pool,
     make_operator,
 )
+from gpupool.cli.server.enter_pool import check_options, enter_pool, no_gpu_error
+from gpupool.cli.server.join_options import JoinOptions
+from gpupool.cli.server.listen_address import (
+    ANYWHERE,
+    advertised_address,
+    advertised_speed,
+    open_listeners,
+)
 from gpupool.cli.server.state_dir import (
-    CA_CERTIFICATE,
     CA_KEY,
-    CERTIFICATE,
-    KEY,
     Member,
-    ServerIdentity,
     StateDir,
     may_be_new,
     open_state_dir,
     remembered_listen,
 )
+from gpupool.cli.server.systemd import make_runtime_dir, notify_systemd
 from gpupool.consensus.driver import RaftDriver
-from gpupool.consensus.storage.store import Storage, bootstrap, open_storage
-from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+from gpupool.consensus.storage.store import Storage, open_storage
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.invariants import InvariantSampler
 from gpupool.pool.model.commands import Command, DrainServer, EndLease
 from gpupool.pool.model.ids import LeaseId, ServerId
-from gpupool.pool.model.state import PartStatus, PoolState, TokenKind
+from gpupool.pool.model.state import PartStatus, PoolState
 from gpupool.pool.transitions.leases import encryption_of
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client.pool_client import SystemClock, SystemRng, join_pool
+from gpupool.remoting.client.pool_client import SystemClock, SystemRng
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.host.network_speed import has_rdma, link_speed
+from gpupool.remoting.host.network_speed import has_rdma
 from gpupool.remoting.host.orphan_reaper import reap_orphans
 from gpupool.remoting.host.supervisor import HostSupervisor
-from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
-from gpupool.remoting.protocol.token_text import format_token, parse_token
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer, ServerSettings
 from gpupool.remoting.server.reconciler import Software
 from gpupool.remoting.transport.peer_transport import PeerTransport
-from gpupool.remoting.transport.pki import (
-    Authority,
-    cluster_id_of,
-    create_ca,
-    create_key_and_csr,
-    sign_server,
-)
+from gpupool.remoting.transport.pki import Authority
 
 STOPPING = "it is being stopped"
 """The reason of a drain that a server proposes of itself, and takes back when it starts again."""
 
-ANYWHERE = Address("0.0.0.0", PORT_DEFAULT)  # noqa: S104 - a server is there to be reached
-
 HAND_OVER_S = 1.0
 LAST_COMMANDS_S = 2.0
 WORKER_POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class JoinOptions:
-    """What ``gpupool join`` was told."""
-
-    token: str
-    address: Address | None
-    listen: Address | None  # None: as last time, or the default
-    advertise: Address | None
-    state_dir: Path
-    name: str
-    pool_name: str
-    witness: bool
-    emulate: Emulation | None
-    gpus: tuple[str, ...]  # to offer; empty: all
-    data_encryption: str
-    ca: Path | None  # of a new pool: the folder of a former pool's CA
-    operator_token: bool  # make another one, and print it
-    client_timeout_s: float
-    drain_timeout_s: float
-    labels: tuple[tuple[str, str], ...]
 
 
 async def serve(options: JoinOptions, log: logging.Logger) -> None:
@@ -106,7 +81,7 @@ async def serve(options: JoinOptions, log: logging.Logger) -> None:
     """
     # What makes a start pointless is found out before anything is created, here or in the pool.
     if may_be_new(options.state_dir):
-        await _check_options(options)
+        await check_options(options)
     remembered = remembered_listen(options.state_dir)
     listen = options.listen or (parse_listen(remembered) if remembered else ANYWHERE)
     listeners = await open_listeners(listen)
@@ -117,7 +92,7 @@ async def serve(options: JoinOptions, log: logging.Logger) -> None:
         state = open_state_dir(options.state_dir)
         try:
             founded = state.is_new and not options.token
-            await _enter_pool(state, options, address, log)
+            await enter_pool(state, options, address, log)
             state.remember_listen(str(listen))
             await _Server(state, options, address, log).run(listeners, founded=founded)
         finally:
@@ -125,199 +100,6 @@ async def serve(options: JoinOptions, log: logging.Logger) -> None:
     finally:
         for listener in listeners:
             await listener.aclose()
-
-
-async def _check_options(options: JoinOptions) -> None:
-    """Check what a new server needs.
-
-    Raises:
-        GpupoolError: when it can be none.
-    """
-    if options.token and parse_token(options.token).kind is not TokenKind.SERVER:
-        raise UsageError(
-            "this token lets a user log in, and no server join",
-            hint='"gpupool token create --server" makes one for a server',
-        )
-    if options.ca is not None:
-        _read_authority(options.ca)
-    if not options.witness and options.emulate is None:
-        await trio.to_thread.run_sync(require_gpu, options.gpus)
-
-
-def require_gpu(only: tuple[str, ...]) -> None:
-    """Look for a GPU on this machine, or for all of ``only``; blocks while the driver wakes them.
-
-    Raises:
-        GpupoolError: when there is none.
-    """
-    inventory = Inventory.discover("", PynvmlNvml(), only=only)
-    if not inventory.gpus() or (only and inventory.problem):
-        raise _no_gpu(inventory)
-
-
-def _no_gpu(inventory: Inventory) -> GpupoolError:
-    return GpupoolError(
-        "this machine has no GPU to offer",
-        why=inventory.problem,
-        hint="--witness joins without GPUs, --emulate 2 offers two emulated ones",
-    )
-
-
-async def open_listeners(listen: Address) -> list[trio.SocketListener]:
-    """Listen, with the same port on every address that the host's name stands for.
-
-    Raises:
-        GpupoolError: when that is not possible.
-    """
-    try:
-        return await trio.open_tcp_listeners(listen.port, host=listen.host, backlog=1024)
-    except OSError as error:
-        why = error.strerror or str(error)
-        hint = "choose another address with --listen"
-        if "in use" in str(error):
-            why = "the port is in use"
-            hint = "is a server running here already? --listen chooses another port"
-        raise GpupoolError(f"cannot listen on {listen}", why=why, hint=hint) from error
-
-
-def advertised_address(options: JoinOptions, listen: Address) -> str:
-    """Return where others reach this server."""
-    if options.advertise is not None:
-        return str(options.advertise)
-    if listen.host in ("0.0.0.0", "::"):  # noqa: S104
-        return str(replace(listen, host=own_address(options)))
-    return str(listen)
-
-
-def own_address(options: JoinOptions) -> str:
-    """Return this machine's address on the way to the pool, or to the world; sends nothing."""
-    target = "192.0.2.1"  # RFC 5737: never assigned, so it takes the default route
-    if options.address is not None:
-        target = options.address.host
-    elif options.token:
-        target = parse_token(options.token).addresses[0].host
-    try:
-        family, kind, _, _, where = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(where)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"  # no network at all
-
-
-def advertised_speed(address: str) -> int:
-    """Return the Mbit/s of the interface behind an advertised address; 0 when not known."""
-    host = parse_address(address).host
-    try:
-        host = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError:
-        return 0
-    return link_speed(host)
-
-
-# --- entering a pool ------------------------------------------------------------------------------
-
-
-async def _enter_pool(
-    state: StateDir, options: JoinOptions, address: str, log: logging.Logger
-) -> None:
-    """Create this server's identity, in a new pool or in one that exists; or resume it."""
-    if not state.is_new:
-        assert state.identity is not None
-        if options.token:
-            log.info(
-                "this server is already in pool %s; the token is not used", state.identity.pool
-            )
-        return
-    name = options.name or os.uname().nodename.split(".")[0][:63] or "server"
-    if options.token:
-        await _join(state, options, name, address, log)
-    else:
-        _found(state, options, name, address)
-
-
-def _found(state: StateDir, options: JoinOptions, name: str, address: str) -> None:
-    server = ServerId(secrets.token_hex(6))
-    now = datetime.now(UTC)
-    # The CA of a former pool goes with its id, by which clients know that it is theirs.
-    authority = _read_authority(options.ca) if options.ca is not None else None
-    cluster_id = cluster_id_of(authority) if authority else secrets.token_hex(16)
-    identity = ServerIdentity(
-        server=server,
-        cluster_id=cluster_id,
-        pool=options.pool_name,
-        name=name,
-        witness=options.witness,
-        founder=True,
-        members=(Member(server, address),),
-    )
-    state.begin(identity)
-    authority = authority or create_ca(identity.cluster_id, now)
-    key, csr = create_key_and_csr(server)
-    state.write(CA_CERTIFICATE, authority.certificate_pem)
-    state.write(CA_KEY, authority.key_pem)
-    state.write(KEY, key)
-    state.write(CERTIFICATE, sign_server(authority, csr, server, now))
-    storage = open_storage(state.path, create=True)
-    try:
-        bootstrap(storage, server)
-    finally:
-        storage.close()
-    state.finish(identity)
-
-
-def _read_authority(folder: Path) -> Authority:
-    try:
-        certificate, key = ((folder / name).read_bytes() for name in (CA_CERTIFICATE, CA_KEY))
-    except OSError as error:
-        raise StorageError(
-            f"cannot read the CA in {folder}",
-            why=f"{error.filename}: {(error.strerror or str(error)).lower()}",
-            hint=f"it must hold {CA_CERTIFICATE} and {CA_KEY} of a server of the former pool",
-        ) from error
-    return Authority(certificate, key)
-
-
-async def _join(
-    state: StateDir, options: JoinOptions, name: str, address: str, log: logging.Logger
-) -> None:
-    token = parse_token(options.token)
-    if options.address is not None:
-        token = replace(token, addresses=(options.address, *token.addresses))
-    begun = state.identity
-    # An attempt whose answer was lost is repeated under the same id, which is safe.
-    server = begun.server if begun is not None else ServerId(secrets.token_hex(6))
-    identity = ServerIdentity(
-        server=server,
-        cluster_id=token.cluster_id,
-        pool="",
-        name=name,
-        witness=options.witness,
-        founder=False,
-    )
-    state.begin(identity)
-    key, csr = create_key_and_csr(server)
-    joined = await join_pool(
-        format_token(token),
-        server=server,
-        name=name,
-        address=parse_address(address),
-        witness=options.witness,
-        csr_pem=csr,
-        version=__version__,
-    )
-    members = tuple(Member(m.server, m.address) for m in joined.members)
-    state.write(CA_CERTIFICATE, joined.ca_pem)
-    if joined.ca_key_pem:
-        state.write(CA_KEY, joined.ca_key_pem)
-    state.write(KEY, key)
-    state.write(CERTIFICATE, joined.certificate_pem)
-    open_storage(state.path, create=True).close()
-    state.finish(replace(identity, pool=joined.pool, members=members))
-    log.info("admitted to pool %s as %s (%s)", joined.pool, name, server)
-
-
-# --- the running server ---------------------------------------------------------------------------
 
 
 class _Server:
@@ -366,7 +148,7 @@ class _Server:
             log=logging.getLogger("gpupool.links"),
         )
         replicated_log = self._replicated_log(storage, links)
-        runtime_dir = _make_runtime_dir(self._identity.server)
+        runtime_dir = make_runtime_dir(self._identity.server)
         host = HostSupervisor(
             inventory,
             runtime_dir=runtime_dir,
@@ -438,7 +220,7 @@ class _Server:
                     "witness" if self._identity.witness else "server",
                     self._identity.pool,
                 )
-                _tell_systemd("READY=1")
+                notify_systemd("READY=1")
                 if founded:
                     founder.print_welcome()
                 elif self._options.operator_token:
@@ -453,7 +235,7 @@ class _Server:
                 nursery.start_soon(self._undo_stopping, replicated_log)
                 nursery.start_soon(self._stop_when_removed, links)
                 await stop.wait()
-                _tell_systemd("STOPPING=1")
+                notify_systemd("STOPPING=1")
                 await self._wind_down(replicated_log, host)
                 nursery.cancel_scope.cancel()
 
@@ -505,7 +287,7 @@ class _Server:
                 "GPU %d: %s, %s, %s", gpu.index, gpu.name, size_text(gpu.capacity), gpu.id
             )
         if not inventory.gpus() and not self._identity.witness:
-            raise _no_gpu(inventory)
+            raise no_gpu_error(inventory)
         if inventory.problem and emulate is None and not self._identity.witness:
             self._log.warning("%s", inventory.problem)
         return inventory
@@ -610,40 +392,3 @@ async def _until(done: Callable[[], bool]) -> None:
     """Wait until the table and the workers, which share no event, look as they should."""
     while not done():  # noqa: ASYNC110
         await trio.sleep(WORKER_POLL_S)
-
-
-def _make_runtime_dir(server: ServerId) -> Path:
-    """Make the folder of this server's socket for programs on the same machine.
-
-    Workers have other uids than the server, so it cannot be in the state directory.
-    """
-    given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
-    path = Path(given or tempfile.gettempdir()) / f"gpupool-{server}"
-    try:
-        path.mkdir(mode=0o711)
-    except FileExistsError:
-        status = path.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            # Somebody else's, in a folder where everybody may write.
-            path = Path(tempfile.mkdtemp(prefix="gpupool-"))
-        else:
-            shutil.rmtree(path, ignore_errors=True)
-            path.mkdir(mode=0o711, exist_ok=True)
-    except OSError as error:
-        raise GpupoolError(f"cannot make {path}", why=error.strerror or str(error)) from error
-    path.chmod(0o711)
-    return path
-
-
-def _tell_systemd(state: str) -> None:
-    """Tell the service manager how we are (sd_notify(3)); nothing without one."""
-    where = os.environ.get("NOTIFY_SOCKET", "")
-    if not where:
-        return
-    if where.startswith("@"):
-        where = "\0" + where[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        try:
-            manager.sendto(state.encode(), where)
-        except OSError:
-            return  # it is the manager's loss; the server works without it

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.cli.server import compose
-from gpupool.cli.server.compose import JoinOptions, serve
+from gpupool.cli.server import enter_pool
+from gpupool.cli.server.compose import serve
+from gpupool.cli.server.join_options import JoinOptions
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TokenKind
@@ -46,7 +47,7 @@ class NoDriver:
 async def test_without_a_gpu_nothing_is_created(
     options: JoinOptions, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
-    monkeypatch.setattr(compose, "PynvmlNvml", NoDriver)
+    monkeypatch.setattr(enter_pool, "PynvmlNvml", NoDriver)
     with pytest.raises(GpupoolError, match="this machine has no GPU to offer: no NVIDIA driver"):
         await serve(replace(options, token=given), logging.getLogger("test"))
     assert not options.state_dir.exists()

@@ -1,0 +1,178 @@
+"""Enters a pool: creates a new one, joins one by a token, or resumes from the state directory.
+
+A new server writes its identity first (``StateDir.begin``) and its log last (``finish``), so that a
+start that was interrupted is repeated under the same id.
+"""
+
+import logging
+import os
+import secrets
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import trio
+
+from gpupool import __version__
+from gpupool.cli.server.join_options import JoinOptions
+from gpupool.cli.server.state_dir import (
+    CA_CERTIFICATE,
+    CA_KEY,
+    CERTIFICATE,
+    KEY,
+    Member,
+    ServerIdentity,
+    StateDir,
+)
+from gpupool.consensus.storage.store import bootstrap, open_storage
+from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.state import TokenKind
+from gpupool.remoting.client.pool_client import join_pool
+from gpupool.remoting.devices.nvml import PynvmlNvml
+from gpupool.remoting.host.inventory import Inventory
+from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.protocol.token_text import format_token, parse_token
+from gpupool.remoting.transport.pki import (
+    Authority,
+    cluster_id_of,
+    create_ca,
+    create_key_and_csr,
+    sign_server,
+)
+
+
+async def check_options(options: JoinOptions) -> None:
+    """Check what a new server needs.
+
+    Raises:
+        GpupoolError: when it can be none.
+    """
+    if options.token and parse_token(options.token).kind is not TokenKind.SERVER:
+        raise UsageError(
+            "this token lets a user log in, and no server join",
+            hint='"gpupool token create --server" makes one for a server',
+        )
+    if options.ca is not None:
+        _read_authority(options.ca)
+    if not options.witness and options.emulate is None:
+        await trio.to_thread.run_sync(require_gpu, options.gpus)
+
+
+def require_gpu(only: tuple[str, ...]) -> None:
+    """Look for a GPU on this machine, or for all of ``only``; blocks while the driver wakes them.
+
+    Raises:
+        GpupoolError: when there is none.
+    """
+    inventory = Inventory.discover("", PynvmlNvml(), only=only)
+    if not inventory.gpus() or (only and inventory.problem):
+        raise no_gpu_error(inventory)
+
+
+def no_gpu_error(inventory: Inventory) -> GpupoolError:
+    """Return the error of a server that is no witness and has no GPU."""
+    return GpupoolError(
+        "this machine has no GPU to offer",
+        why=inventory.problem,
+        hint="--witness joins without GPUs, --emulate 2 offers two emulated ones",
+    )
+
+
+async def enter_pool(
+    state: StateDir, options: JoinOptions, address: str, log: logging.Logger
+) -> None:
+    """Create this server's identity, in a new pool or in one that exists; or resume it."""
+    if not state.is_new:
+        assert state.identity is not None
+        if options.token:
+            log.info(
+                "this server is already in pool %s; the token is not used", state.identity.pool
+            )
+        return
+    name = options.name or os.uname().nodename.split(".")[0][:63] or "server"
+    if options.token:
+        await _join_pool(state, options, name, address, log)
+    else:
+        _create_pool(state, options, name, address)
+
+
+def _create_pool(state: StateDir, options: JoinOptions, name: str, address: str) -> None:
+    server = ServerId(secrets.token_hex(6))
+    now = datetime.now(UTC)
+    # The CA of a former pool goes with its id, by which clients know that it is theirs.
+    authority = _read_authority(options.ca) if options.ca is not None else None
+    cluster_id = cluster_id_of(authority) if authority else secrets.token_hex(16)
+    identity = ServerIdentity(
+        server=server,
+        cluster_id=cluster_id,
+        pool=options.pool_name,
+        name=name,
+        witness=options.witness,
+        founder=True,
+        members=(Member(server, address),),
+    )
+    state.begin(identity)
+    authority = authority or create_ca(identity.cluster_id, now)
+    key, csr = create_key_and_csr(server)
+    state.write(CA_CERTIFICATE, authority.certificate_pem)
+    state.write(CA_KEY, authority.key_pem)
+    state.write(KEY, key)
+    state.write(CERTIFICATE, sign_server(authority, csr, server, now))
+    storage = open_storage(state.path, create=True)
+    try:
+        bootstrap(storage, server)
+    finally:
+        storage.close()
+    state.finish(identity)
+
+
+def _read_authority(folder: Path) -> Authority:
+    try:
+        certificate, key = ((folder / name).read_bytes() for name in (CA_CERTIFICATE, CA_KEY))
+    except OSError as error:
+        raise StorageError(
+            f"cannot read the CA in {folder}",
+            why=f"{error.filename}: {(error.strerror or str(error)).lower()}",
+            hint=f"it must hold {CA_CERTIFICATE} and {CA_KEY} of a server of the former pool",
+        ) from error
+    return Authority(certificate, key)
+
+
+async def _join_pool(
+    state: StateDir, options: JoinOptions, name: str, address: str, log: logging.Logger
+) -> None:
+    token = parse_token(options.token)
+    if options.address is not None:
+        token = replace(token, addresses=(options.address, *token.addresses))
+    begun = state.identity
+    # An attempt whose answer was lost is repeated under the same id, which is safe.
+    server = begun.server if begun is not None else ServerId(secrets.token_hex(6))
+    identity = ServerIdentity(
+        server=server,
+        cluster_id=token.cluster_id,
+        pool="",
+        name=name,
+        witness=options.witness,
+        founder=False,
+    )
+    state.begin(identity)
+    key, csr = create_key_and_csr(server)
+    joined = await join_pool(
+        format_token(token),
+        server=server,
+        name=name,
+        address=parse_address(address),
+        witness=options.witness,
+        csr_pem=csr,
+        version=__version__,
+    )
+    members = tuple(Member(m.server, m.address) for m in joined.members)
+    state.write(CA_CERTIFICATE, joined.ca_pem)
+    if joined.ca_key_pem:
+        state.write(CA_KEY, joined.ca_key_pem)
+    state.write(KEY, key)
+    state.write(CERTIFICATE, joined.certificate_pem)
+    open_storage(state.path, create=True).close()
+    state.finish(replace(identity, pool=joined.pool, members=members))
+    log.info("admitted to pool %s as %s (%s)", joined.pool, name, server)

@@ -1,0 +1,29 @@
+"""The options of ``gpupool join`` in one record, which all parts of the start read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpupool.cli.lib.values import Emulation
+from gpupool.remoting.protocol.addresses import Address
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """The options of ``gpupool join``."""
+
+    token: str
+    address: Address | None
+    listen: Address | None  # None: as last time, or the default
+    advertise: Address | None
+    state_dir: Path
+    name: str
+    pool_name: str
+    witness: bool
+    emulate: Emulation | None
+    gpus: tuple[str, ...]  # to offer; empty: all
+    data_encryption: str
+    ca: Path | None  # of a new pool: the folder of a former pool's CA
+    operator_token: bool  # make another one, and print it
+    client_timeout_s: float
+    drain_timeout_s: float
+    labels: tuple[tuple[str, str], ...]

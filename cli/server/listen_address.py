@@ -1,0 +1,66 @@
+"""Where a server listens, and the address and network speed that it advertises to others."""
+
+import socket
+from dataclasses import replace
+
+import trio
+
+from gpupool.cli.server.join_options import JoinOptions
+from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.host.network_speed import link_speed
+from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
+from gpupool.remoting.protocol.token_text import parse_token
+
+ANYWHERE = Address("0.0.0.0", PORT_DEFAULT)  # noqa: S104 - a server is there to be reached
+
+
+async def open_listeners(listen: Address) -> list[trio.SocketListener]:
+    """Listen, with the same port on every address that the host's name stands for.
+
+    Raises:
+        GpupoolError: when that is not possible.
+    """
+    try:
+        return await trio.open_tcp_listeners(listen.port, host=listen.host, backlog=1024)
+    except OSError as error:
+        why = error.strerror or str(error)
+        hint = "choose another address with --listen"
+        if "in use" in str(error):
+            why = "the port is in use"
+            hint = "is a server running here already? --listen chooses another port"
+        raise GpupoolError(f"cannot listen on {listen}", why=why, hint=hint) from error
+
+
+def advertised_address(options: JoinOptions, listen: Address) -> str:
+    """Return where others reach this server."""
+    if options.advertise is not None:
+        return str(options.advertise)
+    if listen.host in ("0.0.0.0", "::"):  # noqa: S104
+        return str(replace(listen, host=own_address(options)))
+    return str(listen)
+
+
+def own_address(options: JoinOptions) -> str:
+    """Return this machine's address on the way to the pool, or to the world; sends nothing."""
+    target = "192.0.2.1"  # RFC 5737: never assigned, so it takes the default route
+    if options.address is not None:
+        target = options.address.host
+    elif options.token:
+        target = parse_token(options.token).addresses[0].host
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"  # no network at all
+
+
+def advertised_speed(address: str) -> int:
+    """Return the Mbit/s of the interface behind an advertised address; 0 when not known."""
+    host = parse_address(address).host
+    try:
+        host = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return 0
+    return link_speed(host)

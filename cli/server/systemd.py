@@ -1,0 +1,48 @@
+"""The service manager's side of a server: its runtime directory, and sd_notify(3)."""
+
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from pathlib import Path
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.ids import ServerId
+
+
+def make_runtime_dir(server: ServerId) -> Path:
+    """Make the folder of this server's socket for programs on the same machine.
+
+    Workers have other uids than the server, so it cannot be in the state directory.
+    """
+    given = os.environ.get("RUNTIME_DIRECTORY", "").split(":")[0]
+    path = Path(given or tempfile.gettempdir()) / f"gpupool-{server}"
+    try:
+        path.mkdir(mode=0o711)
+    except FileExistsError:
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            # Somebody else's, in a folder where everybody may write.
+            path = Path(tempfile.mkdtemp(prefix="gpupool-"))
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(mode=0o711, exist_ok=True)
+    except OSError as error:
+        raise GpupoolError(f"cannot make {path}", why=error.strerror or str(error)) from error
+    path.chmod(0o711)
+    return path
+
+
+def notify_systemd(state: str) -> None:
+    """Report a state to the service manager (sd_notify(3)); without one, do nothing."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if not where:
+        return
+    if where.startswith("@"):
+        where = "\0" + where[1:]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        try:
+            manager.sendto(state.encode(), where)
+        except OSError:
+            return  # it is the manager's loss; the server works without it
