@@ -102,7 +102,6 @@ LONG_FILES = (
     "remoting/protocol/messages",
     "remoting/server/control_server",
     "remoting/server/controller",
-    "cli/lib/columns",
     "simulations/cluster/clients",
     "simulations/cluster/cluster",
     "simulations/mutations/catalogue",

@@ -90,11 +90,11 @@ def ask_agent(path: str) -> dict[str, object]:
 
 def ask_pool(credentials: str | None) -> dict[str, object]:
     """Return every GPU of the pool."""
-    from gpupool.cli.lib.listing import look_once
+    from gpupool.cli.lib.listing import fetch_snapshot
     from gpupool.cli.run.lease_devices import pool_devices
 
-    seen = look_once(credentials)
-    return pool_devices(seen.view, seen.telemetry.values()).fields()
+    snapshot = fetch_snapshot(credentials)
+    return pool_devices(snapshot.view, snapshot.telemetry.values()).fields()
 
 
 def smi_lines(fields: dict[str, object], lease: str) -> list[str]:

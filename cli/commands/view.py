@@ -4,19 +4,10 @@ import sys
 
 import click
 
-from gpupool.cli.lib.columns import (
-    GPU_COLUMNS,
-    LEASE_COLUMNS,
-    SERVER_COLUMNS,
-    Look,
-    Seen,
-    gpu_rows,
-    lease_rows,
-    server_rows,
-    waiting_rows,
-)
-from gpupool.cli.lib.listing import look_once, print_table, view_options
+from gpupool.cli.lib.columns import GPU_COLUMNS, LEASE_COLUMNS, SERVER_COLUMNS, Glyphs
+from gpupool.cli.lib.listing import fetch_snapshot, print_table, view_options
 from gpupool.cli.lib.output import print_json, say, stdout_console
+from gpupool.cli.lib.rows import PoolSnapshot, gpu_rows, lease_rows, server_rows, waiting_rows
 from gpupool.cli.lib.values import DURATION, FILTER, size_text
 from gpupool.cli.tui.screen import gpu_counts, quorum_counts
 from gpupool.pool.errors import ExitCode, StorageError
@@ -26,12 +17,12 @@ from gpupool.pool.scheduling.filters import filter_text, first_mismatch
 SVG_WIDTH, SVG_HEIGHT = 130, 34
 
 
-def problems(seen: Seen) -> list[str]:
+def problems(snapshot: PoolSnapshot) -> list[str]:
     """Return what is wrong with the pool; empty when it is healthy."""
     found: list[str] = []
-    if not seen.view.raft.quorum:
-        found.append(f"server {seen.view.answered_by} is not in touch with a majority")
-    for row in server_rows(seen):
+    if not snapshot.view.raft.quorum:
+        found.append(f"server {snapshot.view.answered_by} is not in touch with a majority")
+    for row in server_rows(snapshot):
         if row.server.state == "down":
             found.append(f"server {row.server.name} is down: {row.server.reason}")
         elif row.stale:
@@ -46,26 +37,26 @@ def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -
 
     Exits with 3 when the pool answers and is not healthy: no quorum, or a server is down.
     """
-    seen = look_once(credentials)
-    wrong = problems(seen)
+    snapshot = fetch_snapshot(credentials)
+    wrong = problems(snapshot)
     code = ExitCode.UNHEALTHY if wrong else ExitCode.DONE
     if as_json:
-        print_json(pool=seen.view, telemetry=list(seen.telemetry.values()), problems=wrong)
+        print_json(pool=snapshot.view, telemetry=list(snapshot.telemetry.values()), problems=wrong)
         return code
-    look = Look(ascii=in_ascii)
-    _print_summary(seen)
-    print_table(SERVER_COLUMNS, server_rows(seen), wide=wide, look=look)
-    leases = [*lease_rows(seen), *waiting_rows(seen)]
+    glyphs = Glyphs(ascii=in_ascii)
+    _print_summary(snapshot)
+    print_table(SERVER_COLUMNS, server_rows(snapshot), wide=wide, glyphs=glyphs)
+    leases = [*lease_rows(snapshot), *waiting_rows(snapshot)]
     if leases:
         stdout_console().print()
-        print_table(LEASE_COLUMNS, leases, wide=wide, look=look)
+        print_table(LEASE_COLUMNS, leases, wide=wide, glyphs=glyphs)
     return code
 
 
-def _print_summary(seen: Seen) -> None:
+def _print_summary(snapshot: PoolSnapshot) -> None:
     from rich.text import Text
 
-    view = seen.view
+    view = snapshot.view
     console = stdout_console()
     reached, voters = quorum_counts(view)
     used, idle, other, total = gpu_counts(view)
@@ -118,8 +109,10 @@ def gpus(
     gpu.compute_capability, gpu.uuid, driver.version, cuda.version, link.speed (Mbit/s or 25G),
     rdma (yes, no). Operators: = != < <= > >=. Text may have * and ?; = and != take lists.
     """
-    seen = look_once(credentials)
-    rows = [r for r in gpu_rows(seen) if first_mismatch(filters, r.server.server, r.gpu) is None]
+    snapshot = fetch_snapshot(credentials)
+    rows = [
+        r for r in gpu_rows(snapshot) if first_mismatch(filters, r.server.server, r.gpu) is None
+    ]
     if as_json:
         gpus = [
             {
@@ -136,7 +129,7 @@ def gpus(
     if filters and not rows:
         say(f"gpupool: no GPU matches {' and '.join(filter_text(each) for each in filters)}")
         return
-    print_table(GPU_COLUMNS, rows, wide=wide, look=Look(ascii=in_ascii), live=True)
+    print_table(GPU_COLUMNS, rows, wide=wide, glyphs=Glyphs(ascii=in_ascii), live=True)
 
 
 @click.command()
@@ -146,12 +139,14 @@ def leases(
     credentials: str | None, wide: bool, in_ascii: bool, as_json: bool, only_waiting: bool
 ) -> None:
     """List leases, then requests that wait, in the order in which they will be served."""
-    seen = look_once(credentials)
+    snapshot = fetch_snapshot(credentials)
     if as_json:
-        print_json(leases=[] if only_waiting else seen.view.leases, waiting=seen.view.waiting)
+        print_json(
+            leases=[] if only_waiting else snapshot.view.leases, waiting=snapshot.view.waiting
+        )
         return
-    rows = [*([] if only_waiting else lease_rows(seen)), *waiting_rows(seen)]
-    print_table(LEASE_COLUMNS, rows, wide=wide, look=Look(ascii=in_ascii))
+    rows = [*([] if only_waiting else lease_rows(snapshot)), *waiting_rows(snapshot)]
+    print_table(LEASE_COLUMNS, rows, wide=wide, glyphs=Glyphs(ascii=in_ascii))
 
 
 @click.command()
@@ -184,36 +179,36 @@ def top(
 
     On a pipe it prints one plain table and exits.
     """
-    look = Look(ascii=in_ascii)
+    glyphs = Glyphs(ascii=in_ascii)
     if as_json:
-        seen = look_once(credentials)
-        print_json(pool=seen.view, telemetry=list(seen.telemetry.values()))
+        snapshot = fetch_snapshot(credentials)
+        print_json(pool=snapshot.view, telemetry=list(snapshot.telemetry.values()))
         return None
     if export_svg is not None:
-        _export(credentials, export_svg, interval, look)
+        _export(credentials, export_svg, interval, glyphs)
         return None
     if once and sys.stdout.isatty():
         from gpupool.cli.tui.live_view import print_frame
 
-        print_frame(look_once(credentials), look, wide=wide)
+        print_frame(fetch_snapshot(credentials), glyphs, wide=wide)
         return None
     if once or not sys.stdout.isatty() or not sys.stdin.isatty():
-        seen = look_once(credentials)
-        print_table(SERVER_COLUMNS, server_rows(seen), wide=wide, look=look, live=True)
-        leases = [*lease_rows(seen), *waiting_rows(seen)]
+        snapshot = fetch_snapshot(credentials)
+        print_table(SERVER_COLUMNS, server_rows(snapshot), wide=wide, glyphs=glyphs, live=True)
+        leases = [*lease_rows(snapshot), *waiting_rows(snapshot)]
         if leases:
             click.echo()
-            print_table(LEASE_COLUMNS, leases, wide=wide, look=look, live=False)
+            print_table(LEASE_COLUMNS, leases, wide=wide, glyphs=glyphs, live=False)
         return None
     from gpupool.cli.tui.live_view import watch
 
-    return watch(credentials, look, wide=wide, interval_s=interval, readonly=readonly)
+    return watch(credentials, glyphs, wide=wide, interval_s=interval, readonly=readonly)
 
 
-def _export(credentials: str | None, path: str, interval_s: float, look: Look) -> None:
+def _export(credentials: str | None, path: str, interval_s: float, glyphs: Glyphs) -> None:
     from gpupool.cli.tui.live_view import picture
 
-    svg = picture(credentials, look, interval_s, width=SVG_WIDTH, height=SVG_HEIGHT)
+    svg = picture(credentials, glyphs, interval_s, width=SVG_WIDTH, height=SVG_HEIGHT)
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(svg)

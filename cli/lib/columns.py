@@ -1,26 +1,15 @@
-"""Rows and columns of servers, GPUs and leases: pure, and the same for ``top`` and for lists."""
+"""The columns of servers, GPUs and leases, and their cells: pure, for ``top`` and for lists."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from gpupool.cli.lib.rows import GpuRow, LeaseRow, Rate, ServerRow
 from gpupool.cli.lib.values import duration_text, size_text
-from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
 from gpupool.pool.scheduling.filters import short_model
-from gpupool.pool.view import (
-    GpuTelemetry,
-    GpuView,
-    LeaseView,
-    PoolView,
-    ServerView,
-    Telemetry,
-    WaitingView,
-)
+from gpupool.pool.view import GpuTelemetry, GpuView, ServerView
 
 R = TypeVar("R")
-
-STALE_AFTER_S = 5.0
-"""A server's own measurements older than this are shown dimmed, with their age."""
 
 UTILIZATION_THRESHOLDS = (0.10, 0.75)
 MEMORY_THRESHOLDS = (0.10, 0.80)
@@ -43,32 +32,10 @@ NOT_KNOWN = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """How to draw: with or without block characters."""
+class Glyphs:
+    """Which characters draw bars and frames: block characters, or ASCII alone."""
 
     ascii: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """What a lease moves over the wire."""
-
-    bytes_per_s: float
-    calls_per_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """All that is known of a pool at one moment, and how old each piece of it is."""
-
-    view: PoolView
-    view_age_s: float = 0.0
-    telemetry: Mapping[ServerId, Telemetry] = field(default_factory=dict[ServerId, Telemetry])
-    telemetry_age_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
-    ping_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
-    rates: Mapping[LeaseId, Rate] = field(default_factory=dict[LeaseId, Rate])
-    silent: frozenset[ServerId] = frozenset()  # members that have no connection with us
-    trouble: str = ""  # why nothing newer arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,176 +51,12 @@ class Column(Generic[R]):
     """One column: what it shows of a row, and what it sorts by."""
 
     title: str
-    cell: Callable[[R, Look], Cell]
+    cell: Callable[[R, Glyphs], Cell]
     key: Callable[[R], Any]
     right: bool = False
     wide: bool = False  # shown only when asked for
     live: bool = False  # only where measurements of the servers are at hand
     classes: bool = False  # only where the pool's policy puts somebody in a class
-
-
-@dataclass(frozen=True, slots=True)
-class ServerRow:
-    """One server with what it measures of itself."""
-
-    server: ServerView
-    telemetry: Telemetry | None
-    age_s: float  # of the telemetry
-    ping_s: float | None
-    silent: bool = False
-
-    @property
-    def stale(self) -> bool:
-        """Return whether what this server measures is missing or old."""
-        return self.silent or self.telemetry is None or self.age_s > STALE_AFTER_S
-
-    @property
-    def state(self) -> str:
-        """Return sinfo's word, with its ``*`` for a server that does not answer now."""
-        return self.server.state + ("*" if self.stale else "")
-
-    @property
-    def wrong(self) -> bool:
-        """Return whether somebody should look at this server."""
-        faulty = any(gpu.fault for gpu in self.server.gpus)
-        return self.stale or faulty or self.server.state in ("down", "drain", "new")
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRow:
-    """One GPU, its books, and what it measures."""
-
-    server: ServerRow
-    gpu: GpuView
-    telemetry: GpuTelemetry | None
-    leases: tuple[LeaseView, ...]
-
-    @property
-    def state(self) -> str:
-        """Return idle, mix, full, or the server's word when that says more."""
-        if self.gpu.fault:
-            return "down"
-        if self.server.server.state in ("down", "drain", "new"):
-            return self.server.state
-        if not self.gpu.memory_granted:
-            return "idle"
-        return "full" if self.gpu.memory_free < self.gpu.capacity // 20 else "mix"
-
-    @property
-    def wrong(self) -> bool:
-        """Return whether somebody should look at this GPU."""
-        errors = self.telemetry.ecc_errors if self.telemetry else None
-        return bool(self.gpu.fault) or bool(errors) or self.server.wrong
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRow:
-    """One lease, or one request that waits for one."""
-
-    id: str
-    user: str
-    client: str
-    program: str
-    state: str
-    reason: str
-    gpus: str
-    memory: int
-    age_s: float
-    rate: Rate | None
-    source: LeaseView | WaitingView
-    user_class: str = ""
-    priority: int | None = None  # of a request that waits, where the pool has a policy
-
-    @property
-    def wrong(self) -> bool:
-        """Return whether somebody should look at this lease."""
-        return self.state in ("unreachable", "waiting")
-
-
-# --- rows -----------------------------------------------------------------------------------------
-
-
-def server_rows(seen: Seen) -> list[ServerRow]:
-    """Return one row per server, in the order of the table."""
-    return [
-        ServerRow(
-            server,
-            seen.telemetry.get(server.id),
-            seen.telemetry_age_s.get(server.id, 0.0),
-            seen.ping_s.get(server.id),
-            server.id in seen.silent,
-        )
-        for server in seen.view.servers
-    ]
-
-
-def gpu_rows(seen: Seen, server: ServerId | None = None) -> list[GpuRow]:
-    """Return one row per GPU of the pool, or of one server."""
-    leases = {lease.id: lease for lease in seen.view.leases}
-    rows: list[GpuRow] = []
-    for row in server_rows(seen):
-        if server is not None and row.server.id != server:
-            continue
-        measured: dict[GpuId, GpuTelemetry] = {}
-        if row.telemetry is not None:
-            measured = {gpu.gpu: gpu for gpu in row.telemetry.gpus}
-        for gpu in row.server.gpus:
-            owners = tuple(leases[each] for each in gpu.leases if each in leases)
-            rows.append(GpuRow(row, gpu, measured.get(gpu.id), owners))
-    return rows
-
-
-def lease_rows(seen: Seen) -> list[LeaseRow]:
-    """Return leases, the oldest first."""
-    return [_lease_row(lease, seen) for lease in seen.view.leases]
-
-
-def waiting_rows(seen: Seen) -> list[LeaseRow]:
-    """Return requests that wait, the next to be served first."""
-    return [_waiting_row(each, seen.view) for each in seen.view.waiting]
-
-
-def _lease_row(lease: LeaseView, seen: Seen) -> LeaseRow:
-    models = {gpu.id: short_model(gpu.name) for s in seen.view.servers for gpu in s.gpus}
-    names = {server.id: server.name for server in seen.view.servers}
-    groups: dict[tuple[str, str], int] = {}
-    for part in lease.partitions:
-        key = (models.get(part.gpu, "GPU"), names.get(part.server, part.server))
-        groups[key] = groups.get(key, 0) + 1
-    gpus = ", ".join(f"{count} x {model} on {name}" for (model, name), count in groups.items())
-    return LeaseRow(
-        id=lease.name,
-        user=lease.user,
-        client=lease.client,
-        program=lease.program,
-        state=lease.state,
-        reason=lease.reason,
-        gpus=gpus,
-        memory=sum(part.memory for part in lease.partitions),
-        age_s=lease.age_s + seen.view_age_s,
-        rate=seen.rates.get(lease.id),
-        source=lease,
-        user_class=lease.user_class,
-    )
-
-
-def _waiting_row(waiting: WaitingView, view: PoolView) -> LeaseRow:
-    size = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:g}"
-    return LeaseRow(
-        id=waiting.request[:4] + "?",
-        user=waiting.user,
-        client=waiting.client,
-        program=waiting.program,
-        state="waiting",
-        reason=waiting.reason,
-        gpus=f"{waiting.count} x {size}",
-        memory=waiting.memory * waiting.count,
-        age_s=waiting.waited_s,
-        rate=None,
-        source=waiting,
-        user_class=waiting.user_class,
-        priority=waiting.priority if view.policy_version else None,
-    )
 
 
 # --- cells ----------------------------------------------------------------------------------------
@@ -265,15 +68,17 @@ def load_style(ratio: float, thresholds: tuple[float, float]) -> str:
     return "green" if ratio < moderate else "yellow" if ratio < heavy else "red"
 
 
-def bar(ratio: float, width: int, look: Look) -> str:
+def bar(ratio: float, width: int, glyphs: Glyphs) -> str:
     """Return a bar of ``width`` characters, filled to ``ratio``."""
     filled = min(width, max(0, round(min(1.0, max(0.0, ratio)) * width)))
     if ratio > 0 and not filled:
         filled = 1  # something is never shown as nothing
-    return ("#" if look.ascii else "█") * filled + ("." if look.ascii else "░") * (width - filled)
+    return ("#" if glyphs.ascii else "█") * filled + ("." if glyphs.ascii else "░") * (
+        width - filled
+    )
 
 
-def mini_cell(gpu: GpuView, telemetry: GpuTelemetry | None, look: Look) -> str:
+def mini_cell(gpu: GpuView, telemetry: GpuTelemetry | None, glyphs: Glyphs) -> str:
     """Return one character for a GPU: how busy it is, else how much of it is granted."""
     if gpu.fault:
         return "x"
@@ -281,7 +86,7 @@ def mini_cell(gpu: GpuView, telemetry: GpuTelemetry | None, look: Look) -> str:
     if load is None:
         load = gpu.memory_granted / gpu.capacity if gpu.capacity else 0.0
     load = min(1.0, max(0.0, load))
-    if look.ascii:
+    if glyphs.ascii:
         return str(min(9, round(load * 9)))
     return BLOCKS[max(1, round(load * 8))]
 
@@ -295,9 +100,9 @@ def _server_memory(row: ServerRow) -> tuple[int, int]:
     return granted, sum(gpu.capacity for gpu in row.server.gpus)
 
 
-def _memory_cell(granted: int, capacity: int, look: Look) -> Cell:
+def _memory_cell(granted: int, capacity: int, glyphs: Glyphs) -> Cell:
     ratio = granted / capacity if capacity else 0.0
-    text = f"{bar(ratio, 8, look)} {size_text(granted):>5}/{size_text(capacity):<5}"
+    text = f"{bar(ratio, 8, glyphs)} {size_text(granted):>5}/{size_text(capacity):<5}"
     return Cell(text, load_style(ratio, MEMORY_THRESHOLDS))
 
 
@@ -312,9 +117,9 @@ def _temperature(row: ServerRow) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _mini_cells(row: ServerRow, look: Look) -> Cell:
+def _mini_cells(row: ServerRow, glyphs: Glyphs) -> Cell:
     measured = {g.gpu: g for g in row.telemetry.gpus} if row.telemetry is not None else {}
-    text = "".join(mini_cell(gpu, measured.get(gpu.id), look) for gpu in row.server.gpus)
+    text = "".join(mini_cell(gpu, measured.get(gpu.id), glyphs) for gpu in row.server.gpus)
     return Cell(text or ("witness" if row.server.witness else NOT_KNOWN))
 
 
@@ -352,7 +157,7 @@ SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
     Column("GPUS", _mini_cells, lambda r: -len(r.server.gpus)),
     Column(
         "MEMORY GRANTED",
-        lambda r, look: _memory_cell(*_server_memory(r), look),
+        lambda r, glyphs: _memory_cell(*_server_memory(r), glyphs),
         lambda r: -_server_memory(r)[0],
     ),
     Column(
@@ -416,18 +221,18 @@ def _utilization(row: GpuRow) -> float | None:
     return row.telemetry.utilization if row.telemetry is not None else None
 
 
-def _utilization_cell(row: GpuRow, look: Look) -> Cell:
+def _utilization_cell(row: GpuRow, glyphs: Glyphs) -> Cell:
     ratio = _utilization(row)
     if ratio is None:
         return Cell(NOT_KNOWN)
-    text = f"{bar(ratio, 8, look)} {ratio * 100:3.0f}%"
+    text = f"{bar(ratio, 8, glyphs)} {ratio * 100:3.0f}%"
     return Cell(text, load_style(ratio, UTILIZATION_THRESHOLDS))
 
 
 def _measured(
     read: Callable[[GpuTelemetry], float | int | None], unit: str
-) -> Callable[[GpuRow, Look], Cell]:
-    def cell(row: GpuRow, look: Look) -> Cell:
+) -> Callable[[GpuRow, Glyphs], Cell]:
+    def cell(row: GpuRow, glyphs: Glyphs) -> Cell:
         value = read(row.telemetry) if row.telemetry is not None else None
         return Cell(_optional(value, unit))
 
@@ -446,7 +251,7 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
     Column("UTIL", _utilization_cell, lambda r: -(_utilization(r) or 0.0), live=True),
     Column(
         "MEMORY GRANTED",
-        lambda r, look: _memory_cell(r.gpu.memory_granted, r.gpu.capacity, look),
+        lambda r, glyphs: _memory_cell(r.gpu.memory_granted, r.gpu.capacity, glyphs),
         lambda r: -r.gpu.memory_granted,
     ),
     Column(
@@ -560,9 +365,9 @@ def chosen_columns(
     return [c for c in columns if (wide or not c.wide) and (live or not c.live)]
 
 
-def cells_of(columns: Sequence[Column[R]], rows: Iterable[R], look: Look) -> list[list[Cell]]:
+def cells_of(columns: Sequence[Column[R]], rows: Iterable[R], glyphs: Glyphs) -> list[list[Cell]]:
     """Return the cells of every row."""
-    return [[column.cell(row, look) for column in columns] for row in rows]
+    return [[column.cell(row, glyphs) for column in columns] for row in rows]
 
 
 def matches(cells: Sequence[Cell], text: str) -> bool:

@@ -1,15 +1,16 @@
-"""Tables on stdout, for terminals and for pipes; and the one look at the pool behind them."""
+"""Tables on stdout, for terminals and for pipes; and the one request behind them."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from gpupool.cli.lib.columns import NOT_KNOWN, Column, Look, Seen, cells_of, chosen_columns
+from gpupool.cli.lib.columns import NOT_KNOWN, Column, Glyphs, cells_of, chosen_columns
 from gpupool.cli.lib.common_options import json_option, pool_options
 from gpupool.cli.lib.completion_names import remember_servers
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.output import stdout_console
+from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.pool.model.ids import ServerId
 
 if TYPE_CHECKING:
@@ -31,18 +32,18 @@ def view_options(function: F) -> F:
     return pool_options(json_option(function))
 
 
-def look_once(credentials: str | None) -> Seen:
+def fetch_snapshot(credentials: str | None) -> PoolSnapshot:
     """Return the pool as it is now, with what every server measures of itself."""
 
-    async def ask() -> Seen:
+    async def ask() -> PoolSnapshot:
         async with connected(credentials) as pool:
             view = await pool.view()
             await _reach_all(pool, {s.id for s in view.servers if s.state != "down"})
-            return Seen(view, telemetry=await pool.telemetry())
+            return PoolSnapshot(view, telemetry=await pool.telemetry())
 
-    seen = run_async(ask)
-    remember_servers(server.name for server in seen.view.servers)
-    return seen
+    snapshot = run_async(ask)
+    remember_servers(server.name for server in snapshot.view.servers)
+    return snapshot
 
 
 async def _reach_all(pool: "Pool", servers: set[ServerId]) -> None:
@@ -56,13 +57,18 @@ async def _reach_all(pool: "Pool", servers: set[ServerId]) -> None:
 
 
 def print_table(
-    columns: Sequence[Column[R]], rows: Sequence[R], *, wide: bool, look: Look, live: bool = False
+    columns: Sequence[Column[R]],
+    rows: Sequence[R],
+    *,
+    wide: bool,
+    glyphs: Glyphs,
+    live: bool = False,
 ) -> None:
     """Print rows below a header; columns are separated by two spaces, and never cut on a pipe."""
     from rich.text import Text
 
     shown = chosen_columns(columns, wide=wide, live=live)
-    cells = cells_of(shown, rows, look)
+    cells = cells_of(shown, rows, glyphs)
     # A column of which nothing is known only takes room.
     keep = [
         at

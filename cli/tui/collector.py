@@ -1,15 +1,15 @@
-"""What the live view knows: the latest of everything, when it came, and rates between two looks."""
+"""The state of the live view: the latest of everything, when it came, and rates."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
-from gpupool.cli.lib.columns import Rate, Seen
+from gpupool.cli.lib.rows import PoolSnapshot, Rate
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
 from gpupool.remoting.client.pool_client import PoolUpdate
 
 WINDOW_MS = 3000
-"""Rates are means over so long: workers report about once a second, looks come more often."""
+"""Rates are means over so long: workers report about once a second, updates come more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class Collector:
             samples.popleft()
         first, seconds = samples[0], (at_ms - samples[0].at_ms) / 1000
         if not seconds:
-            self._rates.pop(key, None)  # one look is none
+            self._rates.pop(key, None)  # one sample is none
             return
         self._rates[key] = Rate(
             (sample.bytes_moved - first.bytes_moved) / seconds,
             (sample.calls - first.calls) / seconds,
         )
 
-    def seen(self, now: float) -> Seen | None:
+    def snapshot(self, now: float) -> PoolSnapshot | None:
         """Return all that is known at ``now``; None before the first view."""
         if self.view is None:
             return None
@@ -99,7 +99,7 @@ class Collector:
             rates[lease] = Rate(
                 before.bytes_per_s + rate.bytes_per_s, before.calls_per_s + rate.calls_per_s
             )
-        return Seen(
+        return PoolSnapshot(
             view=self.view,
             view_age_s=max(0.0, now - self.view_at),
             telemetry=dict(self.telemetry),

@@ -90,7 +90,7 @@ class UiState:
 
     @property
     def interval_s(self) -> float:
-        """Return the seconds between two looks at the pool."""
+        """Return the seconds between two updates."""
         return INTERVALS_S[self.interval_index]
 
 

@@ -1,4 +1,4 @@
-"""The live view's shell: the terminal, its keys, the subscription, and the one task that draws."""
+"""The live view: the terminal, its keys, the subscription, and the one task that draws."""
 
 import io
 import os
@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from gpupool.cli.lib.columns import Look, Seen
+from gpupool.cli.lib.columns import Glyphs
 from gpupool.cli.lib.connect import connected, run_async
 from gpupool.cli.lib.exits import die_of
+from gpupool.cli.lib.rows import PoolSnapshot
 from gpupool.cli.tui.collector import Collector
 from gpupool.cli.tui.keys import INTERVALS_S, Action, Extent, UiState, decode_keys, press
 from gpupool.cli.tui.screen import chosen_server, extent, render
@@ -42,27 +43,27 @@ PING_COUNT_MAX = 64
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Screen:
-    """What is shown, and what makes it change."""
+class LiveView:
+    """The state of the live view, and the event that makes it draw again."""
 
-    def __init__(self, look: Look, ui: UiState) -> None:
-        self.look = look
+    def __init__(self, glyphs: Glyphs, ui: UiState) -> None:
+        self.glyphs = glyphs
         self.ui = ui
         self.collector = Collector()
-        self.frozen: Seen | None = None  # what a paused view keeps showing
+        self.frozen: PoolSnapshot | None = None  # what a paused view keeps showing
         self.changed = trio.Event()
         self.ended_by = 0
 
-    def seen(self) -> Seen | None:
+    def snapshot(self) -> PoolSnapshot | None:
         """Return what is to be shown now."""
         if self.ui.paused and self.frozen is not None:
             return self.frozen
-        self.frozen = self.collector.seen(trio.current_time())
+        self.frozen = self.collector.snapshot(trio.current_time())
         return self.frozen
 
     def frame(self, width: int, height: int) -> Text:
         """Return the frame to show now."""
-        return render(self.seen(), self.ui, width, height, self.look)
+        return render(self.snapshot(), self.ui, width, height, self.glyphs)
 
     def touch(self) -> None:
         """Say that there is something new to draw."""
@@ -75,18 +76,18 @@ class Screen:
 
 
 def watch(
-    credentials: str | None, look: Look, *, wide: bool, interval_s: float, readonly: bool
+    credentials: str | None, glyphs: Glyphs, *, wide: bool, interval_s: float, readonly: bool
 ) -> int:
     """Show the live view until it is left; return the exit code."""
     index = min(range(len(INTERVALS_S)), key=lambda at: abs(INTERVALS_S[at] - interval_s))
-    screen = Screen(look, UiState(wide=wide, readonly=readonly, interval_index=index))
+    screen = LiveView(glyphs, UiState(wide=wide, readonly=readonly, interval_index=index))
     run_async(partial(_watch, screen, credentials))
     if screen.ended_by:
         die_of(screen.ended_by)
     return 0
 
 
-async def _watch(screen: Screen, credentials: str | None) -> None:
+async def _watch(screen: LiveView, credentials: str | None) -> None:
     # Before the screen is taken over: a failure to connect is an ordinary error.
     async with connected(credentials) as pool:
         with (
@@ -130,7 +131,7 @@ def cbreak(descriptor: int) -> Generator[Callable[[], None]]:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
 
 
-async def _collect(screen: Screen, pool: Pool) -> None:
+async def _collect(screen: LiveView, pool: Pool) -> None:
     """Take what the subscription delivers, one for the whole screen."""
     while True:
         interval_s = screen.ui.interval_s
@@ -143,7 +144,7 @@ async def _collect(screen: Screen, pool: Pool) -> None:
                     break
 
 
-async def _ping(screen: Screen, pool: Pool) -> None:
+async def _ping(screen: LiveView, pool: Pool) -> None:
     """Measure now and then how long each server takes to answer."""
 
     async def measure(connection: ServerConnection) -> None:
@@ -159,7 +160,7 @@ async def _ping(screen: Screen, pool: Pool) -> None:
             await trio.sleep(PING_EVERY_S)
 
 
-async def _draw(screen: Screen, live: Live, console: Console) -> None:
+async def _draw(screen: LiveView, live: Live, console: Console) -> None:
     while True:
         screen.changed = trio.Event()
         width, height = console.size
@@ -170,7 +171,7 @@ async def _draw(screen: Screen, live: Live, console: Console) -> None:
 
 
 async def _take_signals(
-    screen: Screen,
+    screen: LiveView,
     signals: AsyncIterator[int],
     enter_again: Callable[[], None],
     scope: trio.CancelScope,
@@ -185,7 +186,7 @@ async def _take_signals(
         screen.touch()
 
 
-async def _take_keys(screen: Screen, pool: Pool, nursery: trio.Nursery) -> None:
+async def _take_keys(screen: LiveView, pool: Pool, nursery: trio.Nursery) -> None:
     """Read keys until the view is to be left."""
     descriptor = sys.stdin.fileno()
     pending = b""
@@ -208,15 +209,15 @@ async def _take_keys(screen: Screen, pool: Pool, nursery: trio.Nursery) -> None:
         screen.touch()
 
 
-def _extent(screen: Screen) -> Extent:
-    seen = screen.seen()
-    return extent(seen, screen.ui, screen.look) if seen else Extent((0, 0, 0), (1, 1, 1))
+def _extent(screen: LiveView) -> Extent:
+    snapshot = screen.snapshot()
+    return extent(snapshot, screen.ui, screen.glyphs) if snapshot else Extent((0, 0, 0), (1, 1, 1))
 
 
-async def _act(screen: Screen, pool: Pool, action: Action) -> None:
+async def _act(screen: LiveView, pool: Pool, action: Action) -> None:
     """Drain or undrain the chosen server, and say what came of it."""
-    seen = screen.seen()
-    row = chosen_server(seen, screen.ui, screen.look) if seen is not None else None
+    snapshot = screen.snapshot()
+    row = chosen_server(snapshot, screen.ui, screen.glyphs) if snapshot is not None else None
     if row is None:
         screen.message("no server is chosen")
         return
@@ -234,19 +235,19 @@ async def _act(screen: Screen, pool: Pool, action: Action) -> None:
 # --- one frame ------------------------------------------------------------------------------------
 
 
-def print_frame(seen: Seen, look: Look, *, wide: bool) -> None:
+def print_frame(snapshot: PoolSnapshot, glyphs: Glyphs, *, wide: bool) -> None:
     """Print one frame on the terminal, as high as it needs to be."""
     console = Console(highlight=False)
-    console.print(render(seen, UiState(wide=wide, readonly=True), *console.size, look))
+    console.print(render(snapshot, UiState(wide=wide, readonly=True), *console.size, glyphs))
 
 
 def picture(
-    credentials: str | None, look: Look, interval_s: float, *, width: int, height: int
+    credentials: str | None, glyphs: Glyphs, interval_s: float, *, width: int, height: int
 ) -> str:
-    """Return one frame as SVG, taken after two looks, so that rates are known."""
-    screen = Screen(look, UiState(readonly=True))
+    """Return one frame as SVG, taken after two updates, so that rates are known."""
+    screen = LiveView(glyphs, UiState(readonly=True))
 
-    async def look_twice() -> Text:
+    async def draw() -> Text:
         async with connected(credentials) as pool, trio.open_nursery() as nursery:
             nursery.start_soon(_collect, screen, pool)
             nursery.start_soon(_ping, screen, pool)
@@ -254,7 +255,7 @@ def picture(
             nursery.cancel_scope.cancel()
         return screen.frame(width, height)
 
-    frame = run_async(look_twice)
+    frame = run_async(draw)
     console = Console(
         width=width,
         height=height,

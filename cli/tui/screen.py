@@ -16,22 +16,24 @@ from gpupool.cli.lib.columns import (
     STATE_STYLES,
     Cell,
     Column,
-    GpuRow,
-    LeaseRow,
-    Look,
-    Seen,
-    ServerRow,
+    Glyphs,
     bar,
     cells_of,
     chosen_columns,
-    gpu_rows,
-    lease_rows,
     load_style,
     matches,
+)
+from gpupool.cli.lib.output import to_plain
+from gpupool.cli.lib.rows import (
+    GpuRow,
+    LeaseRow,
+    PoolSnapshot,
+    ServerRow,
+    gpu_rows,
+    lease_rows,
     server_rows,
     waiting_rows,
 )
-from gpupool.cli.lib.output import to_plain
 from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.tui.keys import KEYS, PANELS, Extent, Mode, UiState
 from gpupool.pool.view import PoolView
@@ -59,25 +61,25 @@ class Panel:
     sorted_by: int
 
 
-def panels(seen: Seen, ui: UiState, look: Look) -> tuple[Panel, Panel, Panel]:
+def panels(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> tuple[Panel, Panel, Panel]:
     """Return the three lists in the order of their keys."""
-    servers = _panel(0, server_rows(seen), SERVER_COLUMNS, ui, look)
-    classes = any(lease.user_class for lease in (*seen.view.leases, *seen.view.waiting))
+    servers = _panel(0, server_rows(snapshot), SERVER_COLUMNS, ui, glyphs)
+    classes = any(lease.user_class for lease in (*snapshot.view.leases, *snapshot.view.waiting))
     chosen = _chosen_server(servers, ui)
     everywhere = ui.all_servers or chosen is None
-    gpus = gpu_rows(seen, None if everywhere or chosen is None else chosen.server.id)
+    gpus = gpu_rows(snapshot, None if everywhere or chosen is None else chosen.server.id)
     where = "" if everywhere or chosen is None else f" of {chosen.server.name}"
-    leases = [*lease_rows(seen), *waiting_rows(seen)]
+    leases = [*lease_rows(snapshot), *waiting_rows(snapshot)]
     return (
         servers,
-        _panel(1, gpus, GPU_COLUMNS, ui, look, where),
+        _panel(1, gpus, GPU_COLUMNS, ui, glyphs, where),
         _panel(
             2,
             leases,
             [c for c in LEASE_COLUMNS if classes or not c.classes],
             ui,
-            look,
-            f", {len(seen.view.waiting)} waiting",
+            glyphs,
+            f", {len(snapshot.view.waiting)} waiting",
         ),
     )
 
@@ -87,7 +89,7 @@ def _panel(
     rows: Sequence[R],
     columns: Sequence[Column[R]],
     ui: UiState,
-    look: Look,
+    glyphs: Glyphs,
     suffix: str = "",
 ) -> Panel:
     shown = chosen_columns(columns, wide=ui.wide, live=True)
@@ -100,7 +102,7 @@ def _panel(
         rows = sorted(rows, key=shown[sort].key, reverse=reverse)
     elif reverse:
         rows = list(reversed(rows))
-    cells = cells_of(shown, rows, look)
+    cells = cells_of(shown, rows, glyphs)
     if ui.filter and PANELS[index] == ui.panel:
         keep = [i for i, line in enumerate(cells) if matches(line, ui.filter)]
         rows, cells = [rows[i] for i in keep], [cells[i] for i in keep]
@@ -131,14 +133,16 @@ def _chosen_server(servers: Panel, ui: UiState) -> ServerRow | None:
     return row if isinstance(row, ServerRow) else None
 
 
-def chosen_server(seen: Seen, ui: UiState, look: Look) -> ServerRow | None:
+def chosen_server(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> ServerRow | None:
     """Return the server that the cursor of the first panel is on."""
-    return _chosen_server(panels(seen, ui, look)[0], ui)
+    return _chosen_server(panels(snapshot, ui, glyphs)[0], ui)
 
 
-def chosen_row(seen: Seen, ui: UiState, look: Look) -> ServerRow | GpuRow | LeaseRow | None:
+def chosen_row(
+    snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs
+) -> ServerRow | GpuRow | LeaseRow | None:
     """Return the row that the cursor is on."""
-    panel = panels(seen, ui, look)[ui.panel_index]
+    panel = panels(snapshot, ui, glyphs)[ui.panel_index]
     return panel.rows[min(ui.cursor, len(panel.rows) - 1)] if panel.rows else None
 
 
@@ -154,9 +158,9 @@ def row_json(row: ServerRow | GpuRow | LeaseRow) -> str:
     return json.dumps(to_plain(body), indent=2)
 
 
-def extent(seen: Seen, ui: UiState, look: Look) -> Extent:
+def extent(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> Extent:
     """Return how many rows and columns each list has now."""
-    first, second, third = panels(seen, ui, look)
+    first, second, third = panels(snapshot, ui, glyphs)
     return Extent(
         (len(first.rows), len(second.rows), len(third.rows)),
         (len(first.headers), len(second.headers), len(third.headers)),
@@ -166,22 +170,24 @@ def extent(seen: Seen, ui: UiState, look: Look) -> Extent:
 # --- the frame ------------------------------------------------------------------------------------
 
 
-def render(seen: Seen | None, ui: UiState, width: int, height: int, look: Look) -> Text:
+def render(
+    snapshot: PoolSnapshot | None, ui: UiState, width: int, height: int, glyphs: Glyphs
+) -> Text:
     """Return exactly ``height`` lines of at most ``width`` columns."""
-    if seen is None:
+    if snapshot is None:
         lines = [Text(" gpupool", "bold"), Text(" asking the pool ...", "dim")]
         return _frame(lines, ui, width, height, stale=False)
-    banner = _banner(seen, ui, look)
-    stale = _stale(seen)
+    banner = _banner(snapshot, ui, glyphs)
+    stale = _stale(snapshot)
     body_height = max(0, height - len(banner) - 1)
     if ui.mode is Mode.HELP:
         body = _scrolled(_help(ui), ui.scroll, body_height)
     elif ui.mode is Mode.JSON:
-        row = chosen_row(seen, ui, look)
+        row = chosen_row(snapshot, ui, glyphs)
         text = row_json(row) if row is not None else "{}"
         body = _scrolled([Text(f" {line}") for line in text.splitlines()], ui.scroll, body_height)
     else:
-        body = _body(seen, ui, look, width, body_height)
+        body = _body(snapshot, ui, glyphs, width, body_height)
     if stale:
         for line in body:
             line.stylize("dim")
@@ -192,8 +198,8 @@ def _scrolled(lines: list[Text], scroll: int, height: int) -> list[Text]:
     return lines[min(scroll, max(0, len(lines) - height)) :]
 
 
-def _stale(seen: Seen) -> bool:
-    return seen.view_age_s > VIEW_STALE_AFTER_S or not seen.view.raft.quorum
+def _stale(snapshot: PoolSnapshot) -> bool:
+    return snapshot.view_age_s > VIEW_STALE_AFTER_S or not snapshot.view.raft.quorum
 
 
 def _frame(lines: list[Text], ui: UiState, width: int, height: int, *, stale: bool) -> Text:
@@ -228,11 +234,11 @@ def quorum_counts(view: PoolView) -> tuple[int, int]:
     return len(reached), len(voters)
 
 
-def _banner(seen: Seen, ui: UiState, look: Look) -> list[Text]:
-    view = seen.view
+def _banner(snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs) -> list[Text]:
+    view = snapshot.view
     reached, voters = quorum_counts(view)
     used, idle, other, total = gpu_counts(view)
-    age = seen.view_age_s
+    age = snapshot.view_age_s
     age_word = "now" if age < 1.0 else f"{duration_text(age)} ago"
     first = Text.assemble(
         (f" gpupool {view.name}", "bold"),
@@ -244,20 +250,20 @@ def _banner(seen: Seen, ui: UiState, look: Look) -> list[Text]:
         (f"as of {age_word}", "bold red" if age > VIEW_STALE_AFTER_S else ""),
         ("   PAUSED" if ui.paused else "", "bold yellow"),
     )
-    sentence = seen.trouble or next(iter(view.warnings), "") if _stale(seen) else ""
+    sentence = snapshot.trouble or next(iter(view.warnings), "") if _stale(snapshot) else ""
     if sentence:
         return [first, Text(f" {sentence}", "bold white on red")]
-    return [first, _memory_line(seen, look)]
+    return [first, _memory_line(snapshot, glyphs)]
 
 
-def _memory_line(seen: Seen, look: Look) -> Text:
-    view = seen.view
+def _memory_line(snapshot: PoolSnapshot, glyphs: Glyphs) -> Text:
+    view = snapshot.view
     gpus = [gpu for server in view.servers for gpu in server.gpus]
     granted, capacity = sum(g.memory_granted for g in gpus), sum(g.capacity for g in gpus)
     ratio = granted / capacity if capacity else 0.0
     line = Text.assemble(
         " memory ",
-        (bar(ratio, 20, look), load_style(ratio, MEMORY_THRESHOLDS)),
+        (bar(ratio, 20, glyphs), load_style(ratio, MEMORY_THRESHOLDS)),
         f" {size_text(granted)} of {size_text(capacity)} granted"
         f"   leases {len(view.leases)}   waiting {len(view.waiting)}   data {view.data_encryption}",
         f"   policy v{view.policy_version}" if view.policy_version else "",
@@ -267,18 +273,20 @@ def _memory_line(seen: Seen, look: Look) -> Text:
     return line
 
 
-def _body(seen: Seen, ui: UiState, look: Look, width: int, height: int) -> list[Text]:
-    all_panels = panels(seen, ui, look)
+def _body(
+    snapshot: PoolSnapshot, ui: UiState, glyphs: Glyphs, width: int, height: int
+) -> list[Text]:
+    all_panels = panels(snapshot, ui, glyphs)
     heights = _heights([len(p.rows) for p in all_panels], ui.panel_index, height)
     lines: list[Text] = []
     for index, panel in enumerate(all_panels):
         if heights[index]:
             focused = index == ui.panel_index
-            lines += _panel_lines(panel, focused, ui.selected[index], width, heights[index], look)
+            lines += _panel_lines(panel, focused, ui.selected[index], width, heights[index], glyphs)
     rest = height - len(lines)
     if rest >= 2:
-        lines.append(_rule("Events", width, look, focused=False))
-        lines += _event_lines(seen.view, rest - 1)
+        lines.append(_rule("Events", width, glyphs, focused=False))
+        lines += _event_lines(snapshot.view, rest - 1)
     return lines
 
 
@@ -300,15 +308,15 @@ def _heights(counts: Sequence[int], focus: int, height: int) -> list[int]:
     return given
 
 
-def _rule(title: str, width: int, look: Look, *, focused: bool) -> Text:
-    dash = "-" if look.ascii else "─"
-    mark = (">" if look.ascii else "▶") if focused else " "
+def _rule(title: str, width: int, glyphs: Glyphs, *, focused: bool) -> Text:
+    dash = "-" if glyphs.ascii else "─"
+    mark = (">" if glyphs.ascii else "▶") if focused else " "
     line = f"{mark}{title} "
     return Text(line + dash * max(0, width - len(line)), "bold cyan" if focused else "cyan")
 
 
 def _panel_lines(
-    panel: Panel, focused: bool, cursor: int, width: int, height: int, look: Look
+    panel: Panel, focused: bool, cursor: int, width: int, height: int, glyphs: Glyphs
 ) -> list[Text]:
     title = panel.title
     if panel.sorted_by >= 0:
@@ -324,7 +332,7 @@ def _panel_lines(
         for at, cell in enumerate(panel.cells[row]):
             widths[at] = max(widths[at], len(cell.text))
     header = [Cell(text, "dim") for text in panel.headers]
-    lines = [_rule(title, width, look, focused=focused), _line(header, widths, panel.right)]
+    lines = [_rule(title, width, glyphs, focused=focused), _line(header, widths, panel.right)]
     for row in visible:
         line = _line(panel.cells[row], widths, panel.right)
         if panel.dim[row]:

@@ -24,7 +24,7 @@ import pytest
 from tests.pools import Spawned, view_of, wrong_with
 from tests.shared import Shared
 
-from gpupool.cli.lib.columns import Rate, Seen
+from gpupool.cli.lib.rows import PoolSnapshot, Rate
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Milliseconds, ServerId
 from gpupool.pool.model.state import Event, Partition
 from gpupool.pool.view import (
@@ -141,7 +141,7 @@ def telemetry(view: PoolView) -> dict[ServerId, Telemetry]:
     }
 
 
-def _three_servers(*, quorum: bool = True) -> Seen:
+def _three_servers(*, quorum: bool = True) -> PoolSnapshot:
     view = pool(
         server(0, (gpu(0, 0, 70 * GIB), gpu(0, 1, 70 * GIB))),
         server(1, (gpu(1, 0), gpu(1, 1)), state="drain", reason="new fan"),
@@ -149,7 +149,7 @@ def _three_servers(*, quorum: bool = True) -> Seen:
         quorum=quorum,
     )
     measured = telemetry(view)
-    return Seen(
+    return PoolSnapshot(
         view,
         telemetry=measured,
         telemetry_age_s=dict.fromkeys(measured, 0.2),
@@ -158,29 +158,29 @@ def _three_servers(*, quorum: bool = True) -> Seen:
     )
 
 
-def _many_servers(count: int) -> Seen:
+def _many_servers(count: int) -> PoolSnapshot:
     view = pool(*(server(n % 8, tuple(gpu(n, i) for i in range(8))) for n in range(count)))
     named = tuple(
         replace(each, id=ServerId(f"{n:012x}"), name=f"server-{n:03d}")
         for n, each in enumerate(view.servers)
     )
-    return Seen(replace(view, servers=named))
+    return PoolSnapshot(replace(view, servers=named))
 
 
 @pytest.fixture
-def seen() -> Seen:
+def snapshot() -> PoolSnapshot:
     """Three servers: one with a lease, one drained, one witness."""
     return _three_servers()
 
 
 @pytest.fixture
-def minority() -> Seen:
+def minority() -> PoolSnapshot:
     """Return the same as seen by a server that lost the majority."""
     return _three_servers(quorum=False)
 
 
 @pytest.fixture
-def large() -> Seen:
+def large() -> PoolSnapshot:
     """64 servers of 8 GPUs, without measurements."""
     return _many_servers(64)
 

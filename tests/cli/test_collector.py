@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpupool.cli.lib.columns import Rate, Seen, server_rows
+from gpupool.cli.lib.rows import PoolSnapshot, Rate, server_rows
 from gpupool.cli.tui.collector import Collector
 from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId
 from gpupool.pool.view import PoolView, SessionTelemetry, Telemetry
@@ -21,52 +21,52 @@ def update(view: PoolView, *telemetry: Telemetry, age_s: float = 0.0) -> PoolUpd
     return PoolUpdate(view, by_server, age_s, tuple(by_server))
 
 
-def fed(view: PoolView, *telemetry: Telemetry) -> Seen:
+def fed(view: PoolView, *telemetry: Telemetry) -> PoolSnapshot:
     """Return what is known after each of ``telemetry`` has come, a second apart."""
     collector = Collector()
     for at, each in enumerate(telemetry):
         collector.take(update(view, each), float(at))
-    known = collector.seen(float(len(telemetry)))
+    known = collector.snapshot(float(len(telemetry)))
     assert known is not None
     return known
 
 
 def test_nothing_before_the_first_view() -> None:
-    assert Collector().seen(5.0) is None
+    assert Collector().snapshot(5.0) is None
 
 
-def test_ages_grow(seen: Seen) -> None:
+def test_ages_grow(snapshot: PoolSnapshot) -> None:
     collector = Collector()
-    collector.take(update(seen.view, measured("000000000000", 1000, 0, 0), age_s=1.0), 10.0)
-    known = collector.seen(14.0)
+    collector.take(update(snapshot.view, measured("000000000000", 1000, 0, 0), age_s=1.0), 10.0)
+    known = collector.snapshot(14.0)
     assert known is not None
     assert known.view_age_s == 5.0
     assert known.telemetry_age_s == {ServerId("000000000000"): 4.0}
 
 
-def test_the_same_measurement_again_is_not_newer(seen: Seen) -> None:
+def test_the_same_measurement_again_is_not_newer(snapshot: PoolSnapshot) -> None:
     collector = Collector()
     once = measured("000000000000", 1000, 0, 0)
-    collector.take(update(seen.view, once), 10.0)
-    collector.take(update(seen.view, once), 12.0)
+    collector.take(update(snapshot.view, once), 10.0)
+    collector.take(update(snapshot.view, once), 12.0)
     assert collector.telemetry_at[once.server] == 10.0
 
 
-def test_a_server_that_is_gone_keeps_its_last_numbers_as_old_ones(seen: Seen) -> None:
+def test_a_server_that_is_gone_keeps_its_last_numbers_as_old_ones(snapshot: PoolSnapshot) -> None:
     collector = Collector()
-    collector.take(update(seen.view, measured("000000000000", 1000, 0, 0)), 10.0)
-    collector.take(update(seen.view), 11.0)
-    known = collector.seen(11.0)
+    collector.take(update(snapshot.view, measured("000000000000", 1000, 0, 0)), 10.0)
+    collector.take(update(snapshot.view), 11.0)
+    known = collector.snapshot(11.0)
     assert known is not None
     assert ServerId("000000000000") in known.telemetry
-    assert known.silent == {each.id for each in seen.view.servers}
+    assert known.silent == {each.id for each in snapshot.view.servers}
     assert "no server answers" in known.trouble
     assert all(row.stale for row in server_rows(known))
 
 
-def test_rates_add_up_over_servers(seen: Seen) -> None:
+def test_rates_add_up_over_servers(snapshot: PoolSnapshot) -> None:
     known = fed(
-        seen.view,
+        snapshot.view,
         measured("000000000000", 1000, 0, 0),
         measured("000000000001", 1000, 0, 0),
         measured("000000000000", 3000, 10_000_000, 400),
@@ -75,17 +75,17 @@ def test_rates_add_up_over_servers(seen: Seen) -> None:
     assert known.rates[LEASE] == Rate(10_000_000.0, 400.0)
 
 
-def test_rates_are_means_over_a_few_seconds(seen: Seen) -> None:
+def test_rates_are_means_over_a_few_seconds(snapshot: PoolSnapshot) -> None:
     # Workers report once a second, and here the view looks twice as often.
     counts = (0, 0, 100, 100, 200, 200, 300, 300, 400)
     looks = [measured("000000000000", 500 * at, 0, calls) for at, calls in enumerate(counts)]
-    assert fed(seen.view, *looks[:-1]).rates[LEASE].calls_per_s == pytest.approx(100, rel=0.2)
-    assert fed(seen.view, *looks).rates[LEASE].calls_per_s == pytest.approx(100, rel=0.2)
+    assert fed(snapshot.view, *looks[:-1]).rates[LEASE].calls_per_s == pytest.approx(100, rel=0.2)
+    assert fed(snapshot.view, *looks).rates[LEASE].calls_per_s == pytest.approx(100, rel=0.2)
 
 
-def test_counters_that_fall_are_no_traffic(seen: Seen) -> None:
+def test_counters_that_fall_are_no_traffic(snapshot: PoolSnapshot) -> None:
     known = fed(
-        seen.view,
+        snapshot.view,
         measured("000000000000", 1000, 500, 50),
         measured("000000000000", 2000, 100, 10),
         measured("000000000000", 3000, 100, 10),
@@ -93,9 +93,9 @@ def test_counters_that_fall_are_no_traffic(seen: Seen) -> None:
     assert known.rates[LEASE] == Rate(0.0, 0.0)
 
 
-def test_ended_sessions_and_removed_servers_are_forgotten(seen: Seen) -> None:
+def test_ended_sessions_and_removed_servers_are_forgotten(snapshot: PoolSnapshot) -> None:
     known = fed(
-        seen.view,
+        snapshot.view,
         measured("00000000dead", 1000, 0, 0),
         measured("000000000000", 1000, 0, 0),
         measured("000000000000", 2000, 10, 1),

@@ -9,16 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from gpupool.cli.lib.columns import LEASE_COLUMNS, Look, Seen, ServerRow, bar, mini_cell
+from gpupool.cli.lib.columns import LEASE_COLUMNS, Glyphs, bar, mini_cell
 from gpupool.cli.lib.listing import print_table
+from gpupool.cli.lib.rows import PoolSnapshot, ServerRow
 from gpupool.cli.tui.keys import KEYS, Mode, UiState
 from gpupool.cli.tui.screen import chosen_row, extent, gpu_counts, quorum_counts, render, row_json
 
-LOOK = Look()
+GLYPHS = Glyphs()
 
 
-def lines(seen: Seen | None, ui: UiState, width: int = 120, height: int = 40) -> list[str]:
-    return render(seen, ui, width, height, LOOK).plain.split("\n")
+def lines(
+    snapshot: PoolSnapshot | None, ui: UiState, width: int = 120, height: int = 40
+) -> list[str]:
+    return render(snapshot, ui, width, height, GLYPHS).plain.split("\n")
 
 
 def style_at(frame: Text, word: str) -> str:
@@ -26,8 +29,8 @@ def style_at(frame: Text, word: str) -> str:
     return " ".join(str(s.style) for s in frame.spans if s.start <= at < s.end)
 
 
-def test_banner_says_how_the_pool_is(seen: Seen) -> None:
-    first, second = lines(seen, UiState(), 160)[:2]
+def test_banner_says_how_the_pool_is(snapshot: PoolSnapshot) -> None:
+    first, second = lines(snapshot, UiState(), 160)[:2]
     assert "gpupool lab" in first
     assert "leader server-a  term 12  quorum 3/3" in first
     assert "GPUs 2 used  0 idle  2 other  4 in all" in first
@@ -36,13 +39,13 @@ def test_banner_says_how_the_pool_is(seen: Seen) -> None:
     assert "waiting 1" in second
 
 
-def test_counts(seen: Seen) -> None:
-    assert gpu_counts(seen.view) == (2, 0, 2, 4)
-    assert quorum_counts(seen.view) == (3, 3)
+def test_counts(snapshot: PoolSnapshot) -> None:
+    assert gpu_counts(snapshot.view) == (2, 0, 2, 4)
+    assert quorum_counts(snapshot.view) == (3, 3)
 
 
-def test_servers_with_state_reason_and_mini_cells(seen: Seen) -> None:
-    text = "\n".join(lines(seen, UiState(), 200))
+def test_servers_with_state_reason_and_mini_cells(snapshot: PoolSnapshot) -> None:
+    text = "\n".join(lines(snapshot, UiState(), 200))
     assert "mix" in text
     assert "server-a (leader)" in text
     assert "new fan" in text
@@ -52,17 +55,17 @@ def test_servers_with_state_reason_and_mini_cells(seen: Seen) -> None:
     assert "61C" in text
 
 
-def test_the_policy_and_its_classes_are_shown_where_there_are_some(seen: Seen) -> None:
-    plain = "\n".join(lines(seen, UiState(), 200))
+def test_the_policy_and_its_classes_are_shown_where_there_are_some(snapshot: PoolSnapshot) -> None:
+    plain = "\n".join(lines(snapshot, UiState(), 200))
     assert "policy v" not in plain
     assert "CLASS" not in plain
     view = replace(
-        seen.view,
+        snapshot.view,
         policy_version=7,
-        leases=tuple(replace(each, user_class="staff") for each in seen.view.leases),
-        waiting=tuple(replace(each, priority=-3) for each in seen.view.waiting),
+        leases=tuple(replace(each, user_class="staff") for each in snapshot.view.leases),
+        waiting=tuple(replace(each, priority=-3) for each in snapshot.view.waiting),
     )
-    text = "\n".join(lines(replace(seen, view=view), UiState(), 200))
+    text = "\n".join(lines(replace(snapshot, view=view), UiState(), 200))
     assert "data tls   policy v7" in text
     assert re.search(r"USER  CLASS  PRIORITY +GPUS", text)
     assert re.search(r"ada   staff +2 x H200", text)
@@ -70,12 +73,12 @@ def test_the_policy_and_its_classes_are_shown_where_there_are_some(seen: Seen) -
 
 
 def test_a_list_of_nothing_has_no_classes(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(LEASE_COLUMNS, [], wide=False, look=LOOK)
+    print_table(LEASE_COLUMNS, [], wide=False, glyphs=GLYPHS)
     assert capsys.readouterr().out.split()[:4] == ["STATE", "LEASE", "USER", "GPUS"]
 
 
-def test_leases_and_who_waits_for_what(seen: Seen) -> None:
-    text = "\n".join(lines(seen, UiState(), 160))
+def test_leases_and_who_waits_for_what(snapshot: PoolSnapshot) -> None:
+    text = "\n".join(lines(snapshot, UiState(), 160))
     assert "2 x H200 on server-a" in text
     assert "11.9M" in text
     assert "31000" in text
@@ -84,8 +87,8 @@ def test_leases_and_who_waits_for_what(seen: Seen) -> None:
     assert "granted" in text
 
 
-def test_lost_quorum_is_a_red_sentence_and_dims_the_rest(minority: Seen) -> None:
-    frame = render(minority, UiState(), 160, 40, LOOK)
+def test_lost_quorum_is_a_red_sentence_and_dims_the_rest(minority: PoolSnapshot) -> None:
+    frame = render(minority, UiState(), 160, 40, GLYPHS)
     second = frame.plain.split("\n")[1]
     assert "not in touch with a majority" in second
     assert "on red" in style_at(frame, "not in touch")
@@ -93,19 +96,19 @@ def test_lost_quorum_is_a_red_sentence_and_dims_the_rest(minority: Seen) -> None
     assert "quorum 1/3" in frame.plain
 
 
-def test_old_numbers_are_dim_and_carry_their_age(seen: Seen) -> None:
-    first = seen.view.servers[0].id
-    old = replace(seen, telemetry_age_s={**seen.telemetry_age_s, first: 42.0})
-    frame = render(old, UiState(panel="leases"), 200, 40, LOOK)
+def test_old_numbers_are_dim_and_carry_their_age(snapshot: PoolSnapshot) -> None:
+    first = snapshot.view.servers[0].id
+    old = replace(snapshot, telemetry_age_s={**snapshot.telemetry_age_s, first: 42.0})
+    frame = render(old, UiState(panel="leases"), 200, 40, GLYPHS)
     assert "mix*" in frame.plain
     assert "measured 42s ago" in frame.plain
     assert "dim" in style_at(frame, "server-a (leader)")
     assert "dim" not in style_at(frame, "server-b")
 
 
-def test_an_old_view_dims_everything(seen: Seen) -> None:
+def test_an_old_view_dims_everything(snapshot: PoolSnapshot) -> None:
     frame = render(
-        replace(seen, view_age_s=30.0, trouble="no server answers"), UiState(), 160, 40, LOOK
+        replace(snapshot, view_age_s=30.0, trouble="no server answers"), UiState(), 160, 40, GLYPHS
     )
     assert "as of 30s ago" in frame.plain
     assert "no server answers" in frame.plain
@@ -116,78 +119,78 @@ def test_before_the_first_answer() -> None:
     assert "asking the pool" in "\n".join(lines(None, UiState()))
 
 
-def test_help_is_made_of_the_key_table(seen: Seen) -> None:
-    text = "\n".join(lines(seen, UiState(mode=Mode.HELP)))
+def test_help_is_made_of_the_key_table(snapshot: PoolSnapshot) -> None:
+    text = "\n".join(lines(snapshot, UiState(mode=Mode.HELP)))
     for key in KEYS:
         assert key.does in text
-    readonly = "\n".join(lines(seen, UiState(mode=Mode.HELP, readonly=True)))
+    readonly = "\n".join(lines(snapshot, UiState(mode=Mode.HELP, readonly=True)))
     assert "drain" not in readonly.split("States")[0]
 
 
-def test_filter_keeps_what_matches(seen: Seen) -> None:
+def test_filter_keeps_what_matches(snapshot: PoolSnapshot) -> None:
     ui = UiState(filter="SERVER-B")
-    text = "\n".join(lines(seen, ui))
+    text = "\n".join(lines(snapshot, ui))
     assert "(1 of 3)" in text
-    assert extent(seen, ui, LOOK).rows[0] == 1
+    assert extent(snapshot, ui, GLYPHS).rows[0] == 1
 
 
-def test_only_what_is_wrong(seen: Seen) -> None:
+def test_only_what_is_wrong(snapshot: PoolSnapshot) -> None:
     ui = UiState(only_wrong=True)
-    row = chosen_row(seen, ui, LOOK)
+    row = chosen_row(snapshot, ui, GLYPHS)
     assert isinstance(row, ServerRow)
     assert row.server.name == "server-b"
-    assert extent(seen, ui, LOOK).rows == (1, 2, 1)
+    assert extent(snapshot, ui, GLYPHS).rows == (1, 2, 1)
 
 
-def test_sorting_and_reverse(seen: Seen) -> None:
+def test_sorting_and_reverse(snapshot: PoolSnapshot) -> None:
     by_name = UiState(sort=(1, -1, -1), reverse=True)
-    row = chosen_row(seen, by_name, LOOK)
+    row = chosen_row(snapshot, by_name, GLYPHS)
     assert isinstance(row, ServerRow)
     assert row.server.name == "server-c"
-    assert "by server" in "\n".join(lines(seen, by_name))
+    assert "by server" in "\n".join(lines(snapshot, by_name))
 
 
-def test_gpus_are_those_of_the_chosen_server(seen: Seen) -> None:
-    text = "\n".join(lines(seen, UiState(selected=(1, 0, 0), panel="gpus"), 160))
+def test_gpus_are_those_of_the_chosen_server(snapshot: PoolSnapshot) -> None:
+    text = "\n".join(lines(snapshot, UiState(selected=(1, 0, 0), panel="gpus"), 160))
     assert "2 GPUs of server-b (2)" in text
     assert "7f3a ada" not in text
 
 
-def test_the_cursor_scrolls(large: Seen) -> None:
+def test_the_cursor_scrolls(large: PoolSnapshot) -> None:
     text = "\n".join(lines(large, UiState(selected=(63, 0, 0)), 120, 30))
     assert "server-063" in text
     assert "server-001" not in text
     assert "shown" in text
 
 
-def test_wide_columns(seen: Seen) -> None:
-    assert "DRIVER" not in "\n".join(lines(seen, UiState(), 200))
-    assert "DRIVER" in "\n".join(lines(seen, UiState(wide=True), 200))
+def test_wide_columns(snapshot: PoolSnapshot) -> None:
+    assert "DRIVER" not in "\n".join(lines(snapshot, UiState(), 200))
+    assert "DRIVER" in "\n".join(lines(snapshot, UiState(wide=True), 200))
 
 
-def test_row_as_json(seen: Seen) -> None:
+def test_row_as_json(snapshot: PoolSnapshot) -> None:
     for panel in ("servers", "gpus", "leases"):
-        row = chosen_row(seen, UiState(panel=panel), LOOK)
+        row = chosen_row(snapshot, UiState(panel=panel), GLYPHS)
         assert row is not None
         json.loads(row_json(row))
-    shown = "\n".join(lines(seen, UiState(mode=Mode.JSON)))
+    shown = "\n".join(lines(snapshot, UiState(mode=Mode.JSON)))
     assert '"name": "server-a"' in shown
 
 
-def test_ascii_has_no_other_characters(seen: Seen, minority: Seen) -> None:
-    for each in (seen, minority):
+def test_ascii_has_no_other_characters(snapshot: PoolSnapshot, minority: PoolSnapshot) -> None:
+    for each in (snapshot, minority):
         for mode in (Mode.BROWSE, Mode.HELP, Mode.JSON, Mode.FILTER, Mode.DRAIN):
-            text = render(each, UiState(mode=mode), 300, 60, Look(ascii=True)).plain
+            text = render(each, UiState(mode=mode), 300, 60, Glyphs(ascii=True)).plain
             assert text.isascii()
 
 
-def test_bars_and_cells(seen: Seen) -> None:
-    assert bar(0.0, 4, LOOK) == "░░░░"
-    assert bar(0.01, 4, LOOK) == "█░░░"
-    assert bar(7.0, 4, Look(ascii=True)) == "####"
-    gpu = seen.view.servers[0].gpus[0]
-    assert mini_cell(gpu, None, LOOK) == "▄"  # no reading: the granted share
-    assert mini_cell(replace(gpu, fault="fell off the bus"), None, LOOK) == "x"
+def test_bars_and_cells(snapshot: PoolSnapshot) -> None:
+    assert bar(0.0, 4, GLYPHS) == "░░░░"
+    assert bar(0.01, 4, GLYPHS) == "█░░░"
+    assert bar(7.0, 4, Glyphs(ascii=True)) == "####"
+    gpu = snapshot.view.servers[0].gpus[0]
+    assert mini_cell(gpu, None, GLYPHS) == "▄"  # no reading: the granted share
+    assert mini_cell(replace(gpu, fault="fell off the bus"), None, GLYPHS) == "x"
 
 
 @given(
@@ -208,14 +211,14 @@ def test_every_frame_has_exactly_its_size(
 ) -> None:
     ui = UiState(panel=panel, mode=mode, selected=selected, sort=sort, wide=width % 2 == 0)
     for each in FRAMES:
-        rendered = render(each, ui, width, height, LOOK).split("\n", allow_blank=True)
+        rendered = render(each, ui, width, height, GLYPHS).split("\n", allow_blank=True)
         assert len(rendered) == height
         assert max(line.cell_len for line in rendered) <= width
 
 
-FRAMES: list[Seen | None] = [None]
+FRAMES: list[PoolSnapshot | None] = [None]
 
 
 @pytest.fixture(autouse=True)
-def _frames(seen: Seen, minority: Seen, large: Seen) -> None:  # pyright: ignore[reportUnusedFunction]
-    FRAMES[:] = [None, seen, minority, large]
+def _frames(snapshot: PoolSnapshot, minority: PoolSnapshot, large: PoolSnapshot) -> None:  # pyright: ignore[reportUnusedFunction]
+    FRAMES[:] = [None, snapshot, minority, large]

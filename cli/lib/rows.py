@@ -1,0 +1,203 @@
+"""A snapshot of the pool, and its servers, GPUs and leases as rows; pure, for ``top`` and lists."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpupool.cli.lib.values import size_text
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId
+from gpupool.pool.scheduling.filters import short_model
+from gpupool.pool.view import (
+    GpuTelemetry,
+    GpuView,
+    LeaseView,
+    PoolView,
+    ServerView,
+    Telemetry,
+    WaitingView,
+)
+
+STALE_AFTER_S = 5.0
+"""A server's own measurements older than this are shown dimmed, with their age."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What a lease moves over the wire."""
+
+    bytes_per_s: float
+    calls_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """All that is known of a pool at one moment, and how old each piece of it is."""
+
+    view: PoolView
+    view_age_s: float = 0.0
+    telemetry: Mapping[ServerId, Telemetry] = field(default_factory=dict[ServerId, Telemetry])
+    telemetry_age_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
+    ping_s: Mapping[ServerId, float] = field(default_factory=dict[ServerId, float])
+    rates: Mapping[LeaseId, Rate] = field(default_factory=dict[LeaseId, Rate])
+    silent: frozenset[ServerId] = frozenset()  # members that have no connection with us
+    trouble: str = ""  # why nothing newer arrives
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRow:
+    """One server with what it measures of itself."""
+
+    server: ServerView
+    telemetry: Telemetry | None
+    age_s: float  # of the telemetry
+    ping_s: float | None
+    silent: bool = False
+
+    @property
+    def stale(self) -> bool:
+        """Return whether what this server measures is missing or old."""
+        return self.silent or self.telemetry is None or self.age_s > STALE_AFTER_S
+
+    @property
+    def state(self) -> str:
+        """Return sinfo's word, with its ``*`` for a server that does not answer now."""
+        return self.server.state + ("*" if self.stale else "")
+
+    @property
+    def wrong(self) -> bool:
+        """Return whether somebody should glyphs at this server."""
+        faulty = any(gpu.fault for gpu in self.server.gpus)
+        return self.stale or faulty or self.server.state in ("down", "drain", "new")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One GPU, its books, and what it measures."""
+
+    server: ServerRow
+    gpu: GpuView
+    telemetry: GpuTelemetry | None
+    leases: tuple[LeaseView, ...]
+
+    @property
+    def state(self) -> str:
+        """Return idle, mix, full, or the server's word when that says more."""
+        if self.gpu.fault:
+            return "down"
+        if self.server.server.state in ("down", "drain", "new"):
+            return self.server.state
+        if not self.gpu.memory_granted:
+            return "idle"
+        return "full" if self.gpu.memory_free < self.gpu.capacity // 20 else "mix"
+
+    @property
+    def wrong(self) -> bool:
+        """Return whether somebody should glyphs at this GPU."""
+        errors = self.telemetry.ecc_errors if self.telemetry else None
+        return bool(self.gpu.fault) or bool(errors) or self.server.wrong
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """One lease, or one request that waits for one."""
+
+    id: str
+    user: str
+    client: str
+    program: str
+    state: str
+    reason: str
+    gpus: str
+    memory: int
+    age_s: float
+    rate: Rate | None
+    source: LeaseView | WaitingView
+    user_class: str = ""
+    priority: int | None = None  # of a request that waits, where the pool has a policy
+
+    @property
+    def wrong(self) -> bool:
+        """Return whether somebody should glyphs at this lease."""
+        return self.state in ("unreachable", "waiting")
+
+
+def server_rows(snapshot: PoolSnapshot) -> list[ServerRow]:
+    """Return one row per server, in the order of the table."""
+    return [
+        ServerRow(
+            server,
+            snapshot.telemetry.get(server.id),
+            snapshot.telemetry_age_s.get(server.id, 0.0),
+            snapshot.ping_s.get(server.id),
+            server.id in snapshot.silent,
+        )
+        for server in snapshot.view.servers
+    ]
+
+
+def gpu_rows(snapshot: PoolSnapshot, server: ServerId | None = None) -> list[GpuRow]:
+    """Return one row per GPU of the pool, or of one server."""
+    leases = {lease.id: lease for lease in snapshot.view.leases}
+    rows: list[GpuRow] = []
+    for row in server_rows(snapshot):
+        if server is not None and row.server.id != server:
+            continue
+        measured: dict[GpuId, GpuTelemetry] = {}
+        if row.telemetry is not None:
+            measured = {gpu.gpu: gpu for gpu in row.telemetry.gpus}
+        for gpu in row.server.gpus:
+            owners = tuple(leases[each] for each in gpu.leases if each in leases)
+            rows.append(GpuRow(row, gpu, measured.get(gpu.id), owners))
+    return rows
+
+
+def lease_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
+    """Return leases, the oldest first."""
+    return [_lease_row(lease, snapshot) for lease in snapshot.view.leases]
+
+
+def waiting_rows(snapshot: PoolSnapshot) -> list[LeaseRow]:
+    """Return requests that wait, the next to be served first."""
+    return [_waiting_row(each, snapshot.view) for each in snapshot.view.waiting]
+
+
+def _lease_row(lease: LeaseView, snapshot: PoolSnapshot) -> LeaseRow:
+    models = {gpu.id: short_model(gpu.name) for s in snapshot.view.servers for gpu in s.gpus}
+    names = {server.id: server.name for server in snapshot.view.servers}
+    groups: dict[tuple[str, str], int] = {}
+    for part in lease.partitions:
+        key = (models.get(part.gpu, "GPU"), names.get(part.server, part.server))
+        groups[key] = groups.get(key, 0) + 1
+    gpus = ", ".join(f"{count} x {model} on {name}" for (model, name), count in groups.items())
+    return LeaseRow(
+        id=lease.name,
+        user=lease.user,
+        client=lease.client,
+        program=lease.program,
+        state=lease.state,
+        reason=lease.reason,
+        gpus=gpus,
+        memory=sum(part.memory for part in lease.partitions),
+        age_s=lease.age_s + snapshot.view_age_s,
+        rate=snapshot.rates.get(lease.id),
+        source=lease,
+        user_class=lease.user_class,
+    )
+
+
+def _waiting_row(waiting: WaitingView, view: PoolView) -> LeaseRow:
+    size = size_text(waiting.memory) if waiting.memory else f"{waiting.fraction:g}"
+    return LeaseRow(
+        id=waiting.request[:4] + "?",
+        user=waiting.user,
+        client=waiting.client,
+        program=waiting.program,
+        state="waiting",
+        reason=waiting.reason,
+        gpus=f"{waiting.count} x {size}",
+        memory=waiting.memory * waiting.count,
+        age_s=waiting.waited_s,
+        rate=None,
+        source=waiting,
+        user_class=waiting.user_class,
+        priority=waiting.priority if view.policy_version else None,
+    )
