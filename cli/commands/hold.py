@@ -127,7 +127,7 @@ async def release_lease(name: str, credentials: str | None) -> str:
     Raises:
         GpupoolError: when there is no such lease, or it is not ours.
     """
-    from gpupool.cli.run.held_leases import release_held
+    from gpupool.cli.run.holder_client import release_held
     from gpupool.cli.run.lease_source import own_held
 
     found = own_held(name, credentials)

@@ -12,13 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import trio
 
 from gpupool.cli.lib.paths import runtime_dir
+from gpupool.cli.run.program_lease import SessionAnswer, SessionRequest
 from gpupool.cli.run.tls_relay import offer_relay
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.protocol.driver_variables import allowed_environment
@@ -32,20 +33,9 @@ PUSH_TIMEOUT_S = 2.0
 OPEN_TIMEOUT_S = 30.0
 TEXT_LENGTH_MAX = 300
 
-OpenSession = Callable[[str, str, str | None, dict[str, str]], Awaitable[list[dict[str, object]]]]
+OpenSession = Callable[[SessionRequest], Awaitable[list[SessionAnswer]]]
 Describe = Callable[[], Awaitable[dict[str, object]]]
 Check = Callable[[], Awaitable[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRequest:
-    """A process of the program asks for a session of its own."""
-
-    door: str
-    program: str
-    pid: int
-    visible: str | None = None  # its CUDA_VISIBLE_DEVICES, which say what servers it has a use for
-    settings: dict[str, str] = field(default_factory=dict[str, str])  # for the server's driver
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +198,7 @@ class Agent:
         Args:
             folder: for its socket and its relays.
             lease: the lease's name, for the program.
-            open_session: has a session opened on every server of the lease that a process with
-                these CUDA_VISIBLE_DEVICES has a use for; its last argument is for their drivers.
+            open_session: has a session opened on the servers of the lease; see ``ProgramLease``.
             open_timeout_s: how long that may take; infinite where it waits for free GPUs.
             held: set when the lease outlives programs, and ``gpupool run --lease`` asks.
             describe: returns the devices of the lease, for NVML and ``gpupool smi``.
@@ -346,9 +335,7 @@ class Agent:
         self.log(f"process {request.pid} opens a session for the {request.door} door")
         try:
             with trio.fail_after(self._open_timeout_s):
-                sessions = await self._open_session(
-                    request.door, request.program, request.visible, request.settings
-                )
+                sessions = await self._open_session(request)
         except GpupoolError as error:
             return failure_line(error)
         except trio.TooSlowError:

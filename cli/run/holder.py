@@ -13,7 +13,6 @@ import secrets
 import signal
 import sys
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import cast
 
 import trio
@@ -23,8 +22,7 @@ from gpupool.cli.lib.logs import log_to_file
 from gpupool.cli.lib.values import duration_text
 from gpupool.cli.run.agent import Agent, Held
 from gpupool.cli.run.held_leases import HeldRecord, RecordFile, holder_dir
-from gpupool.cli.run.lease_devices import describe_lease
-from gpupool.cli.run.lease_source import RELEASE_S
+from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease
 from gpupool.cli.run.program_run import lease_text
 from gpupool.cli.run.request_options import unknown_text
 from gpupool.pool.errors import GpupoolError
@@ -240,6 +238,7 @@ class _Place:
 
     def __init__(self, record: HeldRecord, hold: LeaseHandle, over: trio.Event) -> None:
         self._hold = hold
+        self._lease = GrantedLease(hold)
         self._over = over
         self._nursery: trio.Nursery | None = None
         self.why_released = ""
@@ -254,9 +253,9 @@ class _Place:
         agent = Agent(
             folder,
             lease=record.lease,
-            open_session=self._hold.open_session,
+            open_session=self._lease.open_session,
             held=held,
-            describe=partial(describe_lease, self._hold),
+            describe=self._lease.describe,
             check=self._check,
         )
         agent.path = folder / f"{record.lease}-{secrets.token_hex(3)}.sock"

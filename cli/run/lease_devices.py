@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from gpupool.cli.run.held_leases import HeldLease
-from gpupool.cli.run.lease_source import LazyLease, ProgramLease
 from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.view import GpuTelemetry, GpuView, PoolView, ServerView, Telemetry
 from gpupool.remoting.client.allocator import LeaseHandle
@@ -88,21 +86,6 @@ def pool_devices(view: PoolView, telemetry: Iterable[Telemetry]) -> Devices:
             device = _device(gpu.index, server, gpu, reading, memory=gpu.memory_total, used=used)
             found.append(device)
     return Devices(tuple(found), *_versions(view.servers))
-
-
-async def describe_lease(lease: ProgramLease) -> dict[str, object]:
-    """Return the devices of a lease, however this process has it.
-
-    Raises:
-        GpupoolError: when nobody answers who knows.
-    """
-    if isinstance(lease, HeldLease):
-        answer = await lease.ask({"op": "nvml"})
-        return {key: answer[key] for key in ("driver", "cuda", "devices") if key in answer}
-    hold = lease.hold if isinstance(lease, LazyLease) else lease
-    if not isinstance(hold, LeaseHandle):
-        return Devices((), "", "").fields()  # none is taken yet
-    return (await lease_devices(hold)).fields()
 
 
 async def lease_devices(hold: LeaseHandle) -> Devices:

@@ -1,13 +1,14 @@
 """Where a program's lease comes from: taken for it, held already, or taken at its first use."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol
 
 import trio
 
 from gpupool.cli.lib.connect import connected, first_error, stored_credentials
 from gpupool.cli.run.held_leases import Found, HeldRecord, find_held
+from gpupool.cli.run.lease_devices import Devices, lease_devices
+from gpupool.cli.run.program_lease import ProgramLease, SessionAnswer, SessionRequest
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
@@ -19,50 +20,55 @@ LOOK_S = 3.0
 """How long the pool may take to say more of a lease that is not held on this machine."""
 
 
-class ProgramLease(Protocol):
-    """What a running program needs of its lease. ``LeaseHandle`` and ``HeldLease`` are such."""
-
-    @property
-    def name(self) -> str:
-        """Return its name; empty while there is none."""
-        ...
-
-    def server_names(self) -> tuple[str, ...]:
-        """Return the names of its servers, as far as they are known."""
-        ...
-
-    async def open_session(
-        self,
-        door: str,
-        program: str,
-        visible: str | None = None,
-        settings: Mapping[str, str] | None = None,
-    ) -> list[dict[str, object]]:
-        """Have a session opened on every server of the lease, for one process of the program.
-
-        Those without devices that ``visible``, a CUDA_VISIBLE_DEVICES, names are left out.
-        ``settings`` are variables of its environment for the servers' drivers.
-
-        Raises:
-            GpupoolError: when that cannot be done.
-        """
-        ...
-
-    async def wait_lost(self) -> str:
-        """Wait until the lease ends without having been released, and return why."""
-        ...
-
-    async def check(self) -> str:
-        """Ask its servers for a word; return what ``wait_lost`` would, empty while it is held."""
-        ...
-
-
 def void_text(hold: LeaseHandle, why: str) -> str:
     """Return what a program is told of the loss of its lease."""
     return f"{why}; lease {hold.name} is void"
 
 
-class LazyLease:
+class GrantedLease(ProgramLease):
+    """A lease that this process has taken and keeps until the program ends."""
+
+    def __init__(self, handle: LeaseHandle) -> None:
+        self._handle = handle
+
+    @property
+    def name(self) -> str:
+        """Return the name of the lease."""
+        return self._handle.name
+
+    def server_names(self) -> tuple[str, ...]:
+        """Return the names of its servers."""
+        return self._handle.server_names()
+
+    async def open_session(self, request: SessionRequest) -> list[SessionAnswer]:
+        """Have a session opened on every server of the lease.
+
+        Raises:
+            GpupoolError: when the lease is over, or a server cannot start a worker.
+        """
+        return await self._handle.open_session(
+            request.door, request.program, request.visible, request.settings
+        )
+
+    async def wait_lost(self) -> str:
+        """Wait until the lease ends without having been released; return the text for programs."""
+        return void_text(self._handle, await self._handle.wait_lost())
+
+    async def check(self) -> str:
+        """Ask the servers of the lease; return why it is over, empty while it is held."""
+        why = await self._handle.check()
+        return void_text(self._handle, why) if why else ""
+
+    async def describe(self) -> dict[str, object]:
+        """Return the partitions of the lease.
+
+        Raises:
+            GpupoolError: when no server answers.
+        """
+        return (await lease_devices(self._handle)).fields()
+
+
+class LazyLease(ProgramLease):
     """A lease that is taken when the program first asks for a session.
 
     When it ends before the program, the next session takes a new one.
@@ -93,11 +99,6 @@ class LazyLease:
         self._closing = False
         self._connecting = trio.CancelScope()
         self._holding: trio.CancelScope | None = None
-
-    @property
-    def hold(self) -> LeaseHandle | None:
-        """Return the lease that there is now."""
-        return self._hold
 
     @property
     def name(self) -> str:
@@ -136,7 +137,7 @@ class LazyLease:
         (self._holding or self._connecting).cancel()
 
     def _settle(self) -> None:
-        """Answer whoever asked; whoever asks next starts anew."""
+        """Answer the requests that wait; the next one starts anew."""
         self._wanted, settled = trio.Event(), self._settled
         self._settled = trio.Event()
         settled.set()
@@ -155,13 +156,7 @@ class LazyLease:
             with trio.move_on_after(RELEASE_S, shield=True):
                 await hold.release()
 
-    async def open_session(
-        self,
-        door: str,
-        program: str,
-        visible: str | None = None,
-        settings: Mapping[str, str] | None = None,
-    ) -> list[dict[str, object]]:
+    async def open_session(self, request: SessionRequest) -> list[SessionAnswer]:
         """Have a session opened, on a lease that is taken now if there is none.
 
         Raises:
@@ -174,20 +169,28 @@ class LazyLease:
         hold = self._hold
         if hold is None:
             raise self._failure or LeaseLostError(self._why_lost)
-        return await hold.open_session(door, program, visible, settings)
+        return await GrantedLease(hold).open_session(request)
 
     async def wait_lost(self) -> str:
-        """Wait until a lease ends that was not released, and return why."""
+        """Wait until a lease ends that was not released; return the text for programs."""
         await self._lost.wait()
         return self._why_lost
 
     async def check(self) -> str:
         """Return why the latest lease is over; empty while it is held, and before there is one."""
-        hold = self._hold
-        if hold is None:
+        if self._hold is None:
             return self._why_lost
-        why = await hold.check()
-        return void_text(hold, why) if why else ""
+        return await GrantedLease(self._hold).check()
+
+    async def describe(self) -> dict[str, object]:
+        """Return the partitions of the lease; none while there is no lease.
+
+        Raises:
+            GpupoolError: when no server answers.
+        """
+        if self._hold is None:
+            return Devices((), "", "").fields()
+        return await GrantedLease(self._hold).describe()
 
 
 # --- held leases ----------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.run.agent import OPEN_TIMEOUT_S, Agent, private_dir
 from gpupool.cli.run.child_process import Ending, Supervisor, caught_signals, find_program
 from gpupool.cli.run.door_choice import DoorChoice, choose_door, program_environment, with_tools
-from gpupool.cli.run.held_leases import HeldLease
-from gpupool.cli.run.lease_devices import describe_lease
-from gpupool.cli.run.lease_source import RELEASE_S, LazyLease, ProgramLease, held_record, void_text
+from gpupool.cli.run.holder_client import HeldLease
+from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease, LazyLease, held_record
+from gpupool.cli.run.program_lease import ProgramLease
 from gpupool.cli.run.request_options import Wanted, unknown_text
 from gpupool.cli.run.waiting_line import WaitingLine
 from gpupool.pool.errors import ExitCode
@@ -132,7 +132,7 @@ class _Run:
         try:
             await self._door_chosen.wait()
             await self._announce(pool, hold)
-            return await self._with_lease(hold, partial(void_text, hold))
+            return await self._with_lease(GrantedLease(hold))
         finally:
             with trio.move_on_after(RELEASE_S, shield=True):
                 await hold.release()
@@ -147,7 +147,7 @@ class _Run:
             self._say_door()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(lease.listen)
-                ending = await self._with_lease(lease, str)
+                ending = await self._with_lease(lease)
                 nursery.cancel_scope.cancel()
         return ending
 
@@ -157,7 +157,7 @@ class _Run:
         self._say_door()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lease.run)
-            ending = await self._with_lease(lease, str)
+            ending = await self._with_lease(lease)
             lease.close()
         return ending
 
@@ -209,25 +209,19 @@ class _Run:
         self._door = await trio.to_thread.run_sync(choose, abandon_on_cancel=True)
         self._door_chosen.set()
 
-    async def _with_lease(self, lease: ProgramLease, lost_text: Callable[[str], str]) -> Ending:
+    async def _with_lease(self, lease: ProgramLease) -> Ending:
         with private_dir() as folder:
-            return await self._with_agent(lease, lost_text, folder)
+            return await self._with_agent(lease, folder)
 
-    async def _with_agent(
-        self, lease: ProgramLease, lost_text: Callable[[str], str], folder: Path
-    ) -> Ending:
-        async def check() -> str:
-            why = await lease.check()
-            return lost_text(why) if why else ""
-
+    async def _with_agent(self, lease: ProgramLease, folder: Path) -> Ending:
         lazy = self._options.lazy
         agent = Agent(
             folder,
             lease=lease.name,
             open_session=lease.open_session,
             open_timeout_s=float("inf") if lazy else OPEN_TIMEOUT_S,
-            describe=partial(describe_lease, lease),
-            check=check,
+            describe=lease.describe,
+            check=lease.check,
         )
         agent.log = self._note
         environment = program_environment(
@@ -242,11 +236,11 @@ class _Run:
         )
         async with trio.open_nursery() as nursery:
             await nursery.start(agent.serve)
-            nursery.start_soon(self._watch_lease, lease, lost_text, agent)
+            nursery.start_soon(self._watch_lease, lease, agent)
             ending = await self._supervisor.run(self._program, self._options.arguments, environment)
             if ending.failed and agent.opened and not self._lost:
                 with trio.move_on_after(CHECK_S):
-                    why = await check()
+                    why = await lease.check()
                     self._lost = self._lost or why
             nursery.cancel_scope.cancel()
         lost = self._lost or agent.broken
@@ -258,11 +252,9 @@ class _Run:
             say(f"gpupool: {lost}; the program ended with 0 all the same")
         return ending
 
-    async def _watch_lease(
-        self, lease: ProgramLease, lost_text: Callable[[str], str], agent: Agent
-    ) -> None:
+    async def _watch_lease(self, lease: ProgramLease, agent: Agent) -> None:
         while True:
-            self._lost = lost_text(await lease.wait_lost())
+            self._lost = await lease.wait_lost()
             self._note(self._lost)
             await agent.lost(self._lost, final=not self._options.lazy)
             if not self._options.lazy:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from gpupool.cli.run.agent import (
     LINE_LENGTH_MAX,
     Agent,
-    SessionRequest,
     parse_request,
     private_dir,
 )
+from gpupool.cli.run.program_lease import SessionAnswer, SessionRequest
 from gpupool.pool.errors import LeaseLostError
 from gpupool.remoting.protocol.driver_variables import ALLOWED
 
@@ -33,13 +33,11 @@ def line(body: object) -> bytes:
 
 @asynccontextmanager
 async def serving(folder: Path, error: LeaseLostError | None = None) -> AsyncGenerator[Agent]:
-    async def open_session(
-        door: str, program: str, _visible: str | None, _settings: dict[str, str]
-    ) -> list[dict[str, object]]:
+    async def open_session(request: SessionRequest) -> list[SessionAnswer]:
         await trio.lowlevel.checkpoint()
         if error is not None:
             raise error
-        assert (door, program) == ("arrays", "train.py")
+        assert (request.door, request.program) == ("arrays", "train.py")
         return [SESSION]
 
     agent = Agent(folder, lease="7f3a", open_session=open_session)
@@ -117,9 +115,7 @@ async def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
 async def test_a_process_that_lost_a_worker_hears_whether_the_lease_is_lost(tmp_path: Path) -> None:
     known = ""
 
-    async def never(
-        door: str, program: str, visible: str | None, settings: dict[str, str]
-    ) -> list[dict[str, object]]:
+    async def never(request: SessionRequest) -> list[SessionAnswer]:
         raise AssertionError
 
     async def check() -> str:
@@ -144,9 +140,7 @@ async def test_a_process_that_lost_a_worker_hears_whether_the_lease_is_lost(tmp_
     lambda each: st.lists(each) | st.dictionaries(st.text(), each),
 ).map(line)))  # fmt: skip
 async def test_nonsense_is_answered(data: bytes) -> None:
-    async def never(
-        door: str, program: str, visible: str | None, settings: dict[str, str]
-    ) -> list[dict[str, object]]:
+    async def never(request: SessionRequest) -> list[SessionAnswer]:
         raise AssertionError
 
     agent = Agent(Path("/nowhere"), lease="1", open_session=never)

@@ -19,16 +19,16 @@ from gpupool.cli.run import held_leases as held
 from gpupool.cli.run.agent import Agent, Held
 from gpupool.cli.run.held_leases import (
     ENDED_COUNT_MAX,
-    HeldLease,
     HeldRecord,
     RecordFile,
     find_held,
     held_leases,
     holder_dir,
     parse_record,
-    release_held,
 )
+from gpupool.cli.run.holder_client import HeldLease, release_held
 from gpupool.cli.run.lease_source import held_record
+from gpupool.cli.run.program_lease import SessionAnswer, SessionRequest
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client.credentials import Credentials, save_credentials
@@ -172,11 +172,9 @@ def test_a_record_round_trips() -> None:
 async def holder() -> AsyncGenerator[tuple[Agent, HeldRecord, trio.Event]]:
     released = trio.Event()
 
-    async def open_session(
-        door: str, program: str, visible: str | None, settings: dict[str, str]
-    ) -> list[dict[str, object]]:
+    async def open_session(request: SessionRequest) -> list[SessionAnswer]:
         await trio.lowlevel.checkpoint()
-        return [{"door": door, "program": program, "visible": visible, "settings": settings}]
+        return [{key: getattr(request, key) for key in ("door", "program", "visible", "settings")}]
 
     async def release() -> None:
         await trio.lowlevel.checkpoint()
@@ -199,14 +197,17 @@ async def test_programs_come_and_go_on_one_lease() -> None:
         for _ in range(2):
             async with HeldLease(record) as one, HeldLease(record) as two:
                 assert agent.watcher_count() == 2
-                assert await one.open_session("arrays", "a.py") == [
+                assert await one.open_session(SessionRequest("arrays", "a.py")) == [
                     {"door": "arrays", "program": "a.py", "visible": None, "settings": {}}
                 ]
-                assert (await one.open_session("cuda", "b", "1,0"))[0]["visible"] == "1,0"
-                [opened] = await one.open_session("cuda", "b", None, {"CUDA_AUTO_BOOST": "1"})
+                assert (await one.open_session(SessionRequest("cuda", "b", visible="1,0")))[0][
+                    "visible"
+                ] == "1,0"
+                settings = {"CUDA_AUTO_BOOST": "1"}
+                [opened] = await one.open_session(SessionRequest("cuda", "b", settings=settings))
                 assert opened["settings"] == {"CUDA_AUTO_BOOST": "1"}
                 # The program's own agent makes the relay of the other door.
-                assert "relay" not in (await two.open_session("cuda", "b"))[0]
+                assert "relay" not in (await two.open_session(SessionRequest("cuda", "b")))[0]
             with trio.fail_after(5):
                 await agent.drained()
 
@@ -230,7 +231,7 @@ async def test_who_uses_the_lease_hears_of_it(nursery: trio.Nursery) -> None:
             async with HeldLease(record):
                 raise AssertionError
         with pytest.raises(GpupoolError, match="released"):
-            await lease.open_session("arrays", "a.py")
+            await lease.open_session(SessionRequest("arrays", "a.py"))
 
 
 async def test_a_holder_that_dies_ends_the_lease() -> None:
@@ -242,13 +243,11 @@ async def test_a_holder_that_dies_ends_the_lease() -> None:
         assert "has ended" in await lease.wait_lost()
         assert await lease.check() == await lease.wait_lost()
         with pytest.raises(LeaseLostError, match="does not answer"):
-            await lease.open_session("arrays", "a.py")
+            await lease.open_session(SessionRequest("arrays", "a.py"))
 
 
 async def test_the_agent_of_a_program_gives_nothing_back(tmp_path: Path) -> None:
-    async def never(
-        door: str, program: str, visible: str | None, settings: dict[str, str]
-    ) -> list[dict[str, object]]:
+    async def never(request: SessionRequest) -> list[SessionAnswer]:
         raise AssertionError
 
     agent = Agent(tmp_path, lease="7f3a", open_session=never)

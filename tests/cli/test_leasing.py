@@ -13,6 +13,7 @@ from tests.remoting.control.control_kit import until
 
 from gpupool.cli.run import holder, lease_source
 from gpupool.cli.run.lease_source import LazyLease
+from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.run.program_run import ends_text
 from gpupool.pool.errors import NeverFitsError
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
@@ -20,6 +21,8 @@ from gpupool.remoting.client.server_connections import gist
 from gpupool.remoting.protocol import messages as m
 
 Clock = trio.testing.MockClock
+
+SESSION = SessionRequest("arrays", "x.py")
 
 
 @dataclass
@@ -68,7 +71,7 @@ async def test_nothing_is_taken_before_it_is_used(asked: Asked, autojump_clock: 
         assert (lease.name, lease.server_names(), asked.cluster.granted()) == ("", (), 0)
         async with trio.open_nursery() as processes:
             for _ in range(3):  # at once, and they share one lease
-                processes.start_soon(lease.open_session, "arrays", "x.py")
+                processes.start_soon(lease.open_session, SESSION)
         assert asked.taken == [lease.name]
         assert len(lease.server_names()) == 1
         assert asked.cluster.granted()
@@ -83,9 +86,9 @@ async def test_who_cannot_have_a_lease_may_ask_again(asked: Asked, autojump_cloc
         running.start_soon(lease.run)
         for _ in range(2):
             with pytest.raises(NeverFitsError):
-                await lease.open_session("arrays", "x.py")
+                await lease.open_session(SESSION)
         asked.count = 1
-        assert len(await lease.open_session("arrays", "x.py")) == 1
+        assert len(await lease.open_session(SESSION)) == 1
         lease.close()
 
 
@@ -97,7 +100,7 @@ async def test_who_ends_while_it_waits_leaves_the_line(asked: Asked, autojump_cl
             await other.allocate(request(other), wait_s=0)
         async with trio.open_nursery() as program:
             program.start_soon(lease.run)
-            program.start_soon(lease.open_session, "arrays", "x.py")
+            program.start_soon(lease.open_session, SESSION)
             await until(lambda: asked.cluster.state.waiting)
             lease.close()
             await until(lambda: not asked.cluster.state.waiting)
@@ -109,7 +112,7 @@ async def test_a_lost_lease_is_followed_by_another(asked: Asked, autojump_clock:
     async with trio.open_nursery() as running:
         running.start_soon(lease.run)
         for number in range(2):
-            await lease.open_session("arrays", "x.py")
+            await lease.open_session(SESSION)
             [*_, name] = asked.taken
             assert len(asked.taken) == number + 1
             why = await lease.wait_lost()  # nobody uses it

@@ -15,6 +15,7 @@ from tests.golden.samples import bare, full
 from tests.remoting.array_api import door_kit
 
 from gpupool.cli.run import agent, held_leases
+from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.server import audit_file
 from gpupool.cli.server.state_dir import IDENTITY, Member, ServerIdentity, open_state_dir
 from gpupool.pool.errors import GpupoolError
@@ -201,12 +202,12 @@ def driver_records() -> dict[str, bytes]:
 AGENT_REQUESTS: dict[str, tuple[bytes, agent.AgentRequest]] = {
     "session": (
         b'{"op":"session","door":"arrays","pid":7,"ppid":6,"program":"train.py"}',
-        agent.SessionRequest("arrays", "train.py", 7),
+        SessionRequest("arrays", "train.py", 7),
     ),
     "session of the CUDA door": (
         b'{"op":"session","door":"cuda","pid":7,"program":"a","visible":"0,1",'
         b'"settings":{"CUDA_MODULE_LOADING":"LAZY","PATH":"/bin"}}',
-        agent.SessionRequest("cuda", "a", 7, "0,1", {"CUDA_MODULE_LOADING": "LAZY"}),
+        SessionRequest("cuda", "a", 7, "0,1", {"CUDA_MODULE_LOADING": "LAZY"}),
     ),
     "broken": (b'{"op":"broken","what":"it hangs","pid":7}', agent.SessionBroken("it hangs", 7)),
     "nvml": (b'{"op":"nvml"}', agent.DevicesWanted()),

@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from fake_cuda.build import build as build_driver
 from fake_cuda.control import Control, process_environment
 
-from gpupool.cli.run.agent import SessionRequest, parse_request
+from gpupool.cli.run.agent import parse_request
+from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE
 from gpupool.remoting.driver_api.schema import table
