@@ -1,1 +1,1 @@
-"""The command line: one file per command, composition, and the live view."""
+"""The command line: commands, the run of a program, the start of a server, the live view."""

@@ -1,4 +1,4 @@
-"""The ``gpupool`` command: which commands exist, and how every one of them ends.
+"""The ``gpupool`` command: the table of commands, and the exit code of each run.
 
 Only click is imported here. A command's module is imported when that command is used, which
 keeps ``gpupool --help`` and completion below 100 ms.
@@ -169,7 +169,7 @@ def run(args: list[str]) -> int:
         code = _run(args, invocation)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has left, as "| head" does.
+        # The reader of our output has closed it, as "| head" does.
         _drop_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
@@ -179,7 +179,7 @@ def run(args: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """Let what is left to be written go nowhere: Python would try, and complain, at its end."""
+    """Send the rest of the output to /dev/null: Python would fail to flush it at its exit."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -1,1 +1,1 @@
-"""The commands of ``gpupool``, one module each, imported when they are called."""
+"""The commands of ``gpupool``; ``main`` imports a module when one of its commands is called."""

@@ -60,7 +60,7 @@ def command(state_dir: str | None, force: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """What is to be decided, as the survivor knows it."""
+    """The state of the pool, as the survivor knows it, on which the decision rests."""
 
     pool: "PoolState"
     survivor: "Survivor"

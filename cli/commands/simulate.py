@@ -135,7 +135,7 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
 
 @dataclass(slots=True)
 class _Found:
-    """What a search came to, in all and process by process."""
+    """The results of a search, in all and for each process."""
 
     totals: "Totals"
     by_process: "dict[int, Totals]" = field(default_factory=dict[int, "Totals"])

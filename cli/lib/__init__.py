@@ -1,1 +1,1 @@
-"""What several commands share: options, values, output, paths and settings."""
+"""Parts that commands share: options, values, output, paths, settings, rows and columns."""

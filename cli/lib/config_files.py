@@ -25,7 +25,7 @@ class ConfigFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ConfigValue:
     """The value of one option and the file it came from."""
 
     value: object
@@ -89,7 +89,7 @@ def check_sections(files: Sequence[ConfigFile], commands: Sequence[str]) -> None
 
 def options_of(
     files: Sequence[ConfigFile], section: Sequence[str], known: Sequence[str]
-) -> dict[str, Found]:
+) -> dict[str, ConfigValue]:
     """Return what the files say for the command ``section``, by option name without dashes.
 
     Args:
@@ -100,7 +100,7 @@ def options_of(
     Raises:
         UsageError: for a name that the command does not have.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, ConfigValue] = {}
     for file in files:
         table: object = file.values
         for part in section:
@@ -113,7 +113,7 @@ def options_of(
                 where = f"{file.path} has an unknown setting in [{'.'.join(section)}]"
                 raise _unknown(key, known, where)
             if not isinstance(value, dict):
-                found.setdefault(name, Found(value, file.path))
+                found.setdefault(name, ConfigValue(value, file.path))
     return found
 
 

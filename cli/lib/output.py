@@ -1,4 +1,4 @@
-"""What we print: errors in three lines, JSON with its schema number, plain lines on stderr."""
+"""Output: errors in three lines, JSON with its schema number, plain lines on stderr."""
 
 import dataclasses
 import enum
@@ -22,7 +22,7 @@ SCHEMA = 1
 
 @dataclass(slots=True)
 class Invocation:
-    """What holds for one run of the command line, whatever the command."""
+    """The options of one run of the command line that every command has."""
 
     json: bool = False
     verbose: int = 0

@@ -22,7 +22,7 @@ STALE_AFTER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What a lease moves over the wire."""
+    """The traffic of a lease over the network."""
 
     bytes_per_s: float
     calls_per_s: float
@@ -30,7 +30,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class PoolSnapshot:
-    """All that is known of a pool at one moment, and how old each piece of it is."""
+    """The view and measurements of a pool at one moment, with the age of each."""
 
     view: PoolView
     view_age_s: float = 0.0

@@ -8,7 +8,13 @@ from typing import Any, cast
 import click
 from click.core import ParameterSource
 
-from gpupool.cli.lib.config_files import ConfigFile, Found, check_sections, options_of, read_files
+from gpupool.cli.lib.config_files import (
+    ConfigFile,
+    ConfigValue,
+    check_sections,
+    options_of,
+    read_files,
+)
 from gpupool.cli.lib.paths import config_files
 from gpupool.cli.lib.values import duration_text
 from gpupool.pool.model.state import Filter
@@ -69,7 +75,9 @@ def _command_map(
     return result
 
 
-def _values(options: Mapping[str, click.Option], found: Mapping[str, Found]) -> dict[str, Any]:
+def _values(
+    options: Mapping[str, click.Option], found: Mapping[str, ConfigValue]
+) -> dict[str, Any]:
     """Return what files say, by parameter; of an option that is repeatable, one value is a list."""
     values: dict[str, Any] = {}
     for name, each in found.items():
@@ -118,7 +126,7 @@ def _settings_of(
                 yield from _settings_of(files, (*section, child), nested, ctx)
 
 
-def _origin(context: click.Context, option: click.Option, found: dict[str, Found]) -> str:
+def _origin(context: click.Context, option: click.Option, found: dict[str, ConfigValue]) -> str:
     source = context.get_parameter_source(option.name or "")
     if source is ParameterSource.ENVIRONMENT:
         names = [option.envvar] if isinstance(option.envvar, str) else list(option.envvar or ())

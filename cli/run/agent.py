@@ -58,7 +58,7 @@ class CheckLease:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A ``gpupool run --lease`` wants to know what it has, and to hear what becomes of it."""
+    """A ``gpupool run --lease`` asks for the lease's record, and for notices from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +169,13 @@ def private_dir() -> Generator[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What the agent of a lease that is held for ``gpupool run --lease`` can do besides."""
+class HolderActions:
+    """Further requests that the agent of a held lease answers, for other ``gpupool`` commands."""
 
+    #: Returns the record of the lease.
     describe: Callable[[], dict[str, object]]
-    """Returns what the lease is."""
-
+    #: Gives the lease back, and returns once that is confirmed.
     release: Callable[[], Awaitable[None]]
-    """Gives it back, and returns once that is confirmed."""
 
 
 class Agent:
@@ -189,7 +188,7 @@ class Agent:
         lease: str,
         open_session: OpenSession,
         open_timeout_s: float = OPEN_TIMEOUT_S,
-        held: Held | None = None,
+        held: HolderActions | None = None,
         describe: Describe | None = None,
         check: Check | None = None,
     ) -> None:

@@ -31,7 +31,7 @@ SOCKET_NAME_LENGTH = 30
 
 @dataclass(frozen=True, slots=True)
 class HeldRecord:
-    """What the holder of a lease writes into its file."""
+    """The content of a holder's file: the lease, its ends, and where the holder is reached."""
 
     lease: str
     cluster_id: str
@@ -74,7 +74,7 @@ def holder_dir() -> Path:
 
 
 def _candidates() -> tuple[Path, ...]:
-    """Return where holders may be found; who allocates may have had another environment."""
+    """Return the folders of holders; ``gpupool alloc`` may have run in another environment."""
     uid = os.getuid()
     runtime = runtime_dir()
     bases = [runtime] if runtime is not None else []
@@ -110,7 +110,7 @@ class RecordFile:
         self.record = record
         # The record of a lease of that name that has ended may be there still.
         self._file = open(self.path, "a+", opener=_private)  # noqa: SIM115 - kept for its lock
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # others hold it for a glance at most
+        fcntl.flock(self._file, fcntl.LOCK_EX)  # readers hold it for a moment
         self._write()
 
     def vanished(self) -> bool:
@@ -121,14 +121,14 @@ class RecordFile:
             return True
 
     def end(self, record: HeldRecord) -> None:
-        """Leave word of why the lease has ended, and let go."""
+        """Write why the lease has ended, and release the lock."""
         self.record = record
         with contextlib.suppress(OSError):
             self._write()
         self._file.close()
 
     def close(self) -> None:
-        """Let go of a file that has vanished."""
+        """Release the lock on a file that has vanished."""
         self._file.close()
 
     def _write(self) -> None:
@@ -143,7 +143,7 @@ def _private(path: str, flags: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocalLease:
     """A lease that is or was held on this machine."""
 
     record: HeldRecord
@@ -158,9 +158,9 @@ class Found:
         return "" if self.alive else "the process that held it on this machine was killed"
 
 
-def held_leases() -> list[Found]:
+def held_leases() -> list[LocalLease]:
     """Return the leases that are held here, and those that ended lately; clean up the others."""
-    found = [each for folder in _candidates() for each in _look_into(folder)]
+    found = [each for folder in _candidates() for each in _records_in(folder)]
     over = [each for each in found if each.why_over]
     for each in over:
         if not each.alive:
@@ -173,10 +173,10 @@ def held_leases() -> list[Found]:
     return sorted(found, key=lambda each: (bool(each.why_over), each.record.lease))
 
 
-def _look_into(folder: Path) -> Iterator[Found]:
+def _records_in(folder: Path) -> Iterator[LocalLease]:
     try:
         if _unsafe(folder):
-            return  # whatever it says, it may be somebody else who says it
+            return  # another user may have written its records
         paths = sorted(folder.glob("*-*.json"))
     except OSError:
         return
@@ -187,7 +187,7 @@ def _look_into(folder: Path) -> Iterator[Found]:
                 record = parse_record(file.read(RECORD_SIZE_MAX))
         except (OSError, ValueError):
             continue  # being written, of another version, or not ours
-        yield Found(record, path, alive)
+        yield LocalLease(record, path, alive)
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -199,7 +199,7 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def parse_record(text: str) -> HeldRecord:
-    """Return what a holder wrote.
+    """Return the record in a holder's file.
 
     Raises:
         ValueError: when it is not exactly a record.
@@ -229,7 +229,7 @@ def _age_s(path: Path) -> float:
         return float("inf")
 
 
-def find_held(lease: str, cluster_id: str = "") -> Found | None:
+def find_held(lease: str, cluster_id: str = "") -> LocalLease | None:
     """Return the lease of that name: of that pool when several have one."""
     same = [each for each in held_leases() if each.record.lease == lease]
     chosen = [each for each in same if each.record.cluster_id == cluster_id]

@@ -20,7 +20,7 @@ import trio
 from gpupool.cli.lib.connect import connected, first_error
 from gpupool.cli.lib.logs import log_to_file
 from gpupool.cli.lib.values import duration_text
-from gpupool.cli.run.agent import Agent, Held
+from gpupool.cli.run.agent import Agent, HolderActions
 from gpupool.cli.run.held_leases import HeldRecord, RecordFile, holder_dir
 from gpupool.cli.run.lease_source import RELEASE_S, GrantedLease
 from gpupool.cli.run.program_run import lease_text
@@ -32,8 +32,8 @@ from gpupool.pool.policy.idleness import notice_s
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 from gpupool.remoting.protocol.framing import load
 
-LOOK_EVERY_S = 2.0
-"""How often the holder looks whether somebody has removed its files."""
+FILES_CHECK_INTERVAL_S = 2.0
+"""How often the holder checks that its files are still there."""
 
 FAREWELL_S = 1.0
 SPEC_SIZE_MAX = 64 * 1024
@@ -41,8 +41,8 @@ LOG = logging.getLogger("gpupool.holder")
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
-    """What to hold."""
+class HolderSpec:
+    """The request for a lease, and how long to hold it."""
 
     request: Request
     wait_s: float | None
@@ -51,15 +51,15 @@ class Spec:
     log_file: str | None
 
 
-def parse_spec(line: bytes) -> Spec:
-    """Return what ``gpupool alloc`` asks for.
+def parse_spec(line: bytes) -> HolderSpec:
+    """Return the specification that ``gpupool alloc`` sent.
 
     Raises:
-        GpupoolError: when it was not ours that asked.
+        GpupoolError: when the line is not one of ``gpupool alloc``.
     """
     try:
         body = cast("dict[str, object]", json.loads(line))
-        return Spec(
+        return HolderSpec(
             request=decode(Request, load(bytes.fromhex(str(body["request"])))),
             wait_s=cast("float | None", body["wait_s"]),
             time_s=float(cast("float", body["time_s"])),
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _say(**fields: object) -> None:
-    """Tell ``gpupool alloc``; nobody listens any more once it has what it wanted."""
+    """Write one line to ``gpupool alloc``, which reads until it has the lease or an error."""
     try:
         os.write(1, json.dumps(fields).encode() + b"\n")
     except OSError:
@@ -103,19 +103,19 @@ def _failure(error: GpupoolError) -> dict[str, object]:
 
 async def _main() -> None:
     async with trio.open_nursery() as nursery:
-        words = _Words(trio.lowlevel.FdStream(os.dup(0)))
-        spec = parse_spec(await words.line())
+        parent = _ParentPipe(trio.lowlevel.FdStream(os.dup(0)))
+        spec = parse_spec(await parent.line())
         if spec.log_file:
             log_to_file(spec.log_file)
         holder = _Holder(spec)
         nursery.start_soon(holder.watch_signals)
-        nursery.start_soon(holder.watch_parent, words)
+        nursery.start_soon(holder.watch_parent, parent)
         await holder.run()
         nursery.cancel_scope.cancel()
 
 
-class _Words:
-    """What ``gpupool alloc`` says: one line to ask, one when it has the answer."""
+class _ParentPipe:
+    """The pipe from ``gpupool alloc``: one line with the request, one once it has the answer."""
 
     def __init__(self, stream: trio.lowlevel.FdStream) -> None:
         self._stream = stream
@@ -136,16 +136,16 @@ class _Words:
 class _Holder:
     """One lease, from the request to its end."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: HolderSpec) -> None:
         self._spec = spec
         self._accepted = False
         self._waiting = trio.CancelScope()
         self._over = trio.Event()
         self._why_over = ""
 
-    async def watch_parent(self, words: _Words) -> None:
-        """Give up when ``gpupool alloc`` ends before it has heard of the lease."""
-        self._accepted = await words.line() == b"taken"
+    async def watch_parent(self, parent: _ParentPipe) -> None:
+        """Give up when ``gpupool alloc`` ends before it has received the lease."""
+        self._accepted = await parent.line() == b"taken"
         if not self._accepted:
             self._end("gpupool alloc was interrupted")
 
@@ -201,40 +201,40 @@ class _Holder:
             time_left_s=hold.time_left_s,
         )
         async with trio.open_nursery() as nursery:
-            place = _Place(record, hold, self._over)
-            await nursery.start(place.keep)
+            endpoint = _Endpoint(record, hold, self._over)
+            await nursery.start(endpoint.keep)
             nursery.start_soon(self._watch_lease, hold)
-            nursery.start_soon(self._watch_time, place)
-            _say(granted=asdict(place.file.record))
+            nursery.start_soon(self._watch_time, endpoint)
+            _say(granted=asdict(endpoint.file.record))
             await self._over.wait()
-            LOG.info("lease %s ends: %s", hold.name, self._why_over or place.why_released)
-            why = self._why_over or place.why_released
-            await place.lost(f"lease {hold.name} is void: {why}")
+            LOG.info("lease %s ends: %s", hold.name, self._why_over or endpoint.why_released)
+            why = self._why_over or endpoint.why_released
+            await endpoint.lost(f"lease {hold.name} is void: {why}")
             with trio.CancelScope(shield=True, deadline=trio.current_time() + RELEASE_S):
                 await hold.release(why)
-            place.released.set()
+            endpoint.released.set()
             with trio.move_on_after(FAREWELL_S):
-                await place.drained()
-            place.end(why)
+                await endpoint.drained()
+            endpoint.end(why)
             nursery.cancel_scope.cancel()
 
     async def _watch_lease(self, hold: LeaseHandle) -> None:
         self._end(await hold.wait_lost())
 
-    async def _watch_time(self, place: "_Place") -> None:
+    async def _watch_time(self, endpoint: "_Endpoint") -> None:
         time_s = self._spec.time_s
         if not time_s:
             return
         early_s = notice_s(time_s)
         await trio.sleep(time_s - early_s)
         text = f"it ends in {duration_text(early_s)}: {duration_text(time_s)} were asked for"
-        await place.notify(text)
+        await endpoint.notify(text)
         await trio.sleep(early_s)
         self._end(f"its time is over: {duration_text(time_s)} were asked for")
 
 
-class _Place:
-    """Where the holder is found: its agent and its file, made again when somebody removes them."""
+class _Endpoint:
+    """The agent and the file by which programs find the holder; made again when they vanish."""
 
     def __init__(self, record: HeldRecord, hold: LeaseHandle, over: trio.Event) -> None:
         self._hold = hold
@@ -249,7 +249,7 @@ class _Place:
 
     def _make(self, record: HeldRecord) -> RecordFile:
         folder = holder_dir()
-        held = Held(lambda: asdict(self.file.record), self._release)
+        held = HolderActions(lambda: asdict(self.file.record), self._release)
         agent = Agent(
             folder,
             lease=record.lease,
@@ -274,28 +274,28 @@ class _Place:
                     started = True
                     task_status.started()
                 while not self.file.vanished() and agent.path.exists():  # noqa: ASYNC110
-                    await trio.sleep(LOOK_EVERY_S)
+                    await trio.sleep(FILES_CHECK_INTERVAL_S)
                 LOG.info("the files of lease %s were removed; making them again", self._hold.name)
                 self.file.close()
                 self.file = self._make(self.file.record)
 
     async def lost(self, what: str) -> None:
-        """Tell everybody who is connected that the lease is over."""
+        """Push the end of the lease to all connections."""
         for agent in self._agents:
             await agent.lost(what)
 
     async def notify(self, text: str) -> None:
-        """Tell everybody who uses the lease something."""
+        """Push a notice to all programs that use the lease."""
         for agent in self._agents:
             await agent.notify(text)
 
     async def drained(self) -> None:
-        """Wait until nobody is connected."""
+        """Wait until all connections are closed."""
         for agent in self._agents:
             await agent.drained()
 
     def end(self, why: str) -> None:
-        """Remove the socket, and leave word of why the lease has ended."""
+        """Remove the socket, and write into the file why the lease has ended."""
         self._agents[-1].path.unlink(missing_ok=True)
         self.file.end(replace(self.file.record, ended=why))
 

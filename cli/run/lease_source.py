@@ -6,7 +6,7 @@ from contextlib import suppress
 import trio
 
 from gpupool.cli.lib.connect import connected, first_error, stored_credentials
-from gpupool.cli.run.held_leases import Found, HeldRecord, find_held
+from gpupool.cli.run.held_leases import HeldRecord, LocalLease, find_held
 from gpupool.cli.run.lease_devices import Devices, lease_devices
 from gpupool.cli.run.program_lease import ProgramLease, SessionAnswer, SessionRequest
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
@@ -16,12 +16,12 @@ from gpupool.remoting.client.pool_client import LeaseHandle, Pool
 RELEASE_S = 2.0
 """Longest wait for the release to be confirmed; closing the connection ends the lease as well."""
 
-LOOK_S = 3.0
-"""How long the pool may take to say more of a lease that is not held on this machine."""
+VIEW_TIMEOUT_S = 3.0
+"""Longest wait for the pool's view, which says more of a lease not held on this machine."""
 
 
 def void_text(hold: LeaseHandle, why: str) -> str:
-    """Return what a program is told of the loss of its lease."""
+    """Return the text for programs about the loss of their lease."""
     return f"{why}; lease {hold.name} is void"
 
 
@@ -197,14 +197,14 @@ class LazyLease(ProgramLease):
 
 
 def is_own(record: HeldRecord, credentials: str | None) -> bool:
-    """Say whether a held lease may be used by who is logged in now, or by anybody."""
+    """Return whether the user who is logged in may use a held lease."""
     with suppress(GpupoolError):
         login = stored_credentials(credentials)
         return record.cluster_id != login.cluster_id or record.user == login.user
     return True
 
 
-def own_held(name: str, credentials: str | None) -> Found | None:
+def own_held(name: str, credentials: str | None) -> LocalLease | None:
     """Return the lease of that name that is held on this machine, if there is one.
 
     Raises:
@@ -235,7 +235,7 @@ async def held_record(name: str, credentials: str | None) -> HeldRecord:
     if found is not None:
         raise LeaseLostError(f"lease {name} has ended", why=found.why_over, hint=hint)
     why = ""
-    with trio.move_on_after(LOOK_S), suppress(GpupoolError):
+    with trio.move_on_after(VIEW_TIMEOUT_S), suppress(GpupoolError):
         async with connected(credentials) as pool:
             why = _who_holds(await pool.view(), name, pool.credentials.user)
     raise LeaseLostError(f"no lease {name} is held on this machine", why=why, hint=hint)

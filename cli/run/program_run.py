@@ -42,7 +42,7 @@ the servers are asked. Longer than this the user does not wait for those that ar
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What was asked for."""
+    """The program, the GPUs and the options of one ``gpupool run``."""
 
     arguments: tuple[str, ...]
     wanted: Wanted

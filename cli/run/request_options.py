@@ -1,4 +1,4 @@
-"""The options with which commands ask for GPUs, and the request that comes of them."""
+"""The options with which commands ask for GPUs, and the request that they make."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which GPUs were asked for on a command line, and how long they may be waited for."""
+    """The GPUs that a command line asks for, and the longest wait for them."""
 
     count: int = 1
     fraction: float = 1.0  # of each GPU; 0 when ``memory`` is given

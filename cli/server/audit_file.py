@@ -32,7 +32,7 @@ MISSED = "acts-missed"
 
 
 class AuditLog:
-    """Appends what ``told`` is given to the file, in ``run``; made before the table is read."""
+    """Appends what ``record`` is given to the file, in ``run``; made before the table is read."""
 
     def __init__(self, folder: Path, log: logging.Logger) -> None:
         """Read how far the file goes, and cut what a power loss left of its last line.
@@ -49,12 +49,12 @@ class AuditLog:
         except OSError as error:
             raise StorageError(f"cannot use {self._path}", why=error.strerror or "") from error
 
-    def told(self, acts: tuple[Act, ...]) -> None:
+    def record(self, acts: tuple[Act, ...]) -> None:
         """Take the acts of one applied command or snapshot; never blocks."""
         self._queue.extend(acts)
 
     async def run(self) -> None:
-        """Write what was told until cancelled, and the rest then."""
+        """Write recorded acts until cancelled, and then the rest."""
         try:
             while True:
                 if self._queue:
@@ -65,7 +65,7 @@ class AuditLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was told, now."""
+        """Write recorded acts now."""
         self._write(tuple(self._queue))
         self._forget()
 
@@ -73,13 +73,13 @@ class AuditLog:
         while self._queue and self._queue[0].number <= self._last:
             self._queue.popleft()
 
-    def _write(self, told: tuple[Act, ...]) -> None:
-        """Append all of ``told`` that is not in the file yet, and sync it.
+    def _write(self, recorded: tuple[Act, ...]) -> None:
+        """Append all of ``recorded`` that is not in the file yet, and sync it.
 
         A disk that is full stops the server by its journal; here it is logged, once, and what
         could not be written waits.
         """
-        acts = [act for act in told if act.number > self._last]
+        acts = [act for act in recorded if act.number > self._last]
         try:
             if acts:
                 self._append(acts)

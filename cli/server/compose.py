@@ -119,7 +119,7 @@ class _Server:
         self._members = {m.server: m.address for m in state.identity.members}
         self.audit = AuditLog(state.path, log)
         self.machine = PoolMachine(
-            PoolState(), on_acts=self.audit.told, sampler=InvariantSampler(self._on_violation)
+            PoolState(), on_acts=self.audit.record, sampler=InvariantSampler(self._on_violation)
         )
         self._stops = 0
 

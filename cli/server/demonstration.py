@@ -1,4 +1,4 @@
-"""What ``gpupool demo`` shows: real servers in processes of their own, and ordinary commands."""
+"""The demonstration behind ``gpupool demo``: real servers in processes, and ordinary commands."""
 
 import importlib.util
 import json
@@ -39,7 +39,7 @@ class Server:
 
 
 class Demonstration:
-    """Tells the story, one step after the other."""
+    """Runs the steps of the demonstration, and prints each."""
 
     def __init__(self, *, keep: bool, color: bool) -> None:
         self._keep = keep
@@ -78,7 +78,7 @@ class Demonstration:
         self._start(NAMES[1], ["--token", token])
         self._start(NAMES[2], ["--token", self._new_token()])
         self._wait_for(servers=3)
-        self._say("Whoever creates a pool is logged in. What is there:")
+        self._say("Creating a pool logs its user in. The pool now:")
         self._command("status")
 
         self._head("Run a program on two half GPUs")
@@ -95,7 +95,7 @@ class Demonstration:
         self._say(f"The others have a new leader after {took_s * 1000:.0f} ms.")
         self._say("The same program again:")
         self._command(*run)
-        self._say("What is there now (exit code 3 says that a server is missing):")
+        self._say("The pool now (exit code 3 says that a server is missing):")
         self._command("status", expected=(0, 3))
 
     # --- telling -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A server's state directory: who it is, its keys, how often it started; one process at a time.
+"""A server's state directory: identity, keys, incarnation; locked by one process at a time.
 
 ``identity.json`` is written first with ``complete`` false and again at the end of a creation, so
 that a start after a crash in between knows that nothing here was ever used.
@@ -36,7 +36,7 @@ SPACE_MIN = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """Where a server was last known to be, for a start before the table is there."""
+    """A member and its last known address, for a start before the table is loaded."""
 
     server: ServerId
     address: str
@@ -44,7 +44,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Who this server is for life."""
+    """The identity of this server, which never changes."""
 
     server: ServerId
     cluster_id: str

@@ -11,7 +11,7 @@ MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -PAGE, "pagedown": PAGE
 
 
 class Action(Enum):
-    """What the shell around the screen must do; everything else is in ``UiState``."""
+    """An action outside the screen, which ``live_view`` carries out; the rest is in ``UiState``."""
 
     QUIT = "quit"
     DRAIN = "drain"
@@ -19,7 +19,7 @@ class Action(Enum):
 
 
 class Mode(Enum):
-    """What the keyboard goes to."""
+    """Where keys go: the lists, a prompt, or an overlay."""
 
     BROWSE = "browse"
     HELP = "help"
@@ -96,7 +96,7 @@ class UiState:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How large what is shown is, so that the cursor stays on it."""
+    """The sizes of the shown lists, within which the cursor stays."""
 
     rows: tuple[int, int, int]
     columns: tuple[int, int, int]

@@ -55,7 +55,7 @@ class LiveView:
         self.ended_by = 0
 
     def snapshot(self) -> PoolSnapshot | None:
-        """Return what is to be shown now."""
+        """Return the snapshot to show now; while paused, the one of the pause."""
         if self.ui.paused and self.frozen is not None:
             return self.frozen
         self.frozen = self.collector.snapshot(trio.current_time())
@@ -66,7 +66,7 @@ class LiveView:
         return render(self.snapshot(), self.ui, width, height, self.glyphs)
 
     def touch(self) -> None:
-        """Say that there is something new to draw."""
+        """Ask for a new frame."""
         self.changed.set()
 
     def message(self, text: str) -> None:

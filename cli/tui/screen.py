@@ -1,4 +1,4 @@
-"""The live view as a pure function: what is known, what was chosen, the size; out comes text."""
+"""The live view as a pure function: from a snapshot, the user's choices and a size to text."""
 
 import json
 from collections.abc import Sequence

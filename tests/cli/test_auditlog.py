@@ -24,9 +24,9 @@ def act(number: int, text: str = "") -> Act:
 def test_acts_come_back_as_they_were(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, LOG)
     acts = [act(1), act(2, 'new "fans"\n\u2028\x1b[31m'), act(3, "ä")]
-    log.told((acts[0],))
+    log.record((acts[0],))
     log.flush()
-    log.told((acts[1], acts[2]))
+    log.record((acts[1], acts[2]))
     log.flush()
     assert read_acts(tmp_path) == acts
     assert (tmp_path / NAME).read_text().count("\n") == 3
@@ -35,31 +35,31 @@ def test_acts_come_back_as_they_were(tmp_path: Path) -> None:
 
 def test_a_restarted_server_that_reads_its_table_again_writes_nothing_twice(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, LOG)
-    log.told((act(1), act(2)))
+    log.record((act(1), act(2)))
     log.flush()
     again = AuditLog(tmp_path, LOG)
-    again.told((act(1), act(2), act(3)))
+    again.record((act(1), act(2), act(3)))
     again.flush()
     assert [each.number for each in read_acts(tmp_path)] == [1, 2, 3]
 
 
 def test_what_a_power_loss_left_of_the_last_line_is_cut(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, LOG)
-    log.told((act(1), act(2)))
+    log.record((act(1), act(2)))
     log.flush()
     path = tmp_path / NAME
     path.write_bytes(path.read_bytes()[:-7])
     again = AuditLog(tmp_path, LOG)
-    again.told((act(1), act(2), act(3)))
+    again.record((act(1), act(2), act(3)))
     again.flush()
     assert [each.number for each in read_acts(tmp_path)] == [1, 2, 3]
 
 
 def test_acts_that_were_dropped_meanwhile_leave_a_line(tmp_path: Path) -> None:
     log = AuditLog(tmp_path, LOG)
-    log.told((act(1),))
+    log.record((act(1),))
     log.flush()
-    log.told((act(9),))
+    log.record((act(9),))
     log.flush()
     found = read_acts(tmp_path)
     assert [(each.number, each.kind == MISSED) for each in found] == [
@@ -74,7 +74,7 @@ def test_the_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(audit_file, "FILE_SIZE_MAX", 400)
     log = AuditLog(tmp_path, LOG)
     for number in range(1, 200):
-        log.told((act(number),))
+        log.record((act(number),))
         log.flush()
     assert len(list(tmp_path.iterdir())) == audit_file.FILE_COUNT_MAX
     assert all(path.stat().st_size <= 400 for path in tmp_path.iterdir())
@@ -87,7 +87,7 @@ def test_the_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = AuditLog(tmp_path, LOG)
-    log.told((act(1),))
+    log.record((act(1),))
     log.flush()
     write = os.write
 
@@ -98,10 +98,10 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        log.told((act(2),))
+        log.record((act(2),))
         log.flush()
     assert [each.number for each in read_acts(tmp_path)] == [1]
-    log.told((act(3),))
+    log.record((act(3),))
     log.flush()
     assert [each.number for each in read_acts(tmp_path)] == [1, 2, 3]
 
@@ -113,11 +113,11 @@ async def test_it_writes_while_it_runs_and_at_its_end(
     log = AuditLog(tmp_path, LOG)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(log.run)
-        log.told((act(1),))
+        log.record((act(1),))
         with trio.fail_after(10):
             while not (tmp_path / NAME).exists():  # noqa: ASYNC110
                 await trio.sleep(0.001)
-        log.told((act(2),))
+        log.record((act(2),))
         nursery.cancel_scope.cancel()
     assert len(read_acts(tmp_path)) == 2
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpupool.cli.commands.hold import release_lease
 from gpupool.cli.run import held_leases as held
-from gpupool.cli.run.agent import Agent, Held
+from gpupool.cli.run.agent import Agent, HolderActions
 from gpupool.cli.run.held_leases import (
     ENDED_COUNT_MAX,
     HeldRecord,
@@ -184,7 +184,7 @@ async def holder() -> AsyncGenerator[tuple[Agent, HeldRecord, trio.Event]]:
         await trio.lowlevel.checkpoint()
         return "lease 7f3a is void: released" if released.is_set() else ""
 
-    held = Held(dict, release)
+    held = HolderActions(dict, release)
     agent = Agent(holder_dir(), lease="7f3a", open_session=open_session, held=held, check=check)
     async with trio.open_nursery() as nursery:
         await nursery.start(agent.serve)

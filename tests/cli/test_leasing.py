@@ -137,7 +137,7 @@ class Place:
 async def test_a_held_lease_ends_after_its_time(
     autojump_clock: Clock, time_s: float, told_at: float, words: str
 ) -> None:
-    spec = holder.Spec(cast(Any, None), None, time_s, None, None)
+    spec = holder.HolderSpec(cast(Any, None), None, time_s, None, None)
     held, place = holder._Holder(spec), Place()  # pyright: ignore[reportPrivateUsage]
     start = trio.current_time()
     await held._watch_time(cast(Any, place))  # pyright: ignore[reportPrivateUsage]
