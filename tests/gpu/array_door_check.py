@@ -313,7 +313,7 @@ CHECKS = [
 
 def client(memory: int) -> int:
     """Run all checks; return how many failed."""
-    sys.path.insert(0, str(KIT))
+    sys.path[:0] = [str(KIT), str(ROOT / "src")]
     cp: Any = importlib.import_module("cupy")
 
     cp.compile_error = importlib.import_module("cupy.cuda.errors").CompileException

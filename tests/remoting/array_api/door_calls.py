@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from gpupool.remoting.devices.operation_names import UFUNCS
+
 Call = Callable[[Any, Any], Any]
 
 
@@ -79,95 +81,7 @@ def _unary(name: str) -> Call:
     return call
 
 
-UFUNC_NAMES = [
-    "absolute",
-    "add",
-    "arccos",
-    "arccosh",
-    "arcsin",
-    "arcsinh",
-    "arctan",
-    "arctan2",
-    "arctanh",
-    "bitwise_and",
-    "bitwise_count",
-    "bitwise_or",
-    "bitwise_xor",
-    "cbrt",
-    "ceil",
-    "conjugate",
-    "copysign",
-    "cos",
-    "cosh",
-    "deg2rad",
-    "divmod",
-    "equal",
-    "exp",
-    "exp2",
-    "expm1",
-    "fabs",
-    "fix",
-    "float_power",
-    "floor",
-    "floor_divide",
-    "fmax",
-    "fmin",
-    "fmod",
-    "frexp",
-    "gcd",
-    "greater",
-    "greater_equal",
-    "heaviside",
-    "hypot",
-    "i0",
-    "invert",
-    "isfinite",
-    "isinf",
-    "isnan",
-    "lcm",
-    "ldexp",
-    "left_shift",
-    "less",
-    "less_equal",
-    "log",
-    "log10",
-    "log1p",
-    "log2",
-    "logaddexp",
-    "logaddexp2",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "maximum",
-    "minimum",
-    "modf",
-    "multiply",
-    "negative",
-    "nextafter",
-    "not_equal",
-    "positive",
-    "power",
-    "rad2deg",
-    "reciprocal",
-    "remainder",
-    "right_shift",
-    "rint",
-    "sign",
-    "signbit",
-    "sin",
-    "sinc",
-    "sinh",
-    "sqrt",
-    "square",
-    "subtract",
-    "tan",
-    "tanh",
-    "true_divide",
-    "trunc",
-]
-
-CALLS: dict[str, Call] = {name: _unary(name) for name in UFUNC_NAMES}
+CALLS: dict[str, Call] = {name: _unary(name) for name in UFUNCS}
 CALLS["power"] = lambda xp, d: xp.power(d.p, d.b)
 CALLS["float_power"] = lambda xp, d: xp.float_power(d.p, 2)
 CALLS["heaviside"] = lambda xp, d: xp.heaviside(d.a, d.b)

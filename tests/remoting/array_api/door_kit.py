@@ -345,20 +345,29 @@ def link(servers: list[Server], listen: Callable[[int], socket.socket]) -> None:
         server.links = Peers(dial, lambda: None)
 
 
-def run_program(
-    agent: Agent | None, source: str, *arguments: str, timeout_s: float = 60, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """Run Python source as a user's program would run, with the drop-in first on its path.
-
-    One that takes longer says where each of its threads is.
-    """
+def program_environment(agent: Agent | None, **environment: str) -> dict[str, str]:
+    """Return the environment of a user's program, with the drop-in first on its path."""
     variables = {**os.environ, "PYTHONPATH": str(DROPIN), "PYTHONFAULTHANDLER": "1", **environment}
     variables.pop("GPUPOOL_AGENT", None)
     if agent is not None:
         variables["GPUPOOL_AGENT"] = agent.path
+    return variables
+
+
+def run_program(
+    agent: Agent | None, source: str, *arguments: str, timeout_s: float = 60, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python source as a user's program would run.
+
+    One that takes longer says where each of its threads is.
+    """
     argv = [sys.executable, "-c", source, *arguments]
     with subprocess.Popen(
-        argv, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv,
+        env=program_environment(agent, **environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
@@ -370,6 +379,22 @@ def run_program(
                 said = (late.output, late.stderr)
             raise AssertionError(f"no end after {timeout_s} s: {said}") from None
     return subprocess.CompletedProcess(argv, process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def program(agent: Agent, source: str, first_line: str) -> Generator[subprocess.Popen[str]]:
+    """Run Python source beside the test; yield the process once it has printed its first line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", source],
+        env=program_environment(agent),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == first_line + "\n"
+        yield process
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """Sessions from end to end: programs, agents, servers, and what happens when they go."""
 
-import os
 import signal
 import socket
 import threading
@@ -177,30 +176,16 @@ try:
 except cp.cuda.runtime.CUDARuntimeError as error:
     print('still', type(error).__name__)
 """
-    import subprocess
-    import sys
-
-    with door_kit.pool(1) as agent:
-        process = subprocess.Popen(
-            [sys.executable, "-c", source],
-            env={**os.environ, "PYTHONPATH": str(door_kit.DROPIN), "GPUPOOL_AGENT": agent.path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stdout.readline() == "10\n"
-            if how == "worker":
-                for connection in agent.servers[0].connections:
-                    connection.shutdown(socket.SHUT_RDWR)
-            elif how == "agent":
-                for client in agent.clients:
-                    client.shutdown(socket.SHUT_RDWR)
-            else:
-                agent.push({"op": "lost", "what": "server-a left the pool; lease 7f3a is void"})
-            out, _ = process.communicate("go\n", timeout=20)
+    with door_kit.pool(1) as agent, door_kit.program(agent, source, "10") as process:
+        if how == "worker":
+            for connection in agent.servers[0].connections:
+                connection.shutdown(socket.SHUT_RDWR)
+        elif how == "agent":
+            for client in agent.clients:
+                client.shutdown(socket.SHUT_RDWR)
+        else:
+            agent.push({"op": "lost", "what": "server-a left the pool; lease 7f3a is void"})
+        out, _ = process.communicate("go\n", timeout=20)
     expected = {
         "worker": "worker ended",
         "agent": "`gpupool run` has ended",

@@ -1,7 +1,6 @@
 """Arrays of several servers in one program: where they compute, and how they get to one another."""
 
 import contextlib
-import os
 import subprocess
 import sys
 import textwrap
@@ -34,6 +33,12 @@ def run(agent: door_kit.Agent, source: str) -> str:
     done = door_kit.run_program(agent, COUNT_BYTES + textwrap.dedent(source))
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def beside(
+    agent: door_kit.Agent, source: str, first_line: str
+) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    return door_kit.program(agent, COUNT_BYTES + textwrap.dedent(source), first_line)
 
 
 EVERY_COPY = """
@@ -225,26 +230,13 @@ def test_a_worker_that_dies_fails_the_copies_with_it_and_nothing_else() -> None:
         print(error.status, error)
     print(float((a + c).sum()))
     """
-    with door_kit.pool(1, 1, linked=True) as agent:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COUNT_BYTES + textwrap.dedent(source)],
-            env={**os.environ, "PYTHONPATH": str(door_kit.DROPIN), "GPUPOOL_AGENT": agent.path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stdout.readline() == "cut\n"
-            # As when its process ends: the kernel closes all that it had.
-            for connection in agent.servers[1].connections:
-                # One that was closed already, such as that of a finished handshake, needs no cut.
-                with contextlib.suppress(OSError):
-                    connection.shutdown(2)
-            process.stdin.write("\n")
-            process.stdin.close()
-            lines = process.stdout.read().splitlines()
+    with door_kit.pool(1, 1, linked=True) as agent, beside(agent, source, "cut") as process:
+        # As when its process ends: the kernel closes all that it had.
+        for connection in agent.servers[1].connections:
+            # One that was closed already, such as that of a finished handshake, needs no cut.
+            with contextlib.suppress(OSError):
+                connection.shutdown(2)
+        lines = process.communicate("\n", timeout=60)[0].splitlines()
     assert lines[0] == "46 cudaErrorDevicesUnavailable"
     assert lines[-1] == "2000.0"
 
@@ -309,18 +301,9 @@ def test_the_loss_of_the_lease_ends_the_sessions_with_all_servers() -> None:
             except cp.cuda.runtime.CUDARuntimeError as error:
                 print(error)
     """
-    with door_kit.pool(1, 1, linked=True) as agent:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COUNT_BYTES + textwrap.dedent(source)],
-            env={**os.environ, "PYTHONPATH": str(door_kit.DROPIN), "GPUPOOL_AGENT": agent.path},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            agent.push({"op": "lost", "what": "lost server server1"})
-            lines = process.stdout.read().splitlines()
+    with door_kit.pool(1, 1, linked=True) as agent, beside(agent, source, "ready") as process:
+        agent.push({"op": "lost", "what": "lost server server1"})
+        lines = process.communicate(timeout=60)[0].splitlines()
     text = "lost server server1; the arrays of this session are gone"
     assert lines == [f"cudaErrorDevicesUnavailable: {text}"] * 2
 
@@ -348,25 +331,12 @@ def test_every_device_of_a_lost_lease_says_the_same_whatever_was_noticed_first(f
     for device in (0, 1, 0, 1):
         say(device, lambda: cp.zeros(10).sum().get())
     """
-    with door_kit.pool(1, 1, linked=True) as agent:
-        process = subprocess.Popen(
-            [sys.executable, "-c", COUNT_BYTES + textwrap.dedent(source)],
-            env={**os.environ, "PYTHONPATH": str(door_kit.DROPIN), "GPUPOOL_AGENT": agent.path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            agent.lost = "lost server server1"
-            client, *links = agent.servers[1].connections
-            for connection in [client] if first == "a worker" else links:
-                connection.shutdown(2)
-            process.stdin.write("\n")
-            process.stdin.close()
-            lines = process.stdout.read().splitlines()
+    with door_kit.pool(1, 1, linked=True) as agent, beside(agent, source, "ready") as process:
+        agent.lost = "lost server server1"
+        client, *links = agent.servers[1].connections
+        for connection in [client] if first == "a worker" else links:
+            connection.shutdown(2)
+        lines = process.communicate("\n", timeout=60)[0].splitlines()
     text = "lost server server1; the arrays of this session are gone"
     assert lines == [f"cudaErrorDevicesUnavailable: {text}"] * 5
     assert agent.checks == 1
