@@ -256,45 +256,9 @@ LINALG = (
 )
 
 FFT = (
-    "fft",
-    "fft2",
-    "fftfreq",
-    "fftn",
-    "fftshift",
-    "hfft",
-    "ifft",
-    "ifft2",
-    "ifftn",
-    "ifftshift",
-    "ihfft",
-    "irfft",
-    "irfft2",
-    "irfftn",
-    "rfft",
-    "rfft2",
-    "rfftfreq",
-    "rfftn",
+    *(way + rank for way in ("fft", "ifft", "rfft", "irfft") for rank in ("", "2", "n")),
+    *("hfft", "ihfft", "fftfreq", "rfftfreq", "fftshift", "ifftshift"),
 )
-
-METHODS = (
-    "argpartition",
-    "astype",
-    "byteswap",
-    "copy",
-    "diagonal",
-    "fill",
-    "partition",
-    "ravel",
-    "reshape",
-    "sort",
-    "squeeze",
-    "swapaxes",
-    "transpose",
-    "view",
-    "real",
-    "imag",
-)
-"""Methods of ``ndarray`` that are operations of their own; all others are functions above."""
 
 RANDOM_STATE = (
     "beta",
