@@ -26,9 +26,9 @@ def should_defer(x: Any, y: Any) -> bool:
     return getattr(x, "__array_priority__", 0) < getattr(y, "__array_priority__", 0)
 
 
-def _forward(name: str) -> Callable[[Any, Any], Any]:
+def _binary(name: str, with_host: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Make an operator; ``with_host`` computes with an operand that is no device array."""
     function = UFUNCS[name]
-    numpy_function: Any = getattr(np, name)
 
     def operator(self: Any, other: Any) -> Any:
         kind = type(other)
@@ -40,9 +40,13 @@ def _forward(name: str) -> Callable[[Any, Any], Any]:
             return function(self, other)
         if should_defer(self, other):
             return NotImplemented
-        return numpy_function(self, other)
+        return with_host(self, other)
 
     return operator
+
+
+def _forward(name: str) -> Callable[[Any, Any], Any]:
+    return _binary(name, getattr(np, name))
 
 
 def _reflected(name: str) -> Callable[[Any, Any], Any]:
@@ -73,19 +77,10 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 
 
 def _comparison(name: str) -> Callable[[Any, Any], Any]:
-    function = UFUNCS[name]
     numpy_function: Any = getattr(np, name)
 
-    def operator(self: Any, other: Any) -> Any:
+    def with_host(self: Any, other: Any) -> Any:
         kind = type(other)
-        if kind is type(self):
-            return function.pair(self, other)
-        if kind is float or kind is int:
-            return function.right(self, other)
-        if isinstance(other, state.hooks["ndarray"]):
-            return function(self, other)
-        if should_defer(self, other):
-            return NotImplemented
         if isinstance(other, np.ndarray) and other.ndim == 0:
             other = other.item()
         # Objects that only know identity can never equal an element.
@@ -97,7 +92,7 @@ def _comparison(name: str) -> Callable[[Any, Any], Any]:
             return make.full(self.shape, True, np.bool_)
         return numpy_function(self, other)
 
-    return operator
+    return _binary(name, with_host)
 
 
 class Operators:

@@ -223,34 +223,22 @@ def quantiles(name: str, a: Any, q: Any, axis: Any, out: Any, method: str, keepd
     return make.forward(name, (array, q), keywords, fresh(floating(array.dtype), shape))
 
 
-def percentile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    interpolation: Any = None,
-) -> Any:
-    """Return percentiles along an axis."""
-    return quantiles("percentile", a, q, axis, out, interpolation or method, keepdims)
+def _quantile(name: str) -> Any:
+    def function(
+        a: Any,
+        q: Any,
+        axis: Any = None,
+        out: Any = None,
+        overwrite_input: bool = False,
+        method: str = "linear",
+        keepdims: bool = False,
+        *,
+        interpolation: Any = None,
+    ) -> Any:
+        return quantiles(name, a, q, axis, out, interpolation or method, keepdims)
 
-
-def quantile(
-    a: Any,
-    q: Any,
-    axis: Any = None,
-    out: Any = None,
-    overwrite_input: bool = False,
-    method: str = "linear",
-    keepdims: bool = False,
-    *,
-    interpolation: Any = None,
-) -> Any:
-    """Return quantiles along an axis."""
-    return quantiles("quantile", a, q, axis, out, interpolation or method, keepdims)
+    function.__doc__ = f"Return {name}s along an axis."
+    return function
 
 
 def _median(name: str) -> Any:
@@ -308,8 +296,8 @@ REDUCTIONS: dict[str, Any] = {
     "nancumsum": _scan("nancumsum"),
     "nancumprod": _scan("nancumprod"),
     "count_nonzero": count_nonzero,
-    "percentile": percentile,
-    "quantile": quantile,
+    "percentile": _quantile("percentile"),
+    "quantile": _quantile("quantile"),
     "median": _median("median"),
     "nanmedian": _median("nanmedian"),
     "average": average,

@@ -16,13 +16,15 @@ _BOOL = np.dtype(np.bool_)
 _INT64 = np.dtype(np.int64)
 
 
+def _copied(a: Any, axis: Any) -> tuple[Any, int]:
+    """Return a copy and the axis to work along: the flat elements for None."""
+    array = need(a)
+    return (array.flatten(), -1) if axis is None else (array.copy(), axis)
+
+
 def sort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
     """Return a sorted copy."""
-    array = need(a)
-    if axis is None:
-        made, axis = array.flatten(), -1
-    else:
-        made = array.copy()
+    made, axis = _copied(a, axis)
     made.sort(axis, kind)
     return made
 
@@ -40,11 +42,7 @@ def argsort(a: Any, axis: Any = -1, kind: Any = None) -> Any:
 
 def partition(a: Any, kth: Any, axis: Any = -1) -> Any:
     """Return a partitioned copy."""
-    array = need(a)
-    if axis is None:
-        made, axis = array.flatten(), -1
-    else:
-        made = array.copy()
+    made, axis = _copied(a, axis)
     made.partition(kth, axis)
     return made
 
