@@ -19,6 +19,7 @@ from cupy._door.flusher import Flusher
 from cupy._door.handles import Handles
 from cupy._door.meta import Meta
 from cupy._door.sender import BATCH_CALLS, Sender
+from cupy._door.sites import HERE, frame_at
 
 _FREE = wire.FREE_RECORD.pack
 
@@ -136,7 +137,10 @@ class CallQueue:
         where the caller knows how far up it is.
         """
         if frame is None:
-            frame = sites.program_frame(sites.frame_at(2))
+            # As `program_frame`, without its call: this runs for every call of some functions.
+            frame = frame_at(2)
+            while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
+                frame = frame.f_back
         sender = self._sender
         with self.lock:
             if self._connection.failure is not None:
@@ -168,8 +172,8 @@ class CallQueue:
                 self._flusher.arm()
             where = self._where
             if plan.allocates:
-                left = self._room[where - self._first_device] - plan.allocates
-                self._room[where - self._first_device] = left
+                room, at = self._room, where - self._first_device
+                room[at] = left = room[at] - plan.allocates
                 if left < 0 and self._on_blocking_call is None:
                     self._on_low_room(where)
         if self._on_blocking_call is not None:
@@ -217,7 +221,7 @@ class CallQueue:
 
     def post(self, record: bytes) -> None:
         """Send a record that has a place in the program as a call has, after all that is queued."""
-        frame = sites.program_frame(sites.frame_at(1))
+        frame = sites.program_frame(frame_at(1))
         sender = self._sender
         with self.lock:
             self.begin("peer.send")

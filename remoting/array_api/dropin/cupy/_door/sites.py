@@ -5,9 +5,10 @@ import sys
 from collections import deque
 from typing import Any
 
+#: Calls whose place is remembered.
 SITES_MAX = 1 << 16
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-
+#: The folder of this package.
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: Returns the frame so many callers up: that of the function that asks for 0.
 frame_at = sys._getframe  # pyright: ignore[reportPrivateUsage]
 #: Of the latest calls: the number, the code object, and the offset of the instruction.
@@ -16,7 +17,7 @@ Sites = deque[tuple[int, Any, int]]
 
 def program_frame(frame: Any) -> Any:
     """Return ``frame``, or the first of its callers that is outside this package."""
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
     return frame
 
