@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.driver_api.executor.client_state import WORDS
 from gpupool.remoting.driver_api.executor.memory.mirrors import Write
 from gpupool.remoting.driver_api.executor.reader import Reader
 from gpupool.remoting.driver_api.executor.sync_waiter import Waiter
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.records import BY_NAME
+
+MAP_WRITE, HOST_DONE = BY_NAME["MAP_WRITE"].struct, BY_NAME["HOST_DONE"].struct
 
 PATIENCE_S = 0.005
 """So long an executor has not moved before anybody looks at what it has not read."""
@@ -102,16 +104,18 @@ class OutOfBandReplies:
         if op == table.MANAGED_WRITE:
             return False  # that needs the driver
         if op == table.MAP_WRITE:
-            return bulk is not None and len(body) >= 32 and self._write(frame, body, bulk())
-        if op == table.HOST_DONE and len(body) >= 8:
-            (ticket,) = WORDS[1].unpack_from(body)
+            if bulk is None or len(body) < MAP_WRITE.size:
+                return False
+            return self._write(frame, body, bulk())
+        if op == table.HOST_DONE and len(body) >= HOST_DONE.size:
+            (ticket,) = HOST_DONE.unpack_from(body)
             if self._waits(ticket):
                 self._let_go(ticket)
         return True
 
     def _write(self, frame: int, body: memoryview, data: bytes) -> bool:
         """Execute a write, unless that was done before; say whether it can be."""
-        number, first, size, masked = WORDS[4].unpack_from(body)
+        number, first, size, masked = MAP_WRITE.unpack_from(body)
         try:
             self._waiter.overtake_mirror(frame, number, Write.of(first, size, masked, data))
         except (KeyError, RemoteProtocolError):

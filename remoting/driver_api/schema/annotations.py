@@ -3,64 +3,11 @@
 ``generate.py`` reads it together with the CUDA headers. A function that is not named here is
 exported all the same; it returns CUDA_ERROR_NOT_SUPPORTED and is counted.
 
-An entry of ``CALLS`` is ``async`` or ``sync``, then one token per parameter of the C function:
-
-- ``v`` an integer; ``a`` an address: of a device, or of pinned memory, which is then mapped;
-  ``z`` an integer that must be zero, and is not sent;
-- ``s`` stream, ``e`` event, ``g`` graph, ``x`` executable graph, ``d`` device, ``f`` function or
-  kernel: a handle that the client made;
-- ``+s`` and so on: an output, a new handle made by the client; ``!s``: a handle that ends here;
-- ``>`` an output that the worker's reply carries; ``=NAME`` an enumeration of the headers.
-
-``async`` calls have no reply: their errors surface at the next synchronising call.
+What travels for them is in ``schema``: calls that are generated as a whole, and records.
 """
 
-from gpupool.remoting.driver_api.schema import records
-
-LAYOUTS = 2
-"""Counts the changes of layouts in ``schema/records.py``, so that two ends that differ notice."""
-
-CALLS: dict[str, str] = {
-    # Streams and events.
-    "cuStreamCreate": "async +s v",
-    "cuStreamCreateWithPriority": "async +s v v",
-    "cuStreamDestroy_v2": "async !s",
-    "cuEventCreate": "async +e v",
-    "cuEventDestroy_v2": "async !e",
-    "cuEventElapsedTime_v2": "sync > e e",
-    # Values in memory.
-    "cuStreamWaitValue32_v2": "async s a v v",
-    "cuStreamWaitValue64_v2": "async s a v v",
-    "cuStreamWriteValue32_v2": "async s a v v",
-    "cuStreamWriteValue64_v2": "async s a v v",
-    # Memory.
-    "cuMemcpyDtoD_v2": "async a a v",
-    "cuMemcpyDtoDAsync_v2": "async a a v s",
-    "cuMemsetD8_v2": "async a v v",
-    "cuMemsetD16_v2": "async a v v",
-    "cuMemsetD32_v2": "async a v v",
-    "cuMemsetD2D8_v2": "async a v v v v",
-    "cuMemsetD2D16_v2": "async a v v v v",
-    "cuMemsetD2D32_v2": "async a v v v v",
-    "cuMemsetD8Async": "async a v v s",
-    "cuMemsetD16Async": "async a v v s",
-    "cuMemsetD32Async": "async a v v s",
-    "cuMemsetD2D8Async": "async a v v v v s",
-    "cuMemsetD2D16Async": "async a v v v v s",
-    "cuMemsetD2D32Async": "async a v v v v s",
-    # Contexts.
-    "cuCtxGetCacheConfig": "sync >",
-    "cuCtxSetCacheConfig": "sync =CUfunc_cache",
-    "cuCtxResetPersistingL2Cache": "async",
-    "cuFuncSetCacheConfig": "async f =CUfunc_cache",
-    # Graphs.
-    "cuGraphUpload": "async x s",
-}
-
-RECORDS: tuple[str, ...] = tuple(record.name for record in records.RECORDS)
-
 HAND: tuple[str, ...] = (
-    # Written by hand in shim/*/*.c: answered from the snapshot or by a record of ``RECORDS``.
+    # Written by hand in shim/*/*.c: answered from the snapshot or by a record of ``schema``.
     *("cuInit", "cuDriverGetVersion", "cuGetErrorString", "cuGetErrorName", "cuGetExportTable"),
     *("cuGetProcAddress", "cuGetProcAddress_v2", "cuModuleGetLoadingMode"),
     *("cuDeviceGet", "cuDeviceGetCount", "cuDeviceGetName", "cuDeviceGetUuid"),

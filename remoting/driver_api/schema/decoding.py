@@ -1,10 +1,11 @@
 """Reads a record's fields and tail in the worker."""
 
+import struct
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpupool.pool.errors import RemoteProtocolError
-from gpupool.remoting.driver_api.schema.layout import HEADER, Record, Tail
+from gpupool.remoting.driver_api.schema.layout import HEADER, Record
 
 Decoder = Callable[[], tuple[Any, ...]]
 """Gives the arguments of what executes the record at hand; of one with an answer, the request's
@@ -25,56 +26,76 @@ class AtHand(Protocol):
 def decoder(source: AtHand, record: Record) -> Decoder:
     """Return what reads records of one kind.
 
-    It raises RemoteProtocolError when there are fewer bytes than the record must have.
+    It raises RemoteProtocolError when there are fewer bytes than the record must have. These are
+    the worker's inner loops, so each form of record has its own, with little between.
     """
     layout = record.struct
     if record.asked:
-        layout = type(layout)(f"<Q{layout.format.removeprefix('<')}")
-    unpack, size = layout.unpack_from, layout.size
+        layout = struct.Struct(f"<Q{layout.format.removeprefix('<')}")
+    unpack, size, head = layout.unpack_from, layout.size, HEADER.size
 
     def fields() -> tuple[Any, ...]:
-        at = source.record_start + HEADER.size
+        at = source.record_start + head
         if at + size > source.record_end:
             raise RemoteProtocolError("malformed record")
         return unpack(source.buffer, at)
 
-    if record.tail is None:
+    tail = record.tail
+    if tail is None:
         return fields
-    take = tail_reader(source, record, record.tail, HEADER.size + size)
+    start = head + size
+    if tail.text:
+        return lambda: (*fields(), behind(source, start).rstrip(b"\0"))
+    if not tail.exact:
+        return lambda: (*fields(), source.view[source.record_start + start : source.record_end])
+    places = places_of(record)
+    units = [(places[name], unit) for name, unit in tail.units]
+    if len(units) == 1:
+        return one_count(source, layout, tail.constant, *units[0], either=record.bulk)
 
-    def fields_and_tail() -> tuple[Any, ...]:
+    def counted() -> tuple[Any, ...]:
         found = fields()
-        return (*found, take(found))
+        at = source.record_start + start
+        end = at + tail.constant + sum(found[place] * unit for place, unit in units)
+        if end > source.record_end:
+            raise RemoteProtocolError("malformed record")
+        return *found, source.view[at:end]
 
-    return fields_and_tail
+    return counted
 
 
-def tail_reader(
-    source: AtHand, record: Record, tail: Tail, offset: int
-) -> Callable[[tuple[int, ...]], memoryview | bytes]:
-    """Return what reads the tail of a record, given its fields; ``offset``: where it begins."""
+def one_count(
+    source: AtHand, layout: struct.Struct, constant: int, place: int, unit: int, *, either: bool
+) -> Decoder:
+    """Return what reads records whose tail one field counts; ``either``: tail or bulk bytes."""
+    unpack, size = layout.unpack_from, layout.size
+    start = HEADER.size + size
+
+    def counted() -> tuple[Any, ...]:
+        at = source.record_start + start
+        if at > source.record_end:
+            raise RemoteProtocolError("malformed record")
+        found = unpack(source.buffer, at - size)
+        end = at + constant + found[place] * unit
+        if end > source.record_end:
+            if not (either and source.bulk):
+                raise RemoteProtocolError("malformed record")
+            end = source.record_end
+        return *found, source.view[at:end]
+
+    return counted
+
+
+def behind(source: AtHand, start: int) -> bytes:
+    """Return all that is behind the fields."""
+    return bytes(source.view[source.record_start + start : source.record_end])
+
+
+def places_of(record: Record) -> dict[str, int]:
+    """Return where each field is among the numbers that were decoded."""
     places: dict[str, int] = {}
     at = int(record.asked)
     for field in record.fields:
         places[field.name] = at
         at += max(field.count, 1)
-    units = [(places[name], unit) for name, unit in tail.units]
-    constant, exact, text, either = (
-        tail.constant,
-        tail.exact,
-        tail.text,
-        record.bulk and not tail.text,
-    )
-
-    def take(fields: tuple[int, ...]) -> memoryview | bytes:
-        start, end = source.record_start + offset, source.record_end
-        if text:
-            return bytes(source.view[start:end]).rstrip(b"\0")
-        if not exact or (either and source.bulk):
-            return source.view[start:end]
-        size = constant + sum(fields[place] * unit for place, unit in units)
-        if size > end - start:
-            raise RemoteProtocolError("malformed record")
-        return source.view[start : start + size]
-
-    return take
+    return places

@@ -1,4 +1,4 @@
-"""Generate the shim's exports and the worker's table from the CUDA headers and annotations.py.
+"""Generate the shim's exports and the worker's table from the headers of CUDA and the schema.
 
 Run ``python remoting/driver_api/schema/generate.py [--check] [--include DIR]``: without
 ``--check`` it writes ``shim/*/generated_*`` and ``table.py``; with it, it fails when they
@@ -14,14 +14,9 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.remoting.driver_api.schema.annotations import (
-    ALIASES,
-    CALLS,
-    HAND,
-    LAYOUTS,
-    RECORDS,
-    REFUSED,
-)
+from gpupool.remoting.driver_api.schema.annotations import ALIASES, HAND, REFUSED
+from gpupool.remoting.driver_api.schema.calls import CALLS
+from gpupool.remoting.driver_api.schema.records import LAYOUTS, NUMBERS
 
 HERE = Path(__file__).resolve().parents[1]
 WHEELS = HERE.parents[1] / ".venv" / "wheels" / "lib"
@@ -404,10 +399,10 @@ def render(
     exports[-1] += "missing_names, missing_calls};"
     exports += ["}", ""]
     records = [notice("//"), "#ifndef GP_RECORDS_H", "#define GP_RECORDS_H", ""]
-    records += [f"#define GP_{name} {at + 1}" for at, name in enumerate(RECORDS)]
+    records += [f"#define GP_{name} {number}" for name, number in NUMBERS.items()]
     records += [f"#define GP_FIRST_CALL {FIRST_CALL}"]
     records += [f"#define GP_CALL_{name} {number}" for name, number in numbers.items()]
-    protocol = zlib.crc32(repr((LAYOUTS, RECORDS, CALLS)).encode())
+    protocol = zlib.crc32(repr((LAYOUTS, tuple(NUMBERS), CALLS)).encode())
     records += [f"#define GP_CUDA_HEADERS {version}", f"#define GP_CUDA_INTERFACE {INTERFACE}"]
     records += [f"#define GP_PROTOCOL {protocol}u"]
     records += ["", "#endif", ""]
@@ -417,7 +412,7 @@ def render(
     ]
     table += [f"PROTOCOL = {protocol}"]
     table += ['"""Another number means other records; of both ends, it must be the same."""', ""]
-    table += [f"{name} = {at + 1}" for at, name in enumerate(RECORDS)]
+    table += [f"{name} = {number}" for name, number in NUMBERS.items()]
     table += ["", "CALLS: dict[int, tuple[str, str, bool]] = {"]
     for name, words in CALLS.items():
         how, *tokens = words.split()

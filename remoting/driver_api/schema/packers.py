@@ -23,6 +23,7 @@ NOT_PACKED = {
     "HELLO": "wire/exchange.c sends it on a line that no call takes yet",
     "SET_DEVICE": "wire/send.c puts it in front of another record",
     "COPY_2D": "neither end has it any more",
+    "LAUNCH_EX": "launch.c stores a count behind LAUNCH's structure",
     **dict.fromkeys(("DRAIN", "SYNC_STREAM", "SYNC_EVENT", "SYNC_DEVICE"), BY_NUMBER),
     **dict.fromkeys(("QUERY_STREAM", "QUERY_EVENT"), BY_NUMBER),
 }

@@ -35,6 +35,9 @@ BATCH_OPERATION_SIZE = 48
 DECOMPRESSION_SIZE = 64
 PIECE_SIZE = 32
 
+LAYOUTS = 2
+"""Counts the changes of what a record has, so that two ends that differ notice."""
+
 RECORDS: tuple[Record, ...] = (
     # A session, its device, launches and copies.
     asked("HELLO", "protocol interface", reply="request"),

@@ -26,7 +26,9 @@ from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.executor.serve import ANSWER, NOTICE
 from gpupool.remoting.driver_api.schema import table
-from gpupool.remoting.driver_api.schema.annotations import ALIASES, CALLS, HAND, RECORDS
+from gpupool.remoting.driver_api.schema.annotations import ALIASES, HAND
+from gpupool.remoting.driver_api.schema.calls import CALLS
+from gpupool.remoting.driver_api.schema.records import NUMBERS
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.protocol.driver_variables import ALLOWED, VALUE_LENGTH_MAX
 
@@ -405,8 +407,8 @@ for name in ("cuMemAlloc", "cuLaunchHostFunc", "cuMemcpyBatchAsync", "cuGraphGet
 def test_both_ends_number_the_records_alike() -> None:
     header = (build.HERE / "shim" / "include" / "generated_records.h").read_text()
     numbers = dict(re.findall(r"#define GP_(\w+) (\d+)", header))
-    for name in RECORDS:
-        assert int(numbers[name]) == getattr(table, name)
+    for name, number in NUMBERS.items():
+        assert int(numbers[name]) == getattr(table, name) == number
     assert len(table.CALLS) == len(CALLS)
 
 

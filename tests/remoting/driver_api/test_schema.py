@@ -1,6 +1,7 @@
 """The table of records: what is generated from it, and whether recorded bytes have its layout."""
 
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from golden import NAMES, Sample, all_samples
 
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.schema import table
+from gpupool.remoting.driver_api.schema.calls import CALLS
 from gpupool.remoting.driver_api.schema.decoding import decoder
 from gpupool.remoting.driver_api.schema.generate_records import rendered
 from gpupool.remoting.driver_api.schema.layout import (
@@ -22,7 +24,7 @@ from gpupool.remoting.driver_api.schema.layout import (
     posted,
     text,
 )
-from gpupool.remoting.driver_api.schema.records import BY_NAME, NUMBERS
+from gpupool.remoting.driver_api.schema.records import BY_NAME, LAYOUTS, NUMBERS, RECORDS
 
 ALL = [sample for samples in all_samples().values() for sample in samples]
 BY_HAND = [sample for sample in ALL if NAMES[sample.op] in BY_NAME]
@@ -44,6 +46,21 @@ def test_generated_files_are_current() -> None:
 
 def test_numbers_are_those_of_both_ends() -> None:
     assert {name: getattr(table, name) for name in NUMBERS} == NUMBERS
+
+
+def test_ends_with_other_layouts_notice() -> None:
+    """Whoever changes what a record has counts ``LAYOUTS`` up, and writes the sum down here."""
+    rows: list[object] = []
+    for record in RECORDS:
+        row: list[object] = [record.asked, record.struct.format, record.bulk]
+        if record.tail is not None:
+            names = [field.name for field in record.fields]
+            units = [(names.index(name), unit) for name, unit in record.tail.units]
+            row += [record.tail.constant, units, record.tail.exact, record.tail.text]
+        rows.append(row)
+    known = repr((LAYOUTS, tuple(NUMBERS), CALLS)).encode()
+    assert zlib.crc32(known) == table.PROTOCOL
+    assert (LAYOUTS, zlib.crc32(repr(rows).encode())) == (2, 2095832866)
 
 
 @pytest.mark.parametrize("sample", BY_HAND, ids=lambda sample: NAMES[sample.op])

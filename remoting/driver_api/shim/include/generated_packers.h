@@ -15,17 +15,6 @@ struct gp_launch_record {
 };
 _Static_assert(sizeof(struct gp_launch_record) == 48, "as it travels");
 
-struct gp_launch_ex_record {
-    uint64_t function;
-    uint64_t stream;
-    uint32_t grid[3];
-    uint32_t block[3];
-    uint32_t shared;
-    uint32_t bytes;
-    uint64_t count;
-};
-_Static_assert(sizeof(struct gp_launch_ex_record) == 56, "as it travels");
-
 static inline unsigned char *gp_open_copy_in(uint64_t target, uint64_t size, uint64_t stream) {
     const uint64_t packed[3] = {target, size, stream};
     unsigned char *at = gp_open(GP_COPY_IN, 0, sizeof packed + size);
