@@ -1,4 +1,4 @@
-"""Calls that need nothing but their parameters, as annotations.py describes them."""
+"""Calls that need nothing but their parameters, as schema/calls.py describes them."""
 
 import struct
 from collections.abc import Callable

@@ -34,7 +34,8 @@ GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) { return begin_mod
 
 GP_EXPORT int cuStreamBeginCapture(void *stream) { return begin_mode(stream, 0); }
 
-// The nodes that captured work is to depend on, with what is said of these edges: the end of an open record.
+// The nodes that captured work is to depend on, with what is said of these edges, behind the fields
+// of an open record.
 static int send_nodes(unsigned char *at, void **nodes, const struct gp_edge_data *data,
                       size_t count) {
     if (at == NULL) return GP_INVALID_VALUE;

@@ -40,7 +40,8 @@ static int send_node(struct gp_handle *handle, const struct gp_packed *packed, u
     unsigned children = node->child_count;
     int status = GP_SUCCESS;
     if (reply != NULL) {
-        unsigned char *bytes = calloc(1, edges * 16 + children * 8 + sizeof packed->params + packed->size);
+        size_t size = edges * 16 + children * 8 + sizeof packed->params + packed->size;
+        unsigned char *bytes = calloc(1, size);
         if (bytes == NULL) return GP_OUT_OF_MEMORY;
         describe(bytes, node, edges, packed);
         struct gp_request request = {.body = reply, .capacity = 8};
