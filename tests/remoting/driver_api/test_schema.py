@@ -1,5 +1,6 @@
 """The table of records: what is generated from it, and whether recorded bytes have its layout."""
 
+import re
 import sys
 import zlib
 from collections.abc import Callable
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from golden import NAMES, Sample, all_samples
 
 from gpupool.pool.errors import RemoteProtocolError
+from gpupool.remoting.driver_api import build
 from gpupool.remoting.driver_api.schema import table
 from gpupool.remoting.driver_api.schema.calls import CALLS
 from gpupool.remoting.driver_api.schema.decoding import decoder
@@ -42,6 +44,23 @@ class Hand:
 def test_generated_files_are_current() -> None:
     for path, expected in rendered().items():
         assert path.read_text() == expected, path
+
+
+def test_records_are_packed_by_the_generated_functions() -> None:
+    """Only these files name a record by its number where they send it, and why is in the list."""
+    by_number = {
+        "hostmem/sync.c",  # one function sends all records that wait for the GPU
+        "module/launch.c",  # LAUNCH and LAUNCH_EX are one place, and are a structure
+        "module/occupancy.c",  # OCCUPANCY_CLUSTERS is a structure
+    }
+    call = re.compile(r"\bgp_(?:post|post_bulk|call|ask|exchange|open)\(")
+    shim = build.HERE / "shim"
+    found = {
+        f"{path.parent.name}/{path.name}"
+        for path in shim.rglob("*.c")
+        if path.parent.name not in ("wire", "generated") and call.search(path.read_text())
+    }
+    assert found == by_number
 
 
 def test_numbers_are_those_of_both_ends() -> None:

@@ -881,4 +881,25 @@ static inline int gp_post_green_event(uint64_t place, uint64_t event, uint64_t w
     return gp_post(GP_GREEN_EVENT, packed, 3);
 }
 
+static inline int gp_post_cuStreamCreate(uint64_t stream, uint64_t flags) {
+    const uint64_t packed[2] = {stream, flags};
+    return gp_post(GP_CALL_cuStreamCreate, packed, 2);
+}
+
+static inline int gp_post_cuStreamDestroy_v2(uint64_t stream) {
+    const uint64_t packed[1] = {stream};
+    return gp_post(GP_CALL_cuStreamDestroy_v2, packed, 1);
+}
+
+static inline int gp_post_cuMemcpyDtoDAsync_v2(uint64_t target, uint64_t source, uint64_t size,
+                                               uint64_t stream) {
+    const uint64_t packed[4] = {target, source, size, stream};
+    return gp_post(GP_CALL_cuMemcpyDtoDAsync_v2, packed, 4);
+}
+
+static inline int gp_post_cuFuncSetCacheConfig(uint64_t function, uint64_t config) {
+    const uint64_t packed[2] = {function, config};
+    return gp_post(GP_CALL_cuFuncSetCacheConfig, packed, 2);
+}
+
 #endif

@@ -45,8 +45,7 @@ static int copy_on_device(uint64_t target, uint64_t source, size_t size, void *s
     GP_CHECK(gp_see(&source));
     uint64_t id;
     GP_CHECK(gp_stream_id(stream, &id));
-    uint64_t values[4] = {target, source, size, id};
-    return gp_post(GP_CALL_cuMemcpyDtoDAsync_v2, values, 4);
+    return gp_post_cuMemcpyDtoDAsync_v2(target, source, size, id);
 }
 
 // Managed memory is reached on the server, whatever a copy takes it for. The program may touch it

@@ -102,6 +102,5 @@ GP_EXPORT int cuKernelSetCacheConfig(void *kernel, int config, int device) {
     GP_ROUTE(device);
     GP_ENTER();
     GP_CHECK(gp_function_here(kernel));
-    uint64_t values[2] = {((struct gp_handle *)kernel)->id, (uint64_t)config};
-    return gp_post(GP_CALL_cuFuncSetCacheConfig, values, 2);
+    return gp_post_cuFuncSetCacheConfig(((struct gp_handle *)kernel)->id, config);
 }

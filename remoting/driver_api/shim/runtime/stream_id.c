@@ -18,9 +18,8 @@ static void end_thread_streams(void *unused) {
         if (stream == NULL) continue;
         thread_streams[device] = NULL;
         GP_ROUTE(device);
-        uint64_t values[1] = {stream->id};
         // Not in a fork, where it is the parent's.
-        if (gp_ready() == GP_SUCCESS && !gp_is_lost()) gp_post(GP_CALL_cuStreamDestroy_v2, values, 1);
+        if (gp_ready() == GP_SUCCESS && !gp_is_lost()) gp_post_cuStreamDestroy_v2(stream->id);
         gp_end(stream);
     }
 }
@@ -37,8 +36,7 @@ static struct gp_handle *thread_stream(int device) {
     if (thread_streams[device] == NULL) {
         struct gp_handle *made = gp_enter() == GP_SUCCESS ? gp_make(GP_STREAM) : NULL;
         if (made == NULL) return NULL;
-        uint64_t values[2] = {made->id, 0};
-        if (gp_post(GP_CALL_cuStreamCreate, values, 2) != GP_SUCCESS) return NULL;
+        if (gp_post_cuStreamCreate(made->id, 0) != GP_SUCCESS) return NULL;
         thread_streams[device] = made;
         pthread_once(&once, make_thread_key);
         if (has_thread_key) pthread_setspecific(thread_key, thread_streams);
