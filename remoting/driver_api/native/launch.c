@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "generated_layouts.h"
 #include "generated_records.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -18,13 +19,13 @@ typedef int launch_kernel(void *function, unsigned grid_x, unsigned grid_y, unsi
                           unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                           void *stream, void **parameters, void **extra);
 
-// The head of a record and what follows in a launch; as send.c and launch.c of the shim write it.
+// The head of a record, as the shim's wire/send.c writes it, and the fields of a launch.
 struct launch {
     uint16_t op, flags;
     uint32_t size;
-    uint64_t function, stream;
-    uint32_t grid[3], block[3], shared, length;
+    struct gp_launch_record fields;
 };
+_Static_assert(sizeof(struct launch) == 8 + sizeof(struct gp_launch_record), "as it travels");
 
 struct entry {
     uint64_t id;  // 0: free
@@ -112,14 +113,15 @@ EXPORT size_t gpupool_launcher_run(const struct launcher *launcher, const unsign
         memcpy(&head, frame + at, sizeof head);
         if (head.op != GP_LAUNCH || head.flags != 0 || head.size & 7) break;
         if (head.size > end - at || head.size < sizeof head) break;
-        const struct entry *function = find(&launcher->functions, head.function);
-        const struct entry *stream = find(&launcher->streams, head.stream);
+        const struct gp_launch_record *fields = &head.fields;
+        const struct entry *function = find(&launcher->functions, fields->function);
+        const struct entry *stream = find(&launcher->streams, fields->stream);
         if (function == NULL || stream == NULL || stream->length == 0) break;
-        if (head.length != function->length || head.length > head.size - sizeof head) break;
-        memcpy(function->bytes, frame + at + sizeof head, head.length);
-        outcome[0] = launcher->launch((void *)(uintptr_t)function->handle, head.grid[0],
-                                      head.grid[1], head.grid[2], head.block[0], head.block[1],
-                                      head.block[2], head.shared,
+        if (fields->bytes != function->length || fields->bytes > head.size - sizeof head) break;
+        memcpy(function->bytes, frame + at + sizeof head, fields->bytes);
+        const uint32_t *grid = fields->grid, *block = fields->block;
+        outcome[0] = launcher->launch((void *)(uintptr_t)function->handle, grid[0], grid[1], grid[2],
+                                      block[0], block[1], block[2], fields->shared,
                                       (void *)(uintptr_t)stream->handle, function->pointers, NULL);
         outcome[1]++;
         if (outcome[0] != 0) break;

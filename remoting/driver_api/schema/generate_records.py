@@ -14,8 +14,10 @@ DRIVER = Path(__file__).resolve().parent.parent
 
 def rendered() -> dict[Path, str]:
     """Return the generated files."""
+    headers = DRIVER / "shim" / "include"
     return {
-        DRIVER / "shim" / "include" / "generated_packers.h": packers.render(),
+        headers / "generated_layouts.h": packers.render_layouts(),
+        headers / "generated_packers.h": packers.render(),
         DRIVER / "schema" / "methods.py": signatures.render(),
     }
 

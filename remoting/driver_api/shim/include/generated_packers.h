@@ -3,17 +3,8 @@
 #ifndef GP_PACKERS_H
 #define GP_PACKERS_H
 
+#include "generated_layouts.h"
 #include "wire.h"
-
-struct gp_launch_record {
-    uint64_t function;
-    uint64_t stream;
-    uint32_t grid[3];
-    uint32_t block[3];
-    uint32_t shared;
-    uint32_t bytes;
-};
-_Static_assert(sizeof(struct gp_launch_record) == 48, "as it travels");
 
 static inline unsigned char *gp_open_copy_in(uint64_t target, uint64_t size, uint64_t stream) {
     const uint64_t packed[3] = {target, size, stream};
@@ -192,18 +183,6 @@ static inline int gp_call_occupancy_shared(uint64_t function, uint64_t blocks, u
     const uint64_t packed[5] = {function, blocks, block, unused, unused_too};
     return gp_call(GP_OCCUPANCY_SHARED, packed, 5, reply, 8);
 }
-
-struct gp_occupancy_clusters_record {
-    uint64_t function;
-    uint64_t stream;
-    uint32_t grid[3];
-    uint32_t block[3];
-    uint32_t shared;
-    uint32_t bytes;
-    uint64_t potential;
-    uint64_t count;
-};
-_Static_assert(sizeof(struct gp_occupancy_clusters_record) == 64, "as it travels");
 
 static inline int gp_post_record_event(uint64_t event, uint64_t stream, uint64_t flags) {
     const uint64_t packed[3] = {event, stream, flags};
