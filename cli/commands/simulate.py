@@ -208,16 +208,13 @@ def _run_one(options: "Options", *, shrunk_already: bool, to: str | None) -> "Re
 
     # Servers that are killed and cut off log many errors, all of them expected.
     logging.disable(logging.CRITICAL)
-    smaller = not shrunk_already
-    if to is None:
-        return simulate(options, click.echo, smaller=smaller)
-    with open(to, "w", encoding="utf-8") as file:
-        return simulate(
-            options,
-            click.echo,
-            transcript=lambda line: click.echo(line, file=file),
-            smaller=smaller,
-        )
+    lines: list[str] = []
+    transcript = lines.append if to is not None else None
+    report = simulate(options, click.echo, transcript=transcript, smaller=not shrunk_already)
+    if lines and to is not None:
+        with open(to, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    return report
 
 
 def _print_smaller(failed: "Options", *, shrunk_already: bool) -> None:

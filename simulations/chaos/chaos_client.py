@@ -97,7 +97,7 @@ def main() -> None:
     credentials, name, seed, log = sys.argv[1:5]
     logging.disable(logging.WARNING)
     with open(log, "a", encoding="utf-8") as file:
-        client = _Client(name, Random(seed), file)  # noqa: S311 - chance that repeats
+        client = _Client(name, Random(seed), file)  # noqa: S311 - a source that repeats
         trio.run(client.live, Path(credentials))
 
 

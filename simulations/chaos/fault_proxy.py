@@ -33,7 +33,7 @@ class FaultProxy:
         *,
         task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Stand before the server ``target``; starts with the port that others are told."""
+        """Stand before the server ``target``; starts with the port that others know."""
         handler = partial(self._handle, target, target_port)
         async with trio.open_nursery() as nursery:
             listeners = await nursery.start(partial(trio.serve_tcp, handler, 0, host="127.0.0.1"))

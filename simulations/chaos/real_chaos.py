@@ -38,7 +38,7 @@ from gpupool.remoting.client.credentials import load_credentials
 from gpupool.remoting.client.pool_client import connect_pool
 from gpupool.simulations.chaos.fault_proxy import FaultProxy
 from gpupool.simulations.checkers.history import History
-from gpupool.simulations.kernel.swarm_options import chance
+from gpupool.simulations.kernel.swarm_options import random_source
 
 START_S = 60.0
 CONVERGE_S_MAX = 15.0
@@ -52,7 +52,7 @@ RESTART_S = 2.0
 
 @dataclass(slots=True)
 class RealReport:
-    """What came out of one run."""
+    """The result of one run."""
 
     seed: int
     failures: list[str] = field(default_factory=list[str])
@@ -97,9 +97,9 @@ class Chaos:
             servers: how many.
             clients: how many.
             duration_s: of the faults.
-            say: told what happens, one line each.
+            say: takes one line for each event.
         """
-        self._random: Random = chance(seed, "real")
+        self._random: Random = random_source(seed, "real")
         self._duration_s = duration_s
         self._say = say
         self._folder = Path(tempfile.mkdtemp(prefix="gpupool-chaos-"))
@@ -219,7 +219,7 @@ class Chaos:
         self._say(f"a pool of {len(self._servers)} servers is complete")
 
     async def _view(self) -> PoolView | None:
-        """Return what some server says of the pool, if one answers."""
+        """Return the pool's view from any server, if one answers."""
         try:
             credentials = load_credentials(Path(self._env["GPUPOOL_CREDENTIALS"]))
             with trio.move_on_after(3.0):
@@ -421,7 +421,7 @@ def _free_port() -> int:
 
 
 class _ReadOnlyDisk:
-    """``consensus.disk.Disk`` over a copy in memory, so that looking changes nothing."""
+    """``consensus.disk.Disk`` over a copy in memory, so that reading changes nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

@@ -1,1 +1,1 @@
-"""Checkers: what must hold in every run."""
+"""Checkers of safety, policy and linearizability."""

@@ -1,7 +1,7 @@
-"""What clients saw, as histories of small sequential objects: one per GPU, one per request.
+"""Histories of clients, as operations on small sequential objects: one per GPU, one per request.
 
-Only what a client was told goes in, with the instants at which it asked and was answered. That is
-all that an outsider can judge by, whatever the servers believe.
+They hold only the calls of clients and their answers, with the instants of both. An outsider can
+judge by nothing else.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """The client said that it needs the lease no more, or was told that it has it no more."""
+    """The client said that it needs the lease no more, or got the answer that it has ended."""
 
     lease: LeaseId
 
@@ -57,7 +57,7 @@ GpuState = tuple[LeaseId, frozenset[tuple[LeaseId, int]]]
 """The newest lease so far, and who has how much."""
 
 OPEN, GRANTED, OVER = -1, -2, -3
-"""States of a request: nothing yet, granted under an id that nobody was told, over. A lease id,
+"""States of a request: nothing yet, granted under an id that no client knows, over. A lease id,
 which is never negative, says that the lease was granted under it."""
 
 
@@ -81,7 +81,7 @@ def request_model(state: int, operation: RequestOperation) -> int | None:
                 return lease
             return state if state == lease else None
         case Closed():
-            # Even the first claim may be told so: its lease was granted, and ended at once.
+            # Even the first claim may get this answer: its lease was granted, and ended at once.
             return OVER
         case Cancelled():
             return OVER

@@ -1,4 +1,4 @@
-"""Whether a single, sequential object could have produced a history of concurrent operations.
+"""Linearizability: whether one sequential object could have produced a concurrent history.
 
 The algorithm of Wing and Gong (1993) with the memoised search of Lowe (2017), as in Knossos and
 Porcupine. No maintained checker exists on PyPI. An operation whose outcome nobody learnt may have

@@ -1,4 +1,4 @@
-"""What must hold of the policy and of waiting: limits, places, terms, turns, and ends."""
+"""Checkers of the policy and of waiting: limits, places, terms, fairness and the ends of leases."""
 
 from collections.abc import Iterable
 from fractions import Fraction
@@ -27,7 +27,7 @@ class PolicyHolds:
     """Every grant is one that the policy of its moment allows, counted anew from all leases."""
 
     def __init__(self, failures: FailureReporter, in_force: RulesInForce) -> None:
-        self._judge = failures
+        self._failures = failures
         self._in_force = in_force
 
     def granted(self, lease: Lease, state: PoolState, request: Request | None) -> None:
@@ -49,14 +49,14 @@ class PolicyHolds:
                 held = rules.held(state, lease.user, kind, holder)
                 if held > limit + NOTHING_LOST:
                     text = f"{float(held):.3f} of {float(limit):.3f} {kind} are held ({holder})"
-                    self._judge.fail("limits-hold", f"lease {lease.id} of {lease.user}: {text}")
+                    self._failures.fail("limits-hold", f"lease {lease.id} of {lease.user}: {text}")
 
     def _judge_places(self, rules: Rules, lease: Lease, state: PoolState) -> None:
         for part in lease.partitions:
             server = state.servers[part.server]
             if not rules.admits(state.now, lease.user, server, server.gpus[part.gpu]):
                 text = f"{lease.user} may not use {part.gpu} of {server.name}"
-                self._judge.fail("places-hold", f"lease {lease.id}: {text}")
+                self._failures.fail("places-hold", f"lease {lease.id}: {text}")
 
     def _judge_reservation(self, rules: Rules, lease: Lease, state: PoolState) -> None:
         reservation = rules.reservation(state.now)
@@ -72,26 +72,28 @@ class PolicyHolds:
         left = matching - {(part.server, part.gpu) for part in lease.partitions}
         if len(left) < min(reservation["count"], len(matching)):
             text = f"{len(left)} GPUs are left of {reservation['count']} that are kept"
-            self._judge.fail("reservations-hold", f"lease {lease.id} of {lease.user}: {text}")
+            self._failures.fail("reservations-hold", f"lease {lease.id} of {lease.user}: {text}")
 
     def _judge_terms(
         self, rules: Rules, lease: Lease, state: PoolState, request: Request | None
     ) -> None:
         longest_s = rules.seconds(state.now, lease.user, "max_lease_time")
         ends_at = state.now + int(longest_s * 1000) if longest_s else 0
-        wishes = [rules.seconds(state.now, lease.user, "idle_timeout")]
-        wishes += [request.idle_timeout_s] if request is not None else []
-        idle_s = min((wish for wish in wishes if wish), default=0.0)
+        timeouts = [rules.seconds(state.now, lease.user, "idle_timeout")]
+        timeouts += [request.idle_timeout_s] if request is not None else []
+        idle_s = min((each for each in timeouts if each), default=0.0)
         if lease.ends_at != ends_at or (request is not None and lease.idle_timeout_s != idle_s):
             text = f"it ends at {lease.ends_at}, and unused after {lease.idle_timeout_s} s"
-            self._judge.fail("terms-given", f"lease {lease.id}: {text}; not {ends_at}, {idle_s} s")
+            self._failures.fail(
+                "terms-given", f"lease {lease.id}: {text}; not {ends_at}, {idle_s} s"
+            )
 
 
 class GrantedAsAsked:
     """A lease has what its request asked for: so many GPUs, so large, of the right kind."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
 
     def granted(self, lease: Lease, state: PoolState, request: Request) -> None:
         """Judge a new lease."""
@@ -111,7 +113,7 @@ class GrantedAsAsked:
                     self._fail(lease, f"{gpu.id} of {server.name}, which {wanted} leaves out")
 
     def _fail(self, lease: Lease, text: str) -> None:
-        self._judge.fail("granted-as-asked", f"lease {lease.id} of {lease.client}: {text}")
+        self._failures.fail("granted-as-asked", f"lease {lease.id} of {lease.client}: {text}")
 
 
 class NobodyStarves:
@@ -126,7 +128,7 @@ class NobodyStarves:
     """
 
     def __init__(self, failures: FailureReporter, in_force: RulesInForce) -> None:
-        self._judge = failures
+        self._failures = failures
         self._in_force = in_force
         self._before = PoolState()
 
@@ -148,7 +150,7 @@ class NobodyStarves:
         if is_now < was:
             waited_s = (state.now - first.since) / 1000
             text = f"took what {first.user} needs after {waited_s:.0f} s ({was} to {is_now})"
-            self._judge.fail("nobody-starves", f"lease {lease.id} {text}")
+            self._failures.fail("nobody-starves", f"lease {lease.id} {text}")
 
     @staticmethod
     def _first(state: PoolState, rules: Rules) -> Waiting | None:
@@ -189,22 +191,22 @@ def nearness(state: PoolState, entry: Waiting, rules: Rules) -> tuple[int, int]:
 
 
 class PlacesInLine:
-    """Whoever waits has a place in the table, and how long they have waited counts from its first.
+    """A client that waits has a place in the table, and its wait counts from its first place.
 
     With this, ``nobody-starves`` and ``everything-granted``, no request is overtaken for ever.
     """
 
     WITHIN_S = 12.0
     """A client whose entry was lost enters itself anew after 5 s, with its next try, which comes
-    within another 5 s. A run of the swarm is calm for 10 s only, so this takes longer ones."""
+    within another 5 s. The swarm heals for 10 s only, so this takes longer runs."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
         self._before: dict[RequestId, Waiting] = {}
         self._without_since: dict[RequestId, float] = {}
 
     def applied(self, state: PoolState) -> None:
-        """Look at the places after a command was applied, whatever goes wrong meanwhile."""
+        """Check the places after a command was applied, in spite of any faults."""
         before, self._before = self._before, state.waiting
         if before is state.waiting:
             return
@@ -213,9 +215,9 @@ class PlacesInLine:
             lapsed = known is not None and known.renewed < state.now - WAITING_LAPSE_MS
             if known is not None and not lapsed and entry.since != known.since:
                 text = f"{entry.user} has waited since {known.since}, and now since {entry.since}"
-                self._judge.fail("keeps-its-place", text)
+                self._failures.fail("keeps-its-place", text)
 
-    def look(self, waiting: Iterable[RequestId], state: PoolState, now: float) -> None:
+    def observe(self, waiting: Iterable[RequestId], state: PoolState, now: float) -> None:
         """Look at the requests of clients that wait while nothing is disturbed."""
         self._without_since = {
             each: self._without_since.get(each, now)
@@ -225,22 +227,24 @@ class PlacesInLine:
         for request, since in self._without_since.items():
             if now - since > self.WITHIN_S:
                 text = f"request {request.hex()} has waited {now - since:.1f} s without a place"
-                self._judge.fail("keeps-its-place", text)
+                self._failures.fail("keeps-its-place", text)
 
 
 class LeasesEnd:
     """Once nothing is disturbed any more, a lease ends when its time is over, or nobody uses it."""
 
     LATE_S = 2.0
-    """Four looks at the table, and a commit or two."""
+    """Four observations of the table, and a commit or two."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
         self._over_since: dict[LeaseId, float] = {}
         self._unused_since: dict[LeaseId, float] = {}
 
-    def look(self, state: PoolState, now_ms: int, machines: Iterable[Machine], now: float) -> None:
-        """Look at all leases; ``now_ms`` is the table's time as the leader has it."""
+    def observe(
+        self, state: PoolState, now_ms: int, machines: Iterable[Machine], now: float
+    ) -> None:
+        """Check all leases; ``now_ms`` is the table's time as the leader has it."""
         rests: dict[LeaseId, float] = {}
         for machine in machines:
             for worker in machine.workers:
@@ -256,8 +260,8 @@ class LeasesEnd:
             late_s = now - self._over_since.get(lease.id, now)
             if late_s > self.LATE_S:
                 text = f"lease {lease.id} is held {late_s:.1f} s after its time was over"
-                self._judge.fail("time-is-over", text)
+                self._failures.fail("time-is-over", text)
             unused_s = now - self._unused_since[lease.id]
             if lease.idle_timeout_s and unused_s > 1.1 * lease.idle_timeout_s + self.LATE_S:
                 text = f"unused for {unused_s:.1f} s, its idle timeout is {lease.idle_timeout_s} s"
-                self._judge.fail("unused-ends", f"lease {lease.id} is {text}")
+                self._failures.fail("unused-ends", f"lease {lease.id} is {text}")

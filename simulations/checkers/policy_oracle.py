@@ -1,4 +1,4 @@
-"""What a policy means, as simply as it can be said, from its text alone: a second opinion.
+"""The policy oracle: a second, simpler reading of a policy, from its text alone.
 
 It shares no code with ``pool.rulebook``, and knows what ``policies`` draws: classes, limits,
 places, windows by the time of day in UTC, and reservations between two dates.
@@ -44,7 +44,7 @@ class Rules:
         return known
 
     def _value(self, now_ms: int, *places: tuple[str, str, str]) -> Any:
-        """Return what the first of these tables that has its key says; None for no limit."""
+        """Return the limit in the first of these tables that has the key; None for no limit."""
         documents = [self._document]
         if self._windows:
             now_s = now_ms % (DAY_S * 1000) / 1000
@@ -120,7 +120,7 @@ class Rules:
         )
 
     def held(self, state: PoolState, user: str, kind: str, holder: str) -> Fraction:
-        """Return what counts against a limit, from all leases, whatever the books say."""
+        """Return the usage that counts against a limit, summed from all leases."""
         group = self.group_of(user)
         total = Fraction(0)
         for lease in state.leases.values():
@@ -174,7 +174,7 @@ def has_label(server: Server, globs: list[str] | None) -> bool:
 
 
 def passes(wanted: Filter, server: Server, gpu: Gpu) -> bool:
-    """Return whether a GPU is what one of the filters asks for that ``wishes`` draws."""
+    """Return whether a GPU matches one of the filters that ``drawn_requests`` draws."""
     if wanted.key == "gpu.memory":
         limit = int(wanted.values[0])
         return (

@@ -1,4 +1,4 @@
-"""What must hold, each in an object of its own that knows nothing of workloads and faults.
+"""Checkers of safety: each is an object that knows nothing of workloads and faults.
 
 The cluster calls them as things happen; none of them changes anything. The *reference* is the log
 as the first server to apply each command saw it: Raft promises that all others see the same.
@@ -30,7 +30,7 @@ class LogsAgree:
     """All servers apply the same commands at the same indices, and get the same tables."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
         self._commands: dict[int, tuple[Plain, Plain]] = {}
         self._previous: dict[int, int] = {}
         self._states: dict[int, PoolState] = {}
@@ -53,7 +53,7 @@ class LogsAgree:
         if known is None:
             if index <= self.newest:
                 text = f"{server} applied a command at {index}, where others applied none"
-                self._judge.fail("logs-agree", text)
+                self._failures.fail("logs-agree", text)
                 return False
             self._commands[index] = (command, result)
             self._previous[index] = self.newest
@@ -64,49 +64,49 @@ class LogsAgree:
             text = f"{server} applied another command at {index} than others did"
             if known[0] == command:
                 text = f"{server} got another result at {index} than others did"
-            self._judge.fail("logs-agree", text)
+            self._failures.fail("logs-agree", text)
         elif index in self._states and self._states[index] != state:
-            self._judge.fail("logs-agree", f"{server} has another table after {index}")
+            self._failures.fail("logs-agree", f"{server} has another table after {index}")
         if before != self._previous[index]:
             text = f"{server} went from {before} to {index}, others from {self._previous[index]}"
-            self._judge.fail("logs-agree", text)
+            self._failures.fail("logs-agree", text)
         return known is None
 
     def restored(self, server: str, state: PoolState) -> None:
         """Compare a table that a server took from a snapshot."""
         if state.index not in self._commands and state.index != 0:
             text = f"{server} restored a table at {state.index}, where nobody applied anything"
-            self._judge.fail("logs-agree", text)
+            self._failures.fail("logs-agree", text)
         self._at[server] = state.index
         known = self._states.get(state.index)
         if known is not None and known != state:
-            self._judge.fail("logs-agree", f"{server} restored another table at {state.index}")
+            self._failures.fail("logs-agree", f"{server} restored another table at {state.index}")
 
     def acknowledged(self, server: str, command: Plain, outcome: Committed) -> None:
-        """Compare what a proposer was told with what is in the log."""
+        """Compare the result that a proposer got with the log."""
         known = self._commands.get(outcome.index)
         if known is None:
             text = f"{server} acknowledged {outcome.index}, which nobody has applied"
-            self._judge.fail("acknowledged-stays", text)
+            self._failures.fail("acknowledged-stays", text)
         elif known != (command, outcome.result):
             text = f"{server} acknowledged {outcome.index}, where another command is"
-            self._judge.fail("acknowledged-stays", text)
+            self._failures.fail("acknowledged-stays", text)
 
     def end(self, states: Iterable[tuple[str, PoolState]]) -> None:
         """After healing: nothing is missing anywhere, and all tables are the same."""
         for server, state in states:
             if state.index != self.newest:
                 text = f"{server} is at {state.index} after healing, others at {self.newest}"
-                self._judge.fail("acknowledged-stays", text)
+                self._failures.fail("acknowledged-stays", text)
             elif state != self.state:
-                self._judge.fail("logs-agree", f"{server} has another table in the end")
+                self._failures.fail("logs-agree", f"{server} has another table in the end")
 
 
 class OneLeader:
     """A term has at most one leader, and a server votes once in a term, restarts included."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
         self._leaders: dict[int, str] = {}
         self._votes: dict[tuple[str, int], str] = {}
         self._terms: dict[str, int] = {}
@@ -116,52 +116,52 @@ class OneLeader:
         if core.state == LEADER:
             leader = self._leaders.setdefault(core.term, server)
             if leader != server:
-                self._judge.fail("one-leader", f"{leader} and {server} lead in term {core.term}")
+                self._failures.fail("one-leader", f"{leader} and {server} lead in term {core.term}")
         if term < self._terms.get(server, 0):
             text = f"{server} went back from term {self._terms[server]} to {term}"
-            self._judge.fail("one-vote", text)
+            self._failures.fail("one-vote", text)
         self._terms[server] = term
         if vote is not None:
             before = self._votes.setdefault((server, term), vote)
             if before != vote:
                 text = f"{server} voted for {before} and for {vote} in term {term}"
-                self._judge.fail("one-vote", text)
+                self._failures.fail("one-vote", text)
 
 
 class TableSound:
     """Every table satisfies ``pool.invariants``: no GPU memory is granted twice by the books."""
 
-    _LOOKED_AT = ("leases", "servers", "usage", "by_request", "closed", "acts")
-    """What the invariants speak of; a command that leaves all of it alone cannot break one."""
+    _CHECKED = ("leases", "servers", "usage", "by_request", "closed", "acts")
+    """Fields that the invariants depend on; a command that changes none cannot break one."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
-        self._looked: tuple[object, ...] = (None,) * len(self._LOOKED_AT)
+        self._failures = failures
+        self._checked: tuple[object, ...] = (None,) * len(self._CHECKED)
 
     def applied(self, index: int, state: PoolState) -> None:
-        """Look at the table after a command was applied for the first time."""
-        looked = tuple(getattr(state, name) for name in self._LOOKED_AT)
-        if all(now is before for now, before in zip(looked, self._looked, strict=True)):
+        """Check the table after a command was applied for the first time."""
+        checked = tuple(getattr(state, name) for name in self._CHECKED)
+        if all(now is before for now, before in zip(checked, self._checked, strict=True)):
             return
-        self._looked = looked
+        self._checked = checked
         if found := violations(state):
-            self._judge.fail("table-sound", f"after {index}: {found[0]}")
+            self._failures.fail("table-sound", f"after {index}: {found[0]}")
 
 
 class MemoryTruth:
-    """Whatever the table says: workers on one GPU fit into it, and freed means they are gone."""
+    """Workers on one GPU fit into it, and a freed part of a lease has none."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
 
     def changed(self, machine: Machine) -> None:
-        """Look at a machine where a worker was started or is gone."""
+        """Check a machine where a worker was started or is gone."""
         capacity = {gpu.id: gpu.capacity for gpu in machine.gpus()}
         for gpu, occupied in machine.occupied().items():
             if occupied > capacity[gpu]:
                 leases = sorted({w.lease for w in machine.workers})
                 text = f"workers of leases {leases} occupy {occupied} of {capacity[gpu]} on {gpu}"
-                self._judge.fail("memory-truth", text)
+                self._failures.fail("memory-truth", text)
 
     def applied(self, index: int, state: PoolState, machines: Iterable[Machine]) -> None:
         """Look whether a command that was applied for the first time freed what is in use."""
@@ -178,14 +178,14 @@ class MemoryTruth:
                     else freed(state, worker.lease, machine.server)
                 ):
                     text = f"lease {worker.lease} is freed at {index}, its worker on "
-                    self._judge.fail("freed-is-gone", f"{text}{machine.name} lives")
+                    self._failures.fail("freed-is-gone", f"{text}{machine.name} lives")
 
 
 class DeadClientsLeave:
     """Every lease of a client that is gone comes to its end, and so do its workers."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
 
     def left_over(
         self, state: PoolState, living: set[bytes], machines: Iterable[Machine]
@@ -210,26 +210,26 @@ class DeadClientsLeave:
     def end(self, before: set[str], after: set[str]) -> None:
         """Judge what was left over when it should all have been gone, and a while later."""
         for what in sorted(before & after):
-            self._judge.fail("dead-clients-leave", f"{what}, of a client that is gone, is there")
+            self._failures.fail("dead-clients-leave", f"{what}, of a client that is gone, is there")
 
 
 class GrantedIsWanted:
-    """A client gets what it claimed, and nothing that it has turned its back on."""
+    """A client gets the lease it claimed, and none for a request that it abandoned."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
 
     def granted(self, lease: LeaseId, client: str, *, wanted: bool) -> None:
-        """Judge a new lease; ``wanted`` says whether its client still waits for it."""
+        """Judge a new lease; ``wanted`` is whether its client still waits for it."""
         if not wanted:
             text = f"lease {lease} was granted to {client}, which has gone on to another offer"
-            self._judge.fail("granted-is-wanted", text)
+            self._failures.fail("granted-is-wanted", text)
 
     def answered(self, lease: Lease | None, claimed: tuple[Partition, ...]) -> None:
         """Judge the answer to a claim of these partitions; None for a lease long over."""
         if lease is not None and lease.partitions != claimed:
             text = f"lease {lease.id} was the answer to a claim of other partitions than it has"
-            self._judge.fail("granted-is-wanted", text)
+            self._failures.fail("granted-is-wanted", text)
 
 
 class AnswersInTime:
@@ -241,20 +241,20 @@ class AnswersInTime:
     again what a cut held back, and that takes as long as the cut."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
 
     def answered(self, client: str, server: str, took_s: float, quiescent_s: float) -> None:
         """Judge one claim."""
         if took_s > self.WITHIN_S and quiescent_s > self.QUIESCENT_S:
             text = f"{server} left a claim of {client} without an answer for {took_s:.2f} s"
-            self._judge.fail("answers-in-time", text)
+            self._failures.fail("answers-in-time", text)
 
 
 class RevokedMeansRevoked:
     """After a confirmed revocation, no later claim with that token is granted."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
         self._revoked_at: dict[str, float] = {}
         self._drained: dict[ServerId, float] = {}
         self._version = 0
@@ -278,7 +278,7 @@ class RevokedMeansRevoked:
         """Judge a new lease: the policy that was confirmed, or a later one, is in force."""
         if state.policy.version < self._version:
             text = f"version {state.policy.version} of the policy, not {self._version}"
-            self._judge.fail("policy-stays", f"lease {lease.id} was granted by {text}")
+            self._failures.fail("policy-stays", f"lease {lease.id} was granted by {text}")
 
     def granted(
         self, token: str, lease: LeaseId, servers: Iterable[ServerId], called_at: float
@@ -286,18 +286,18 @@ class RevokedMeansRevoked:
         """Judge a claim that was made at ``called_at`` and granted."""
         if called_at > self._revoked_at.get(token, called_at):
             text = f"lease {lease} was granted to token {token} after it was revoked"
-            self._judge.fail("revoked-stays", text)
+            self._failures.fail("revoked-stays", text)
         for server in servers:
             if called_at > self._drained.get(server, called_at):
                 text = f"lease {lease} was granted on {server} after it was drained"
-                self._judge.fail("policy-stays", text)
+                self._failures.fail("policy-stays", text)
 
 
 class Linearizable:
     """What clients saw could have come from one copy of everything."""
 
     def __init__(self, failures: FailureReporter) -> None:
-        self._judge = failures
+        self._failures = failures
         self.unknown = 0
         """Histories for which the search gave up."""
         self.checked = 0
@@ -309,7 +309,7 @@ class Linearizable:
             if verdict.linearizable is None:
                 self.unknown += 1
             elif not verdict.linearizable:
-                self._judge.fail("linearizable", f"the history of {name} has no valid order")
+                self._failures.fail("linearizable", f"the history of {name} has no valid order")
 
 
 def freed(state: PoolState, lease_id: LeaseId, server: ServerId) -> bool:

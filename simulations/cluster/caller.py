@@ -1,4 +1,4 @@
-"""A plain client of the control servers: says hello somewhere, and repeats a call until answered.
+"""A caller of control servers: it connects to one, and repeats a call until it is answered.
 
 Operators and joining servers use it; programs that want GPUs use ``remoting.allocation``.
 """

@@ -1,4 +1,4 @@
-"""One client: the real allocation, over simulated connections, and a program that holds GPUs.
+"""Clients: the real negotiation over simulated connections, and a program that holds GPUs.
 
 It stands for ``remoting.client`` and a user: it asks for GPUs, opens a session on every server of
 its lease, holds the lease for a while, gives it back, and does so again.
@@ -41,7 +41,7 @@ RELEASE_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """With which a client says hello."""
+    """The token with its secret that a client authenticates with."""
 
     token: TokenId
     secret: bytes
@@ -107,7 +107,7 @@ class ClientProcess(Process):
             environment: of the run.
             name: of its machine.
             clock: of its machine.
-            random: its own source of chance.
+            random: its own random source.
             credentials: of its user, as they are now.
             targets: the machines of all servers.
             counters: shared with other clients.
@@ -142,7 +142,7 @@ class ClientProcess(Process):
         self.after(0.05 + self._random.random() * self._environment.options.think_s, self._begin)
 
     def kill(self) -> None:
-        """End; whatever it had is given back from now on."""
+        """End; the pool takes its leases back from now on."""
         if self.alive:
             self._give_up_history(at=self.scheduler.now)
             history = self._environment.history

@@ -1,4 +1,4 @@
-"""A pool of servers with its clients in one process, and what may be done to them."""
+"""The cluster: servers and clients of one pool in one process, and the faults that act on them."""
 
 import itertools
 from functools import partial
@@ -29,10 +29,10 @@ from gpupool.simulations.workload.drawn_policies import USERS, draw_policy
 
 PEER_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 10.0
-"""As ``remoting.links`` and ``remoting.server`` have them."""
+"""As ``peer_transport`` and ``control_server`` have them."""
 
 WITHOUT_VOTE_S = 0.1
-"""How often an operator looks whether a removed server has no vote any more."""
+"""How often an operator checks whether a removed server still has a vote."""
 
 RESPAWN_S = 2.0
 """Mean time until another client comes for one that is gone."""
@@ -42,7 +42,7 @@ class Cluster:
     """Everything that one run simulates. Faults act on it through ``faults.FaultTarget``."""
 
     def __init__(self, options: Options, *, only: str = "") -> None:
-        """Make a cluster that does nothing yet; with ``only``, one checker alone judges it."""
+        """Make a cluster that does nothing yet; with ``only``, one checker alone can fail it."""
         scheduler = Scheduler(options.seed)
         trace = Trace(scheduler)
         self.failures = FailureReporter(scheduler, trace, only=only)

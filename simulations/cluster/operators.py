@@ -1,4 +1,4 @@
-"""Those who run the pool: they make it, let servers in, and revoke, drain, end and replace."""
+"""Operators of the pool: they create it, admit servers, and revoke, drain, end and replace."""
 
 from collections.abc import Callable
 from functools import partial
@@ -105,7 +105,7 @@ class Operator:
         self._order(m.EndLease(lease, "by order"), lambda _at: None)
 
     def remove(self, server: ServerId, removed: Callable[[bool], None]) -> None:
-        """Take a server out of the pool for good; ``removed`` is told whether the pool agreed."""
+        """Take a server out of the pool for good; ``removed`` gets whether the pool agreed."""
         self._order(
             m.RemoveServer(server),
             lambda _at: removed(True),

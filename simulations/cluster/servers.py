@@ -1,4 +1,4 @@
-"""One server process: the real consensus, table and controller, as ``gpupool join`` runs them."""
+"""Server processes: the real consensus, table and controller, as ``gpupool join`` runs them."""
 
 import itertools
 import traceback
@@ -86,7 +86,7 @@ class ServerProcess(Process):
             died: called when the process ends by itself, with the reason.
             create: whether the server's storage has to be made.
             first: whether it is the first server of the pool.
-            servers: those that a joining server was told of.
+            servers: the members that a joining server got.
         """
         super().__init__(environment.scheduler, machine.name)
         self._environment = environment
@@ -198,7 +198,7 @@ class ServerProcess(Process):
     # --- consensus --------------------------------------------------------------------------------
 
     def propose(self, command: Plain, timeout_s: float, decided: Callable[[Outcome], None]) -> None:
-        """Propose a command, as the real server's task does, with the checkers looking on."""
+        """Propose a command, as the real server's task does, with the checkers watching."""
         assert self.replicated_log is not None
 
         def checked(outcome: Outcome) -> None:

@@ -1,7 +1,8 @@
-"""What ``remoting.links`` promises to consensus, over the simulated network.
+"""The transport between peers, over the simulated network.
 
-The rules are those of ``remoting.links``: the server with the smaller id dials, the other one when
-that has not worked for a while, a newer connection replaces an older one, failures back off.
+The rules are those of ``remoting.transport.peer_transport``: the server with the smaller id dials,
+the other one when that has not worked for a while, a newer connection replaces an older one,
+failures back off.
 """
 
 from collections.abc import Callable, Sequence
@@ -133,7 +134,7 @@ class SimulatedTransport:
         if peer not in self._peers or peer in self._links or peer in self._dialling:
             return
         machine = self._locate(peer)
-        # Whoever answers there must prove to be the one that is looked for.
+        # The process that answers must prove that it is the wanted peer.
         if machine is None or self._identify(machine) != peer:
             self.lost(peer, None)
             return

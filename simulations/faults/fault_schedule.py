@@ -1,7 +1,7 @@
-"""What goes wrong, and when: a list drawn from the seed before anything happens.
+"""The fault schedule: the faults of a run and their times, drawn from the seed before it begins.
 
-Each fault has chance of its own, so leaving one out changes nothing about the others. That is what
-lets ``shrink`` take them away one by one.
+Each fault has a random source of its own, so leaving one out changes no other. That lets ``shrink``
+take them away one by one.
 """
 
 from collections.abc import Callable
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from gpupool.simulations.kernel.swarm_options import Options, chance
+from gpupool.simulations.kernel.swarm_options import Options, random_source
 
 FAULT_COUNT_MAX = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault; whom exactly it hits is decided when it happens."""
+    """One fault; its target is chosen when it happens."""
 
     number: int
     at: float  # virtual seconds after the beginning of the faults
     kind: str
 
     def random(self, seed: int) -> Random:
-        """Return this fault's own source of chance."""
-        return chance(seed, f"fault/{self.kind}/{self.number}")
+        """Return this fault's own random source."""
+        return random_source(seed, f"fault/{self.kind}/{self.number}")
 
 
 class FaultTarget(Protocol):
-    """What the cluster lets faults do. Everything is undone by ``heal`` at the latest."""
+    """The faults that a cluster can be hit with. ``heal`` undoes all of them."""
 
     def server_names(self) -> list[str]:
         """Return the machines of the pool's servers."""
@@ -111,7 +111,7 @@ def schedule(options: Options) -> list[Fault]:
     """Return the faults of a run, in the order in which they happen."""
     found: list[Fault] = []
     for kind, interval_s in options.faults:
-        random = chance(options.seed, f"schedule/{kind}")
+        random = random_source(options.seed, f"schedule/{kind}")
         at = random.expovariate(1.0) * interval_s
         while at < options.fault_s and len(found) < FAULT_COUNT_MAX:
             found.append(Fault(0, at, kind))

@@ -1,4 +1,4 @@
-"""A machine's two clocks: a monotonic one at a rate of its own, and a wall clock that jumps."""
+"""The clocks of a machine: a monotonic one with a rate of its own, and a wall clock that jumps."""
 
 from gpupool.simulations.kernel.scheduler import Scheduler
 
@@ -9,14 +9,14 @@ EPOCH_MS = 1_900_000_000_000
 class DriftingClock:
     """``ports.Clock`` under virtual time.
 
-    The monotonic clock never goes back, whatever happens to its rate; its zero is drawn, so that
+    The monotonic clock never goes back, at any rate; its zero is drawn, so that
     no code can take one machine's instant for another's.
     """
 
     def __init__(
         self, scheduler: Scheduler, *, origin_s: float, rate: float, wall_error_ms: int
     ) -> None:
-        self._world = scheduler
+        self._scheduler = scheduler
         self._base = origin_s
         self._since = scheduler.now
         self._rate = rate
@@ -24,12 +24,12 @@ class DriftingClock:
 
     def monotonic(self) -> float:
         """Return this machine's seconds."""
-        return self._base + (self._world.now - self._since) * self._rate
+        return self._base + (self._scheduler.now - self._since) * self._rate
 
     def wall_ms(self) -> int:
-        """Return what this machine takes for milliseconds since the Unix epoch."""
-        elapsed_ms = int(self._world.now * 1000)
-        drift_ms = int(self._world.now * (self._rate - 1.0) * 1000)
+        """Return this machine's idea of the milliseconds since the Unix epoch."""
+        elapsed_ms = int(self._scheduler.now * 1000)
+        drift_ms = int(self._scheduler.now * (self._rate - 1.0) * 1000)
         return EPOCH_MS + elapsed_ms + drift_ms + self._wall_error_ms
 
     def world_time(self, instant: float) -> float:
@@ -39,7 +39,7 @@ class DriftingClock:
     def set_rate(self, rate: float) -> None:
         """Let the clock run at ``rate`` seconds a second from now on."""
         self._base = self.monotonic()
-        self._since = self._world.now
+        self._since = self._scheduler.now
         self._rate = rate
 
     def jump_wall(self, by_ms: int) -> None:

@@ -1,4 +1,7 @@
-"""Where all checkers report; the first failure ends the run, so that the transcript ends there."""
+"""The failure reporter: every checker reports here, and the first failure ends the run.
+
+So the transcript of a failed run ends with the failure.
+"""
 
 from dataclasses import dataclass
 
@@ -8,7 +11,7 @@ from gpupool.simulations.kernel.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Something that must never happen has happened."""
+    """A checker's finding: an event that must never happen."""
 
     checker: str
     text: str
@@ -19,18 +22,18 @@ class Failure:
 
 
 class FailureReporter:
-    """Takes what the checkers find."""
+    """Takes the findings of the checkers."""
 
     def __init__(self, scheduler: Scheduler, trace: Trace, *, only: str = "") -> None:
-        """Make a judge, which with ``only`` listens to that one checker."""
-        self._world = scheduler
+        """Make a reporter; with ``only``, only that checker's findings count."""
+        self._scheduler = scheduler
         self._trace = trace
         self._only = only
         self.failure: Failure | None = None
 
     def fail(self, checker: str, text: str) -> None:
-        """Record a failure and stop the world; only the first one counts."""
+        """Record a failure and stop the scheduler; only the first one counts."""
         if self.failure is None and self._only in ("", checker):
-            self.failure = Failure(checker, text, self._world.now)
+            self.failure = Failure(checker, text, self._scheduler.now)
             self._trace.note("checker", "FAILED", f"{checker}: {text}")
-            self._world.stopped = True
+            self._scheduler.stopped = True

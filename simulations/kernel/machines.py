@@ -1,7 +1,7 @@
-"""What survives a server process: its machine, with disk, clock, GPUs, and workers that still run.
+"""Machines: disk, clock, GPUs and running workers, which survive a server process.
 
-Here lies the truth about GPU memory, whatever the table says: a worker occupies the partitions of
-its lease from its start until it is really gone.
+The memory that workers occupy is the truth that the table is compared with: a worker occupies the
+partitions of its lease from its start until it is gone.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,7 +77,7 @@ class Machine:
         self.dark = False
         """Without power."""
         self._idle = idle
-        self._world = scheduler
+        self._scheduler = scheduler
         self._trace = trace
         self._random = random
         self._workers_changed = workers_changed
@@ -113,20 +113,26 @@ class Machine:
         worker = Worker(lease, tuple(partitions), self.server, self.incarnation)
         self.workers.append(worker)
         if self._idle and self._random.random() < self._idle:
-            self._world.after(REST_S * self._random.expovariate(1.0), partial(self._rest, worker))
+            self._scheduler.after(
+                REST_S * self._random.expovariate(1.0), partial(self._rest, worker)
+            )
         self._trace.note(self.name, "worker", f"starts for lease {lease}")
         self._workers_changed(self)
 
     def _rest(self, worker: Worker) -> None:
         """Let a program make no more calls for a while."""
         if worker in self.workers:
-            worker.rested_since = (self._world.now, self.clock.monotonic())
-            self._world.after(RESTS_S * self._random.expovariate(1.0), partial(self._work, worker))
+            worker.rested_since = (self._scheduler.now, self.clock.monotonic())
+            self._scheduler.after(
+                RESTS_S * self._random.expovariate(1.0), partial(self._work, worker)
+            )
 
     def _work(self, worker: Worker) -> None:
         if worker in self.workers:
             worker.rested_since = None
-            self._world.after(REST_S * self._random.expovariate(1.0), partial(self._rest, worker))
+            self._scheduler.after(
+                REST_S * self._random.expovariate(1.0), partial(self._rest, worker)
+            )
 
     def kill(self, worker: Worker, gone: Callable[[], None] | None = None) -> None:
         """Kill a worker; ``gone`` is called once it is really gone, which takes a while."""
@@ -134,13 +140,13 @@ class Machine:
         worker.dying = True
         end = partial(self._remove, worker, [gone] if gone is not None else [])
         worker.ends.append(end)
-        self._world.after(delay_s, end)
+        self._scheduler.after(delay_s, end)
 
     def hurry(self) -> None:
         """Let workers that are dying be gone as soon as those that are killed from now on."""
         for worker in self.workers:
             for end in worker.ends:
-                self._world.after(self.kill_s, end)
+                self._scheduler.after(self.kill_s, end)
 
     def lose_workers(self) -> None:
         """Let every worker be gone at once, as when the power fails."""

@@ -1,4 +1,4 @@
-"""Virtual time: one heap of events, one seed, and chance split between the subsystems."""
+"""The scheduler: a heap of events in virtual time, and random sources for the subsystems."""
 
 import hashlib
 import itertools
@@ -15,7 +15,7 @@ class StuckError(Exception):
 
 
 class Scheduler:
-    """Everything that happens, in the order of virtual time.
+    """Runs events in the order of virtual time.
 
     Two events at the same instant happen in the order in which they were scheduled, so a run
     depends on nothing but the seed.
@@ -27,17 +27,17 @@ class Scheduler:
         """Virtual seconds since the beginning."""
         self.event_count = 0
         self.stopped = False
-        """Set when there is no point in going on; nothing happens any more then."""
+        """Set by the first failure; no event happens after it."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = itertools.count()
 
     def random(self, subsystem: str) -> Random:
-        """Return a source of chance of its own for ``subsystem``.
+        """Return a random source of its own for ``subsystem``.
 
         A draw added in one subsystem leaves those of all others as they were.
         """
         digest = hashlib.sha256(f"{self.seed}/{subsystem}".encode()).digest()
-        return Random(int.from_bytes(digest))  # noqa: S311 - chance that repeats is the point
+        return Random(int.from_bytes(digest))  # noqa: S311 - a source that repeats is the point
 
     def at(self, when: float, action: Callable[[], None]) -> None:
         """Let ``action`` happen at the instant ``when``, or now if that is past."""

@@ -27,7 +27,7 @@ USER_TIMEOUT_SHARE = 0.85
 """Of its timeout, after which ``remoting.sockets`` lets the kernel give unacknowledged data up."""
 
 HELD_BYTES_MAX = 32 * 1024 * 1024
-"""Of one direction; beyond it the sender is told that its queue is full."""
+"""Of one direction; beyond it, sending fails because the queue is full."""
 
 
 class Endpoint(Protocol):
@@ -225,13 +225,13 @@ class Network:
     # --- for processes ----------------------------------------------------------------------------
 
     def listen(self, process: Process, accept: Accept) -> None:
-        """Take connections for the machine of ``process``, instead of whoever did before."""
+        """Take connections for the machine of ``process``, instead of the process before it."""
         self._listeners[process.machine] = (process, accept)
 
     def dial(
         self, process: Process, target: str, kind: str, endpoint: Endpoint, *, timeout_s: float
     ) -> None:
-        """Open a connection; ``endpoint`` is told of its success or failure, exactly once."""
+        """Open a connection; ``endpoint`` hears of success or failure exactly once."""
         attempt = _Attempt(self, process, target, kind, endpoint)
         attempt.start(timeout_s)
 
@@ -250,7 +250,7 @@ class Network:
         return self.link(source, target).blocked_since is not None
 
     def block(self, source: str, target: str) -> None:
-        """Cut one direction: nothing gets through, and nobody is told."""
+        """Cut one direction: nothing gets through, and no end hears of it."""
         link = self.link(source, target)
         if link.blocked_since is not None:
             return

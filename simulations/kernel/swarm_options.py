@@ -1,4 +1,4 @@
-"""Everything that one run depends on, drawn from its seed and printed before anything happens."""
+"""Options of a run, drawn from its seed: all that it depends on, printed before it begins."""
 
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -26,7 +26,7 @@ FAULT_KINDS = (
     "partition",  # the servers fall into two groups
     "deaf",  # one server hears nothing, or cannot be heard
     "cut",  # one direction of one pair
-    "isolate-leader",  # whoever leads is alone
+    "isolate-leader",  # the leader is cut off from all others
     "kill",  # kill -9 of a server, its workers live on; it restarts
     "kill-leader",
     "power",  # a server's machine loses power, unsynced data and workers
@@ -53,7 +53,7 @@ FAULT_KINDS = (
     "relabel",  # a server gets other labels
     "replace",  # a server is removed for good, and its machine joins under a new identity
 )
-"""Kinds of faults, and of what operators do, which is as bad. Scenarios have some of their own."""
+"""Kinds of faults and of operators' orders. Scenarios have some of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +79,13 @@ class Options:
     think_s: float = 1.0  # mean time between two leases of a client
     across: float = 0.1  # share of requests that several servers may satisfy together
     snapshot_entries: int = 10_000
-    by_memory: float = 0.0  # share of requests that say bytes instead of a fraction
-    filtered: float = 0.0  # share of requests that not every GPU will do for
+    by_memory: float = 0.0  # share of requests for bytes instead of a fraction
+    filtered: float = 0.0  # share of requests with filters
     wide: float = 0.0  # share of requests for as many GPUs as a server has
     placements: tuple[str, ...] = ("pack",)
     idle: float = 0.0  # share of programs that rest at times, and of requests with an idle timeout
     policy_s: float = 0.0  # mean time until operators put another policy in force; 0 for none
-    policy: tuple[str, ...] = ()  # what policies may say; see ``policies``
+    policy: tuple[str, ...] = ()  # kinds of rules in policies; see ``drawn_policies``
     starved_s: float = 60.0  # after so long a wait, others may not overtake
     faults: tuple[tuple[str, float], ...] = ()  # kind, mean seconds between two of them
     keep: tuple[int, ...] | None = None  # numbers of the faults that happen; None for all
@@ -96,10 +96,10 @@ class Options:
         return [f"SEED={self.seed}", *rest]
 
 
-def chance(seed: int, what: str) -> Random:
-    """Return a source of chance for one purpose of one seed."""
-    digest = sha256(f"{seed}/{what}".encode()).digest()
-    return Random(int.from_bytes(digest))  # noqa: S311 - chance that repeats is the point
+def random_source(seed: int, purpose: str) -> Random:
+    """Return a random source for one purpose of one seed."""
+    digest = sha256(f"{seed}/{purpose}".encode()).digest()
+    return Random(int.from_bytes(digest))  # noqa: S311 - a source that repeats is the point
 
 
 def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) -> Options:
@@ -111,12 +111,14 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
     some = _pick(seed, "some", 0.15, 0.3, 0.5)
     faults: list[tuple[str, float]] = []
     for kind in FAULT_KINDS:
-        random = chance(seed, f"options/{kind}")
+        random = random_source(seed, f"options/{kind}")
         interval_s = random.choice((3.0, 6.0, 12.0, 25.0)) * (0.5 + random.random())
         if random.random() < some:
             faults.append((kind, round(interval_s, 2)))
     policy_s = _pick(seed, "policy_s", 0.0, 4.0, 8.0, 16.0)
-    policy = tuple(k for k in POLICY_KINDS if chance(seed, f"options/policy/{k}").random() < 0.4)
+    policy = tuple(
+        k for k in POLICY_KINDS if random_source(seed, f"options/policy/{k}").random() < 0.4
+    )
     drawn = Options(
         seed=seed,
         servers=_pick(seed, "servers", 3, 3, 5, 5, 5, 7),
@@ -150,5 +152,5 @@ def swarm(seed: int, *, servers: int | None = None, clients: int | None = None) 
 
 
 def _pick(seed: int, name: str, *values: T) -> T:
-    """Draw one option, whatever else is drawn: a new option leaves the others as they were."""
-    return chance(seed, f"options/{name}").choice(values)
+    """Draw one option from a source of its own: a new option leaves the others as they were."""
+    return random_source(seed, f"options/{name}").choice(values)

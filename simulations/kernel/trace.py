@@ -1,4 +1,4 @@
-"""What happened in a run: a hash over every event, and a transcript of one line each."""
+"""The trace of a run: a hash over every event, and a transcript of one line for each."""
 
 import hashlib
 import struct
@@ -18,7 +18,7 @@ class Line:
     """One event."""
 
     at: float  # virtual seconds
-    subject: str  # who: "s2", "c7", "nemesis", "checker"
+    subject: str  # "s2", "c7", "nemesis", "checker"
     kind: str
     text: str
 
@@ -30,18 +30,18 @@ class Trace:
     """The record of one run.
 
     ``digest()`` covers every line and every byte on every wire: two runs with the same digest did
-    the same. Lines are kept always, since only a failure says that they were wanted.
+    the same. Lines are always kept, since a run may fail at its end.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._world = scheduler
+        self._scheduler = scheduler
         self._hash = hashlib.sha256()
         self._checksums: dict[type[object], int] = {}
         self.lines: list[Line] = []
 
     def note(self, subject: str, kind: str, text: str = "") -> None:
         """Record one event."""
-        now = self._world.now
+        now = self._scheduler.now
         self._hash.update(f"{now!r} {subject} {kind} {text}\n".encode())
         if len(self.lines) < LINE_COUNT_MAX:
             self.lines.append(Line(now, subject, kind, text))
@@ -55,7 +55,7 @@ class Trace:
             checksum = self._checksums.get(kind)
             if checksum is None:
                 checksum = self._checksums[kind] = crc32(kind.__name__.encode())
-        self._hash.update(_FRAME.pack(self._world.now, checksum))
+        self._hash.update(_FRAME.pack(self._scheduler.now, checksum))
 
     def digest(self) -> str:
         """Return the hash of everything so far, in hex."""

@@ -147,7 +147,7 @@ class LivenessPhase:
         environment = cluster.environment
         state, machines = environment.checkers.logs.state, environment.machines
         now_ms = max(state.now, machines[leader].clock.wall_ms())
-        environment.checkers.ends.look(state, now_ms, machines.values(), cluster.scheduler.now)
+        environment.checkers.ends.observe(state, now_ms, machines.values(), cluster.scheduler.now)
 
     def _check_waiting(self) -> None:
         """Fail when a request could have been granted for long, and was not."""
@@ -156,7 +156,7 @@ class LivenessPhase:
             return
         state, now = cluster.environment.checkers.logs.state, cluster.scheduler.now
         waiting = [w.id for c in cluster.clients.values() if (w := c.waits_for) is not None]
-        cluster.environment.checkers.places.look(waiting, state, now)
+        cluster.environment.checkers.places.observe(waiting, state, now)
         clocks = tuple(
             (process.server, Milliseconds(process.controller.proposals.at_ms()))
             for process in cluster.servers.values()
@@ -175,7 +175,7 @@ class LivenessPhase:
                 cluster.failures.fail("everything-granted", text)
 
     def _had_room(self, request: Request, user: str) -> bool:
-        """Return whether a request had room at every look for long; observations at few of them."""
+        """Return whether a request had room in every observation of ``GRANT_S_MAX``; tests few."""
         observations = self._observations
         begin = observations[0].at
         if observations[-1].at - max(begin, self._waits_since[request.id]) <= GRANT_S_MAX:

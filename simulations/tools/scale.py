@@ -78,11 +78,11 @@ class Measurement:
     leader_bytes_per_grant: float  # sent by the leader
     apply_s: float  # one grant in the table
     offer_s: float  # one offer of one server
-    look_s: float  # one look of a server's duties at the table with all leases
+    reconcile_s: float  # one reconciliation of a server with the table of all leases
 
 
 class _SharedMachine:
-    """``ports.StateMachine``: applies what is new, and takes over what another applied before."""
+    """``ports.StateMachine``: applies what is new, and takes over results that another computed."""
 
     def __init__(self, shared: "_Shared") -> None:
         self._shared = shared
@@ -254,7 +254,7 @@ def measure(count: int, requests: int = REQUEST_COUNT) -> Measurement:
         leader_bytes_per_grant=sent / max(granted, 1),
         apply_s=_time_applies(count),
         offer_s=offer_s,
-        look_s=_time_looks(pool.shared.machine.state),
+        reconcile_s=_time_reconciliations(pool.shared.machine.state),
     )
 
 
@@ -318,7 +318,7 @@ def _time_offers(state: PoolState, rounds: int = 200) -> float:
     return (time.perf_counter() - began) / rounds
 
 
-def _time_looks(state: PoolState, rounds: int = 20) -> float:
+def _time_reconciliations(state: PoolState, rounds: int = 20) -> float:
     began = time.perf_counter()
     for number in range(rounds):
         plan_host(state, server_id(number), Incarnation(1), {}, {}, {})

@@ -1,16 +1,16 @@
-"""Runs by name: what goes wrong in them, and how often."""
+"""Scenarios: runs by name, with the kinds of their faults and how often they happen."""
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from gpupool.simulations.kernel.swarm_options import Options, chance, swarm
+from gpupool.simulations.kernel.swarm_options import Options, random_source, swarm
 
 Faults = tuple[tuple[str, float], ...]
 
 
 def _drawn(seed: int, scenario: str, faults: Faults) -> Options:
     """Return options with these faults, each up to half as often or twice as often."""
-    random = chance(seed, "scenario")
+    random = random_source(seed, "scenario")
     drawn = tuple(
         (kind, round(every_s * 2 ** random.uniform(-1, 1), 2)) for kind, every_s in faults
     )
@@ -67,7 +67,7 @@ def options_of(
     fault_s: float | None = None,
     keep: tuple[int, ...] | None = None,
 ) -> Options:
-    """Return the options of one seed of a scenario, with what the caller insists on."""
+    """Return the options of one seed of a scenario, with those that the caller sets."""
     options = SCENARIOS[scenario](seed)
     if servers is not None:
         options = replace(options, servers=servers)

@@ -1,4 +1,4 @@
-"""Many seeds, on as many processes as are wanted, and what they came to."""
+"""A search over many seeds, on several processes, with the sums of their results."""
 
 import hashlib
 import logging
@@ -15,7 +15,7 @@ from gpupool.simulations.tools.runner import Report, run
 
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """What one seed came to: a ``Report`` without its transcript."""
+    """The result of one seed: a ``Report`` without its transcript."""
 
     seed: int
     process: int  # the process that ran it
@@ -83,7 +83,7 @@ class Totals:
 
 
 def search(runs: Sequence[Options], *, jobs: int = 1) -> Iterator[SeedResult]:
-    """Run them all, in any order; whoever stops to iterate ends the processes."""
+    """Run all of them, in any order; closing the iterator ends the processes."""
     if jobs <= 1:
         yield from map(run_seed, runs)
         return
@@ -101,7 +101,7 @@ def run_seed(options: Options) -> SeedResult:
 
 
 def summary(report: Report, processor_s: float) -> SeedResult:
-    """Return what remains of a report when its transcript is not wanted."""
+    """Return a report without its transcript."""
     return SeedResult(
         seed=report.options.seed,
         process=os.getpid(),
@@ -117,6 +117,6 @@ def summary(report: Report, processor_s: float) -> SeedResult:
 
 
 def _begin() -> None:
-    """Leave Ctrl-C to the process that started the search, and the servers' complaints unsaid."""
+    """Leave Ctrl-C to the process that started the search, and silence the logs of servers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.disable(logging.CRITICAL)

@@ -17,8 +17,8 @@ def draw_policy(random: Random, options: Options, now_ms: int) -> str:
     """Return a policy's document.
 
     Args:
-        random: a source of chance.
-        options: of the run; what its policies may say, not each of which says all.
+        random: a random source.
+        options: of the run; the kinds of rules; each policy has some of them.
         now_ms: the table's time, so that windows open and close soon.
     """
     kinds = [kind for kind in options.policy if random.random() < 0.7]

@@ -1,4 +1,4 @@
-"""What clients ask for: of one GPU a part, of a server all, of several some, of any or of few."""
+"""The workload generator: requests for parts of a GPU, for whole servers, and across servers."""
 
 from random import Random
 

@@ -28,7 +28,7 @@ def test_events_happen_in_order_of_time_then_of_scheduling() -> None:
     assert seen == ["a", "b", "c"]
 
 
-def test_chance_of_one_subsystem_does_not_depend_on_another() -> None:
+def test_random_source_of_one_subsystem_does_not_depend_on_another() -> None:
     one, other = Scheduler(7), Scheduler(7)
     other.random("disk").random()
     assert one.random("network").random() == other.random("network").random()
