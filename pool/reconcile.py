@@ -90,13 +90,13 @@ def plan_host(
                 propose.append(EndLease(lease.id, "its client never connected"))
         elif part is PartStatus.ENDING and not worker_count.get(lease.id, 0):
             propose.append(FreeLease(lease.id, self_id, incarnation))
-    # Fencing: whatever runs for a lease that the table does not hold here must die.
+    # Fencing: a worker must end when the table does not hold its lease here.
     kill = [lease for lease, count in worker_count.items() if count and lease not in held]
     return HostPlan(tuple(kill), tuple(propose)) if kill or propose else NOTHING_TO_DO
 
 
 def leases_at(state: PoolState, server: ServerId) -> tuple[Lease, ...]:
-    """Return the leases that have a part at ``server``, whatever has become of it."""
+    """Return the leases that have a part at ``server``, freed parts included."""
     known = _leases_at.get(state.leases, server)
     if known is None:
         found = tuple(lease for lease in state.leases.values() if server in lease.parts)

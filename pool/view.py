@@ -1,7 +1,7 @@
 """One read model of the pool, for ``status``, ``gpus``, ``leases``, ``top`` and ``/metrics``.
 
 A ``PoolView`` is what one server can say, with its age; ``Telemetry`` is what a server measures of
-itself, and is joined in by whoever shows it. Nothing secret is in either.
+itself, and is joined in by the program that shows it. Nothing secret is in either.
 """
 
 from collections.abc import Sequence
@@ -181,7 +181,7 @@ class Telemetry:
 def visible(text: str) -> str:
     """Return ``text`` without what would move a terminal's cursor or change its colours.
 
-    Reasons, programs and clients are whatever somebody has written there.
+    Reasons, programs and clients are texts that users have written.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""Answers that are kept beside the table, each for as long as the question is the very same."""
+"""A cache of answers that follow from parts of a table, found by the identity of these parts."""
 
 from typing import Generic, TypeVar
 

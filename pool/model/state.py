@@ -44,7 +44,7 @@ WAITING_LAPSE_MS = 15_000
 """A waiting entry that was not renewed for so long is dropped (design section 3.6)."""
 
 STARVED_AFTER_MS = 60_000
-"""After so long a wait, claims that would take what the oldest waiter needs are refused."""
+"""After so long a wait, claims of GPUs that the oldest waiting request needs are refused."""
 
 PARTITION_SIZE_MIN = 1 << 20
 """The smallest partition, and the unit to which sizes are rounded down: 1 MiB."""
@@ -113,7 +113,7 @@ class Server:
     cuda_version: str = ""
     labels: dict[str, str] = field(default_factory=dict[str, str])
     labels_said: dict[str, str] = field(default_factory=dict[str, str])
-    """What ``--label`` said at its latest start; an operator's change of it is kept."""
+    """The values of ``--label`` at its latest start; an operator's later changes outlive them."""
     link_speed: int = 0  # Mbit/s of the interface that has ``address``; 0 when unknown
     rdma: bool = False
     gpus: dict[GpuId, Gpu] = field(default_factory=dict[GpuId, Gpu])
@@ -168,7 +168,7 @@ class Lease:
     units: dict[ServerId, int] = field(default_factory=dict[ServerId, int])  # of policy.UNIT
     idle_timeout_s: float = 0.0  # unused for so long, it ends (``idleness``); 0: never
     ends_at: Milliseconds = Milliseconds(0)  # by the policy, at the latest; 0: never
-    notice_at: Milliseconds = Milliseconds(0)  # when its client is told of that
+    notice_at: Milliseconds = Milliseconds(0)  # when its client is notified of that
     ends_why: str = ""  # which rule says so
     data_encryption: str = ""  # "tls" or "off" by the policy; empty: as the pool has it
 
@@ -245,7 +245,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A secret's public half: its hash, whom it names, and until when it holds."""
+    """The public half of a secret: its hash, its user, and its expiry."""
 
     id: TokenId
     kind: TokenKind
@@ -286,7 +286,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One administrative act: who did what, and when. Numbers have no gaps."""
+    """One administrative act: author, kind, subject and time. Numbers have no gaps."""
 
     number: int  # 1 for the first act of the pool
     index: int  # of the command in the log

@@ -17,7 +17,7 @@ from gpupool.pool.policy.idleness import effective_timeout_s
 from gpupool.pool.policy.rulebook import rulebook
 
 NOTICE_MS_MAX = 5 * 60_000
-"""So long before its latest end a client is told; a tenth of a short time."""
+"""A client is notified so long before the latest end; a tenth of a short time."""
 
 
 def with_terms(state: PoolState, lease: Lease) -> Lease:
@@ -41,7 +41,7 @@ def with_terms(state: PoolState, lease: Lease) -> Lease:
 
 
 def notice_text(lease: Lease) -> str:
-    """Return what the client of a lease is told when its notice is due."""
+    """Return the text of the notice that the client of a lease gets."""
     return f"it ends in {duration_text(lease.ends_at - lease.notice_at)}: {lease.ends_why}"
 
 

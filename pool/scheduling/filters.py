@@ -212,7 +212,7 @@ def filter_text(wanted: Filter) -> str:
 
 
 def well_formed(filters: Sequence[Filter]) -> bool:
-    """Return whether these are filters as ``parse_filter`` makes them, whoever sent them."""
+    """Return whether these are filters as ``parse_filter`` makes them; senders are not trusted."""
     if not filters:
         return True
     texts = [text for each in filters for text in (each.key, *each.values)]

@@ -60,7 +60,7 @@ class NoOffer:
 def may_have_room(server: Server, request: Request) -> bool:
     """Return whether enough GPUs have memory free; without that there is no offer.
 
-    It looks at nothing else, and is a tenth of the work of ``make_offer``.
+    It checks nothing else, and is a tenth of the work of ``make_offer``.
     """
     missing = 1 if request.across else request.count
     for gpu in server.gpus.values():
@@ -78,7 +78,7 @@ def make_offer(
     """Return what ``server`` answers to a ``request`` of ``user``, from the table alone."""
     matching = admitted(request, server)
     fitting_count = len(fitting_cards(matching, request))
-    # All other servers are looked at only when this one could not serve the request alone.
+    # All other servers are checked only when this one could not serve the request alone.
     if fitting_count < request.count and not any_could_ever_fit(state, request):
         return _no_offer(server, RefusalKind.NEVER, never_reason(state, request))
     ahead = len(state.waiting) - (request.id in state.waiting)
@@ -164,7 +164,7 @@ def _with_room(
 def _policy_refusal(
     admission: Admission, server: Server, matching: Sequence[Gpu], request: Request, user: str
 ) -> Result | None:
-    """Return why the policy would refuse whatever ``server`` could offer, or None."""
+    """Return why the policy would refuse any offer of ``server``, or None."""
     state = admission.state
     if not state.policy.version:
         return None

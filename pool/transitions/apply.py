@@ -45,7 +45,7 @@ from gpupool.pool.transitions.backup import restore_backup
 
 def apply(state: PoolState, index: int, envelope: Envelope) -> Step:
     """Return the state after ``envelope``, committed at ``index``, and its result."""
-    # Time never goes back along the log, whatever a proposer's clock said.
+    # Time never goes back along the log, whatever the clock of a proposer shows.
     now = Milliseconds(max(state.now, envelope.at))
     state = with_changes(state, index=index, now=now)
     state = uploads.lapse_staged(leases.lapse_waiting(state))

@@ -247,9 +247,10 @@ def cancel_request(state: PoolState, command: CancelRequest) -> Step:
         return end(state, lease_id, command.reason), Result(ok=True, lease=lease_id)
     waiting = {k: w for k, w in state.waiting.items() if k != command.request}
     entry = state.waiting.get(command.request)
-    heir = command.successor
-    if entry and heir and len(heir) == 16 and not _is_known(state, heir):
-        waiting[heir] = replace(entry, request=replace(entry.request, id=heir), renewed=state.now)
+    successor = command.successor
+    if entry and successor and len(successor) == 16 and not _is_known(state, successor):
+        request = replace(entry.request, id=successor)
+        waiting[successor] = replace(entry, request=request, renewed=state.now)
     state = with_changes(state, waiting=waiting)
     return _close(state, command.request, "the request was cancelled"), Result(ok=True)
 
