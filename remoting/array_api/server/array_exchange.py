@@ -1,4 +1,4 @@
-"""Arrays from worker to worker: the array door's side of the links between servers."""
+"""Copies of arrays from worker to worker, over the links between servers."""
 
 import contextlib
 import itertools
@@ -22,7 +22,7 @@ TEXT_LENGTH_MAX = 100
 
 
 class Arrays(Protocol):
-    """What an exchange needs of the executor."""
+    """The executor, as an exchange uses it."""
 
     backend: Backend
 
@@ -39,11 +39,11 @@ class Arrays(Protocol):
         ...
 
     def fail(self, name: str, handles: Any, error: BaseException) -> None:
-        """Tell the client of a failure."""
+        """Report a failure to the client."""
         ...
 
     def fail_silently(self, handle: int, error: BaseException) -> None:
-        """Have whatever uses a result fail."""
+        """Store a failure as a result: calls that use it fail."""
         ...
 
 
@@ -88,14 +88,14 @@ def _is_bytes(value: Any, size: int) -> bool:
 
 
 class Exchange:
-    """Sends and receives arrays in their place in one client's stream of calls."""
+    """Sends and receives arrays, each at its place in one client's stream of calls."""
 
     def __init__(self, executor: Arrays, links: Links) -> None:
         self._executor = executor
         self._links = links
 
     def operations(self) -> dict[str, Callable[..., Any]]:
-        """Return what a client may call."""
+        """Return the operations that a client may call."""
         return {"peer.connect": self._links.connect}
 
     def send(self, index: int, number: int, handle: int) -> None:
@@ -105,12 +105,12 @@ class Exchange:
             array = executor.find(handle)
             if not executor.backend.is_array(array):
                 raise RemoteProtocolError("malformed transfer", why=f"handle {handle} is no array")
-            # The first piece is made before anything leaves, so that a failing copy can be told.
+            # The first piece is made before a byte leaves, so that a failing copy can be reported.
             pieces = self._pieces(array)
             first = list(itertools.islice(pieces, 1))
         except RemoteProtocolError:
             raise
-        except Exception as error:  # noqa: BLE001 - the receiver must not wait for what never comes
+        except Exception as error:  # noqa: BLE001 - the receiver must not wait for ever
             executor.fail("a copy to another server", (), error)
             with contextlib.suppress(PeerLostError):  # the receiver has noticed that by itself
                 self._links.send_failure(index, number, _reason(error))
@@ -141,7 +141,7 @@ class Exchange:
     def receive(
         self, index: int, number: int, handle: int, meta: int, nbytes: int, *, existing: bool
     ) -> None:
-        """Make or fill an array from what another worker sends; wait until it has been sent."""
+        """Make or fill an array with the bytes that another worker sends; wait for all of them."""
         executor = self._executor
         made = () if existing else (handle,)
         try:
@@ -150,7 +150,7 @@ class Exchange:
             if existing:
                 executor.fail("a copy from another server", (), error)
             else:
-                # Whatever uses it fails, and the other worker has told the client why.
+                # Calls that use it fail, and the other worker has reported the reason.
                 executor.fail_silently(handle, error)
             return
         except PeerLostError as error:
@@ -166,7 +166,7 @@ class Exchange:
                 self._links.skip(index, nbytes)
         except RemoteProtocolError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it was, the rest cannot be read
+        except Exception as error:  # noqa: BLE001 - after any failure the rest cannot be read
             self._links.cut(index)
             executor.fail("a copy from another server", made, error)
 

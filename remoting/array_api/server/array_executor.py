@@ -64,22 +64,22 @@ _VIEWS = frozenset(
         "door.same",
     }
 )
-"""Operations whose result aliases its argument: a copy with other strides would not be the same."""
+"""Operations whose result shares its argument's memory, so that a copy would be another array."""
 
 
 class Client(Protocol):
-    """What the executor needs of the connection."""
+    """The connection, as the executor uses it."""
 
     def push(self, kind: array_wire.Kind, body: Any) -> None:
         """Send a frame that nobody waits for."""
         ...
 
     def collect(self) -> bytes | None:
-        """Have the client drop its garbage; return the handles it freed, packed, or None."""
+        """Ask the client for the handles that it dropped; return them packed, or None."""
         ...
 
     def names(self, handle: int) -> bool:
-        """Say whether a frame that was read but not yet run may name ``handle``."""
+        """Say whether a frame that has been read and not run may use ``handle``."""
         ...
 
     def free_later(self, handles: bytes) -> None:
@@ -88,7 +88,7 @@ class Client(Protocol):
 
 
 class Executor:
-    """The state of one session: what its handles, templates and metas stand for."""
+    """The state of one session: the objects, templates and metas behind its numbers."""
 
     def __init__(
         self,
@@ -132,18 +132,18 @@ class Executor:
     # --- memory in common with the client -------------------------------------------------------
 
     def share(self, memory: mmap.mmap) -> None:
-        """Use memory that the client has mapped, too, for `fill` and `fetch`."""
+        """Use memory that the client has mapped as well, for `fill` and `fetch`."""
         self._slots = len(memory) // array_wire.SHARED_SLOT
         self.backend.share(memory)
 
     def fill(self, handle: Any, offset: Any, slot: Any, size: Any) -> None:
-        """Start to copy a slot into a dense array; the slot before may be used again then."""
+        """Start to copy a slot into a dense array; the copy from the slot before has ended then."""
         try:
             array = self.find(handle)
             self._check_piece(array, offset, slot, size)
             self.backend.fill(array, offset, slot * array_wire.SHARED_SLOT, size)
         except DependsOnFailureError:
-            self.backend.synchronize()  # nothing is started, and what was must have ended
+            self.backend.synchronize()  # no copy starts here, and the one before must have ended
         except RemoteProtocolError:
             raise
         except Exception as error:  # noqa: BLE001 - not the question's: nobody waits for it
@@ -161,7 +161,7 @@ class Executor:
     # --- handles --------------------------------------------------------------------------------
 
     def find(self, handle: int) -> Any:
-        """Return what a handle stands for.
+        """Return the object behind a handle.
 
         Raises:
             DependsOnFailureError: the call that should have made it failed.
@@ -291,7 +291,7 @@ class Executor:
             raise RemoteProtocolError("malformed array", why=f"meta {number}, {nbytes} bytes")
         try:
             array = self._retried(self._new, (meta,), {})
-        except Exception as error:  # noqa: BLE001 - any failure is the client's to hear of
+        except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             self.fail("upload", (handle,), error)
             return False
         if nbytes:
@@ -350,7 +350,7 @@ class Executor:
                     self._keep_many(template, first, values, results)
         except RemoteProtocolError:
             raise
-        except Exception as error:  # noqa: BLE001 - every failure is the client's to hear of
+        except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             if (
                 type(error) is KeyError
                 and template.only_handles
@@ -369,7 +369,7 @@ class Executor:
     def _retried(
         self, function: Callable[..., Any], arguments: Any, keywords: Any, nbytes: int = 0
     ) -> Any:
-        """Call; if memory runs out, free what can be freed on both sides and call once more."""
+        """Call; if memory runs out, free unused objects of both sides and call once more."""
         backend = self.backend
         try:
             if nbytes > 1 << 20:
@@ -387,7 +387,7 @@ class Executor:
         return self._adopted(function(*arguments, **keywords))
 
     def _free_unneeded(self, freed: bytes) -> None:
-        """Free what the client dropped, except what calls that wait still make or use."""
+        """Free the handles that the client dropped, except those that waiting calls make or use."""
         rest = bytes(self._body[self._at :])
         later: list[bytes] = []
         for start in range(0, len(freed), 8):
@@ -399,7 +399,7 @@ class Executor:
                 self.free(handle)
         if later and freed != self._dropped:
             self.client.free_later(b"".join(later))
-        # They may be free for the taking the next time that memory runs out.
+        # Those calls may have run by the next time that memory runs out.
         self._dropped = b"".join(later)
 
     def _adopted(self, value: Any) -> Any:
@@ -442,12 +442,12 @@ class Executor:
         return self.backend.adopt(self.backend.conform(value, meta.strides))
 
     def fail_silently(self, handle: int, error: BaseException) -> None:
-        """Have whatever uses the result fail, without telling the client anything now."""
+        """Store a failure as a result: calls that use it fail, and nothing is reported now."""
         self._store(handle, Failed(error))
         self.failures += 1
 
     def fail(self, name: str, handles: Any, error: BaseException) -> None:
-        """Tell the client of a failed call, whose results no later call can use."""
+        """Report a failed call; calls that use its results will fail."""
         for handle in handles:
             self.fail_silently(handle, error)
         if not isinstance(error, DependsOnFailureError):

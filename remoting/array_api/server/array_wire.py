@@ -1,7 +1,7 @@
-"""Frames and records of the array door, on the worker's side.
+"""Frames and records of the array API, on the worker's side.
 
-The drop-in has the same constants in ``dropin/cupy/_door/wire.py``, because it may import
-nothing of ours; a test compares the two. The formats are described there.
+The drop-in has the same constants in ``dropin/cupy/_door/wire.py``, because it runs where gpupool
+may not be installed. A test compares the two files. The drop-in's file describes the formats.
 """
 
 import io
@@ -56,7 +56,7 @@ class Kind(IntEnum):
     NOTICE = 21
 
 
-# Enumerations are slow to ask, and every frame is asked.
+# A dictionary is faster than the enumeration, and every frame needs the kind.
 _KINDS: dict[int, Kind] = {kind.value: kind for kind in Kind}
 _HELLO, _BYE = Kind.HELLO.value, Kind.BYE.value
 

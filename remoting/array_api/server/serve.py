@@ -1,4 +1,10 @@
-"""The worker's side of the array door: frames in, calls executed, answers out."""
+"""The worker's side of the array API: frames in, calls executed, answers out.
+
+One thread per session reads a frame, runs it and answers it, so calls run in the order in which
+the client sent them. There is one exception to that order: a worker that is out of memory asks the
+client for its garbage, and reads on until the answer comes. The frames that it reads meanwhile
+wait in the backlog, and run later in their order.
+"""
 
 import os
 from collections import deque
@@ -16,7 +22,7 @@ from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
 from gpupool.remoting.worker.peer_links import Links
 
 BACKLOG_MAX = 32 << 20
-"""Bytes of calls that are read ahead while the client is asked for its garbage."""
+"""Bytes of frames that may wait in the backlog while the client is asked for its garbage."""
 
 _READ = 1 << 18
 _WHOLE = array_wire.encode_body({"value": ["w"]})
@@ -118,14 +124,14 @@ class Session:
         self.links = links
         self.executor = Executor(backend, self, log, links)
 
-    # --- what the executor asks for -------------------------------------------------------------
+    # --- the executor's client ------------------------------------------------------------------
 
     def push(self, kind: array_wire.Kind, body: Any) -> None:
         """Send a frame that nobody waits for."""
         self.stream.send_buffers([array_wire.encode_frame(kind, array_wire.encode_body(body))])
 
     def collect(self) -> bytes | None:
-        """Ask the client for its garbage, reading ahead the calls that it sent before it heard.
+        """Ask the client for its garbage; queue the frames that arrive before its answer.
 
         Returns None when it sent more than the limit, or an upload, before it answered.
         """
@@ -149,7 +155,7 @@ class Session:
         return None
 
     def names(self, handle: int) -> bool:
-        """Say whether calls that wait may name a handle, by its bytes: rather too often."""
+        """Say whether a waiting frame contains the bytes of a handle; it may be by coincidence."""
         packed = handle.to_bytes(8, "little")
         return any(
             packed in body
@@ -158,7 +164,7 @@ class Session:
         )
 
     def free_later(self, handles: bytes) -> None:
-        """Put an answer's handles where the answer stood in the stream: behind what waits."""
+        """Free packed handles after the frames that wait, where the answer stood in the stream."""
         header = array_wire.Header(array_wire.Kind.COLLECTED, len(handles), 0, 0, 0)
         self._backlog.append((header, handles))
 
@@ -172,7 +178,7 @@ class Session:
         return self._backlog.popleft() if self._backlog else self._read()
 
     def greet(self) -> None:
-        """Answer the client's HELLO with what this worker offers."""
+        """Answer the client's HELLO with the operations and devices of this worker."""
         header, body = self._read()
         hello = array_wire.decode_body(body)
         if header.kind != array_wire.Kind.HELLO or type(hello) not in (dict,):
@@ -195,7 +201,7 @@ class Session:
             )
 
     def _share(self, request: int, hello: dict[str, Any], welcome: dict[str, Any]) -> bool:
-        """Send the welcome with memory in common, if the client wants that and it works."""
+        """Send the welcome with shared memory; False, and nothing sent, if there is none."""
         if hello.get("shared") != [array_wire.SHARED_SLOTS, array_wire.SHARED_SLOT]:
             return False
         region = make_region()
@@ -235,8 +241,8 @@ class Session:
                 self._send_descriptions()
 
     def _collected(self, body: bytes) -> None:
-        # An answer that came after the wait for it was given up; in its place in the stream it
-        # is an ordinary free.
+        # The worker had stopped to wait for this answer. It is an ordinary free, at its place in
+        # the stream.
         if len(body) % 8:
             raise RemoteProtocolError("malformed frame", why="handles are 8 bytes")
         for start in range(0, len(body), 8):
@@ -275,7 +281,7 @@ class Session:
             plain = self.executor.plain(value, first)
         except ProtocolError:
             raise
-        except Exception as error:  # noqa: BLE001 - every failure is the client's to hear of
+        except Exception as error:  # noqa: BLE001 - every failure is reported to the client
             if self.executor.described:
                 self._send_descriptions()
             self._reply(header.request, {"error": list(describe_error("call", error))})
@@ -348,7 +354,7 @@ def serve(
         stream: connected and authenticated; closed on return.
         devices: the partitions of this session, in the client's order.
         budget: where their memory is reserved.
-        log: takes one line about something that an operator may want to know.
+        log: takes one line for the operator.
         links: to the client's workers on other servers; None where there can be none.
     """
     backend = make_backend(devices, budget, log)

@@ -1,4 +1,4 @@
-"""Frames and records of the array door, on the client's side.
+"""Frames and records of the array API, on the client's side.
 
 The worker's side is ``gpupool.remoting.array_api.server.array_wire``.
 
