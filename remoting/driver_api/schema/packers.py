@@ -248,7 +248,7 @@ def render_layouts() -> str:
     """Return the header with the structures."""
     lines = [LAYOUTS_HEAD]
     for record in RECORDS:
-        if not record.plain:
+        if not record.plain and record.name not in NOT_PACKED:
             lines += structure(record)
     return "\n".join([*lines, "#endif", ""])
 

@@ -15,17 +15,6 @@ struct gp_launch_record {
 };
 _Static_assert(sizeof(struct gp_launch_record) == 48, "as it travels");
 
-struct gp_launch_ex_record {
-    uint64_t function;
-    uint64_t stream;
-    uint32_t grid[3];
-    uint32_t block[3];
-    uint32_t shared;
-    uint32_t bytes;
-    uint64_t count;
-};
-_Static_assert(sizeof(struct gp_launch_ex_record) == 56, "as it travels");
-
 struct gp_occupancy_clusters_record {
     uint64_t function;
     uint64_t stream;
