@@ -68,3 +68,127 @@ def test_examples_keep_their_lines() -> None:
     assert "\\b" not in text
     lines = [line.strip() for line in text.splitlines()]
     assert "gpupool run -- python train.py                  one whole GPU" in lines
+
+
+# --- what contributors read -----------------------------------------------------------------------
+
+GUIDES = [
+    path
+    for name in ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+    if (path := ROOT / name).exists()
+]
+PATH = re.compile(r"(?:\.?[\w-]+/)+[\w.*-]*|[\w-]+\.(?:md|toml|py)|\.[a-z-]+(?:\.yaml)?")
+"""A slash within it, or the name of a file that stands at the root."""
+MADE = {".venv", ".venv/bin/python"}
+PROSE = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def exists(name: str) -> bool:
+    """Return whether a path is there; a module may have become a package, or be one."""
+    if "*" in name:
+        return any(ROOT.glob(name))
+    return (ROOT / name).exists() or (ROOT / f"{name}.py").exists()
+
+
+def paths_in(text: str) -> set[str]:
+    """Return what looks like a path in the backticks of a document, outside of blocks of code."""
+    outside = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    return {word for word in re.findall(r"`([^`\s]+)`", outside) if PATH.fullmatch(word)}
+
+
+def test_what_looks_like_a_path() -> None:
+    text = "`pool/model`, `docs/results/*.csv`, `a b/c`, `README.md`, `--json`, `.github`, `vX.Y.Z`"
+    assert paths_in(text) == {"pool/model", "docs/results/*.csv", "README.md", ".github"}
+    assert exists("pool/model")
+    assert exists("pool/model/commands")
+    assert exists("docs/results/*.csv")
+    assert not exists("pool/steward.py")
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_paths_that_guides_name_exist(guide: Path) -> None:
+    named = paths_in(guide.read_text(encoding="utf-8"))
+    assert {name for name in named - MADE if not exists(name)} == set()
+
+
+@pytest.mark.parametrize("document", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_documents_lead_somewhere(document: Path) -> None:
+    text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text)}
+    lost = {
+        link for link in links if link and ":" not in link and not (document.parent / link).exists()
+    }
+    assert lost - UNWRITTEN == set()
+
+
+UNWRITTEN = {"ARCHITECTURE.md", "../ARCHITECTURE.md"} if len(GUIDES) < 4 else set[str]()
+
+
+def test_the_index_of_documents_lists_each() -> None:
+    docs = ROOT / "docs"
+    text = (docs / "README.md").read_text(encoding="utf-8")
+    for path in docs.glob("*.md"):
+        assert path.name == "README.md" or f"({path.name})" in text, path.name
+
+
+RECORDS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+
+
+def test_the_index_of_decisions_lists_each_with_its_title() -> None:
+    index = (ROOT / "docs" / "adr" / "README.md").read_text(encoding="utf-8")
+    numbers = [path.name[:4] for path in RECORDS]
+    assert len(set(numbers)) == len(numbers), "a number is given once"
+    for path in RECORDS:
+        assert path.name in index, f"{path.name} is missing from docs/adr/README.md"
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_each_decision_has_all_of_its_parts(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.match(rf"# {path.name[:4]}: \S", text)
+    status = re.search(r"(?m)^Status: (\w+)", text)
+    assert status is not None
+    assert status[1].lower() in {"proposed", "accepted", "superseded", "rejected"}
+    headings = re.findall(r"(?m)^## (.*)$", text)
+    assert headings[:3] == ["Context", "Decision", "Consequences"]
+
+
+# --- workflows ------------------------------------------------------------------------------------
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_call_targets_that_exist_and_pin_actions(workflow: Path) -> None:
+    text = workflow.read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"(?m)^([a-z-]+):", makefile))
+    called = set(re.findall(r"\bmake ([a-z-]+)", text))
+    assert called <= targets, called - targets
+    for action in re.findall(r"uses: (\S+)", text):
+        assert re.search(r"@(v\d+|release/v\d+)$", action), f"{action} has no major version"
+    assert "permissions:" in text
+    assert "\t" not in text
+
+
+def test_the_workflow_tests_each_python_that_the_project_names() -> None:
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    matrix = re.search(r"python: (\[.*\])", text)
+    assert matrix is not None
+    assert re.findall(r"\d\.\d+", matrix[1]) == ["3.11", "3.12", "3.13", "3.14"]
+
+
+def test_the_client_tests_of_the_makefile_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
+    found = re.search(r"(?m)^CLIENT_TESTS := (.*)$", makefile)
+    assert found is not None
+    for path in found[1].split():
+        assert (ROOT / path).exists(), path
+
+
+def test_versions_agree() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "packaging" / "version.py")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

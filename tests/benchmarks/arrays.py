@@ -1,6 +1,7 @@
 """Figures of the array door on this machine, beside NumPy or CuPy and beside plain sockets.
 
     python tests/benchmarks/arrays.py [--gpu] [--json] [--calls 2000] [--rounds 7] [--mib 64]
+        [--csv FILE]
 
 The worker is another process, with one emulated device or, with ``--gpu``, the first real one; so
 is the other end of each plain socket. What is compared alternates within one run, and of each
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from results import Results, add_options
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "tests" / "remoting" / "array_api"
@@ -348,6 +350,32 @@ def over(transport: str, options: Any, figures: dict[str, Any]) -> None:
         plain.end.close()
 
 
+COMPARED = {
+    "set": "plain up, reused memory",
+    "asarray": "plain up, new memory",
+    "get(out=)": "plain down, reused memory",
+    "get()": "plain down, new memory",
+}
+"""Each copy, and the copies of a plain socket that it is compared with."""
+
+
+def record(figures: dict[str, Any], results: Results) -> None:
+    """Add what was measured to the results."""
+    own = figures["native"]
+    for name, found in figures["calls"].items():
+        alone = own["calls"][name]["pipelined"]
+        results.add(name, "client CPU", found["cpu"], "us")
+        results.add(name, "pipelined", found["pipelined"], "us", native=alone)
+    results.add("mean over the mix", "client CPU", figures["mean client cost, us"], "us")
+    for transport, found in figures["latency"].items():
+        wait, native_us = found["float(a[0]), us"], own["float(a[0])"]
+        results.add(f"float(a[0]), {transport}", "best", wait, "us", native=native_us)
+    for transport, found in figures["bulk"].items():
+        for name, against in COMPARED.items():
+            case = f"{name}, {transport}, beside a plain socket"
+            results.add(case, "best", found[name], "GB/s", native=found[against])
+
+
 def show(figures: dict[str, Any]) -> None:
     """Print what was measured."""
     own = figures["native"]
@@ -367,12 +395,7 @@ def show(figures: dict[str, Any]) -> None:
         )
     print()
     for transport, found in figures["bulk"].items():
-        for name, against in (
-            ("set", "plain up, reused memory"),
-            ("asarray", "plain up, new memory"),
-            ("get(out=)", "plain down, reused memory"),
-            ("get()", "plain down, new memory"),
-        ):
+        for name, against in COMPARED.items():
             print(
                 f"{transport:6}{name:10}{found[name]:6.2f} GB/s; {against:26}"
                 f"{found[against]:6.2f} GB/s ({found[name] / found[against]:.0%})"
@@ -391,6 +414,7 @@ def main() -> None:
     for mode in ("--serve", "--plain"):
         parser.add_argument(mode, choices=TRANSPORTS)
     parser.add_argument("--native", action="store_true")
+    add_options(parser)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve, gpu=options.gpu)
@@ -407,6 +431,7 @@ def main() -> None:
         figures["native"] = json.loads(line)
     for transport in TRANSPORTS:
         over(transport, options, figures)
+    record(figures, Results.of("arrays.py", options))
     if options.json:
         print(json.dumps(figures, indent=1))
     else:

@@ -1,6 +1,7 @@
 """Durable commits and grants, rejoin and failover over mutual TLS, beside bare pysyncobj.
 
     python tests/benchmarks/consensus.py [--voters 3,5,7] [--seconds 3] [--failovers 10]
+        [--csv FILE]
 
 Every server is a process of its own, with a journal on the disk of ``--directory``, connected over
 loopback by TLS 1.3 with certificates made for the occasion. The client runs in the process of the
@@ -24,6 +25,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from results import Results, add_options
 
 SERVER = Path(__file__).with_name("consensus_server.py")
 REJOIN_S_MAX = 60.0
@@ -145,7 +148,24 @@ def make_certificates(names: Sequence[str], directory: Path) -> None:
         (directory / f"{name}.pem").write_bytes(private + pem(sign(subject, key, alternative)))
 
 
-def measure(mode: str, voters: int, seconds: float, directory: Path) -> None:
+def record(results: Results, mode: str, case: str, metric: str, figure: float, unit: str) -> None:
+    """Add a figure of one mode; those of bare pysyncobj have rows of their own."""
+    if mode == "bare":
+        results.add(case, metric, None, unit, native=figure)
+    else:
+        results.add(case, metric, figure, unit)
+
+
+def record_load(
+    results: Results, mode: str, case: str, rate: float, median: float, p99: float
+) -> None:
+    """Add what a load came to."""
+    record(results, mode, case, "rate", rate, "1/s")
+    record(results, mode, case, "p50", median, "ms")
+    record(results, mode, case, "p99", p99, "ms")
+
+
+def measure(mode: str, voters: int, seconds: float, directory: Path, results: Results) -> None:
     """Measure commits of 64 bytes, through the leader and through a follower."""
     cluster = Cluster(mode, voters, directory)
     try:
@@ -163,13 +183,15 @@ def measure(mode: str, voters: int, seconds: float, directory: Path) -> None:
                 row = f"{mode:5} {voters} voters {place:8} {in_flight:3} in flight"
                 latency = f"p50 {median:7.2f} ms  p99 {p99:7.2f} ms"
                 print(f"{row} {rate:9.0f}/s  {latency}  {cpu_us:6.0f} us of CPU in all", flush=True)
+                case = f"commits through the {place}, {voters} voters, {in_flight} in flight"
+                record_load(results, mode, case, rate, median, p99)
         if mode == "ours":
-            measure_rest(cluster)
+            measure_rest(cluster, results)
     finally:
         cluster.stop()
 
 
-def measure_rest(cluster: Cluster) -> None:
+def measure_rest(cluster: Cluster, results: Results) -> None:
     """Print what each server costs while nothing happens."""
     time.sleep(1)
     before = {name: process.do(do="health")[3] for name, process in cluster.processes.items()}
@@ -179,10 +201,14 @@ def measure_rest(cluster: Cluster) -> None:
         for name, process in cluster.processes.items()
     ]
     text = ", ".join(f"{100 * share:.1f} %" for share in shares)
+    case = f"at rest, {len(shares)} voters"
+    results.add(case, "highest share of a core", 100 * max(shares), "%")
     print(f"ours  {len(shares)} voters at rest: {text} of a core", flush=True)
 
 
-def measure_grants(mode: str, voters: int, seconds: float, directory: Path) -> None:
+def measure_grants(
+    mode: str, voters: int, seconds: float, directory: Path, results: Results
+) -> None:
     """Grant, end and free leases, three commits each, in the table of a pool with 64 GPUs."""
     cluster = Cluster(mode, voters, directory, table=True)
     try:
@@ -202,11 +228,13 @@ def measure_grants(mode: str, voters: int, seconds: float, directory: Path) -> N
                 f"{row} {rate:9.0f}/s  p50 {median:7.2f} ms  p99 {p99:7.2f} ms  {written}",
                 flush=True,
             )
+            case = f"grants with end and free, {voters} voters, {in_flight} in flight"
+            record_load(results, mode, case, rate, median, p99)
     finally:
         cluster.stop()
 
 
-def measure_rejoin(mode: str, missed: int, directory: Path) -> None:
+def measure_rejoin(mode: str, missed: int, directory: Path, results: Results) -> None:
     """Kill a follower of three, commit so many commands, and time how soon it has them."""
     cluster = Cluster(mode, 3, directory)
     try:
@@ -227,6 +255,7 @@ def measure_rejoin(mode: str, missed: int, directory: Path) -> None:
     finally:
         cluster.stop()
     print(f"{mode:5} 3 voters rejoin after {missed} missed commands: {took_s:.3f} s", flush=True)
+    record(results, mode, f"rejoin after {missed} commands, 3 voters", "single", took_s, "s")
 
 
 def failover_s(cluster: Cluster) -> float:
@@ -241,7 +270,9 @@ def failover_s(cluster: Cluster) -> float:
     return float(min(survivor.answer() for survivor in survivors) - killed)
 
 
-def measure_failover(mode: str, voters: int, count: int, directory: Path, at_once: int) -> None:
+def measure_failover(
+    mode: str, voters: int, count: int, directory: Path, at_once: int, results: Results
+) -> None:
     """Print how long the first commit takes after the leader is killed, of ``count`` clusters.
 
     So many clusters start at once; when all have a leader, theirs are killed one after the other.
@@ -267,6 +298,9 @@ def measure_failover(mode: str, voters: int, count: int, directory: Path, at_onc
     p99 = times[max(0, -(-count * 99 // 100) - 1)]
     text = f"median {median:.3f} s  p99 {p99:.3f} s  max {times[-1]:.3f} s  of {count}"
     print(f"{mode:5} {voters} voters failover after kill -9: {text}", flush=True)
+    case = f"failover after kill -9, {voters} voters, {count} kills"
+    for metric, figure in (("p50", median), ("p99", p99), ("max", times[-1])):
+        record(results, mode, case, metric, figure, "s")
 
 
 def main() -> None:
@@ -280,7 +314,9 @@ def main() -> None:
     parser.add_argument("--missed", type=int, default=10_000, help="before a rejoin")
     parser.add_argument("--directory", type=Path, help="where the journals go")
     parser.add_argument("--no-bare", action="store_true")
+    add_options(parser)
     options = parser.parse_args()
+    results = Results.of("consensus.py", options)
     modes = ("ours",) if options.no_bare else ("ours", "bare")
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
 
@@ -291,14 +327,17 @@ def main() -> None:
 
         for voters in [int(text) for text in options.voters.split(",")]:
             for mode in modes:
-                measure(mode, voters, options.seconds, folder(f"commits-{mode}-{voters}"))
+                run = folder(f"commits-{mode}-{voters}")
+                measure(mode, voters, options.seconds, run, results)
             for mode in modes:
-                measure_grants(mode, voters, options.seconds, folder(f"grants-{mode}-{voters}"))
+                run = folder(f"grants-{mode}-{voters}")
+                measure_grants(mode, voters, options.seconds, run, results)
         for mode in modes:
             if options.missed:
-                measure_rejoin(mode, options.missed, folder(f"rejoin-{mode}"))
+                measure_rejoin(mode, options.missed, folder(f"rejoin-{mode}"), results)
             if options.failovers:
-                measure_failover(mode, 5, options.failovers, Path(name), options.failovers_at_once)
+                at_once = options.failovers_at_once
+                measure_failover(mode, 5, options.failovers, Path(name), at_once, results)
 
 
 if __name__ == "__main__":

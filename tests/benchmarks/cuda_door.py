@@ -1,6 +1,7 @@
 """The CUDA door against native CUDA, on this machine's GPU: native beside remote in one run.
 
     python tests/benchmarks/cuda_door.py [--only start,models,launches,quarters,tls] [--json FILE]
+        [--csv FILE]
 
 Needs a real GPU, nvcc, PyTorch, torchvision and transformers. Remote means ``gpupool join`` and
 ``gpupool run`` over loopback: a Unix socket, or TCP where it says so. Every figure is the median of
@@ -25,6 +26,7 @@ sys.path[:0] = [str(ROOT / "tests" / "gpu"), str(ROOT / "src")]
 
 from cuda_door_check import LOOPBACK, compile_program  # noqa: E402
 from leasing import Outcome, RealPool, results_of, run  # noqa: E402
+from results import Results, add_options  # noqa: E402
 
 from gpupool.remoting.driver_api import build  # noqa: E402
 
@@ -43,7 +45,8 @@ LAUNCHES, COPIES, QUARTERS, LATENCY_US, START_S = 0.85, 0.85, 0.95, 30.0, 1.0
 class Report:
     """Prints rows, keeps them, and counts what missed its budget."""
 
-    def __init__(self) -> None:
+    def __init__(self, results: Results) -> None:
+        self.results = results
         self.rows: list[dict[str, object]] = []
         self.missed = 0
 
@@ -53,6 +56,8 @@ class Report:
         """Record one figure; ``ratio`` is remote throughput over what it is compared with."""
         verdict = "" if not budget else "kept" if ratio >= budget else "MISSED"
         self.missed += verdict == "MISSED"
+        promised = f"{budget * 100:g} %" if budget else ""
+        self.results.add(name, "median", remote, unit, native=native or None, budget=promised)
         self.rows.append(
             {
                 "name": name,
@@ -74,6 +79,8 @@ class Report:
         """Record one time that may be so much above another."""
         verdict = "kept" if remote - base <= budget else "MISSED"
         self.missed += verdict == "MISSED"
+        promised = f"{budget:g} {unit} more"
+        self.results.add(name, "median", remote, unit, native=base, budget=promised)
         self.rows.append(
             {
                 "name": name,
@@ -146,10 +153,10 @@ class Player:
 class Bench:
     """All measurements of one run."""
 
-    def __init__(self, folder: Path, end: float) -> None:
+    def __init__(self, folder: Path, end: float, results: Results) -> None:
         self.folder = folder
         self.end = end
-        self.report = Report()
+        self.report = Report(results)
         self.pool = RealPool(folder / "near")
         self.peer = folder / "peer"
         source = HERE / "peer.c"
@@ -343,12 +350,14 @@ def main() -> int:
     parser.add_argument("--only", default="start,models,launches,quarters,tls")
     parser.add_argument("--json", default="")
     parser.add_argument("--budget", type=float, default=400, help="seconds for all of it")
+    add_options(parser)
     options = parser.parse_args()
     build.ensure()
     with tempfile.TemporaryDirectory(prefix="gpupool-bench-") as name:
         folder = Path(name)
         folder.chmod(0o711)
-        bench = Bench(folder, time.monotonic() + options.budget)
+        results = Results.of("cuda_door.py", options)
+        bench = Bench(folder, time.monotonic() + options.budget, results)
         try:
             print(f"{'':44} {'native':>10} {'remote':>10}")
             for part in options.only.split(","):

@@ -1,6 +1,6 @@
 """Grants: latency with 3 and 5 servers, and 20 clients racing for 7 slots, over TLS and real Raft.
 
-    python tests/benchmarks/grants.py [--servers 3,5] [--grants 300] [--rounds 200]
+    python tests/benchmarks/grants.py [--servers 3,5] [--grants 300] [--rounds 200] [--csv FILE]
 
 Every server is a process of its own with its journal on the disk of ``--directory``, reached over
 loopback. Workers are fake, so that the control plane is what is measured. All clients run in this
@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import trio
+from results import Results, add_options
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -110,20 +111,24 @@ async def serve(number: int, gpu_count: int, token: str, folder: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
-def percentiles(seconds: list[float]) -> str:
+def percentiles(seconds: list[float], case: str, results: Results) -> str:
+    """Return the percentiles in words, and add them to the results of ``case``."""
     ordered = sorted(seconds)
 
     def at(share: float) -> float:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000
 
+    shares = {"p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": ordered[-1] * 1000}
+    for metric, figure in shares.items():
+        results.add(case, metric, figure, "ms")
     mean = statistics.fmean(ordered) * 1000
-    return (
-        f"p50 {at(0.5):7.1f} ms  p90 {at(0.9):7.1f} ms  p99 {at(0.99):7.1f} ms  "
-        f"max {ordered[-1] * 1000:7.1f} ms  mean {mean:7.1f} ms  n {len(ordered)}"
-    )
+    words = "  ".join(f"{metric} {figure:7.1f} ms" for metric, figure in shares.items())
+    return f"{words}  mean {mean:7.1f} ms  n {len(ordered)}"
 
 
-async def measure_latency(folder: Path, server_count: int, grant_count: int) -> None:
+async def measure_latency(
+    folder: Path, server_count: int, grant_count: int, results: Results
+) -> None:
     servers = Servers(folder / f"latency-{server_count}")
     try:
         await servers.start([2] * server_count)
@@ -138,13 +143,14 @@ async def measure_latency(folder: Path, server_count: int, grant_count: int) -> 
                 await hold.release()
                 grants.append(granted - before)
                 releases.append(time.perf_counter() - granted)
-        print(f"{server_count} servers, grant    {percentiles(grants)}")
-        print(f"{server_count} servers, release  {percentiles(releases)}")
+        for name, times in (("grant", grants), ("release", releases)):
+            shown = percentiles(times, f"{name}, {server_count} servers", results)
+            print(f"{server_count} servers, {name:8} {shown}")
     finally:
         servers.stop()
 
 
-async def measure_race(folder: Path, rounds: int, hold_s: float) -> None:
+async def measure_race(folder: Path, rounds: int, hold_s: float, results: Results) -> None:
     """20 clients, 7 whole GPUs on 5 servers; each client takes and holds a GPU again and again."""
     client_count, slot_count = 20, 7
     servers = Servers(folder / "race")
@@ -178,9 +184,10 @@ async def measure_race(folder: Path, rounds: int, hold_s: float) -> None:
         ideal_s = len(waits) * hold_s / slot_count
         ordered = sorted(waits)
         p99_s = ordered[int(0.99 * len(ordered))]
+        case = f"wait of {client_count} clients for {slot_count} slots, hold {hold_s:g} s"
         print(
             f"race: {client_count} clients, {slot_count} slots, hold {hold_s} s: "
-            f"{percentiles(waits)}\n"
+            f"{percentiles(waits, case, results)}\n"
             f"race: never over-granted, at most {most} at once; slots in use "
             f"{ideal_s / took_s:.0%} of {took_s:.1f} s; p99 {p99_s:.2f} s, "
             f"allowed {3 * hold_s + 5:.2f} s"
@@ -201,15 +208,17 @@ def main() -> None:
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--gpus", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--token", default="", help=argparse.SUPPRESS)
+    add_options(parser)
     options = parser.parse_args()
     if options.serve is not None:
         trio.run(serve, options.serve, options.gpus, options.token, options.directory)
         return
+    results = Results.of("grants.py", options)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         for count in filter(None, options.servers.split(",")):
-            trio.run(measure_latency, Path(name), int(count), options.grants)
+            trio.run(measure_latency, Path(name), int(count), options.grants, results)
         if options.rounds:
-            trio.run(measure_race, Path(name), options.rounds, options.hold)
+            trio.run(measure_race, Path(name), options.rounds, options.hold, results)
 
 
 if __name__ == "__main__":
