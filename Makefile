@@ -8,6 +8,11 @@ BIN := $(VENV)/bin
 # What runs on a client's machine, which may be a Mac.
 CLIENT := cli consensus pool remoting/protocol remoting/transport remoting/client remoting/array_api
 
+# Tests of the client that need no server process and nothing that only Linux has.
+CLIENT_TESTS := tests/pool tests/cli/test_keys.py tests/cli/test_output.py \
+  tests/cli/test_screen.py tests/cli/test_settings.py tests/cli/test_values.py tests/test_docs.py \
+  tests/remoting/control/test_control_codecs.py tests/remoting/control/test_allocation_transcripts.py
+
 # Clients of CUDA, at whose other end is the test suite's driver without a GPU.
 WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
   'nvidia-cuda-nvrtc==13.5.*' 'nvidia-nvjitlink==13.5.*' 'nvidia-cuda-runtime==13.5.*' \
@@ -15,12 +20,15 @@ WHEELS := 'cupy-cuda13x==14.2.*' 'cuda-bindings==13.5.*' 'numba-cuda==0.30.*' \
   'nvidia-cuda-profiler-api==13.5.*'
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test wheels test-wheels lint docs clean
+.PHONY: help install demo test tests slow-tests client-tests coverage wheels test-wheels check-wheel \
+  lint docs clean
 
 help:
 	@echo "make demo   install into $(VENV), then show a pool of three servers at work"
 	@echo "make test   install into $(VENV), then lint, check types and run the tests"
 	@echo "make test-wheels   test the CUDA door with CUDA's runtimes, CuPy, numba and NCCL (1.1 GB)"
+	@echo "make coverage      run the tests with coverage, and compare with the floor; slow"
+	@echo "make check-wheel   build the sdist and the wheel, and try the wheel in an empty environment"
 	@echo "make lint   only ruff, pyright and the import rules"
 	@echo "make docs   write docs/cli.md anew from the help texts"
 	@echo "make clean  remove $(VENV) and what tools left behind"
@@ -51,8 +59,37 @@ lint: $(VENV)/installed-dev
 	$(BIN)/pytest -q tests/test_layout.py
 
 # Two processes, each with a pool of its own: most tests wait for others or use one core.
-test: lint
+tests: $(VENV)/installed-dev
 	$(BIN)/pytest -n 2 --dist worksteal
+
+test: lint
+	@$(MAKE) --no-print-directory tests
+
+# One after the other, because some of them use all of a machine.
+slow-tests: $(VENV)/installed-dev
+	$(BIN)/pytest -m slow --ignore=tests/remoting/driver_api/test_fake_cuda_clients.py \
+	  --ignore=tests/remoting/driver_api/test_cuda_door_wheels.py
+
+client-tests: $(VENV)/installed-dev
+	$(BIN)/gpupool --help
+	$(BIN)/pytest $(CLIENT_TESTS)
+
+# Processes that tests start are measured too, except for workers, which may write nowhere.
+coverage: $(VENV)/installed-dev
+	rm -rf .coverage-data
+	$(BIN)/coverage run -m pytest -n 2 --dist worksteal
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+check-wheel: $(VENV)/installed-dev
+	$(BIN)/python packaging/version.py
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	rm -rf $(VENV)/clean && $(PYTHON) -m venv $(VENV)/clean
+	$(VENV)/clean/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd $(VENV)/clean && bin/gpupool version && bin/gpupool --help >/dev/null \
+	  && bin/python -c 'import gpupool.cli.run.agent, gpupool.remoting.worker.worker_main, gpupool.simulations' \
+	  && bin/gpupool simulate --seed 1 --duration 3s
 
 $(VENV)/wheels/installed: $(BIN)/python Makefile
 	$(PYTHON) -m venv $(VENV)/wheels
@@ -70,5 +107,5 @@ docs: $(VENV)/installed
 	$(BIN)/python -m gpupool.cli.reference > docs/cli.md
 
 clean:
-	rm -rf $(VENV) build dist gpupool.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist gpupool.egg-info .coverage-data coverage.xml .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
