@@ -1,7 +1,7 @@
-"""The controller's calls that look at the pool or operate it: views, tokens, servers, joining.
+"""The calls that look at the pool or operate it: views, tokens, servers, joining.
 
-Who may do what: everybody with a user's token sees the whole pool and ends their own leases;
-operators do everything else. A server token lets one server join.
+Every user sees the whole pool and ends their own leases; operators do everything else. A server
+token lets one server join. ``rights`` checks the kind of token before a call comes here.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,9 @@ from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.view import PoolView, Telemetry, build_view, visible
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
-from gpupool.remoting.protocol.sessions import SessionHost
-from gpupool.remoting.server import backup_service, policy_service
 from gpupool.remoting.server.proposer import CLOCK_OFFSET_MAX_S
-from gpupool.remoting.server.service_context import Client, ServiceContext
-from gpupool.remoting.server.validation import check_request
+from gpupool.remoting.server.rights import check_unexpired
+from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
 UPDATE_EVERY_MIN_S = 0.2
 UPDATE_EVERY_MAX_S = 60.0
@@ -31,23 +29,28 @@ REASON_LENGTH_MAX = 200
 
 
 class AdminService:
-    """The counter at which people look and operate; ``controller`` keeps the connections."""
+    """See the module."""
 
-    def __init__(
-        self,
-        controller: ServiceContext,
-        *,
-        host: SessionHost,
-        clock_offset_s: Callable[[], float],
-        loop_lag_s: Callable[[], float],
-        violations: Callable[[], tuple[str, ...]],
-    ) -> None:
-        self._controller = controller
-        self._host = host
-        self._clock_offset_s = clock_offset_s
-        self._loop_lag_s = loop_lag_s
-        self._violations = violations
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
         self._subscribers: dict[int, Client] = {}
+
+    def handlers(self) -> dict[type[m.Message], Handler]:
+        """Return the handler of each call that is served here."""
+        return {
+            m.GetView: self._get_view,
+            m.GetTelemetry: self._get_telemetry,
+            m.Subscribe: self._subscribe,
+            m.GetAudit: self._get_audit,
+            m.ListTokens: self._list_tokens,
+            m.CreateToken: self._operate,
+            m.RevokeToken: self._operate,
+            m.RemoveServer: self._operate,
+            m.DrainServer: self._operate,
+            m.LabelServer: self._operate,
+            m.EndLease: self._end_lease,
+            m.JoinPool: self._join,
+        }
 
     def closed(self, client: Client) -> None:
         """Forget a client that is gone."""
@@ -59,53 +62,22 @@ class AdminService:
             return float("inf")
         return min(client.update_at for client in self._subscribers.values())
 
-    def handle(self, client: Client, call: int, message: m.Message) -> None:
-        """Act on one call.
-
-        Raises:
-            GpupoolError: when it is refused.
-        """
-        controller = self._controller
-        match message:
-            case m.GetView():
-                controller.answer(client, call, m.ViewNow(self.view()))
-            case m.GetTelemetry():
-                controller.answer(client, call, m.TelemetryNow(self.telemetry()))
-            case m.Subscribe():
-                self._subscribe(client, message.interval_s)
-                controller.answer(client, call, m.Done())
-            case m.GetAudit():
-                self._audit(client, call)
-            case m.GetPolicy():
-                answer = policy_service.policy_is(controller.state, message.version)
-                controller.answer(client, call, answer)
-            case m.GetPolicyHistory():
-                controller.answer(client, call, policy_service.history(controller.state))
-            case m.CheckPolicy():
-                if message.request is not None:
-                    check_request(message.request)
-                answer = policy_service.check_policy(controller, client, message)
-                controller.answer(client, call, answer)
-            case m.JoinPool():
-                self._join(client, call, message)
-            case m.EndLease():
-                self._end_lease(client, call, message)
-            case _:
-                self._operate(client, call, message)
-
     # --- looking ---------------------------------------------------------------------------------
 
-    def view(self) -> PoolView:
+    def _get_view(self, client: Client, call: int, _message: m.GetView) -> None:
+        self._context.answer(client, call, m.ViewNow(self._view()))
+
+    def _get_telemetry(self, client: Client, call: int, _message: m.GetTelemetry) -> None:
+        self._context.answer(client, call, m.TelemetryNow(self._telemetry()))
+
+    def _view(self) -> PoolView:
         """Return the pool as this server sees it."""
-        controller = self._controller
+        context = self._context
+        wall_ms = context.clock.wall_ms()
         view = build_view(
-            controller.state,
-            controller.health(),
-            controller.self_id,
-            controller.clock.wall_ms(),
-            self._violations(),
+            context.state, context.health(), context.self_id, wall_ms, context.machine.violations
         )
-        offset_s = self._clock_offset_s()
+        offset_s = context.clock_offset_s()
         if abs(offset_s) <= CLOCK_OFFSET_MAX_S:
             return view
         ahead = "behind" if offset_s > 0 else "ahead of"
@@ -115,71 +87,71 @@ class AdminService:
         )
         return replace(view, warnings=(*view.warnings, warning))
 
-    def telemetry(self) -> Telemetry:
+    def _telemetry(self) -> Telemetry:
         """Return what this server measures of itself."""
-        gpus, sessions = self._host.telemetry()
+        context = self._context
+        gpus, sessions = context.host.telemetry()
         return Telemetry(
-            server=self._controller.self_id,
-            at=Milliseconds(self._controller.clock.wall_ms()),
+            server=context.self_id,
+            at=Milliseconds(context.clock.wall_ms()),
             gpus=gpus,
             sessions=sessions,
-            loop_lag_s=self._loop_lag_s(),
+            loop_lag_s=context.loop_lag_s(),
             counters={
-                "connections": len(self._controller.clients()),
-                "waiting": len(self._controller.wait_queue),
-                "proposals": len(self._controller.proposals),
+                "connections": len(context.clients.welcomed()),
+                "waiting": len(context.wait_queue),
+                "proposals": len(context.proposer),
             },
         )
 
-    def _audit(self, client: Client, call: int) -> None:
-        """Answer once a command of ours is committed: whatever was done before is in then."""
-        controller = self._controller
+    def _get_audit(self, client: Client, call: int, _message: m.GetAudit) -> None:
+        """Answer once a command of ours is committed: every earlier act is in the table then."""
+        context = self._context
 
         def then(_result: Result) -> m.Message:
-            former = controller.state.former
+            former = context.state.former
             acts = former.acts if former is not None else ()
-            return m.AuditNow(controller.state.acts, controller.state.act_count, acts)
+            return m.AuditNow(context.state.acts, context.state.act_count, acts)
 
-        controller.propose_for(client, call, commands.Tick(), then)
+        context.propose_for(client, call, commands.Tick(), then)
 
-    def _subscribe(self, client: Client, interval_s: float) -> None:
+    def _subscribe(self, client: Client, call: int, message: m.Subscribe) -> None:
+        interval_s = message.interval_s
         if interval_s == 0:
             self._subscribers.pop(client.connection, None)
-            return
-        if not interval_s > 0:
+        elif interval_s > 0:
+            client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
+            client.update_at = self._context.clock.monotonic()
+            self._subscribers[client.connection] = client
+        else:
             raise UsageError("an interval is a positive number of seconds")
-        client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
-        client.update_at = self._controller.clock.monotonic()
-        self._subscribers[client.connection] = client
+        self._context.answer(client, call, m.Done())
 
     def push_updates(self, now: float) -> None:
         """Send the updates that are due; all of one moment show the same."""
         due = [client for client in self._subscribers.values() if client.update_at <= now]
         if not due:
             return
-        update = m.Update(self.view(), self.telemetry())
+        update = m.Update(self._view(), self._telemetry())
         for client in due:
             # A beat that was missed is not made up for.
             client.update_at = now + client.update_every_s
-            self._controller.send(client.connection, 0, update)
+            self._context.send(client.connection, 0, update)
 
     # --- operating -------------------------------------------------------------------------------
 
+    def _list_tokens(self, client: Client, call: int, _message: m.ListTokens) -> None:
+        now_ms = self._context.clock.wall_ms()
+        tokens = tuple(_token_view(t, now_ms) for t in self._context.state.tokens.values())
+        self._context.answer(client, call, m.Tokens(tokens))
+
     def _operate(self, client: Client, call: int, message: m.Message) -> None:
-        if client.kind is not TokenKind.OPERATOR:
-            raise DeniedError(f"{client.user} may not do this", why="it takes an operator's token")
-        self._check_token(client)
-        controller = self._controller
-        by = client.user
+        context, by = self._context, client.user
         match message:
-            case m.ListTokens():
-                now_ms = controller.clock.wall_ms()
-                tokens = tuple(_token_view(t, now_ms) for t in controller.state.tokens.values())
-                controller.answer(client, call, m.Tokens(tokens))
             case m.CreateToken():
                 if not 0 < message.valid_s <= TOKEN_VALID_MAX_S:
                     raise UsageError("a token is valid for more than 0 s and at most 10 years")
-                expires_at = controller.clock.wall_ms() + int(message.valid_s * 1000)
+                expires_at = context.clock.wall_ms() + int(message.valid_s * 1000)
                 command = commands.CreateToken(
                     token=message.token,
                     kind=message.kind,
@@ -188,18 +160,10 @@ class AdminService:
                     expires_at=Milliseconds(expires_at),
                     by=by,
                 )
-                controller.propose_for(client, call, command, _done)
+                context.propose_for(client, call, command, _done)
             case m.RevokeToken():
                 command = commands.RevokeToken(message.token, by)
-                controller.propose_for(client, call, command, _done)
-            case m.PutPolicy():
-                policy_service.put_policy(controller, client, call, message)
-            case m.GetBackup():
-                backup_service.get_backup(controller, client, call)
-            case m.PutPart():
-                backup_service.put_part(controller, client, call, message)
-            case m.RestoreBackup():
-                backup_service.restore(controller, client, call, message)
+                context.propose_for(client, call, command, _done)
             case m.RemoveServer():
                 self._do_to_server(
                     client, call, message.server, lambda s: commands.RemoveServer(s, by)
@@ -227,67 +191,52 @@ class AdminService:
             case _:
                 raise UsageError(f"{type(message).__name__} is not for this server")
 
-    def _check_token(self, client: Client) -> None:
-        """Refuse an operator whose token has expired since the connection was opened.
-
-        The table itself refuses grants for such a token, and connections of a revoked one are
-        closed; neither is so for what operators do.
-        """
-        token = self._controller.state.tokens.get(client.token)
-        why = (
-            token.refusal(self._controller.clock.wall_ms()) if token else "it is not known any more"
-        )
-        if why:
-            raise AuthenticationError("the token is refused", why=why, hint="ask for a new one")
-
     def _do_to_server(
         self, client: Client, call: int, name: str, command: Callable[[ServerId], Command]
     ) -> None:
         """Propose what is to be done to the server that has this name or id."""
-        controller = self._controller
+        context = self._context
 
         def propose() -> None:
-            server = controller.state.server_named(name)
+            server = context.state.server_named(name)
             if server is None:
                 raise UsageError(f"the pool has no server named {name[:64]}")
-            controller.propose_for(client, call, command(server.id), _done)
+            context.propose_for(client, call, command(server.id), _done)
 
-        if ServerId(name) in controller.state.servers:
+        if ServerId(name) in context.state.servers:
             propose()
         else:
             # Another server may have come, or have taken this name, that the table here lacks.
-            controller.when_current(client, call, propose)
+            context.when_current(client, call, propose)
 
     def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
-        state = self._controller.state
+        state = self._context.state
         if message.lease not in state.leases and state.index < message.lease:
             # A lease's number is its place in the log, and this table has not got so far.
             act = partial(self._end_known_lease, client, call, message)
-            self._controller.when_current(client, call, act)
+            self._context.when_current(client, call, act)
         else:
             self._end_known_lease(client, call, message)
 
     def _end_known_lease(self, client: Client, call: int, message: m.EndLease) -> None:
-        lease = self._controller.state.leases.get(message.lease)
+        lease = self._context.state.leases.get(message.lease)
         if lease is None:
             raise UsageError(f"the pool has no lease {lease_name(message.lease)}")
         operator = client.kind is TokenKind.OPERATOR
         if not operator and lease.user != client.user:
             raise DeniedError(f"lease {lease_name(lease.id)} belongs to {lease.user}")
         if operator:
-            self._check_token(client)
+            check_unexpired(self._context, client)
         reason = visible(message.reason[:150]) or "ended by order"
         reason = f"{reason} (by {client.user})"
         command = commands.EndLease(message.lease, reason, client.user, operator)
-        self._controller.propose_for(client, call, command, _done)
+        self._context.propose_for(client, call, command, _done)
 
     # --- joining ---------------------------------------------------------------------------------
 
     def _join(self, client: Client, call: int, message: m.JoinPool) -> None:
-        controller = self._controller
-        if client.kind is not TokenKind.SERVER:
-            raise DeniedError("joining takes a server token, not a user's")
-        signer = controller.signer
+        context = self._context
+        signer = context.signer()
         if signer is None:
             raise GpupoolError(
                 "this server cannot admit others", why="it does not hold the CA's key"
@@ -309,18 +258,18 @@ class AdminService:
         def then(result: Result) -> m.Message:
             if not result.ok:
                 raise AuthenticationError("the pool refuses this server", why=result.why)
-            server = controller.state.servers.get(server_id)
+            server = context.state.servers.get(server_id)
             if server is None:
                 raise AuthenticationError("this server was removed from the pool")
             return m.Joined(
                 certificate_pem=certificate,
-                ca_pem=controller.ca_pem,
+                ca_pem=context.ca_pem,
                 ca_key_pem=signer.key_pem() if server.voter else b"",
                 voter=server.voter,
-                members=controller.members(),
+                members=context.members(),
             )
 
-        controller.propose_for(client, call, command, then)
+        context.propose_for(client, call, command, then)
 
 
 def _done(result: Result) -> m.Message:

@@ -1,4 +1,4 @@
-"""Calls about backups: making one, taking its parts, restoring it. Operators only."""
+"""The calls about backups: make one, take its parts, restore it. Operators only."""
 
 from gpupool.pool.errors import DeniedError, UsageError
 from gpupool.pool.model import commands
@@ -14,52 +14,59 @@ from gpupool.pool.transitions.backup import (
 )
 from gpupool.pool.transitions.uploads import assemble
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.server.service_context import Client, ServiceContext
+from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 
 REFUSED = "the backup cannot be restored"
 HINT = "restore into a pool that was made just now, before anything is decided in it"
 
 
-def get_backup(controller: ServiceContext, client: Client, call: int) -> None:
-    """Answer with a backup that holds whatever was committed before the call."""
+class BackupService:
+    """See the module."""
 
-    def then(_result: Result) -> m.Message:
-        return m.BackupIs(to_file(make_backup(controller.state)))
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
 
-    controller.propose_for(client, call, commands.Tick(), then)
+    def handlers(self) -> dict[type[m.Message], Handler]:
+        """Return the handler of each call that is served here."""
+        return {
+            m.GetBackup: self._get,
+            m.PutPart: self._put_part,
+            m.RestoreBackup: self._restore,
+        }
 
+    def _get(self, client: Client, call: int, _message: m.GetBackup) -> None:
+        """Answer with a backup that holds whatever was committed before the call."""
 
-def put_part(controller: ServiceContext, client: Client, call: int, message: m.PutPart) -> None:
-    """Have one part replicated; ``apply`` checks its size and number."""
-    command = commands.StagePart(message.upload, message.part, message.data)
+        def then(_result: Result) -> m.Message:
+            return m.BackupIs(to_file(make_backup(self._context.state)))
 
-    def then(result: Result) -> m.Message:
-        if not result.ok:
-            raise DeniedError("the backup cannot be sent", why=result.why)
-        return m.Done()
+        self._context.propose_for(client, call, commands.Tick(), then)
 
-    controller.propose_for(client, call, command, then)
+    def _put_part(self, client: Client, call: int, message: m.PutPart) -> None:
+        """Have one part replicated; ``apply`` checks its size and number."""
+        command = commands.StagePart(message.upload, message.part, message.data)
 
+        def then(result: Result) -> m.Message:
+            if not result.ok:
+                raise DeniedError("the backup cannot be sent", why=result.why)
+            return m.Done()
 
-def restore(
-    controller: ServiceContext, client: Client, call: int, message: m.RestoreBackup
-) -> None:
-    """Check the whole upload, and have it taken into the table.
+        self._context.propose_for(client, call, command, then)
 
-    Raises:
-        DeniedError, UsageError: when it is no backup, or the pool is not one to restore into.
-    """
-    backup = _checked(controller.state, message)
+    def _restore(self, client: Client, call: int, message: m.RestoreBackup) -> None:
+        """Check the whole upload, and have it taken into the table."""
+        context = self._context
+        backup = _checked(context.state, message)
 
-    def then(result: Result) -> m.Message:
-        if not result.ok:
-            raise DeniedError(REFUSED, why=result.why, hint=HINT)
-        return m.Done(_summary(backup, controller.state) if backup else "this backup before")
+        def then(result: Result) -> m.Message:
+            if not result.ok:
+                raise DeniedError(REFUSED, why=result.why, hint=HINT)
+            return m.Done(_summary(backup, context.state) if backup else "this backup before")
 
-    command = commands.RestoreBackup(
-        message.upload, message.part_count, message.digest, client.user
-    )
-    controller.propose_for(client, call, command, then)
+        command = commands.RestoreBackup(
+            message.upload, message.part_count, message.digest, client.user
+        )
+        context.propose_for(client, call, command, then)
 
 
 def _checked(state: PoolState, message: m.RestoreBackup) -> Backup | None:

@@ -17,15 +17,12 @@ worker of an earlier incarnation.
 import errno
 import itertools
 import logging
-import socket
-import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 
 import trio
 
-from gpupool.pool.errors import AuthenticationError, GpupoolError, RemoteProtocolError
+from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
@@ -33,78 +30,29 @@ from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
 from gpupool.remoting.protocol.sessions import SessionHost
-from gpupool.remoting.server.committer import Committer
-from gpupool.remoting.server.controller import (
+from gpupool.remoting.server.actions import (
     Action,
     AskKey,
-    Controller,
-    ControllerSettings,
     Hangup,
     KillLease,
     Send,
     StartSession,
 )
+from gpupool.remoting.server.ca_key import CaKey
+from gpupool.remoting.server.committer import Committer
+from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
-from gpupool.remoting.server.reconciler import Software
-from gpupool.remoting.server.router import ToControl, ToServer, ToSession, peek_route
+from gpupool.remoting.server.router import Router
+from gpupool.remoting.server.settings import ServerSettings
+from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.message_stream import MessageStream
-from gpupool.remoting.transport.peer_transport import PEER_TIMEOUT_S, PeerTransport, proven_peer
-from gpupool.remoting.transport.pki import (
-    Authority,
-    Identity,
-    check_authority,
-    control_context,
-    peer_server_context,
-    sign_server,
-)
-from gpupool.remoting.transport.socket_options import tune
+from gpupool.remoting.transport.peer_transport import PeerTransport
+from gpupool.remoting.transport.pki import Authority, Identity
 
 ACCEPT_ERRORS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 ACCEPT_PAUSE_S = 0.1
 """What trio's own server does when the process is out of descriptors: wait, and go on."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerSettings:
-    """Limits on connections. Durations in seconds."""
-
-    client_timeout_s: float = 10.0
-    """A client whose network is silently lost is noticed by the kernel within this."""
-
-    unauthenticated_timeout_s: float = 2.0
-    """From the first byte to a valid token, or certificate, or session."""
-
-    unauthenticated_count_max: int = 256
-    """Connections that have not proven anything yet; more are closed at once."""
-
-    client_count_max: int = 10_000
-
-    outbox_count_max: int = 256
-    """Messages that wait for one client to read; beyond it, it is hung up on."""
-
-    flush_timeout_s: float = 1.0
-    """How long a farewell may take to be read."""
-
-    controller: ControllerSettings = field(default_factory=ControllerSettings)
-
-
-class AuthoritySigner:
-    """Signs server certificates with the CA's key."""
-
-    def __init__(self, authority: Authority, clock: Clock) -> None:
-        check_authority(authority)
-        self._authority = authority
-        self._clock = clock
-
-    def sign(self, server: ServerId, csr_pem: bytes) -> bytes:
-        """Return a certificate for ``server``."""
-        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000, UTC)
-        return sign_server(self._authority, csr_pem, server, now)
-
-    def key_pem(self) -> bytes:
-        """Return the CA's key."""
-        return self._authority.key_pem
 
 
 @dataclass(eq=False, slots=True)
@@ -148,11 +96,12 @@ class ControlServer:
         self._log = log
         self._settings = settings or ServerSettings()
         self._follow = follow
-        self._save_key = save_key
+        self.ca_key = CaKey(
+            identity, authority, machine=machine, clock=clock, log=log, save=save_key
+        )
         self._loop_lag_s = 0.0
         self._numbers = itertools.count(1)
         self._served: dict[int, _Served] = {}
-        self._unauthenticated_count = 0
         self._killing: set[LeaseId] = set()
         self._wake = trio.Event()
         self._asleep_until = float("-inf")
@@ -165,7 +114,7 @@ class ControlServer:
             incarnation=incarnation,
             software=software,
             ca_pem=identity.ca_pem,
-            signer=AuthoritySigner(authority, clock) if authority else None,
+            signer=lambda: self.ca_key.signer,
             host=host,
             clock=clock,
             rng=rng,
@@ -187,17 +136,15 @@ class ControlServer:
 
         With no listeners, streams come through ``serve_stream``.
         """
-        control = control_context(self._identity) if listeners else None
-        peers = peer_server_context(self._identity) if listeners else None
-        self._links.give_key = self._give_key
-        self._links.take_key = self._take_key
+        router = self._router() if listeners else None
+        self._links.give_key = self.ca_key.give
+        self._links.take_key = self.ca_key.take
         self._machine.on_apply = self._wake_up
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
                 for listener in listeners:
-                    assert control is not None and peers is not None
-                    router = _Router(self, control, peers)
+                    assert router is not None
                     nursery.start_soon(self._accept, listener, router, nursery)
                 task_status.started()
                 await self._tick()
@@ -321,31 +268,22 @@ class ControlServer:
             return 0.0
         return self._links.clock_offset_s(leader) or 0.0
 
-    # --- the CA's key ----------------------------------------------------------------------------
-
-    def _give_key(self, peer: ServerId) -> bytes:
-        server = self._machine.state.servers.get(peer)
-        signer = self.controller.signer
-        if server is None or not server.voter or signer is None:
-            return b""
-        self._log.info("gave the CA's key to server %s, a voter now", server.name)
-        return signer.key_pem()
-
-    def _take_key(self, peer: ServerId, key_pem: bytes) -> None:
-        if self.controller.signer is not None:
-            return
-        try:
-            signer = AuthoritySigner(Authority(self._identity.ca_pem, key_pem), self._clock)
-        except AuthenticationError as error:
-            self._log.warning("server %s sent a CA key that is none: %s", peer, error)
-            return
-        self._save_key(key_pem)
-        self.controller.signer = signer
-
     # --- connections -----------------------------------------------------------------------------
 
+    def _router(self) -> Router:
+        return Router(
+            self._identity,
+            self._machine,
+            self._links,
+            self._host,
+            settings=self._settings,
+            log=self._rate_limited_log,
+            client_count=lambda: len(self._served),
+            serve_client=self.serve_stream,
+        )
+
     async def _accept(
-        self, listener: trio.SocketListener, router: "_Router", nursery: trio.Nursery
+        self, listener: trio.SocketListener, router: Router, nursery: trio.Nursery
     ) -> None:
         async with listener:
             while True:
@@ -406,124 +344,3 @@ class ControlServer:
                 break
             await connection.send(action.call, action.message)
         scope.cancel()
-
-    # --- used by the router ----------------------------------------------------------------------
-
-    @property
-    def self_id(self) -> ServerId:
-        """Return which server this is."""
-        return self._identity.server
-
-    @property
-    def settings(self) -> ServerSettings:
-        """Return the limits."""
-        return self._settings
-
-    def log(self, text: str) -> None:
-        """Log one line about a connection that was refused, unless there are too many."""
-        self._rate_limited_log.say(text)
-
-    def admit_stranger(self) -> bool:
-        """Count one more connection that has proven nothing; False when there are too many."""
-        full = self._unauthenticated_count >= self._settings.unauthenticated_count_max
-        if full or len(self._served) >= self._settings.client_count_max:
-            return False
-        self._unauthenticated_count += 1
-        return True
-
-    def dismiss_unauthenticated(self) -> None:
-        """Count one less."""
-        self._unauthenticated_count -= 1
-
-    async def serve_peer(self, stream: "trio.SSLStream[trio.SocketStream]", who: str) -> None:
-        """Serve a peer on a handshaken, mutual TLS connection."""
-        peer = proven_peer(stream)
-        if peer is None:
-            self.log(f"refused {who}: its certificate names no server")
-            await trio.aclose_forcefully(stream)
-        elif peer in self._machine.state.removed and not self._links.wants(peer):
-            await self._links.reject(stream, peer)
-        else:
-            await self._links.accept(stream, peer)
-
-    async def hand_over(self, session: bytes, stream: trio.SocketStream, who: str) -> None:
-        """Give the untouched descriptor to the worker that waits for it."""
-        if not self._host.knows_session(session):
-            self.log(f"refused {who}: no session waits for it")
-            await trio.aclose_forcefully(stream)
-            return
-        trio.lowlevel.notify_closing(stream.socket)
-        descriptor = socket.socket(fileno=stream.socket.detach())
-        try:
-            await self._host.hand_over(session, descriptor)
-        except (GpupoolError, OSError) as error:
-            descriptor.close()
-            self.log(f"refused {who}: {error}")
-
-
-class _Router:
-    """Sends each new connection of a listener where it wants to go."""
-
-    def __init__(
-        self, server: ControlServer, control: ssl.SSLContext, peers: ssl.SSLContext
-    ) -> None:
-        self._server = server
-        self._control = control
-        self._peers = peers
-
-    async def route(self, stream: trio.SocketStream) -> None:
-        """Serve one connection until it ends."""
-        server = self._server
-        who = _who(stream)
-        if not server.admit_stranger():
-            server.log(f"refused {who}: too many connections")
-            await trio.aclose_forcefully(stream)
-            return
-        is_unauthenticated = True
-        try:
-            with trio.fail_after(server.settings.unauthenticated_timeout_s):
-                wanted = await peek_route(stream)
-                tls = await self._secure(stream, wanted)
-            server.dismiss_unauthenticated()
-            is_unauthenticated = False
-            match wanted:
-                case ToSession():
-                    await server.hand_over(wanted.session, stream, who)
-                case ToControl() if tls is not None:
-                    await server.serve_stream(tls, who)
-                case ToServer() if tls is not None:
-                    await server.serve_peer(tls, who)
-                case _:
-                    await trio.aclose_forcefully(stream)
-        except GONE as error:
-            server.log(f"refused {who}: {explain(error)}")
-        finally:
-            stream.socket.close()  # does nothing to a descriptor that was handed over
-            if is_unauthenticated:
-                server.dismiss_unauthenticated()
-
-    async def _secure(
-        self, stream: trio.SocketStream, wanted: "ToControl | ToServer | ToSession | None"
-    ) -> "trio.SSLStream[trio.SocketStream] | None":
-        if isinstance(wanted, ToControl):
-            tune(stream.socket, timeout_s=self._server.settings.client_timeout_s)
-            context = self._control
-        elif isinstance(wanted, ToServer):
-            if wanted.server != self._server.self_id:
-                raise RemoteProtocolError("it looks for another server", why=wanted.server)
-            tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
-            context = self._peers
-        else:
-            return None
-        tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
-        await tls.do_handshake()
-        return tls
-
-
-def _who(stream: trio.SocketStream) -> str:
-    """Return the other end's address, for logs."""
-    try:
-        name = stream.socket.getpeername()
-    except OSError:
-        return "a client that has gone"
-    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a local client"

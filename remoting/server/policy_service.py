@@ -1,4 +1,4 @@
-"""Calls about the pool's policy: showing it, putting one in force, explaining it."""
+"""The calls about the pool's policy: show it, put one in force, explain it."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -16,12 +16,102 @@ from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.time_zones import zone_of
 from gpupool.remoting.server.proposer import Decision
-from gpupool.remoting.server.service_context import Client, ServiceContext
+from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
+from gpupool.remoting.server.validation import check_request
 
 PUT_S = 5.0
 """For all parts of a document together, and its last command."""
 
 REFUSED = "the policy is not put in force"
+
+
+class PolicyService:
+    """See the module."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+
+    def handlers(self) -> dict[type[m.Message], Handler]:
+        """Return the handler of each call that is served here."""
+        return {
+            m.GetPolicy: self._get,
+            m.GetPolicyHistory: self._history,
+            m.CheckPolicy: self._check,
+            m.PutPolicy: self._put,
+        }
+
+    def _get(self, client: Client, call: int, message: m.GetPolicy) -> None:
+        context = self._context
+        context.answer(client, call, policy_is(context.state, message.version))
+
+    def _history(self, client: Client, call: int, _message: m.GetPolicyHistory) -> None:
+        versions = tuple(
+            m.PolicyIs(each.version, each.by, each.at, b"") for each in self._context.state.policies
+        )
+        self._context.answer(client, call, m.PolicyHistory(versions))
+
+    def _check(self, client: Client, call: int, message: m.CheckPolicy) -> None:
+        """Answer with the verdict of the policy, or of a draft, on a user's request."""
+        if message.request is not None:
+            check_request(message.request)
+        context = self._context
+        state = replace(context.state, now=Milliseconds(context.proposer.at_ms()))
+        if message.packed:
+            policy = self._compile(message.packed)
+            digest = sha256(message.packed).digest()
+            version = state.policy.version + 1
+            state = replace(state, policy=replace(policy, version=version, digest=digest))
+        user = message.user or client.user
+        kind, lines = explain(state, user[:64], message.request)
+        context.answer(client, call, m.PolicyVerdict(kind, lines))
+
+    def _put(self, client: Client, call: int, message: m.PutPolicy) -> None:
+        """Compile a document, replicate it in parts, and put it in force."""
+        context, current = self._context, self._context.state.policy
+        policy = self._compile(message.packed)
+        data = policy_versions.pack_draft(policy_versions.Draft(message.packed, policy))
+        digest = policy_versions.digest_of(data)
+        # A later version than this server knows may well be in force: the table decides.
+        if message.base < current.version and current.digest != digest:
+            raise _conflict(context.state, message.base)
+        parts = parts_of(data)
+        # Named by its content: sent again after a lost answer, the parts are the same.
+        upload = sha256(digest + client.user.encode()).digest()[:16]
+        queue: list[commands.Command] = [
+            commands.StagePart(upload, number, part) for number, part in enumerate(parts)
+        ]
+        queue.append(
+            commands.ApplyPolicy(upload, len(parts), digest, message.base, client.user),
+        )
+        deadline = context.clock.monotonic() + PUT_S
+
+        def next_one(decision: Decision | None) -> None:
+            if decision is not None and decision.result is None:
+                why = decision.why
+                error = GpupoolError("it is not known whether the policy is in force", why=why)
+                context.answer(client, call, m.refused(error))
+            elif decision is not None and decision.result is not None and not decision.result.ok:
+                refusal = m.refused(_error(context.state, message, decision.result))
+                context.answer(client, call, refusal)
+            elif queue:
+                left_s = max(0.1, deadline - context.clock.monotonic())
+                context.proposer.propose(queue.pop(0), next_one, timeout_s=left_s)
+            else:
+                context.answer(client, call, m.Done(str(message.base + 1)))
+
+        context.require_majority()
+        next_one(None)
+
+    def _compile(self, packed: bytes) -> Policy:
+        now_ms = self._context.proposer.at_ms()
+        try:
+            text = policy_versions.unpack_text(packed)
+            return parse_policy(text, lambda name: zone_of(name, now_ms))
+        except policy_versions.UnpackError as error:
+            raise UsageError(REFUSED, why=str(error)) from error
+        except PolicyTextError as error:
+            hint = "gpupool policy check FILE"
+            raise UsageError(REFUSED, why=str(error)[:500], hint=hint) from error
 
 
 def policy_is(state: PoolState, version: int) -> m.PolicyIs:
@@ -39,87 +129,6 @@ def policy_is(state: PoolState, version: int) -> m.PolicyIs:
         why = f"kept are {kept}" if kept else "the pool has no policy yet"
         raise UsageError(f"version {wanted} of the policy is not kept", why=why)
     return m.PolicyIs(found.version, found.by, found.at, found.packed)
-
-
-def history(state: PoolState) -> m.PolicyHistory:
-    """Return the versions that are kept, without their texts."""
-    return m.PolicyHistory(
-        tuple(m.PolicyIs(each.version, each.by, each.at, b"") for each in state.policies)
-    )
-
-
-def put_policy(controller: ServiceContext, client: Client, call: int, message: m.PutPolicy) -> None:
-    """Compile a document, replicate it in parts, and put it in force.
-
-    Raises:
-        UsageError: when the document has mistakes.
-        ConflictError: when it is not made from the version in force.
-    """
-    current = controller.state.policy
-    policy = _compile(controller, message.packed)
-    data = policy_versions.pack_draft(policy_versions.Draft(message.packed, policy))
-    digest = policy_versions.digest_of(data)
-    # A later version than this server knows may well be in force: the table decides.
-    if message.base < current.version and current.digest != digest:
-        raise _conflict(controller.state, message.base)
-    parts = parts_of(data)
-    # Named by its content: sent again after a lost answer, the parts are the same.
-    upload = sha256(digest + client.user.encode()).digest()[:16]
-    queue: list[commands.Command] = [
-        commands.StagePart(upload, number, part) for number, part in enumerate(parts)
-    ]
-    queue.append(
-        commands.ApplyPolicy(upload, len(parts), digest, message.base, client.user),
-    )
-    deadline = controller.clock.monotonic() + PUT_S
-
-    def next_one(decision: Decision | None) -> None:
-        if decision is not None and decision.result is None:
-            why = decision.why
-            error = GpupoolError("it is not known whether the policy is in force", why=why)
-            controller.answer(client, call, m.refused(error))
-        elif decision is not None and decision.result is not None and not decision.result.ok:
-            controller.answer(
-                client, call, m.refused(_error(controller.state, message, decision.result))
-            )
-        elif queue:
-            left_s = max(0.1, deadline - controller.clock.monotonic())
-            controller.proposals.propose(queue.pop(0), next_one, timeout_s=left_s)
-        else:
-            controller.answer(client, call, m.Done(str(message.base + 1)))
-
-    controller.require_majority()
-    next_one(None)
-
-
-def check_policy(
-    controller: ServiceContext, client: Client, message: m.CheckPolicy
-) -> m.PolicyVerdict:
-    """Return what the policy, or a draft, says to a request of a user.
-
-    Raises:
-        UsageError: when the draft has mistakes.
-    """
-    state = replace(controller.state, now=Milliseconds(controller.proposals.at_ms()))
-    if message.packed:
-        policy = _compile(controller, message.packed)
-        digest = sha256(message.packed).digest()
-        version = state.policy.version + 1
-        state = replace(state, policy=replace(policy, version=version, digest=digest))
-    user = message.user or client.user
-    kind, lines = explain(state, user[:64], message.request)
-    return m.PolicyVerdict(kind, lines)
-
-
-def _compile(controller: ServiceContext, packed: bytes) -> Policy:
-    now_ms = controller.proposals.at_ms()
-    try:
-        text = policy_versions.unpack_text(packed)
-        return parse_policy(text, lambda name: zone_of(name, now_ms))
-    except policy_versions.UnpackError as error:
-        raise UsageError(REFUSED, why=str(error)) from error
-    except PolicyTextError as error:
-        raise UsageError(REFUSED, why=str(error)[:500], hint="gpupool policy check FILE") from error
 
 
 def _error(state: PoolState, message: m.PutPolicy, result: Result) -> GpupoolError:

@@ -1,23 +1,25 @@
-"""What a server does unasked, without I/O: compare the table with what it sees, and propose.
+"""Level-triggered reconciler: compares the table with the host, and proposes what is missing.
 
-Level-triggered: each look proposes whatever is still to be done, so that nothing depends on any
-one proposal getting through. The plans themselves are ``pool.duties``; this adds a server's own
-inventory and readings, and keeps the same command from being under way twice.
+Each pass proposes whatever is still to be done, so that nothing depends on any one proposal
+getting through. The plans themselves are ``pool.reconcile``; this adds a server's own inventory
+and readings, and keeps the same command from being under way twice.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Set
+from dataclasses import fields, replace
 from operator import attrgetter
 
 from gpupool.pool.model.commands import Command, GpuReading, ReportGpus, ServerUp
 from gpupool.pool.model.copies import with_changes
-from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, ServerId
+from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus
 from gpupool.pool.policy.idleness import idle_notice, idle_plan
-from gpupool.pool.ports import Clock, RaftHealth, Role
+from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.reconcile import leases_at, plan_host, plan_leader
-from gpupool.remoting.protocol.sessions import SessionHost
-from gpupool.remoting.server.proposer import Decision, Proposer
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.server.proposer import Decision
+from gpupool.remoting.server.service_context import ServiceContext
+from gpupool.remoting.server.software import Software
 
 FOREIGN_STEP = 256 << 20
 """Memory of processes that are not ours is reported when it moved by more than this."""
@@ -28,78 +30,51 @@ REPORT_EVERY_S = 1.0
 ATTEMPT_S = 2.0
 """One look's proposal is given up after so long; the next look proposes it again."""
 
-GONE_REASON = "its client disconnected"
-
-
-@dataclass(frozen=True, slots=True)
-class Software:
-    """What a server says of itself besides its GPUs."""
-
-    address: str  # host:port under which peers and clients reach it
-    version: str = ""
-    driver_version: str = ""
-    cuda_version: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-    link_speed: int = 0  # Mbit/s of the interface that has the address; 0 when unknown
-    rdma: bool = False
-
 
 class Reconciler:
-    """The duties of one server."""
+    """The unasked commands of one server."""
 
-    def __init__(
-        self,
-        *,
-        self_id: ServerId,
-        incarnation: Incarnation,
-        software: Software,
-        host: SessionHost,
-        clock: Clock,
-        proposals: Proposer,
-        kill: Callable[[LeaseId, str], None],
-        notify: Callable[[LeaseId, str], None],
-    ) -> None:
-        self._self = self_id
-        self._incarnation = incarnation
-        self._software = software
-        self._host = host
-        self._clock = clock
-        self._proposals = proposals
-        self._kill = kill
-        self._notify = notify
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self._self = context.self_id
+        self._incarnation = context.incarnation
+        self._software = context.software
+        self._host = context.host
+        self._clock = context.clock
         self._under_way: set[tuple[str, object]] = set()
         self._unattached: dict[LeaseId, float] = {}
         self._used_since: dict[LeaseId, float] = {}
         self._nearly_since: dict[LeaseId, float] = {}
         self._reported_at = float("-inf")
         self._agreed: tuple[object, ...] | None = None  # on what the table and the host agreed last
-        self.gone: dict[LeaseId, str] = {}
-        """Leases held here whose client has disappeared, with the reason."""
-        self.busy: dict[LeaseId, int] = {}
-        """Workers that are being started: they count as alive."""
 
     def reconcile(
-        self, state: PoolState, health: RaftHealth | None, attached: Mapping[LeaseId, object]
+        self,
+        health: RaftHealth | None,
+        attached: Mapping[LeaseId, Set[int]],
+        lost: Mapping[LeaseId, str],
+        starting: Mapping[LeaseId, int],
     ) -> None:
         """Propose and do whatever is to be done now.
 
         Args:
-            state: the table as applied here.
             health: of consensus, as the leader has it; others have nothing to do about it.
-            attached: the leases that have a client's connection here.
+            attached: the leases that have a client's connection here, with the connections.
+            lost: the leases held here whose client has gone, with the reason.
+            starting: how many workers of a lease are being started; they count as alive.
         """
-        now = self._clock.monotonic()
+        state, now = self._context.state, self._clock.monotonic()
         counts = dict(self._host.worker_count())
-        for lease, count in self.busy.items():
+        for lease, count in starting.items():
             counts[lease] = counts.get(lease, 0) + count
-        self._follow_leases(state, attached, now)
+        self._follow_leases(state, attached, starting, now)
         unattached_s = {lease: now - since for lease, since in self._unattached.items()}
-        plan = plan_host(state, self._self, self._incarnation, counts, unattached_s, self.gone)
+        plan = plan_host(state, self._self, self._incarnation, counts, unattached_s, lost)
         for lease in plan.kill:
-            self._kill(lease, "the table does not hold this lease here")
+            self._context.kill(lease, "the table does not hold this lease here")
         for command in plan.propose:
             self._once(command)
-        self._look_for_idle(state, now)
+        self._end_idle(state, attached, now)
         if health is not None and health.role is Role.LEADER:
             wall_ms = self._clock.wall_ms()
             for command in plan_leader(state, health.contact_age_s, wall_ms, self._self):
@@ -109,7 +84,11 @@ class Reconciler:
             self._report(server)
 
     def _follow_leases(
-        self, state: PoolState, attached: Mapping[LeaseId, object], now: float
+        self,
+        state: PoolState,
+        attached: Mapping[LeaseId, Set[int]],
+        starting: Mapping[LeaseId, int],
+        now: float,
     ) -> None:
         """Note since when each lease held here has had no client."""
         held = {
@@ -117,21 +96,21 @@ class Reconciler:
             for lease in leases_at(state, self._self)
             if lease.held and lease.parts[self._self] is PartStatus.HELD
         }
-        busy, used_since, unattached = self.busy, self._used_since, self._unattached
+        used_since, unattached = self._used_since, self._unattached
         for lease in held:
             # To open a session is use, however long it takes.
-            if lease in busy or lease not in used_since:
+            if lease in starting or lease not in used_since:
                 used_since[lease] = now
             if lease not in attached:
                 unattached.setdefault(lease, now)
             elif lease in unattached:
                 del unattached[lease]
-        for noted in (unattached, used_since, self.gone):
+        for noted in (unattached, used_since):
             if not noted.keys() <= held:
                 for lease in noted.keys() - held:
                     del noted[lease]
 
-    def _look_for_idle(self, state: PoolState, now: float) -> None:
+    def _end_idle(self, state: PoolState, attached: Mapping[LeaseId, Set[int]], now: float) -> None:
         """Announce and end leases that nobody uses; see ``pool.idleness``."""
         leases = state.leases
         bounded = [
@@ -148,7 +127,9 @@ class Reconciler:
         nearly_s = {lease: now - since for lease, since in self._nearly_since.items()}
         plan = idle_plan(state, self._self, self._incarnation, idle_s, nearly_s)
         for lease in plan.nearly - self._nearly_since.keys():
-            self._notify(lease, idle_notice(state.leases[lease].idle_timeout_s))
+            notice = m.LeaseNotice(lease, idle_notice(state.leases[lease].idle_timeout_s))
+            for connection in sorted(attached.get(lease, ())):
+                self._context.send(connection, 0, notice)
         self._nearly_since = {lease: self._nearly_since.get(lease, now) for lease in plan.nearly}
         for command in plan.propose:
             self._once(command)
@@ -229,10 +210,10 @@ class Reconciler:
         self._under_way.add(key)
 
         def decided(_decision: Decision) -> None:
-            # Refused or lost, the next look sees what is still to be done.
+            # Refused or lost: the next pass sees what is still to be done.
             self._under_way.discard(key)
 
-        self._proposals.propose(command, decided, timeout_s=ATTEMPT_S)
+        self._context.proposer.propose(command, decided, timeout_s=ATTEMPT_S)
 
 
 def _subject(command: Command) -> object:

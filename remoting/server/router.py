@@ -1,19 +1,34 @@
-"""What a new connection to the one port wants, read from its first bytes without taking them.
+"""Routes each new connection of the one port by its first bytes, read without taking them.
 
 A TLS ClientHello is read by OpenSSL itself, up to the server name in it; nothing is answered. So
 the descriptor can still be handed to a worker, whose own TLS then starts from the first byte.
 """
 
 import re
+import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
 import trio
 
-from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
-from gpupool.remoting.transport.pki import CONTROL_NAME, SERVER_SUFFIX, SESSION_SUFFIX
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.remoting.protocol.sessions import SessionHost
+from gpupool.remoting.server.settings import ServerSettings
+from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
+from gpupool.remoting.transport.peer_transport import PEER_TIMEOUT_S, PeerTransport, proven_peer
+from gpupool.remoting.transport.pki import (
+    CONTROL_NAME,
+    SERVER_SUFFIX,
+    SESSION_SUFFIX,
+    Identity,
+    control_context,
+    peer_server_context,
+)
+from gpupool.remoting.transport.socket_options import tune
 
 PEEK_SIZE_MAX = 4096
 """OpenSSL 3.5 sends 1.6 KiB with its post-quantum key share; the largest seen are below 2 KiB."""
@@ -135,3 +150,122 @@ async def peek_route(stream: trio.SocketStream) -> Route | None:
         seen = len(data)
         # What was peeked at keeps the socket readable, so readiness cannot be waited for.
         await trio.sleep(0.005)
+
+
+class Router:
+    """Sends each new connection of a listener to the part that serves it.
+
+    It also limits the connections that have not proven anything yet, in number and in time.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        machine: PoolMachine,
+        links: PeerTransport,
+        host: SessionHost,
+        *,
+        settings: ServerSettings,
+        log: RateLimitedLog,
+        client_count: Callable[[], int],
+        serve_client: Callable[["trio.SSLStream[trio.SocketStream]", str], Awaitable[None]],
+    ) -> None:
+        self._self_id = identity.server
+        self._control = control_context(identity)
+        self._peers = peer_server_context(identity)
+        self._machine = machine
+        self._links = links
+        self._host = host
+        self._settings = settings
+        self._log = log
+        self._client_count = client_count
+        self._serve_client = serve_client
+        self._unauthenticated_count = 0
+
+    async def route(self, stream: trio.SocketStream) -> None:
+        """Serve one connection until it ends."""
+        who = _who(stream)
+        if not self._has_room():
+            self._log.say(f"refused {who}: too many connections")
+            await trio.aclose_forcefully(stream)
+            return
+        self._unauthenticated_count += 1
+        is_unauthenticated = True
+        try:
+            with trio.fail_after(self._settings.unauthenticated_timeout_s):
+                wanted = await peek_route(stream)
+                tls = await self._secure(stream, wanted)
+            self._unauthenticated_count -= 1
+            is_unauthenticated = False
+            match wanted:
+                case ToSession():
+                    await self._hand_over(wanted.session, stream, who)
+                case ToControl() if tls is not None:
+                    await self._serve_client(tls, who)
+                case ToServer() if tls is not None:
+                    await self._serve_peer(tls, who)
+                case _:
+                    await trio.aclose_forcefully(stream)
+        except GONE as error:
+            self._log.say(f"refused {who}: {explain(error)}")
+        finally:
+            stream.socket.close()  # does nothing to a descriptor that was handed over
+            if is_unauthenticated:
+                self._unauthenticated_count -= 1
+
+    def _has_room(self) -> bool:
+        limits = self._settings
+        if self._unauthenticated_count >= limits.unauthenticated_count_max:
+            return False
+        return self._client_count() < limits.client_count_max
+
+    async def _secure(
+        self, stream: trio.SocketStream, wanted: Route | None
+    ) -> "trio.SSLStream[trio.SocketStream] | None":
+        if isinstance(wanted, ToControl):
+            tune(stream.socket, timeout_s=self._settings.client_timeout_s)
+            context = self._control
+        elif isinstance(wanted, ToServer):
+            if wanted.server != self._self_id:
+                raise RemoteProtocolError("it looks for another server", why=wanted.server)
+            tune(stream.socket, timeout_s=PEER_TIMEOUT_S)
+            context = self._peers
+        else:
+            return None
+        tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
+        await tls.do_handshake()
+        return tls
+
+    async def _serve_peer(self, stream: "trio.SSLStream[trio.SocketStream]", who: str) -> None:
+        """Serve a peer on a handshaken, mutual TLS connection."""
+        peer = proven_peer(stream)
+        if peer is None:
+            self._log.say(f"refused {who}: its certificate names no server")
+            await trio.aclose_forcefully(stream)
+        elif peer in self._machine.state.removed and not self._links.wants(peer):
+            await self._links.reject(stream, peer)
+        else:
+            await self._links.accept(stream, peer)
+
+    async def _hand_over(self, session: bytes, stream: trio.SocketStream, who: str) -> None:
+        """Give the untouched descriptor to the worker that waits for it."""
+        if not self._host.knows_session(session):
+            self._log.say(f"refused {who}: no session waits for it")
+            await trio.aclose_forcefully(stream)
+            return
+        trio.lowlevel.notify_closing(stream.socket)
+        descriptor = socket.socket(fileno=stream.socket.detach())
+        try:
+            await self._host.hand_over(session, descriptor)
+        except (GpupoolError, OSError) as error:
+            descriptor.close()
+            self._log.say(f"refused {who}: {error}")
+
+
+def _who(stream: trio.SocketStream) -> str:
+    """Return the other end's address, for logs."""
+    try:
+        name = stream.socket.getpeername()
+    except OSError:
+        return "a client that has gone"
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else "a local client"

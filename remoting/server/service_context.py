@@ -1,17 +1,32 @@
-"""One welcomed client, and the context that the services share."""
+"""The context that the controller gives to every service, and one welcomed client.
 
-from collections.abc import Callable
+A service reads the table, the clock and the health of consensus here, answers its calls and
+proposes commands. Services share nothing else: none holds a reference to another.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from gpupool.pool.errors import GpupoolError, NoQuorumError
+from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
-from gpupool.pool.model.ids import LeaseId, ServerId, TokenId
+from gpupool.pool.model.copies import with_changes
+from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, TokenKind
-from gpupool.pool.ports import Clock, RaftHealth
+from gpupool.pool.ports import Clock, RaftHealth, Role
+from gpupool.pool.transitions.state_machine import PoolMachine
+from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.server.proposer import Proposer
+from gpupool.remoting.protocol.sessions import SessionHost
+from gpupool.remoting.server.actions import Action, Hangup, KillLease, Send
+from gpupool.remoting.server.proposer import Decision, Proposer
+from gpupool.remoting.server.settings import ControllerSettings
+from gpupool.remoting.server.software import Software
 from gpupool.remoting.server.wait_queue import WaitQueue
+
+NO_QUORUM_HINT = "it refuses until it is; ask another server, or start the missing ones"
 
 
 class Signer(Protocol):
@@ -41,7 +56,7 @@ class Client:
     name: str
     attached: set[LeaseId] = field(default_factory=set[LeaseId])
     noticed: dict[LeaseId, int] = field(default_factory=dict[LeaseId, int])
-    """The ends of its leases that it was told of, in table time."""
+    """The ends of its leases that were announced to it, in table time."""
     pending_calls: int = 0
     update_every_s: float = 0.0
     update_at: float = float("inf")
@@ -52,48 +67,176 @@ class Client:
         return f"{self.user} ({self.name or 'unnamed client'}, token {self.token})"
 
 
-class ServiceContext(Protocol):
-    """What the admin service needs of the controller."""
+class ClientTable:
+    """The open connections by number, with their clients once they are welcomed."""
+
+    def __init__(self) -> None:
+        self._clients: dict[int, Client | None] = {}
+
+    def opened(self, connection: int) -> None:
+        """Add a connection whose client is not known yet."""
+        self._clients[connection] = None
+
+    def welcome(self, client: Client) -> None:
+        """Note the client of an open connection."""
+        self._clients[client.connection] = client
+
+    def closed(self, connection: int) -> Client | None:
+        """Remove a connection, and return its client if it had been welcomed."""
+        return self._clients.pop(connection, None)
+
+    def has(self, connection: int) -> bool:
+        """Return whether the connection is open, welcomed or not."""
+        return connection in self._clients
+
+    def get(self, connection: int) -> Client | None:
+        """Return the welcomed client of a connection."""
+        return self._clients.get(connection)
+
+    def is_open(self, client: Client) -> bool:
+        """Return whether the connection of ``client`` still stands."""
+        return self._clients.get(client.connection) is client
+
+    def welcomed(self) -> list[Client]:
+        """Return every welcomed client, in the order of their connections."""
+        return list(self)
+
+    def __iter__(self) -> Iterator[Client]:
+        return (client for client in self._clients.values() if client is not None)
+
+
+Handler = Callable[[Client, int, Any], None]
+"""Acts on one call: takes the client, the number of the call, and a message of its kind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceContext:
+    """What a service may read and do; see the module."""
+
+    machine: PoolMachine
+    self_id: ServerId
+    incarnation: Incarnation
+    software: Software
+    ca_pem: bytes
+    signer: Callable[[], Signer | None]  # None while this server does not hold the CA's key
+    host: SessionHost
+    clock: Clock
+    health: Callable[[], RaftHealth]
+    majority_age_s: Callable[[], float]
+    role: Callable[[], Role]
+    clock_offset_s: Callable[[], float]
+    loop_lag_s: Callable[[], float]
+    settings: ControllerSettings
+    clients: ClientTable
+    wait_queue: WaitQueue
+    proposer: Proposer
+    actions: list[Action]  # what the controller returns from the present input
 
     @property
     def state(self) -> PoolState:
         """Return the table as applied here."""
-        ...
+        return self.machine.state
 
-    self_id: ServerId
-    ca_pem: bytes
-    signer: Signer | None
-    clock: Clock
-    health: Callable[[], RaftHealth]
-    wait_queue: WaitQueue
-    proposals: Proposer
-
-    def require_majority(self) -> None:
-        """Raise ``NoQuorumError`` unless this server may act for the pool."""
-        ...
-
-    def clients(self) -> list[Client]:
-        """Return everybody who has been welcomed."""
-        ...
+    def state_now(self) -> PoolState:
+        """Return the table as of now: windows of the policy open though nothing is committed."""
+        state, now = self.state, Milliseconds(self.proposer.at_ms())
+        return state if now == state.now else with_changes(state, now=now)
 
     def members(self) -> tuple[m.Member, ...]:
-        """Return where every server is reached."""
-        ...
+        """Return the address of every server."""
+        return tuple(
+            m.Member(server.id, server.name, server.address, server.voter)
+            for server in self.state.servers.values()
+        )
+
+    # --- actions ---------------------------------------------------------------------------------
 
     def send(self, connection: int, call: int, message: m.Message) -> None:
-        """Send a push, with call 0."""
-        ...
+        """Send an answer, or a push with call 0, also before the client is welcomed."""
+        self.actions.append(Send(connection, call, message))
 
     def answer(self, client: Client, call: int, message: m.Message) -> None:
-        """Answer a call."""
-        ...
+        """Answer a call that was counted when it came; silently, when its client is gone."""
+        client.pending_calls -= 1
+        if self.clients.is_open(client):
+            self.send(client.connection, call, message)
+
+    def hang_up(self, connection: int, reason: str) -> None:
+        """Close a connection after what was sent to it; an empty reason is not logged."""
+        self.actions.append(Hangup(connection, reason))
+
+    def kill(self, lease: LeaseId, reason: str) -> None:
+        """Kill the workers of a lease; once, when several find out at the same moment."""
+        action = KillLease(lease, reason)
+        if action not in self.actions:
+            self.actions.append(action)
+
+    # --- a majority, and commands ----------------------------------------------------------------
+
+    def require_majority(self) -> None:
+        """Raise unless this server may act for the pool.
+
+        Raises:
+            NoQuorumError: when it was last in touch with a majority too long ago.
+        """
+        age_s = self.majority_age_s()
+        if age_s >= MAJORITY_FRESH_S:
+            since = f"last contact {age_s:.0f} s ago" if age_s < LONG_AGO_S else ""
+            raise self.no_quorum(since)
+
+    def no_quorum(self, why: str) -> NoQuorumError:
+        """Return the error of a server that cannot act."""
+        server = self.state.servers.get(self.self_id)
+        name = server.name if server else self.self_id
+        return NoQuorumError(
+            f"server {name} is not in touch with a majority of the pool's servers",
+            why=why,
+            hint=NO_QUORUM_HINT,
+        )
+
+    def propose(self, command: Command, then: Callable[[Decision], None]) -> None:
+        """Propose for a call, within the time that its client waits."""
+        self.proposer.propose(command, then, timeout_s=self.settings.call_timeout_s)
 
     def propose_for(
         self, client: Client, call: int, command: Command, then: Callable[[Result], m.Message]
     ) -> None:
-        """Propose on behalf of a call, and answer it."""
-        ...
+        """Propose on behalf of a call, and answer it: ``then`` turns a result into the answer.
+
+        Raises:
+            NoQuorumError: when this server is not in touch with a majority.
+        """
+        self.require_majority()
+
+        def decided(decision: Decision) -> None:
+            if decision.result is None:
+                self.answer(client, call, m.refused(self.no_quorum(decision.why)))
+                return
+            try:
+                self.answer(client, call, then(decision.result))
+            except GpupoolError as error:
+                self.answer(client, call, m.refused(error))
+
+        self.propose(command, decided)
 
     def when_current(self, client: Client, call: int, act: Callable[[], None]) -> None:
-        """Act for a call once the table here has all that was committed before it."""
-        ...
+        """Act for a call once the table here has all that was committed before it.
+
+        A server that has only just come back into touch may not know yet what others do.
+
+        Raises:
+            NoQuorumError: when it is not in touch.
+        """
+        self.require_majority()
+
+        def decided(decision: Decision) -> None:
+            if not self.clients.is_open(client):
+                return  # its client has gone
+            try:
+                if decision.result is None:
+                    raise self.no_quorum(decision.why)
+                act()
+            except GpupoolError as error:
+                self.answer(client, call, m.refused(error))
+
+        self.propose(commands.Tick(), decided)

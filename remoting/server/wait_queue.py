@@ -1,11 +1,35 @@
-"""Whom to tell that the pool has room again, and for whom to keep it, without I/O.
+"""Wait queue of one server: capacity notifications and short reservations, without I/O.
 
-A waiting client backs off for up to 5 s. So that memory which is freed does not lie idle for so
-long, a server hints ``CapacityAvailable`` to as many of its waiting clients as its free memory
-would serve, the longest waiting first. For a moment it offers that room to nobody else, so that a
-request which has just come does not overtake. None of this is a promise: ``apply`` decides, the
-back-off goes on for whom no hint reaches, and whoever does not follow a hint loses the turn to the
-next.
+A waiting client backs off for up to 5 s. Freed memory would lie idle for so long, and a request
+that has just come could overtake. This queue prevents both, as far as it can.
+
+Theory of operation
+===================
+
+The queue holds the requests that asked this server in vain, one entry for each connection and
+request. An entry is in one of three states:
+
+    state    | asks again in vain | its room is free        | KEEP_S later | granted, cancelled,
+             |                    |                         |              | silent for FORGET_S
+    ---------+--------------------+-------------------------+--------------+---------------------
+    waiting  | waiting            | notified: reserved      | -            | forgotten
+    reserved | reserved           | -                       | passed       | forgotten
+    passed   | waiting            | the same, after others  | -            | forgotten
+
+Who is notified when: ``due`` runs at each change of this server's part of the table, and when a
+reservation ends. It walks the entries by turn: reserved ones first, then by the pool's own waiting
+line (priority, then age), and those that were passed over last. Each entry whose request would get
+an offer from the capacity that is left is notified by ``CapacityAvailable``. A request that needs
+several servers is notified only while the whole pool has room for it.
+
+What a reservation is: for ``KEEP_S`` after a notification, its bytes are not offered to any other
+request (``without_reserved``). It is kept by this server alone, in memory.
+
+Who calls whom: the lease service adds and discards entries, asks for the room that an offer may
+use, and sends what is due. The controller reports closed connections. This module calls nobody.
+
+What is never true: a notification is a promise, a reservation binds ``apply``, or a client depends
+on either. The table alone grants; a client that is never notified lives by its back-off.
 """
 
 from collections.abc import Callable
@@ -18,20 +42,20 @@ from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.scheduling.placement import Offer, has_room_together, make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
 
+#: The length of a reservation; to ask and claim takes a tenth of it.
 KEEP_S = 0.5
-"""How long room is kept for whoever was hinted; asking and claiming takes a tenth of it."""
 
+#: A client that waits asks every 5 s or more often; one that does not has gone elsewhere.
 FORGET_S = 15.0
-"""A client that waits asks every 5 s or more often; one that does not has gone elsewhere."""
 
+#: Waiting requests that one server remembers; one beyond that lives by its back-off alone.
 WAITERS_MAX = 1024
-"""Waiting requests that one server remembers; one beyond that lives by its back-off alone."""
 
+#: Waiting requests examined in one pass.
 EXAMINED_MAX = 64
-"""Waiting requests looked at in one pass."""
 
+#: Waiting requests for which one pass examines all servers; others live by their back-off.
 TOGETHER_EXAMINED_MAX = 8
-"""Waiting requests for which one pass looks at all servers; others live by their back-off."""
 
 
 @dataclass(slots=True)
@@ -41,9 +65,9 @@ class _Entry:
     user: str
     since: float
     asked_at: float
-    hinted_at: float = float("-inf")
-    kept_until: float = float("-inf")
-    kept: dict[GpuId, int] = field(default_factory=dict[GpuId, int])  # bytes
+    notified_at: float = float("-inf")
+    reserved_until: float = float("-inf")
+    reserved: dict[GpuId, int] = field(default_factory=dict[GpuId, int])  # bytes
 
 
 class WaitQueue:
@@ -54,40 +78,40 @@ class WaitQueue:
         self._seen: Server | None = None
         self._seen_usage: object = None
         self._again_at = float("inf")
-        self._looked: tuple[object, object, float] = (None, None, 0.0)
-        """What ``_forget_served`` looked at last, and until when that is enough."""
+        # The tables that ``_forget_served`` has examined last, and the time until which that holds.
+        self._examined: tuple[object, object, float] = (None, None, 0.0)
 
     def __len__(self) -> int:
         """Return how many requests wait here."""
         return len(self._entries)
 
     def add(self, connection: int, request: Request, now: float, user: str = "") -> None:
-        """Remember that ``request`` asked, and was told to wait."""
-        waiter = self._entries.get((connection, request.id))
-        if waiter is not None:
-            waiter.asked_at = now
+        """Add a request that has asked in vain, or note that it has asked again."""
+        entry = self._entries.get((connection, request.id))
+        if entry is not None:
+            entry.asked_at = now
         elif len(self._entries) < WAITERS_MAX:
-            waiter = _Entry(connection, request, user, now, now)
-            self._entries[(connection, request.id)] = waiter
+            entry = _Entry(connection, request, user, now, now)
+            self._entries[(connection, request.id)] = entry
             self._seen = None
-            self._looked = (None, None, 0.0)
+            self._examined = (None, None, 0.0)
 
     def discard(self, connection: int, request: RequestId) -> None:
-        """Forget one: it was granted or cancelled."""
+        """Remove a request that was granted or cancelled."""
         if self._entries.pop((connection, request), None) is not None:
             self._seen = None
 
     def closed(self, connection: int) -> None:
-        """Forget all of a connection that is gone."""
+        """Remove the requests of a connection that is gone."""
         for key in [key for key in self._entries if key[0] == connection]:
             del self._entries[key]
             self._seen = None
 
     def without_reserved(self, server: Server, request: RequestId, now: float) -> Server:
-        """Return ``server`` without the room that it keeps for others than ``request``."""
-        for waiter in self._entries.values():
-            if waiter.kept_until > now and waiter.request.id != request:
-                server = _less(server, waiter.kept)
+        """Return ``server`` without the room that is reserved for others than ``request``."""
+        for entry in self._entries.values():
+            if entry.reserved_until > now and entry.request.id != request:
+                server = _less(server, entry.reserved)
         return server
 
     def wake_at(self) -> float:
@@ -97,9 +121,9 @@ class WaitQueue:
     def due(
         self, state: PoolState, self_id: ServerId, now: float, state_now: Callable[[], PoolState]
     ) -> list[tuple[int, RequestId]]:
-        """Return whom to hint now, as pairs of connection and request.
+        """Return the pairs of connection and request that are to be notified now.
 
-        ``state_now`` returns the table as of now, and is called only when somebody may get a hint.
+        ``state_now`` returns the table as of now; it is called only when an entry may fit.
         """
         self._forget_served(state, now)
         server = state.servers.get(self_id)
@@ -111,56 +135,56 @@ class WaitQueue:
         if not self._entries or not server.grantable:
             return []
         state = state_now()
-        hints: list[tuple[int, RequestId]] = []
+        found: list[tuple[int, RequestId]] = []
         together_count = 0
-        for waiter in sorted(self._entries.values(), key=lambda w: _turn(state, w, now)):
-            if len(hints) >= EXAMINED_MAX or not any(g.memory_free for g in server.gpus.values()):
+        for entry in sorted(self._entries.values(), key=lambda each: _turn(state, each, now)):
+            if len(found) >= EXAMINED_MAX or not any(g.memory_free for g in server.gpus.values()):
                 break
-            if waiter.kept_until <= now:
-                room, is_whole = _room(state, server, waiter.request, waiter.user)
+            if entry.reserved_until <= now:
+                room, is_whole = _room(state, server, entry.request, entry.user)
                 if room and not is_whole:
                     # Several such requests could each hold a part, and none could ever begin. So
-                    # a part is kept only while the pool has all the others as well.
+                    # a part is reserved only while the pool has all the others as well.
                     together_count += 1
                     if together_count > TOGETHER_EXAMINED_MAX or not _has_rest(
-                        state, server, waiter
+                        state, server, entry
                     ):
                         continue
                 if not room:
                     continue
-                waiter.kept = room
-                waiter.hinted_at, waiter.kept_until = now, now + KEEP_S
-                hints.append((waiter.connection, waiter.request.id))
-            server = _less(server, waiter.kept)
-            self._again_at = min(self._again_at, waiter.kept_until)
-        return hints
+                entry.reserved = room
+                entry.notified_at, entry.reserved_until = now, now + KEEP_S
+                found.append((entry.connection, entry.request.id))
+            server = _less(server, entry.reserved)
+            self._again_at = min(self._again_at, entry.reserved_until)
+        return found
 
     def _forget_served(self, state: PoolState, now: float) -> None:
         """Forget requests that another server has served, or whose client has gone elsewhere."""
-        looked = self._looked
-        if looked[0] is state.by_request and looked[1] is state.closed and now <= looked[2]:
+        examined = self._examined
+        if examined[0] is state.by_request and examined[1] is state.closed and now <= examined[2]:
             return
-        for key, waiter in list(self._entries.items()):
-            request = waiter.request.id
+        for key, entry in list(self._entries.items()):
+            request = entry.request.id
             known = request in state.by_request or request in state.closed
-            if known or waiter.asked_at + FORGET_S < now:
+            if known or entry.asked_at + FORGET_S < now:
                 del self._entries[key]
                 self._seen = None
         oldest = min((w.asked_at for w in self._entries.values()), default=now)
-        self._looked = (state.by_request, state.closed, oldest + FORGET_S)
+        self._examined = (state.by_request, state.closed, oldest + FORGET_S)
 
 
-def _turn(state: PoolState, waiter: _Entry, now: float) -> tuple[bool, float, int, int, float]:
-    """Return the order of turns: those whose room is kept, then by the length of the wait.
+def _turn(state: PoolState, entry: _Entry, now: float) -> tuple[bool, float, int, int, float]:
+    """Return the order of turns: reserved entries, then by priority and the length of the wait.
 
-    Who had a turn and did not use it comes after all others, until it has asked again in vain.
+    An entry that was passed over comes after all others, until it has asked again in vain.
     """
-    is_kept = waiter.kept_until > now
-    has_passed = not is_kept and waiter.hinted_at > waiter.asked_at
-    passed_at = waiter.hinted_at if has_passed else float("-inf")
-    entry = state.waiting.get(waiter.request.id)
-    priority, since = (entry.priority, entry.since) if entry else (0, 2**63)
-    return (not is_kept, passed_at, -priority, since, waiter.since)
+    is_reserved = entry.reserved_until > now
+    has_passed = not is_reserved and entry.notified_at > entry.asked_at
+    passed_at = entry.notified_at if has_passed else float("-inf")
+    place = state.waiting.get(entry.request.id)
+    priority, since = (place.priority, place.since) if place else (0, 2**63)
+    return (not is_reserved, passed_at, -priority, since, entry.since)
 
 
 def _room(
@@ -178,10 +202,10 @@ def _room(
     return {part.gpu: part.memory for part in choice.partitions}, True
 
 
-def _has_rest(state: PoolState, server: Server, waiter: _Entry) -> bool:
+def _has_rest(state: PoolState, server: Server, entry: _Entry) -> bool:
     """Return whether the others have what ``server``, with what it has left, lacks."""
     others = (each for each in state.servers.values() if each.id != server.id)
-    return has_room_together(state, (server, *others), waiter.request, waiter.user)
+    return has_room_together(state, (server, *others), entry.request, entry.user)
 
 
 def _less(server: Server, sizes: dict[GpuId, int]) -> Server:

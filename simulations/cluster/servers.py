@@ -16,17 +16,17 @@ from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
-from gpupool.remoting.server.controller import (
+from gpupool.remoting.server.actions import (
     Action,
     AskKey,
-    Controller,
     Hangup,
     KillLease,
     Send,
     StartSession,
 )
+from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
-from gpupool.remoting.server.reconciler import Software
+from gpupool.remoting.server.software import Software
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
@@ -160,7 +160,7 @@ class ServerProcess(Process):
             incarnation=machine.incarnation,
             software=Software(address=f"{machine.name}:7470", labels=(("rack", machine.rack),)),
             ca_pem=b"ca",
-            signer=_Signer(),
+            signer=_Signer,
             host=self.host,  # type: ignore[arg-type]
             clock=machine.clock,
             rng=self.scheduler.random(f"steward/{machine.name}/{machine.incarnation}"),

@@ -158,7 +158,7 @@ class LivenessPhase:
         waiting = [w.id for c in cluster.clients.values() if (w := c.waits_for) is not None]
         cluster.environment.checkers.places.observe(waiting, state, now)
         clocks = tuple(
-            (process.server, Milliseconds(process.controller.proposals.at_ms()))
+            (process.server, Milliseconds(process.controller.proposer.at_ms()))
             for process in cluster.servers.values()
             if process.controller is not None
         )

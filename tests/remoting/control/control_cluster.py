@@ -37,7 +37,8 @@ from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.reconciler import Software, readings_of
+from gpupool.remoting.server.reconciler import readings_of
+from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority, Identity, create_ca, fingerprint
 

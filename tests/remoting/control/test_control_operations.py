@@ -271,17 +271,17 @@ async def test_a_new_voter_takes_only_the_real_key(
     cluster = Cluster(nursery)
     await cluster.start([1])
     node = await cluster.add(2, 1)
-    node.server.controller.signer = None
+    node.server.ca_key._signer = None  # pyright: ignore[reportPrivateUsage]
     take = node.server._links.take_key  # pyright: ignore[reportPrivateUsage]
     give = cluster.nodes[0].server._links.give_key  # pyright: ignore[reportPrivateUsage]
     assert give(node.id) == b""  # not a member yet
     cluster.admit(node)
     take(ServerId("x"), b"nonsense")
     take(ServerId("x"), create_ca("other", datetime.now(UTC)).key_pem)
-    assert node.server.controller.signer is None
+    assert node.server.ca_key.signer is None
     take(cluster.nodes[0].id, give(node.id))
     assert node.keys == [cluster.authority.key_pem]
-    assert node.server.controller.signer is not None
+    assert node.server.ca_key.signer is not None
 
 
 async def test_tokens_end_with_their_time(autojump_clock: Clock, nursery: trio.Nursery) -> None:
@@ -366,10 +366,9 @@ async def test_a_server_with_a_wrong_clock_does_not_move_the_time(
     cluster = Cluster(nursery)
     await cluster.start([1, 1])
     node = cluster.nodes[1]
-    controller = node.server.controller
     offset_s = 0.0
-    for part in (controller.proposals, controller._admin_service):  # pyright: ignore[reportPrivateUsage]
-        part._clock_offset_s = lambda: offset_s  # pyright: ignore[reportPrivateUsage]
+    links = node.server._links  # pyright: ignore[reportPrivateUsage]
+    links.clock_offset_s = lambda peer: offset_s if peer else None
     cluster.clock.wall_start_ms += 3_600_000  # the second server reads an hour too late ...
     offset_s = -3600.0  # ... and knows that the leader does not
     known = cluster.state.now

@@ -43,8 +43,9 @@ from gpupool.remoting.client.pool_client import Pool, connect_pool, join_pool, l
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
-from gpupool.remoting.server.control_server import ControlServer, ServerSettings
-from gpupool.remoting.server.reconciler import Software
+from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.server.settings import ServerSettings
+from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.peer_transport import VERSION, PeerTransport
 from gpupool.remoting.transport.pki import (
     Authority,

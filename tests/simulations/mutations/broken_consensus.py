@@ -21,7 +21,8 @@ from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.storage.journal import JOURNAL, Entry, Journal
 from gpupool.pool.errors import StorageError
 from gpupool.pool.ports import Outcome, Unknown
-from gpupool.remoting.server.controller import Action, Controller
+from gpupool.remoting.server.actions import Action
+from gpupool.remoting.server.controller import Controller
 from gpupool.simulations.kernel import scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 

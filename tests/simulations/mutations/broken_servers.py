@@ -28,10 +28,13 @@ from gpupool.pool.transitions import leases, state_machine
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.negotiation import Negotiation, Phase
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.server import controller, reconciler
-from gpupool.remoting.server.controller import Controller, ControllerSettings, StartSession
+from gpupool.remoting.server import reconciler
+from gpupool.remoting.server.attachments import Attachments
+from gpupool.remoting.server.controller import Controller
+from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
-from gpupool.remoting.server.service_context import Client
+from gpupool.remoting.server.service_context import Client, ServiceContext
+from gpupool.remoting.server.settings import ControllerSettings
 from gpupool.simulations.kernel.machines import SimulatedHost
 
 # --- the table ------------------------------------------------------------------------------------
@@ -116,21 +119,19 @@ def freed_too_early() -> AbstractContextManager[None]:
 def fencing_ignored() -> AbstractContextManager[None]:
     """Let a server start workers for leases that its table holds no more, and let them live."""
     known: dict[LeaseId, Lease] = {}
-    original = Controller._attach
+    original = Attachments.attach
 
-    def attach(self: Controller, client: Client, lease: Lease) -> None:
+    def attach(self: Attachments, client: Client, lease: Lease) -> None:
         known[lease.id] = lease
         original(self, client, lease)
 
-    def open_session(self: Controller, client: Client, call: int, message: m.OpenSession) -> None:
+    def open_session(self: LeaseService, client: Client, call: int, message: m.OpenSession) -> None:
         lease = known.get(message.lease)
         if lease is None:
             raise LeaseLostError("no such lease")
-        partitions = tuple(p for p in lease.partitions if p.server == self.self_id)
-        self._number += 1
-        self._starting[self._number] = controller._Starting(client, call, lease.id)
-        self._actions.append(StartSession(self._number, lease, partitions, "", ""))
-        self.reconciler.busy[lease.id] = self.reconciler.busy.get(lease.id, 0) + 1
+        self_id = self._context.self_id
+        partitions = tuple(p for p in lease.partitions if p.server == self_id)
+        self._start(client, call, message, lease, partitions)
 
     def plan(
         state: PoolState,
@@ -146,8 +147,8 @@ def fencing_ignored() -> AbstractContextManager[None]:
     @contextmanager
     def broken() -> Generator[None]:
         with (
-            patched(Controller, "_attach", attach),
-            patched(Controller, "_open_session", open_session),
+            patched(Attachments, "attach", attach),
+            patched(LeaseService, "_open_session", open_session),
             patched(reconciler, "plan_host", plan),
         ):
             yield
@@ -156,33 +157,35 @@ def fencing_ignored() -> AbstractContextManager[None]:
 
 
 def session_before_up() -> AbstractContextManager[None]:
-    original = Controller._open_session
+    original = LeaseService._open_session
+    original_ask = LeaseService._ask
 
-    def open_session(self: Controller, client: Client, call: int, message: m.OpenSession) -> None:
-        mine = self._incarnation
-        server = self.state.servers.get(self.self_id)
-        if server is not None:
-            self._incarnation = server.incarnation
+    def ignorant(context: ServiceContext) -> ServiceContext:
+        server = context.state.servers.get(context.self_id)
+        return context if server is None else replace(context, incarnation=server.incarnation)
+
+    def open_session(self: LeaseService, client: Client, call: int, message: m.OpenSession) -> None:
+        mine = self._context
+        self._context = ignorant(mine)
         try:
             original(self, client, call, message)
         finally:
-            self._incarnation = mine
+            self._context = mine
 
-    original_ask = Controller._ask
-
-    def ask(self: Controller, client: Client, call: int, request: Any) -> None:
-        mine = self._incarnation
-        server = self.state.servers.get(self.self_id)
-        if server is not None:
-            self._incarnation = server.incarnation
+    def ask(self: LeaseService, client: Client, call: int, message: m.Ask) -> None:
+        mine = self._context
+        self._context = ignorant(mine)
         try:
-            original_ask(self, client, call, request)
+            original_ask(self, client, call, message)
         finally:
-            self._incarnation = mine
+            self._context = mine
 
     @contextmanager
     def broken() -> Generator[None]:
-        with patched(Controller, "_open_session", open_session), patched(Controller, "_ask", ask):
+        with (
+            patched(LeaseService, "_open_session", open_session),
+            patched(LeaseService, "_ask", ask),
+        ):
             yield
 
     return broken()
@@ -197,7 +200,7 @@ def not_swept() -> AbstractContextManager[None]:
 
 
 def lost_client_unnoticed() -> AbstractContextManager[None]:
-    def lose(self: Controller, lease: LeaseId, reason: str) -> None:
+    def lose(self: Attachments, lease: LeaseId, reason: str) -> None:
         del self, lease, reason
 
     def plan(
@@ -213,24 +216,25 @@ def lost_client_unnoticed() -> AbstractContextManager[None]:
 
     @contextmanager
     def broken() -> Generator[None]:
-        with patched(Controller, "_lose", lose), patched(reconciler, "plan_host", plan):
+        with patched(Attachments, "lose", lose), patched(reconciler, "plan_host", plan):
             yield
 
     return broken()
 
 
 def granted_before_commit() -> AbstractContextManager[None]:
-    original = Controller._claim
+    original = LeaseService._claim
 
-    def claim(self: Controller, client: Client, call: int, message: m.Claim) -> None:
+    def claim(self: LeaseService, client: Client, call: int, message: m.Claim) -> None:
         # The lease's id is guessed from this server's own table, before anybody agreed to it.
-        guess = LeaseId(self.state.index + 1)
+        context = self._context
+        guess = LeaseId(context.state.index + 1)
         original(self, client, call, message)
-        if self.state.servers[self.self_id].grantable:
+        if context.state.servers[context.self_id].grantable:
             client.pending_calls += 1
-            self.answer(client, call, m.Claimed("granted", lease=guess))
+            context.answer(client, call, m.Claimed("granted", lease=guess))
 
-    return patched(Controller, "_claim", claim)
+    return patched(LeaseService, "_claim", claim)
 
 
 def expired_is_definite() -> AbstractContextManager[None]:
@@ -313,7 +317,7 @@ def never_asks_again() -> AbstractContextManager[None]:
     return broken()
 
 
-def _no_objection(self: Controller) -> None:
+def _no_objection(self: ServiceContext) -> None:
     del self
 
 
@@ -322,14 +326,14 @@ def minority_silent() -> AbstractContextManager[None]:
     original = Controller.__init__
 
     def init(self: Controller, *arguments: Any, **options: Any) -> None:
+        options["settings"] = ControllerSettings(call_timeout_s=10.0)
         original(self, *arguments, **options)
-        self.settings = ControllerSettings(call_timeout_s=10.0)
 
     @contextmanager
     def broken() -> Generator[None]:
         with (
             patched(Controller, "__init__", init),
-            patched(Controller, "require_majority", _no_objection),
+            patched(ServiceContext, "require_majority", _no_objection),
         ):
             yield
 

@@ -1,0 +1,59 @@
+"""The actions that the controller returns: everything that it cannot do itself without I/O.
+
+``control_server`` carries them out over sockets, the log and the host; the simulator with fakes.
+``Propose`` belongs to them and stands at the proposer, which alone emits it.
+"""
+
+from dataclasses import dataclass, field
+
+from gpupool.pool.model.ids import LeaseId, ServerId
+from gpupool.pool.model.state import Lease, Partition
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.server.proposer import Propose
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``message`` as the answer to ``call``, or as a push when that is 0."""
+
+    connection: int
+    call: int
+    message: m.Message
+
+
+@dataclass(frozen=True, slots=True)
+class Hangup:
+    """Close the connection once everything before has been sent, and log why."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartSession:
+    """Have the host start a worker; report with ``session_opened``."""
+
+    number: int
+    lease: Lease
+    partitions: tuple[Partition, ...]
+    door: str
+    program: str
+    settings: dict[str, str] = field(default_factory=dict[str, str])  # for the worker's driver
+
+
+@dataclass(frozen=True, slots=True)
+class KillLease:
+    """Have the host kill all workers of a lease, now."""
+
+    lease: LeaseId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskKey:
+    """Ask this voter for the CA's key."""
+
+    peer: ServerId
+
+
+Action = Send | Hangup | Propose | StartSession | KillLease | AskKey

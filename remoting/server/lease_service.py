@@ -1,0 +1,376 @@
+"""The calls about leases: ask, wait, claim, cancel, attach, release, open a session.
+
+It also keeps three states that no table has: the attachments of leases to connections, the
+``Attach`` calls whose lease has not reached this server's table yet, and the sessions that the
+host is starting. ``controller`` documents them. The reconciler reads them at each pass and proposes
+the commands that end and free leases; this service only kills workers.
+"""
+
+import hmac
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, NotNowError, UsageError
+from gpupool.pool.model import commands
+from gpupool.pool.model.commands import Command
+from gpupool.pool.model.ids import LeaseId, RequestId, lease_name
+from gpupool.pool.model.results import Result
+from gpupool.pool.model.state import Lease, Partition, PartStatus
+from gpupool.pool.policy.notices import notice_text
+from gpupool.pool.scheduling.placement import NoOffer, make_offer
+from gpupool.pool.transitions.leases import encryption_of
+from gpupool.pool.view import LONG_AGO_S, MAJORITY_FRESH_S
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.driver_variables import allowed_environment
+from gpupool.remoting.protocol.sessions import SessionInfo
+from gpupool.remoting.protocol.token_text import hash_secret
+from gpupool.remoting.server.actions import StartSession
+from gpupool.remoting.server.attachments import Attachments
+from gpupool.remoting.server.proposer import Decision
+from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
+from gpupool.remoting.server.validation import check_request
+
+ATTACHED_COUNT_MAX = 64
+TEXT_LENGTH_MAX = 200
+DOOR_LENGTH_MAX = 32
+TICKET_SIZE_MAX = 64
+
+CLIENT_GONE = "its client disconnected"
+"""The reason by which a lease ends that no connection holds any more."""
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """An ``Attach`` for a lease that this server's table does not have yet."""
+
+    client: Client
+    call: int
+    message: m.Attach
+    deadline: float
+
+
+@dataclass(slots=True)
+class _Starting:
+    """A session that the host is starting."""
+
+    client: Client
+    call: int
+    lease: LeaseId
+
+
+class LeaseService:
+    """See the module."""
+
+    def __init__(self, context: ServiceContext) -> None:
+        self._context = context
+        self.attachments = Attachments(context)
+        self._awaited: list[_Awaited] = []
+        self._starting: dict[int, _Starting] = {}
+        self._start_number = 0
+
+    def handlers(self) -> dict[type[m.Message], Handler]:
+        """Return the handler of each call that is served here."""
+        return {
+            m.Ask: self._ask,
+            m.AwaitGpus: self._await_gpus,
+            m.Claim: self._claim,
+            m.Cancel: self._cancel,
+            m.Attach: self._attach_call,
+            m.Release: self._release,
+            m.OpenSession: self._open_session,
+        }
+
+    @property
+    def starting(self) -> Mapping[LeaseId, int]:
+        """Return how many workers of each lease are being started: they count as alive."""
+        return Counter(each.lease for each in self._starting.values())
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def closed(self, client: Client) -> None:
+        """Act on a client that has gone: a lease that only it held is lost."""
+        self._awaited = [each for each in self._awaited if each.client is not client]
+        for lease in sorted(client.attached):
+            self.attachments.detach(client, lease)
+            if lease not in self.attachments.connections:
+                self.attachments.lose(lease, CLIENT_GONE)
+
+    def session_opened(self, number: int, result: SessionInfo | GpupoolError) -> None:
+        """Answer the call whose session the host has started, or could not."""
+        starting = self._starting.pop(number)
+        if isinstance(result, GpupoolError):
+            self._context.answer(starting.client, starting.call, m.refused(result))
+            return
+        encryption = encryption_of(self._context.state, starting.lease)
+        opened = m.SessionOpened(result, self._context.software.address, encryption)
+        self._context.answer(starting.client, starting.call, opened)
+
+    def table_changed(self) -> None:
+        """Answer the ``Attach`` calls whose lease has come, or has ended."""
+        for each in list(self._awaited):
+            if self._try_attach(each.client, each.call, each.message):
+                self._awaited.remove(each)
+
+    def poll(self, now: float) -> None:
+        """Refuse the ``Attach`` calls whose lease has not come in time."""
+        for each in [each for each in self._awaited if each.deadline <= now]:
+            self._awaited.remove(each)
+            name = lease_name(each.message.lease)
+            error = LeaseLostError(f"this server does not know lease {name}")
+            self._context.answer(each.client, each.call, m.refused(error))
+
+    def wake_at(self) -> float:
+        """Return when ``poll`` has to be called next."""
+        return min((each.deadline for each in self._awaited), default=float("inf"))
+
+    # --- pushes ----------------------------------------------------------------------------------
+
+    def push_ended(self, client: Client) -> None:
+        """Tell a client which of its leases have ended."""
+        state = self._context.state
+        for lease_id in sorted(client.attached):
+            lease = state.leases.get(lease_id)
+            if lease is None or not lease.held:
+                reason = lease.end_reason if lease else self.attachments.reason_ended(lease_id)
+                self.attachments.detach(client, lease_id)
+                self._context.send(client.connection, 0, m.LeaseEnded(lease_id, reason))
+
+    def push_notices(self) -> None:
+        """Tell clients of the ends that the policy has set to their leases, once each."""
+        now_ms: int | None = None
+        leases = self._context.state.leases
+        for lease_id, connections in self.attachments.connections.items():
+            lease = leases.get(lease_id)
+            if lease is None or not lease.ends_at or not lease.held:
+                continue
+            if now_ms is None:
+                now_ms = self._context.proposer.at_ms()
+            if lease.notice_at > now_ms:
+                continue
+            for connection in sorted(connections):
+                client = self._context.clients.get(connection)
+                if client is not None and client.noticed.get(lease_id) != lease.ends_at:
+                    client.noticed[lease_id] = lease.ends_at
+                    notice = m.LeaseNotice(lease_id, notice_text(lease))
+                    self._context.send(connection, 0, notice)
+
+    def push_capacity(self, now: float) -> None:
+        """Tell waiting clients of free capacity; see ``wait_queue``."""
+        context = self._context
+        due = context.wait_queue.due(context.state, context.self_id, now, context.state_now)
+        for connection, request in due:
+            context.send(connection, 0, m.CapacityAvailable((request,)))
+
+    # --- requests --------------------------------------------------------------------------------
+
+    def _ask(self, client: Client, call: int, message: m.Ask) -> None:
+        context, request = self._context, message.request
+        check_request(request)
+        state, now = context.state, context.clock.monotonic()
+        server = state.servers.get(context.self_id)
+        age_s = context.majority_age_s()
+        if server is None:
+            answer = NoOffer(context.self_id, context.self_id, "busy", "is not a member any more")
+        elif age_s >= MAJORITY_FRESH_S:
+            since = f" for {age_s:.0f} s" if age_s < LONG_AGO_S else ""
+            why = f"not in touch with a majority of the servers{since}"
+            answer = NoOffer(server.id, server.name, "no-quorum", why)
+        elif server.incarnation != context.incarnation:
+            answer = NoOffer(server.id, server.name, "busy", "is starting")
+        else:
+            shown = context.wait_queue.without_reserved(server, request.id, now)
+            answer = make_offer(context.state_now(), shown, request, client.user)
+        if isinstance(answer, NoOffer):
+            if answer.kind == "busy" and message.waits:
+                context.wait_queue.add(client.connection, request, now, client.user)
+            context.answer(client, call, m.Offered(None, answer))
+        else:
+            context.answer(client, call, m.Offered(answer, None))
+
+    def _await_gpus(self, client: Client, call: int, message: m.AwaitGpus) -> None:
+        check_request(message.request)
+        wait_queue, now = self._context.wait_queue, self._context.clock.monotonic()
+        wait_queue.add(client.connection, message.request, now, client.user)
+        command = commands.Wait(message.request, client.user, client.token, message.reason)
+
+        def recorded(result: Result) -> m.Message:
+            if result.ok:
+                return m.Done()
+            if result.kind != "busy":
+                wait_queue.discard(client.connection, message.request.id)
+            kind = NotNowError if result.kind == "busy" else DeniedError
+            raise kind("the request has no place in the waiting line", why=result.why)
+
+        self._context.propose_for(client, call, command, recorded)
+
+    def _claim(self, client: Client, call: int, message: m.Claim) -> None:
+        check_request(message.request)
+        _check_room(client)
+        self._context.require_majority()
+        command = commands.Grant(
+            request=message.request,
+            user=client.user,
+            token=client.token,
+            ticket_hash=message.ticket_hash,
+            partitions=message.partitions,
+            incarnations=message.incarnations,
+        )
+
+        def decided(decision: Decision) -> None:
+            self._claim_decided(client, call, message.request.id, decision)
+
+        self._context.propose(command, decided)
+
+    def _claim_decided(
+        self, client: Client, call: int, request: RequestId, decision: Decision
+    ) -> None:
+        """Answer a claim; a grant whose client has gone is undone instead."""
+        context = self._context
+        is_here = context.clients.is_open(client)
+        result = decision.result
+        if result is not None and result.ok and result.lease is not None:
+            if not is_here:
+                self._abandon(commands.EndLease(result.lease, "nobody waits for it any more"))
+                return
+            context.wait_queue.discard(client.connection, request)
+            lease = context.state.leases.get(result.lease)
+            if lease is None or not lease.held:
+                why = lease.end_reason if lease else "it is over"
+                context.answer(client, call, m.Claimed("refused", kind="closed", why=why))
+                return
+            self.attachments.attach(client, lease)
+            context.answer(client, call, self._granted(lease))
+        elif result is not None:
+            context.answer(client, call, m.Claimed("refused", kind=result.kind, why=result.why))
+        elif decision.uncertain:
+            if not is_here:
+                self._abandon(commands.CancelRequest(request, "its client disconnected"))
+            context.answer(client, call, m.Claimed("uncertain", why=decision.why))
+        else:
+            refusal = m.Claimed("refused", kind="no-quorum", why=decision.why)
+            context.answer(client, call, refusal)
+
+    def _granted(self, lease: Lease) -> m.Claimed:
+        left_ms = lease.ends_at - self._context.proposer.at_ms() if lease.ends_at else 0
+        return m.Claimed(
+            "granted",
+            lease=lease.id,
+            idle_timeout_s=lease.idle_timeout_s,
+            time_left_s=max(0.0, left_ms / 1000),
+        )
+
+    def _cancel(self, client: Client, call: int, message: m.Cancel) -> None:
+        command = commands.CancelRequest(
+            message.request, message.reason[:TEXT_LENGTH_MAX], client.user, message.successor
+        )
+
+        def then(result: Result) -> m.Message:
+            if not result.ok:
+                raise DeniedError("the cancel is refused", why=result.why)
+            self._context.wait_queue.discard(client.connection, message.request)
+            return m.Done()
+
+        self._context.propose_for(client, call, command, then)
+
+    # --- leases ----------------------------------------------------------------------------------
+
+    def _attach_call(self, client: Client, call: int, message: m.Attach) -> None:
+        if len(message.ticket) > TICKET_SIZE_MAX:
+            raise UsageError("malformed ticket")
+        _check_room(client)
+        if not self._try_attach(client, call, message):
+            deadline = self._context.clock.monotonic() + self._context.settings.lease_wait_s
+            self._awaited.append(_Awaited(client, call, message, deadline))
+
+    def _try_attach(self, client: Client, call: int, message: m.Attach) -> bool:
+        """Answer an ``Attach``, unless the lease may still reach this server's table."""
+        context = self._context
+        lease = context.state.leases.get(message.lease)
+        if lease is None and context.state.index < message.lease:
+            return False
+        if lease is None or not lease.held:
+            why = lease.end_reason if lease else "it is over"
+            what = f"lease {lease_name(message.lease)} has ended"
+            context.answer(client, call, m.refused(LeaseLostError(what, why=why)))
+        elif lease.user != client.user or not hmac.compare_digest(
+            lease.ticket_hash, hash_secret(message.ticket)
+        ):
+            error = DeniedError(f"lease {lease_name(lease.id)} is not yours")
+            context.answer(client, call, m.refused(error))
+        else:
+            self.attachments.attach(client, lease)
+            context.answer(client, call, m.Done())
+        return True
+
+    def _release(self, client: Client, call: int, message: m.Release) -> None:
+        context = self._context
+        lease = context.state.leases.get(message.lease)
+        if lease is not None and lease.user != client.user:
+            raise DeniedError(f"lease {lease_name(lease.id)} is not yours")
+        reason = message.reason[:TEXT_LENGTH_MAX] or "released"
+        self.attachments.detach(client, message.lease)
+        context.kill(message.lease, reason)
+
+        def decided(decision: Decision) -> None:
+            if decision.result is None:
+                # Whatever becomes of this call, the client has let go: the reconciler ends it.
+                self.attachments.lose(message.lease, reason)
+                context.answer(client, call, m.refused(context.no_quorum(decision.why)))
+            elif not decision.result.ok:
+                error = DeniedError("the release is refused", why=decision.result.why)
+                context.answer(client, call, m.refused(error))
+            else:
+                context.answer(client, call, m.Done())
+
+        context.propose(commands.EndLease(message.lease, reason, client.user), decided)
+
+    def _open_session(self, client: Client, call: int, message: m.OpenSession) -> None:
+        context, self_id = self._context, self._context.self_id
+        context.require_majority()
+        name = lease_name(message.lease)
+        lease = context.state.leases.get(message.lease)
+        if lease is None or not lease.held:
+            raise LeaseLostError(f"lease {name} has ended", why=lease.end_reason if lease else "")
+        if message.lease not in client.attached:
+            raise DeniedError(f"lease {name} is not attached to this connection")
+        if lease.parts.get(self_id) is not PartStatus.HELD:
+            raise UsageError(f"lease {name} has no GPU of this server")
+        if context.state.servers[self_id].incarnation != context.incarnation:
+            # Our own ``ServerUp``, once committed, frees what the table grants here today, in the
+            # belief that nothing runs for it.
+            raise LeaseLostError(f"lease {name} has ended", why="this server has restarted")
+        partitions = tuple(p for p in lease.partitions if p.server == self_id)
+        self._start(client, call, message, lease, partitions)
+
+    def _start(
+        self,
+        client: Client,
+        call: int,
+        message: m.OpenSession,
+        lease: Lease,
+        partitions: tuple[Partition, ...],
+    ) -> None:
+        self._start_number += 1
+        self._starting[self._start_number] = _Starting(client, call, lease.id)
+        self._context.actions.append(
+            StartSession(
+                self._start_number,
+                lease,
+                partitions,
+                message.door[:DOOR_LENGTH_MAX],
+                message.program[:TEXT_LENGTH_MAX],
+                allowed_environment(message.settings),
+            )
+        )
+
+    def _abandon(self, command: Command) -> None:
+        """Get a command committed that no client waits for."""
+        timeout_s = self._context.settings.cleanup_timeout_s
+        self._context.proposer.propose(command, lambda _decision: None, timeout_s=timeout_s)
+
+
+def _check_room(client: Client) -> None:
+    """Refuse more leases than one connection may have, counting claims under way."""
+    if len(client.attached) + client.pending_calls > ATTACHED_COUNT_MAX:
+        raise DeniedError(f"more than {ATTACHED_COUNT_MAX} leases on one connection")

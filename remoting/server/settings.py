@@ -1,0 +1,44 @@
+"""The settings of a control server: durations in seconds of its monotonic clock, and limits."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerSettings:
+    """The durations of the controller."""
+
+    #: A claim or other command is answered within this, so that a minority refuses within 2 s.
+    call_timeout_s: float = 1.6
+
+    #: The limit of a cancel that no client waits for; the lease itself ends by other means.
+    cleanup_timeout_s: float = 60.0
+
+    #: A client that knows of a lease waits so long until this server knows of it too.
+    lease_wait_s: float = 2.0
+
+    #: The interval of the reconciler; a change of the table does not wait for it.
+    sync_interval_s: float = 0.25
+
+    #: The interval at which a voter without the CA's key asks for it.
+    key_every_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """The limits on connections."""
+
+    #: A client whose network is silently lost is noticed by the kernel within this.
+    client_timeout_s: float = 10.0
+
+    #: From the first byte to a valid token, or certificate, or session.
+    unauthenticated_timeout_s: float = 2.0
+
+    #: Connections that have not proven anything yet; more are closed at once.
+    unauthenticated_count_max: int = 256
+
+    client_count_max: int = 10_000
+
+    #: Messages that wait for one client to read; beyond it, the server hangs up.
+    outbox_count_max: int = 256
+
+    controller: ControllerSettings = field(default_factory=ControllerSettings)

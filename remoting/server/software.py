@@ -1,0 +1,16 @@
+"""What a server says of itself besides its GPUs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """A server's address, versions and labels; they enter the table with ``ServerUp``."""
+
+    address: str  # host:port under which peers and clients reach it
+    version: str = ""
+    driver_version: str = ""
+    cuda_version: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    link_speed: int = 0  # Mbit/s of the interface that has the address; 0 when unknown
+    rdma: bool = False
