@@ -121,6 +121,11 @@ class ServerConnection:
             raise UnreachableError(f"lost server {self.name}", why=why)
         if isinstance(waiting.answer, m.Refused):
             raise m.to_error(waiting.answer)
+        expected = m.CALL_DECLARATIONS[type(message)].answered_by
+        if not isinstance(waiting.answer, expected):
+            given = type(waiting.answer).__name__
+            why = f"{type(message).__name__} was answered by {given}"
+            raise UnreachableError(f"server {self.name} makes no sense", why=why)
         return waiting.answer
 
     async def watch(self) -> None:

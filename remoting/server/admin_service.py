@@ -35,7 +35,7 @@ class AdminService:
         self._context = context
         self._subscribers: dict[int, Client] = {}
 
-    def handlers(self) -> dict[type[m.Message], Handler]:
+    def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
         return {
             m.GetView: self._get_view,

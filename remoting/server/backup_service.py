@@ -26,7 +26,7 @@ class BackupService:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
 
-    def handlers(self) -> dict[type[m.Message], Handler]:
+    def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
         return {
             m.GetBackup: self._get,

@@ -155,7 +155,7 @@ class Controller:
         self._reconciler = Reconciler(context)
         self._leases = LeaseService(context)
         self._admin = AdminService(context)
-        self._handlers: dict[type[m.Message], Handler] = {
+        self._handlers: dict[type[m.Call], Handler] = {
             m.Ping: self._ping,
             **self._leases.handlers(),
             **self._admin.handlers(),
@@ -178,6 +178,7 @@ class Controller:
         context, client = self._context, self._clients.get(connection)
         try:
             if client is not None:
+                assert isinstance(message, m.Call)
                 self._handle(client, call, message)
             elif isinstance(message, m.FetchCa):
                 context.send(connection, call, m.CaCertificate(context.ca_pem))
@@ -264,12 +265,12 @@ class Controller:
 
     # --- calls -----------------------------------------------------------------------------------
 
-    def _handle(self, client: Client, call: int, message: m.Message) -> None:
+    def _handle(self, client: Client, call: int, message: m.Call) -> None:
         client.pending_calls += 1
         try:
             if client.pending_calls > CALL_COUNT_MAX:
                 raise DeniedError(f"more than {CALL_COUNT_MAX} calls of one client under way")
-            check_rights(self._context, client, message)
+            check_rights(self._context, client, type(message))
             self._handlers[type(message)](client, call, message)
         except GpupoolError:
             client.pending_calls -= 1

@@ -69,7 +69,7 @@ class LeaseService:
         self._starting: dict[int, _Starting] = {}
         self._start_number = 0
 
-    def handlers(self) -> dict[type[m.Message], Handler]:
+    def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
         return {
             m.Ask: self._ask,

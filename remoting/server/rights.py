@@ -5,34 +5,23 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.service_context import Client, ServiceContext
 
-_OPERATORS_CALLS = frozenset(
-    {
-        m.CreateToken,
-        m.RevokeToken,
-        m.ListTokens,
-        m.RemoveServer,
-        m.DrainServer,
-        m.LabelServer,
-        m.PutPolicy,
-        m.GetBackup,
-        m.PutPart,
-        m.RestoreBackup,
-    }
-)
 
-
-def check_rights(context: ServiceContext, client: Client, message: m.Message) -> None:
+def check_rights(context: ServiceContext, client: Client, kind: type[m.Call]) -> None:
     """Refuse a call that the client's token is not good for.
+
+    Rights that depend on the owner of a lease or request are checked by the call's handler, and by
+    the table again.
 
     Raises:
         DeniedError: it takes a token of another kind.
         AuthenticationError: an operator's token has expired since the connection was opened.
     """
-    if client.kind is TokenKind.SERVER and not isinstance(message, m.JoinPool):
+    rights = m.CALL_DECLARATIONS[kind].rights
+    if client.kind is TokenKind.SERVER and rights is not m.Rights.SERVER:
         raise DeniedError("a server token is good for `gpupool join` only")
-    if client.kind is not TokenKind.SERVER and isinstance(message, m.JoinPool):
+    if client.kind is not TokenKind.SERVER and rights is m.Rights.SERVER:
         raise DeniedError("joining takes a server token, not a user's")
-    if type(message) in _OPERATORS_CALLS:
+    if rights is m.Rights.OPERATOR:
         if client.kind is not TokenKind.OPERATOR:
             raise DeniedError(f"{client.user} may not do this", why="it takes an operator's token")
         check_unexpired(context, client)

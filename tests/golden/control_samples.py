@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.golden.samples import bare, enums_of, full
 
 from gpupool.pool import errors
-from gpupool.pool.model.ids import Plain, TokenId
+from gpupool.pool.model.ids import Plain, ServerId, TokenId
 from gpupool.pool.model.state import TokenKind
 from gpupool.remoting.client.credentials import Credentials, save_credentials
 from gpupool.remoting.protocol import connection, framing, handshake, messages
@@ -124,8 +124,8 @@ def texts() -> dict[str, bytes]:
     return found
 
 
-def full_server() -> messages.ServerId:
-    return messages.ServerId("0123456789ab")
+def full_server() -> ServerId:
+    return ServerId("0123456789ab")
 
 
 def everything() -> dict[str, bytes]:

@@ -26,46 +26,13 @@ FOREIGN = re.compile(
     r"a server token is good for|joining takes a server token"
 )
 
-EVERYBODY = {"other", "user", "operator"}
-OWNER = {"user"}
-OWNER_OR_OPERATOR = {"user", "operator"}
-OPERATOR = {"operator"}
-
-RIGHTS: dict[type[m.Call], set[str]] = {
-    m.Ask: EVERYBODY,
-    m.AwaitGpus: OWNER,
-    m.Claim: OWNER,
-    m.Cancel: OWNER,
-    m.Attach: OWNER,
-    m.Release: OWNER,
-    m.OpenSession: OWNER,
-    m.Ping: EVERYBODY,
-    m.GetView: EVERYBODY,
-    m.GetTelemetry: EVERYBODY,
-    m.Subscribe: EVERYBODY,
-    m.GetAudit: EVERYBODY,
-    m.GetPolicy: EVERYBODY,
-    m.GetPolicyHistory: EVERYBODY,
-    m.CheckPolicy: EVERYBODY,
-    m.EndLease: OWNER_OR_OPERATOR,
-    m.CreateToken: OPERATOR,
-    m.RevokeToken: OPERATOR,
-    m.ListTokens: OPERATOR,
-    m.RemoveServer: OPERATOR,
-    m.DrainServer: OPERATOR,
-    m.LabelServer: OPERATOR,
-    m.PutPolicy: OPERATOR,
-    m.GetBackup: OPERATOR,
-    m.PutPart: OPERATOR,
-    m.RestoreBackup: OPERATOR,
-    m.JoinPool: {"server"},
-}
-WORDS = {
-    "every user": EVERYBODY,
-    "its user": OWNER,
-    "its user, an operator": OWNER_OR_OPERATOR,
-    "an operator": OPERATOR,
-    "a server token": {"server"},
+# The callers that each declared right lets in.
+CALLERS_OF: dict[m.Rights, set[str]] = {
+    m.Rights.USER: {"other", "user", "operator"},
+    m.Rights.OWNER: {"user"},
+    m.Rights.OWNER_OR_OPERATOR: {"user", "operator"},
+    m.Rights.OPERATOR: {"operator"},
+    m.Rights.SERVER: {"server"},
 }
 
 
@@ -105,19 +72,21 @@ def call_of(kind: type[m.Call], pool: Pool, hold: LeaseHandle, ticket: bytes) ->
     return next(call for call in calls if type(call) is kind)
 
 
-def test_every_call_has_its_row() -> None:
-    assert RIGHTS.keys() == set(m.CALLS.values())
+def test_every_call_declares_its_rights() -> None:
+    assert m.CALL_DECLARATIONS.keys() == set(m.CALLS.values())
     assert ALLOWED[End.CLIENT, Phase.CONNECTING] == {m.Hello, m.FetchCa}  # all that nobody may send
 
 
 def test_the_page_says_the_same() -> None:
     page = Path(__file__).resolve().parents[3] / "docs" / "security.md"
     rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| ([a-z, ]+) \|", page.read_text(), re.M)
-    said = {name: WORDS[who] for names, who in rows for name in re.findall(r"\w+", names)}
-    assert said == {kind.__name__: who for kind, who in RIGHTS.items()}
+    said = {name: who for names, who in rows for name in re.findall(r"\w+", names)}
+    assert said == {
+        kind.__name__: declared.rights.value for kind, declared in m.CALL_DECLARATIONS.items()
+    }
 
 
-@pytest.mark.parametrize("kind", RIGHTS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", m.CALL_DECLARATIONS, ids=lambda kind: kind.__name__)
 async def test_who_may(autojump_clock: Clock, nursery: trio.Nursery, kind: type[m.Call]) -> None:
     cluster = Cluster(nursery)
     await cluster.start([2], users=("ada", "eve"))
@@ -148,7 +117,7 @@ async def test_who_may(autojump_clock: Clock, nursery: trio.Nursery, kind: type[
     if kind is m.Claim:
         # Whoever claims gets no lease under another's request id; "invalid" is for its owner only.
         allowed &= {"user"}
-    assert allowed == RIGHTS[kind]
+    assert allowed == CALLERS_OF[m.CALL_DECLARATIONS[kind].rights]
 
 
 async def test_a_ticket_is_worth_nothing_to_another_user(

@@ -1,0 +1,110 @@
+"""Every control message as a frozen dataclass, one module for each service.
+
+A client opens with ``Hello`` (or ``FetchCa``, alone, before it has a CA to trust), is answered by
+``Welcome`` or ``Refused``, and then makes calls. A call carries a number of the client's choice,
+and its one answer the same number; pushes from the server carry number 0. Any call may be answered
+by ``Refused``. The class of each message declares its number on the wire, and that of a call the
+answer and the rights: see ``declaration``. The drawing of it all::
+
+    module       client                                   server
+    session      Hello, FetchCa                           Welcome, CaCertificate
+                 Ping                                     Done
+    leases       Ask, Claim, OpenSession                  Offered, Claimed, SessionOpened
+                 Cancel, AwaitGpus, Attach, Release       Done
+    admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
+                 GetAudit                                 AuditNow
+                 Subscribe, CreateToken, DrainServer ...  Done
+    policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
+                 PutPolicy, CheckPolicy                   Done, PolicyVerdict
+    backup       GetBackup                                BackupIs
+                 PutPart, RestoreBackup                   Done
+    membership   JoinPool                                 Joined
+    (pushes)                                              CapacityAvailable, LeaseEnded,
+                                                          LeaseNotice, Members, Update, Dismissed
+"""
+
+# The names of all modules are this package's own.
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
+
+from gpupool.remoting.protocol.messages.admin import (
+    AuditNow,
+    CreateToken,
+    DrainServer,
+    EndLease,
+    GetAudit,
+    GetTelemetry,
+    GetView,
+    LabelServer,
+    ListTokens,
+    RemoveServer,
+    RevokeToken,
+    Subscribe,
+    TelemetryNow,
+    Tokens,
+    TokenView,
+    Update,
+    ViewNow,
+)
+from gpupool.remoting.protocol.messages.backup import BackupIs, GetBackup, PutPart, RestoreBackup
+from gpupool.remoting.protocol.messages.codec import CALL_NUMBER_MAX, from_body, to_frame
+from gpupool.remoting.protocol.messages.declaration import (
+    BY_NUMBER,
+    CALL_DECLARATIONS,
+    NUMBERS,
+    PUSH_MIN,
+    Answer,
+    Call,
+    Message,
+    Opening,
+    Push,
+    Rights,
+)
+from gpupool.remoting.protocol.messages.leases import (
+    Ask,
+    Attach,
+    AwaitGpus,
+    Cancel,
+    CapacityAvailable,
+    Claim,
+    Claimed,
+    LeaseEnded,
+    LeaseNotice,
+    Offered,
+    OpenSession,
+    Release,
+    SessionOpened,
+)
+from gpupool.remoting.protocol.messages.membership import Joined, JoinPool
+from gpupool.remoting.protocol.messages.policy import (
+    CheckPolicy,
+    GetPolicy,
+    GetPolicyHistory,
+    PolicyHistory,
+    PolicyIs,
+    PolicyVerdict,
+    PutPolicy,
+)
+from gpupool.remoting.protocol.messages.session import (
+    PROTOCOL,
+    PROTOCOL_OLDEST,
+    CaCertificate,
+    Dismissed,
+    Done,
+    FetchCa,
+    Hello,
+    Member,
+    Members,
+    Ping,
+    Refused,
+    Welcome,
+    refused,
+    to_error,
+)
+
+#: Every message by its number on the wire, and the same for each kind.
+KINDS = dict(sorted(BY_NUMBER.items()))
+OPENINGS = {number: kind for number, kind in KINDS.items() if issubclass(kind, Opening)}
+CALLS = {number: kind for number, kind in KINDS.items() if issubclass(kind, Call)}
+ANSWERS = {number: kind for number, kind in KINDS.items() if issubclass(kind, Answer)}
+PUSHES = {number: kind for number, kind in KINDS.items() if issubclass(kind, Push)}

@@ -1,0 +1,145 @@
+"""The messages that show the pool and operate it: views, tokens, servers, leases, the audit."""
+
+from dataclasses import dataclass
+
+from gpupool.pool.model.ids import LeaseId, Milliseconds, TokenId
+from gpupool.pool.model.state import Act, TokenKind
+from gpupool.pool.view import PoolView, Telemetry
+from gpupool.remoting.protocol.messages.declaration import Answer, Call, Push, Rights, message
+from gpupool.remoting.protocol.messages.session import Done
+
+
+@message(135)
+class ViewNow(Answer):
+    """The pool as the answering server sees it."""
+
+    view: PoolView
+
+
+@message(32, answered_by=ViewNow, rights=Rights.USER)
+class GetView(Call):
+    """Ask for the view of the whole pool."""
+
+
+@message(136)
+class TelemetryNow(Answer):
+    """What the answering server measures of itself."""
+
+    telemetry: Telemetry
+
+
+@message(33, answered_by=TelemetryNow, rights=Rights.USER)
+class GetTelemetry(Call):
+    """Ask what the server measures of itself."""
+
+
+@message(34, answered_by=Done, rights=Rights.USER)
+class Subscribe(Call):
+    """Push an ``Update`` at this interval from now on, limited to 0.2 s to 60 s; 0 ends it."""
+
+    interval_s: float
+
+
+@message(195)
+class Update(Push):
+    """What a subscription delivers."""
+
+    view: PoolView
+    telemetry: Telemetry
+
+
+@message(48, answered_by=Done, rights=Rights.OPERATOR)
+class CreateToken(Call):
+    """Register a token whose secret only the caller knows."""
+
+    token: TokenId
+    kind: TokenKind
+    user: str
+    secret_hash: bytes
+    valid_s: float
+
+
+@message(49, answered_by=Done, rights=Rights.OPERATOR)
+class RevokeToken(Call):
+    """Refuse a token from now on, and end its leases."""
+
+    token: TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class TokenView:
+    """A token without its hash. ``state`` is "valid", "expired", "revoked" or "used"."""
+
+    token: TokenId
+    kind: TokenKind
+    user: str
+    created_at: Milliseconds
+    expires_at: Milliseconds
+    created_by: str
+    state: str
+
+
+@message(137)
+class Tokens(Answer):
+    """Every token of the pool."""
+
+    tokens: tuple[TokenView, ...]
+
+
+@message(50, answered_by=Tokens, rights=Rights.OPERATOR)
+class ListTokens(Call):
+    """Ask for all tokens; operators only."""
+
+
+@message(51, answered_by=Done, rights=Rights.OPERATOR)
+class RemoveServer(Call):
+    """Take a server, by name or id, out of the pool for good."""
+
+    server: str
+
+
+@message(52, answered_by=Done, rights=Rights.OPERATOR)
+class DrainServer(Call):
+    """Stop granting on a server, by name or id; without a reason, resume.
+
+    ``order`` is 16 random bytes, the same whenever the same order is repeated.
+    """
+
+    server: str
+    reason: str | None
+    order: bytes = b""
+
+
+@message(54, answered_by=Done, rights=Rights.OPERATOR)
+class LabelServer(Call):
+    """Set some labels of a server, by name or id, and take some away; as ``DrainServer``."""
+
+    server: str
+    labels: dict[str, str]
+    without: tuple[str, ...]
+    order: bytes = b""
+
+
+@message(53, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class EndLease(Call):
+    """End a lease by order; one's own, or any for an operator."""
+
+    lease: LeaseId
+    reason: str
+
+
+@message(176)
+class AuditNow(Answer):
+    """The latest acts, oldest first; ``count`` is how many there ever were.
+
+    ``former`` are those that came with a restored backup.
+    """
+
+    acts: tuple[Act, ...]
+    count: int
+    former: tuple[Act, ...] = ()
+
+
+@message(96, answered_by=AuditNow, rights=Rights.USER)
+class GetAudit(Call):
+    """Ask for the administrative acts in the table, as they stand once this call is committed."""

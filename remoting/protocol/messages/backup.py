@@ -1,0 +1,34 @@
+"""The messages that make and restore a backup; operators only."""
+
+from gpupool.remoting.protocol.messages.declaration import Answer, Call, Rights, message
+from gpupool.remoting.protocol.messages.session import Done
+
+
+@message(177)
+class BackupIs(Answer):
+    """The content of a backup's file."""
+
+    data: bytes
+
+
+@message(97, answered_by=BackupIs, rights=Rights.OPERATOR)
+class GetBackup(Call):
+    """Ask for a backup of the table, as it stands once this call is committed."""
+
+
+@message(98, answered_by=Done, rights=Rights.OPERATOR)
+class PutPart(Call):
+    """Keep one part of a packed backup until ``RestoreBackup``."""
+
+    upload: bytes  # 16 random bytes
+    part: int  # from 0
+    data: bytes
+
+
+@message(99, answered_by=Done, rights=Rights.OPERATOR)
+class RestoreBackup(Call):
+    """Take the backup whose parts were put into the table, whole or not at all."""
+
+    upload: bytes
+    part_count: int
+    digest: bytes  # SHA-256 of all parts together

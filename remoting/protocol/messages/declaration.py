@@ -1,0 +1,108 @@
+"""The declaration of a message: its number, its kind, the answer to it, and the rights it takes.
+
+All of it stands at the class of the message, in one decorator::
+
+    @message(33, answered_by=TelemetryNow, rights=Rights.USER)
+    class GetTelemetry(Call): ...
+
+The tables of numbers, the server's check of rights and the table of docs/security.md follow it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeVar, dataclass_transform
+
+
+class Message:
+    """One message of the control protocol."""
+
+    __slots__ = ()
+
+
+class Opening(Message):
+    """The first message of a client."""
+
+    __slots__ = ()
+
+
+class Call(Message):
+    """A client's call; it gets one answer, of the declared kind or ``Refused``."""
+
+    __slots__ = ()
+
+
+class Answer(Message):
+    """The answer of a server to a call or to an opening."""
+
+    __slots__ = ()
+
+
+class Push(Message):
+    """A message that a server sends unasked."""
+
+    __slots__ = ()
+
+
+class Rights(Enum):
+    """The token that a call takes, in the words of docs/security.md."""
+
+    USER = "every user"
+    OWNER = "its user"
+    OWNER_OR_OPERATOR = "its user, an operator"
+    OPERATOR = "an operator"
+    SERVER = "a server token"
+
+
+@dataclass(frozen=True, slots=True)
+class CallDeclaration:
+    """The part of a declaration that only calls have."""
+
+    answered_by: type[Answer]
+    rights: Rights
+
+
+#: The numbers of each kind on the wire. Kinds from 192 on are pushes, also those of newer servers.
+PUSH_MIN = 192
+RANGES: dict[type[Message], range] = {
+    Opening: range(1, 16),
+    Call: range(16, 128),
+    Answer: range(128, PUSH_MIN),
+    Push: range(PUSH_MIN, 256),
+}
+
+#: Every declared message by its number, and the number of each.
+BY_NUMBER: dict[int, type[Message]] = {}
+NUMBERS: dict[type[Message], int] = {}
+
+#: The declaration of every call.
+CALL_DECLARATIONS: dict[type[Call], CallDeclaration] = {}
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def message(
+    number: int, *, answered_by: type[Answer] | None = None, rights: Rights | None = None
+) -> Callable[[type[M]], type[M]]:
+    """Make a class a message: a frozen dataclass with this number, which is never used again.
+
+    Args:
+        number: of the message on the wire, in the range of its kind.
+        answered_by: the answer to a call.
+        rights: the token that a call takes.
+    """
+
+    def declare(given: type[M]) -> type[M]:
+        kind = dataclass(frozen=True, slots=True)(given)
+        assert number not in BY_NUMBER, f"{kind.__name__} has the number of another message"
+        (numbers,) = (numbers for base, numbers in RANGES.items() if issubclass(kind, base))
+        assert number in numbers, f"{kind.__name__} has a number of another kind"
+        assert issubclass(kind, Call) == (answered_by is not None and rights is not None)
+        BY_NUMBER[number] = kind
+        NUMBERS[kind] = number
+        if issubclass(kind, Call) and answered_by is not None and rights is not None:
+            CALL_DECLARATIONS[kind] = CallDeclaration(answered_by, rights)
+        return kind
+
+    return declare

@@ -1,0 +1,129 @@
+"""The messages of requests and leases: ask, wait, claim, cancel, attach, release, sessions."""
+
+from dataclasses import field
+
+from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
+from gpupool.pool.model.state import Partition, Request
+from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.remoting.protocol.messages.declaration import (
+    Answer,
+    Call,
+    Push,
+    Rights,
+    message,
+)
+from gpupool.remoting.protocol.messages.session import Done
+from gpupool.remoting.protocol.sessions import SessionInfo
+
+
+@message(132)
+class Offered(Answer):
+    """One of the two is set."""
+
+    offer: Offer | None
+    refusal: NoOffer | None
+
+
+@message(16, answered_by=Offered, rights=Rights.USER)
+class Ask(Call):
+    """Say what this server could give for ``request`` now, and hint later if the client waits."""
+
+    request: Request
+    waits: bool = True
+
+
+@message(17, answered_by=Done, rights=Rights.OWNER)
+class AwaitGpus(Call):
+    """Record or renew the request's place in the waiting line."""
+
+    request: Request
+    reason: str
+
+
+@message(133)
+class Claimed(Answer):
+    """``outcome`` is "granted", "refused" (definitely; kinds of ``Result``) or "uncertain"."""
+
+    outcome: str
+    lease: LeaseId | None = None
+    kind: str = ""
+    why: str = ""
+    idle_timeout_s: float = 0.0  # of the lease; 0: none
+    time_left_s: float = 0.0  # until the lease ends at the latest; 0: no limit
+
+
+@message(18, answered_by=Claimed, rights=Rights.OWNER)
+class Claim(Call):
+    """Grant exactly this. The connection is attached to the lease that comes of it."""
+
+    request: Request
+    ticket_hash: bytes  # SHA-256 of the lease's ticket, a secret of the client
+    partitions: tuple[Partition, ...]
+    incarnations: dict[ServerId, Incarnation]
+
+
+@message(19, answered_by=Done, rights=Rights.OWNER)
+class Cancel(Call):
+    """Refuse every later grant of this request, and end its lease; ``Done`` means committed."""
+
+    request: RequestId
+    reason: str
+    successor: RequestId | None = None
+
+
+@message(20, answered_by=Done, rights=Rights.OWNER)
+class Attach(Call):
+    """Tie the lease to this connection as well: when it closes, the lease ends."""
+
+    lease: LeaseId
+    ticket: bytes
+
+
+@message(21, answered_by=Done, rights=Rights.OWNER)
+class Release(Call):
+    """The program is over: end the lease."""
+
+    lease: LeaseId
+    reason: str
+
+
+@message(134)
+class SessionOpened(Answer):
+    """Where the worker is reached. ``encryption`` is "tls" or "off", for the data alone."""
+
+    info: SessionInfo
+    address: str  # host:port
+    encryption: str
+
+
+@message(22, answered_by=SessionOpened, rights=Rights.OWNER)
+class OpenSession(Call):
+    """Start a worker for one client process; the lease must be attached to this connection."""
+
+    lease: LeaseId
+    door: str
+    program: str
+    settings: dict[str, str] = field(default_factory=dict[str, str])  # of ``settings.ALLOWED``
+
+
+@message(192)
+class CapacityAvailable(Push):
+    """A hint: these waiting requests would probably be granted now."""
+
+    requests: tuple[RequestId, ...]
+
+
+@message(193)
+class LeaseEnded(Push):
+    """A lease attached to this connection has ended, not by the client's own release."""
+
+    lease: LeaseId
+    reason: str
+
+
+@message(200)
+class LeaseNotice(Push):
+    """Something that the user of a lease attached to this connection should read now."""
+
+    lease: LeaseId
+    text: str  # such as "it ends in 10m: ..."

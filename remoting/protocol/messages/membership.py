@@ -1,0 +1,32 @@
+"""The messages by which a server joins the pool."""
+
+from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.protocol.messages.declaration import (
+    Answer,
+    Call,
+    Rights,
+    message,
+)
+from gpupool.remoting.protocol.messages.session import Member
+
+
+@message(138)
+class Joined(Answer):
+    """What a new server needs: its certificate, the CA, and as a voter the CA's key."""
+
+    certificate_pem: bytes
+    ca_pem: bytes
+    ca_key_pem: bytes
+    voter: bool
+    members: tuple[Member, ...]
+
+
+@message(64, answered_by=Joined, rights=Rights.SERVER)
+class JoinPool(Call):
+    """Admit a server, on a connection that a server token opened."""
+
+    server: ServerId
+    name: str
+    address: str
+    witness: bool
+    csr_pem: bytes

@@ -1,0 +1,60 @@
+"""The messages about the pool's policy."""
+
+from gpupool.pool.model.ids import Milliseconds
+from gpupool.pool.model.state import Request
+from gpupool.remoting.protocol.messages.declaration import Answer, Call, Rights, message
+from gpupool.remoting.protocol.messages.session import Done
+
+
+@message(160)
+class PolicyIs(Answer):
+    """One version of the policy; version 0 and an empty text when there never was one."""
+
+    version: int
+    by: str
+    at: Milliseconds
+    packed: bytes  # ``policy_log.unpack_text`` reads it
+
+
+@message(80, answered_by=PolicyIs, rights=Rights.USER)
+class GetPolicy(Call):
+    """Ask for the text of the pool's policy; version 0 stands for the one in force."""
+
+    version: int = 0
+
+
+@message(161)
+class PolicyHistory(Answer):
+    """The versions that are kept, without their texts, the latest last."""
+
+    versions: tuple[PolicyIs, ...]
+
+
+@message(81, answered_by=PolicyHistory, rights=Rights.USER)
+class GetPolicyHistory(Call):
+    """Ask which versions of the policy are kept."""
+
+
+@message(82, answered_by=Done, rights=Rights.OPERATOR)
+class PutPolicy(Call):
+    """Put a policy in force in the place of version ``base``; operators only."""
+
+    packed: bytes  # made by ``policy_log.pack_text``
+    base: int
+
+
+@message(162)
+class PolicyVerdict(Answer):
+    """``kind`` is that of a refusal, or empty. The lines explain it."""
+
+    kind: str
+    lines: tuple[str, ...]
+
+
+@message(83, answered_by=PolicyVerdict, rights=Rights.USER)
+class CheckPolicy(Call):
+    """Ask what the policy, or a draft of one, says of a user's request."""
+
+    user: str
+    request: Request | None = None
+    packed: bytes = b""  # a draft; empty for the policy in force

@@ -1,0 +1,156 @@
+"""The messages that open, keep and close a connection, and the answers that many calls share."""
+
+from dataclasses import dataclass
+
+from gpupool.pool.errors import (
+    AuthenticationError,
+    ConflictError,
+    DeniedError,
+    GpupoolError,
+    LeaseLostError,
+    LocalProtocolError,
+    NeverFitsError,
+    NoQuorumError,
+    NotNowError,
+    ProtocolError,
+    StorageError,
+    UnreachableError,
+    UsageError,
+)
+from gpupool.pool.model.ids import ServerId, TokenId
+from gpupool.pool.model.state import TokenKind
+from gpupool.remoting.protocol.messages.declaration import (
+    Answer,
+    Call,
+    Opening,
+    Push,
+    Rights,
+    message,
+)
+
+#: A server serves clients that speak ``PROTOCOL_OLDEST`` up to ``PROTOCOL``.
+#:
+#: Servers are updated before clients. So openings, answers and pushes may get fields, with
+#: defaults, and pushes new kinds, under the same number: an older reader passes over them. Calls
+#: are read strictly. A new call, a new field of one, and a change that an older client would
+#: misread make ``PROTOCOL`` grow; a call that older clients could not make any more makes
+#: ``PROTOCOL_OLDEST`` grow too.
+PROTOCOL = 3
+PROTOCOL_OLDEST = 2
+
+
+@message(1)
+class Hello(Opening):
+    """First message of a client, over a connection whose server it has verified."""
+
+    protocol: int
+    version: str
+    token: TokenId
+    secret: bytes
+    client: str  # user@host, for people
+
+
+@message(2)
+class FetchCa(Opening):
+    """First and only message of a client that knows no more of the CA than its SHA-256."""
+
+    protocol: int
+
+
+@message(129)
+class CaCertificate(Answer):
+    """The certificate of the cluster CA; worthless to whoever does not know its SHA-256."""
+
+    pem: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where a server is reached."""
+
+    server: ServerId
+    name: str
+    address: str  # host:port
+    voter: bool
+
+
+@message(128)
+class Welcome(Answer):
+    """The server knows the token."""
+
+    protocol: int
+    version: str
+    server: ServerId
+    server_name: str
+    cluster_id: str
+    pool: str
+    user: str
+    kind: TokenKind
+    members: tuple[Member, ...]
+
+
+@message(130)
+class Refused(Answer):
+    """An error of ``pool.errors``, by its code."""
+
+    code: str
+    what: str
+    why: str = ""
+    hint: str = ""
+
+
+@message(131)
+class Done(Answer):
+    """The call has done what it asked for; ``note`` may say that there was nothing to do."""
+
+    note: str = ""
+
+
+@message(23, answered_by=Done, rights=Rights.USER)
+class Ping(Call):
+    """Say that you are there."""
+
+
+@message(196)
+class Dismissed(Push):
+    """The server is about to close this connection, and why."""
+
+    reason: Refused
+
+
+@message(194)
+class Members(Push):
+    """The membership has changed."""
+
+    members: tuple[Member, ...]
+
+
+_ERRORS: dict[str, type[GpupoolError]] = {
+    kind.code: kind
+    for kind in (
+        GpupoolError,
+        UsageError,
+        UnreachableError,
+        AuthenticationError,
+        ConflictError,
+        DeniedError,
+        NeverFitsError,
+        NotNowError,
+        NoQuorumError,
+        LeaseLostError,
+        StorageError,
+    )
+}
+# Both ends must be able to say so; which end broke the rules is seen from the other side.
+_ERRORS[ProtocolError.code] = LocalProtocolError
+
+
+def refused(error: GpupoolError) -> Refused:
+    """Return the message that carries ``error`` to the other side."""
+    return Refused(error.code, error.what[:200], error.why[:500], error.hint[:200])
+
+
+def to_error(message: Refused) -> GpupoolError:
+    """Return the error that ``message`` carries."""
+    kind = _ERRORS.get(message.code, GpupoolError)
+    return kind(message.what, why=message.why, hint=message.hint)
