@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.pool.pool_strategies import founding
 
-from gpupool.cli.commands import audit, kill
+from gpupool.cli.commands import admin, audit
 from gpupool.cli.lib import config_files as settings_files
 from gpupool.cli.lib import values
 from gpupool.cli.run import door_choice
@@ -224,7 +224,7 @@ def cases(folder: Path) -> dict[str, Case]:
         "emulation": Case(text(values.parse_emulation), (ValueError,), b"4:16G"),
         "pair": Case(text(values.parse_pair), (ValueError,), b"a=b"),
         "name": Case(text(values.parse_name), (ValueError,), b"gpu-1"),
-        "lease name": Case(text(kill.parse_lease), (ValueError,), b"7f3a"),
+        "lease name": Case(text(admin.parse_lease), (ValueError,), b"7f3a"),
         "time": Case(text(audit.parse_since), (ValueError,), b"2026-11-21T14:30"),
         "program's Python": Case(
             text(lambda t: door_choice.parse_answer("python", t)), (), b"python:3.11\ncupy:\n"

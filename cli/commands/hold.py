@@ -129,6 +129,7 @@ async def release_lease(name: str, credentials: str | None) -> str:
     """
     from gpupool.cli.run.holder_client import release_held
     from gpupool.cli.run.lease_source import own_held
+    from gpupool.remoting.protocol.messages import EndLease
 
     found = own_held(name, credentials)
     if found is not None and not found.why_over:
@@ -143,5 +144,5 @@ async def release_lease(name: str, credentials: str | None) -> str:
             # An operator's token would end it: what is another's is not released by a slip.
             hint = f'operators end any lease: "gpupool kill {name}"'
             raise DeniedError(f"lease {name} belongs to {lease.user}", hint=hint)
-        await pool.end_lease(LeaseId(int(name, 16)), "released")
+        await pool.operate(EndLease(LeaseId(int(name, 16)), "released"))
     return f"lease {name} is ending: it was not held on this machine"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpupool.cli.lib.common_options import json_option, pool_options
-from gpupool.cli.lib.connect import connected, run_async
+from gpupool.cli.lib.connect import connected, operate, run_async
 from gpupool.cli.lib.output import print_json, say
 from gpupool.cli.lib.paths import user_name
 from gpupool.cli.lib.values import DURATION, NAME_TYPE, duration_text
@@ -107,13 +107,9 @@ def revoke(credentials: str | None, token: str) -> None:
 
     TOKEN is its name in "gpupool token list", or the whole token.
     """
+    from gpupool.remoting.protocol.messages import RevokeToken
     from gpupool.remoting.protocol.token_text import PREFIX, parse_token
 
     name = parse_token(token).token if token.lower().startswith(PREFIX) else TokenId(token)
 
-    async def revoke_it() -> None:
-        async with connected(credentials) as pool:
-            await pool.revoke_token(name)
-
-    run_async(revoke_it)
-    say(f"gpupool: token {name} is revoked")
+    operate(credentials, RevokeToken(name))

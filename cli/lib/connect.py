@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from gpupool.cli.lib.output import say
 from gpupool.cli.lib.paths import user_name
 from gpupool.pool.errors import GpupoolError
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from gpupool.remoting.client.credentials import Credentials
     from gpupool.remoting.client.pool_client import Pool
     from gpupool.remoting.protocol.addresses import Address
+    from gpupool.remoting.protocol.messages import Order
 
 T = TypeVar("T")
 
@@ -79,6 +81,16 @@ async def connected(given: str | None) -> "AsyncGenerator[Pool]":
     async with connect_pool(credentials, version=__version__, client=client_name()) as pool:
         yield pool
         _remember_addresses(given, credentials, pool.addresses())
+
+
+def operate(given: str | None, order: "Order") -> None:
+    """Give an order to the pool, and say what has come of it."""
+
+    async def give() -> str:
+        async with connected(given) as pool:
+            return await pool.operate(order)
+
+    say(f"gpupool: {run_async(give)}")
 
 
 def client_name() -> str:

@@ -26,7 +26,7 @@ from gpupool.cli.tui.screen import chosen_server, extent, render
 from gpupool.pool.errors import GpupoolError
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.client.server_connections import ServerConnection
-from gpupool.remoting.protocol.messages import GetTelemetry
+from gpupool.remoting.protocol.messages import DrainServer, GetTelemetry
 
 FRAME_S = 0.25
 """A frame is drawn at most so often, and at least once a second, since ages grow."""
@@ -223,10 +223,10 @@ async def _act(screen: LiveView, pool: Pool, action: Action) -> None:
         return
     try:
         if action is Action.DRAIN:
-            await pool.drain(row.server.id, screen.ui.typed.strip())
+            await pool.operate(DrainServer(row.server.id, screen.ui.typed.strip()))
             screen.message(f"{row.server.name} is drained")
         else:
-            await pool.undrain(row.server.id)
+            await pool.operate(DrainServer(row.server.id, None))
             screen.message(f"{row.server.name} takes leases again")
     except GpupoolError as error:
         screen.message(str(error))

@@ -28,7 +28,7 @@ from hashlib import sha256
 import trio
 
 from gpupool.pool.errors import GpupoolError, NoQuorumError, UnreachableError, UsageError
-from gpupool.pool.model.ids import LeaseId, RequestId, ServerId, TokenId
+from gpupool.pool.model.ids import RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.pool.transitions.backup import BackupError, from_file, pack
@@ -228,11 +228,22 @@ class Pool:
 
     # --- operating -------------------------------------------------------------------------------
 
+    async def operate(self, order: m.Order) -> str:
+        """Give an order, and return its outcome as a sentence.
+
+        Raises:
+            DeniedError: when this user may not give it.
+            UsageError: when it makes no sense.
+        """
+        answer = await self._call(order.numbered(os.urandom(m.ORDER_SIZE)))
+        assert isinstance(answer, m.Done)
+        return order.outcome(answer.note)
+
     async def create_token(self, kind: TokenKind, user: str, valid_s: float) -> str:
         """Make a token, and return the text to paste; nobody else ever sees its secret."""
         secret = self._rng.randbytes(SECRET_SIZE)
         token = TokenId(self._rng.randbytes(6).hex())
-        await self._operate(m.CreateToken(token, kind, user, hash_secret(secret), valid_s))
+        await self.operate(m.CreateToken(token, kind, user, hash_secret(secret), valid_s))
         return format_token(
             TokenText(
                 cluster_id=self.credentials.cluster_id,
@@ -244,25 +255,21 @@ class Pool:
             )
         )
 
-    async def revoke_token(self, token: TokenId) -> None:
-        """Refuse a token from now on, and end the leases that it got."""
-        await self._operate(m.RevokeToken(token))
-
     async def list_tokens(self) -> tuple[m.TokenView, ...]:
         """Return all tokens of the pool, without secrets."""
-        answer = await self._operate(m.ListTokens())
+        answer = await self._call(m.ListTokens())
         assert isinstance(answer, m.Tokens)
         return answer.tokens
 
     async def audit(self) -> m.AuditNow:
         """Return the latest administrative acts, oldest first, everything done before included."""
-        answer = await self._operate(m.GetAudit())
+        answer = await self._call(m.GetAudit())
         assert isinstance(answer, m.AuditNow)
         return answer
 
     async def backup(self) -> bytes:
         """Return the content of a backup file: policy, tokens' hashes, labels, history, audit."""
-        answer = await self._operate(m.GetBackup(), timeout_s=BACKUP_TIMEOUT_S)
+        answer = await self._call(m.GetBackup(), timeout_s=BACKUP_TIMEOUT_S)
         assert isinstance(answer, m.BackupIs)
         return answer.data
 
@@ -279,22 +286,22 @@ class Pool:
             raise UsageError("the backup cannot be restored", why=str(error)) from error
         upload = self._rng.randbytes(16)
         for number, part in enumerate(parts):
-            await self._operate(m.PutPart(upload, number, part))
+            await self._call(m.PutPart(upload, number, part))
         digest = sha256(b"".join(parts)).digest()
         message = m.RestoreBackup(upload, len(parts), digest)
-        answer = await self._operate(message, timeout_s=BACKUP_TIMEOUT_S)
+        answer = await self._call(message, timeout_s=BACKUP_TIMEOUT_S)
         assert isinstance(answer, m.Done)
         return answer.note
 
     async def policy(self, version: int = 0) -> m.PolicyIs:
         """Return a version of the pool's policy; 0 stands for the one in force."""
-        answer = await self._operate(m.GetPolicy(version))
+        answer = await self._call(m.GetPolicy(version))
         assert isinstance(answer, m.PolicyIs)
         return answer
 
     async def policy_history(self) -> tuple[m.PolicyIs, ...]:
         """Return the versions of the policy that are kept, without their texts."""
-        answer = await self._operate(m.GetPolicyHistory())
+        answer = await self._call(m.GetPolicyHistory())
         assert isinstance(answer, m.PolicyHistory)
         return answer.versions
 
@@ -305,7 +312,7 @@ class Pool:
             ConflictError: when another version has been put in force meanwhile.
             UsageError: when the document has mistakes.
         """
-        answer = await self._operate(m.PutPolicy(packed, base), timeout_s=POLICY_TIMEOUT_S)
+        answer = await self._call(m.PutPolicy(packed, base), timeout_s=POLICY_TIMEOUT_S)
         assert isinstance(answer, m.Done)
         return int(answer.note)
 
@@ -313,33 +320,9 @@ class Pool:
         self, user: str, request: Request | None, packed: bytes = b""
     ) -> m.PolicyVerdict:
         """Return what the policy in force, or a draft, says to a user's request."""
-        answer = await self._operate(m.CheckPolicy(user, request, packed))
+        answer = await self._call(m.CheckPolicy(user, request, packed))
         assert isinstance(answer, m.PolicyVerdict)
         return answer
-
-    async def remove_server(self, server: str) -> None:
-        """Take a server, by name or id, out of the pool for good."""
-        await self._operate(m.RemoveServer(server))
-
-    async def drain(self, server: str, reason: str) -> None:
-        """Stop granting on a server; running leases go on."""
-        await self._operate(m.DrainServer(server, reason, os.urandom(16)))
-
-    async def undrain(self, server: str) -> bool:
-        """Grant on a server again, and return whether it was drained."""
-        answer = await self._operate(m.DrainServer(server, None, os.urandom(16)))
-        assert isinstance(answer, m.Done)
-        return not answer.note
-
-    async def label(
-        self, server: str, labels: dict[str, str], without: tuple[str, ...] = ()
-    ) -> None:
-        """Set some labels of a server, and take some away."""
-        await self._operate(m.LabelServer(server, labels, without, os.urandom(16)))
-
-    async def end_lease(self, lease: LeaseId, reason: str) -> None:
-        """End a lease by order."""
-        await self._operate(m.EndLease(lease, reason))
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -355,10 +338,10 @@ class Pool:
             raise self.connections.failure()
         return connections[:count]
 
-    async def _operate(self, message: m.Call, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
+    async def _call(self, message: m.Call, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
         """Make one call, with another server when one has no majority or is lost meanwhile.
 
-        All these calls do the same thing when done twice, or carry the number of their order.
+        All these calls do the same thing when done twice, or carry the number of an order.
         """
         failures: list[GpupoolError] = []
         for connection in self._some(8):

@@ -4,17 +4,15 @@ Every user sees the whole pool and ends their own leases; operators do everythin
 token lets one server join. ``rights`` checks the kind of token before a call comes here.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
 from gpupool.pool.model import commands
-from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Token, TokenKind
-from gpupool.pool.view import PoolView, Telemetry, build_view, visible
+from gpupool.pool.view import PoolView, Telemetry, build_view
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import parse_address
 from gpupool.remoting.server.proposer import CLOCK_OFFSET_MAX_S
@@ -23,9 +21,7 @@ from gpupool.remoting.server.service_context import Client, Handler, ServiceCont
 
 UPDATE_EVERY_MIN_S = 0.2
 UPDATE_EVERY_MAX_S = 60.0
-TOKEN_VALID_MAX_S = 10 * 365 * 86400.0
 SERVER_ID_LENGTH = 12
-REASON_LENGTH_MAX = 200
 
 
 class AdminService:
@@ -43,13 +39,9 @@ class AdminService:
             m.Subscribe: self._subscribe,
             m.GetAudit: self._get_audit,
             m.ListTokens: self._list_tokens,
-            m.CreateToken: self._operate,
-            m.RevokeToken: self._operate,
-            m.RemoveServer: self._operate,
-            m.DrainServer: self._operate,
-            m.LabelServer: self._operate,
-            m.EndLease: self._end_lease,
             m.JoinPool: self._join,
+            **{kind: self._operate for kind in m.CALLS.values() if issubclass(kind, m.Order)},
+            m.EndLease: self._end_lease,
         }
 
     def closed(self, client: Client) -> None:
@@ -145,69 +137,37 @@ class AdminService:
         tokens = tuple(_token_view(t, now_ms) for t in self._context.state.tokens.values())
         self._context.answer(client, call, m.Tokens(tokens))
 
-    def _operate(self, client: Client, call: int, message: m.Message) -> None:
-        context, by = self._context, client.user
-        match message:
-            case m.CreateToken():
-                if not 0 < message.valid_s <= TOKEN_VALID_MAX_S:
-                    raise UsageError("a token is valid for more than 0 s and at most 10 years")
-                expires_at = context.clock.wall_ms() + int(message.valid_s * 1000)
-                command = commands.CreateToken(
-                    token=message.token,
-                    kind=message.kind,
-                    user=message.user,
-                    secret_hash=message.secret_hash,
-                    expires_at=Milliseconds(expires_at),
-                    by=by,
-                )
-                context.propose_for(client, call, command, _done)
-            case m.RevokeToken():
-                command = commands.RevokeToken(message.token, by)
-                context.propose_for(client, call, command, _done)
-            case m.RemoveServer():
-                self._do_to_server(
-                    client, call, message.server, lambda s: commands.RemoveServer(s, by)
-                )
-            case m.DrainServer():
-                reason = message.reason
-                if reason and (len(reason) > REASON_LENGTH_MAX or not reason.isprintable()):
-                    what = f"a reason is one line of at most {REASON_LENGTH_MAX} characters"
-                    raise UsageError(what)
-                order = message.order
-                self._do_to_server(
-                    client,
-                    call,
-                    message.server,
-                    lambda s: commands.DrainServer(s, reason, by, order),
-                )
-            case m.LabelServer():
-                labels, without, order = message.labels, message.without, message.order
-                self._do_to_server(
-                    client,
-                    call,
-                    message.server,
-                    lambda s: commands.LabelServer(s, labels, without, by, order),
-                )
-            case _:
-                raise UsageError(f"{type(message).__name__} is not for this server")
-
-    def _do_to_server(
-        self, client: Client, call: int, name: str, command: Callable[[ServerId], Command]
-    ) -> None:
-        """Propose what is to be done to the server that has this name or id."""
-        context = self._context
+    def _operate(self, client: Client, call: int, order: m.Order) -> None:
+        """Propose the command of an order, on the server that it names."""
+        order.check()
+        name = order.named_server()
+        if name is None:
+            self._propose_order(client, call, order, None)
+            return
+        state = self._context.state
+        if ServerId(name) in state.servers:
+            self._propose_order(client, call, order, ServerId(name))
+            return
 
         def propose() -> None:
-            server = context.state.server_named(name)
+            server = self._context.state.server_named(name)
             if server is None:
                 raise UsageError(f"the pool has no server named {name[:64]}")
-            context.propose_for(client, call, command(server.id), _done)
+            self._propose_order(client, call, order, server.id)
 
-        if ServerId(name) in context.state.servers:
-            propose()
-        else:
-            # Another server may have come, or have taken this name, that the table here lacks.
-            context.when_current(client, call, propose)
+        # Another server may have come, or have taken this name, that the table here lacks.
+        self._context.when_current(client, call, propose)
+
+    def _propose_order(
+        self, client: Client, call: int, order: m.Order, server: ServerId | None
+    ) -> None:
+        issue = m.Issue(
+            by=client.user,
+            operator=client.kind is TokenKind.OPERATOR,
+            at=Milliseconds(self._context.clock.wall_ms()),
+            server=server,
+        )
+        self._context.propose_for(client, call, order.command(issue), _done)
 
     def _end_lease(self, client: Client, call: int, message: m.EndLease) -> None:
         state = self._context.state
@@ -227,10 +187,7 @@ class AdminService:
             raise DeniedError(f"lease {lease_name(lease.id)} belongs to {lease.user}")
         if operator:
             check_unexpired(self._context, client)
-        reason = visible(message.reason[:150]) or "ended by order"
-        reason = f"{reason} (by {client.user})"
-        command = commands.EndLease(message.lease, reason, client.user, operator)
-        self._context.propose_for(client, call, command, _done)
+        self._propose_order(client, call, message, None)
 
     # --- joining ---------------------------------------------------------------------------------
 

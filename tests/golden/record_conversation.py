@@ -26,6 +26,7 @@ from gpupool.pool.model.state import Filter, Operator, TokenKind
 from gpupool.pool.transitions.backup import make_backup, to_file
 from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.client.pool_client import Pool, join_pool, login
+from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import format_token, hash_secret
 from gpupool.remoting.transport.pki import create_key_and_csr
@@ -63,7 +64,7 @@ async def converse(cluster: Cluster) -> None:
             hold = await ada.allocate(request(ada, 1, 0.5), wait_s=0)
             await hold.wait_lost()  # by the policy
         async with cluster.client("bob"):
-            await root.revoke_token(token_id("bob"))
+            await root.operate(m.RevokeToken(token_id("bob")))
             await trio.sleep(1)
     await join(cluster)
 
@@ -85,7 +86,7 @@ async def use(ada: Pool, bob: Pool) -> None:
             await trio.sleep(2)
             await hold.release("done")
     with suppress(DeniedError):
-        await ada.drain("gpu-1", "not an operator")
+        await ada.operate(m.DrainServer("gpu-1", "not an operator"))
     await ada.check_policy("ada", request(ada, 1, 0.5))
 
 
@@ -109,10 +110,10 @@ async def operate(root: Pool) -> None:
     text = await root.create_token(TokenKind.USER, "cy", 3600.0)
     assert text
     tokens = await root.list_tokens()
-    await root.revoke_token(tokens[-1].token)
-    await root.drain("gpu-1", "new fan")
-    await root.undrain("gpu-1")
-    await root.label("gpu-2", {"rack": "r3"}, ("room",))
+    await root.operate(m.RevokeToken(tokens[-1].token))
+    await root.operate(m.DrainServer("gpu-1", "new fan"))
+    await root.operate(m.DrainServer("gpu-1", None))
+    await root.operate(m.LabelServer("gpu-2", {"rack": "r3"}, ("room",)))
     version = await root.put_policy(pack_text(POLICY), 0)
     assert version == 1
     with suppress(ConflictError):
@@ -121,10 +122,10 @@ async def operate(root: Pool) -> None:
     await root.policy_history()
     await root.check_policy("ada", request(root), pack_text(POLICY))
     async with await root.allocate(request(root, 1, 0.25), wait_s=0) as hold:
-        await root.end_lease(hold.lease, "by order")
+        await root.operate(m.EndLease(hold.lease, "by order"))
         await hold.wait_lost()
     with suppress(UsageError):
-        await root.end_lease(LeaseId(4711), "there is none")
+        await root.operate(m.EndLease(LeaseId(4711), "there is none"))
     await root.audit()
     await root.backup()
     await trio.sleep(1)
@@ -150,7 +151,7 @@ async def join(cluster: Cluster) -> None:
         dial=cluster.dial,
     )
     async with cluster.client("root", servers=["gpu-1"]) as root:
-        await root.remove_server(NEWCOMER)
+        await root.operate(m.RemoveServer(NEWCOMER))
 
 
 async def record() -> str:

@@ -39,11 +39,11 @@ LONG = "25000d"
 SERVER = """
 from datetime import timedelta
 from gpupool.cli import main
-from gpupool.remoting.server import admin_service
+from gpupool.remoting.protocol.messages import orders
 from gpupool.remoting.transport import pki
 pki.CLOCK_SLACK = timedelta(days=20 * 365)
 pki.CA_VALID = pki.SERVER_VALID = timedelta(days=70 * 365)
-admin_service.TOKEN_VALID_MAX_S = 70 * 365 * 86400.0
+orders.TOKEN_VALID_MAX_S = 70 * 365 * 86400.0
 main.main()
 """
 """A server whose certificates and tokens outlive this project, and hold where clocks are behind."""

@@ -27,6 +27,7 @@ from gpupool.pool.model.state import Lease, PoolState, Request
 from gpupool.pool.transitions.policy_versions import unpack_text
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.pool_client import Pool
+from gpupool.remoting.protocol import messages as m
 
 DIRECTORIES = [("solo", "a"), ("solo", "a-with-snapshot"), *(("trio", name) for name in "abc")]
 USERS = ("ada", "bob", "root")
@@ -113,7 +114,9 @@ def check_logins(folder: Path) -> None:
     with pytest.raises(AuthenticationError, match="was revoked"):
         ask(folder / "bob.json", look_only)
     with pytest.raises(DeniedError):
-        ask(folder / "ada.json", lambda pool: pool.drain("a", "only operators may"))
+        ask(
+            folder / "ada.json", lambda pool: pool.operate(m.DrainServer("a", "only operators may"))
+        )
 
 
 def introduce(folder: Path, servers: Mapping[str, Server], name: str) -> None:
@@ -159,7 +162,7 @@ def test_a_server_goes_on_with_a_recorded_pool(state_dir: str, folder: Path) -> 
         ended = [each["subject"] for each in seen["events"] if each["kind"] == "ended"]
         assert {f"{lease:04x}" for lease in before.leases} <= set(ended)
         check_what_people_decided(folder, before)
-        ask(operator, lambda pool: pool.undrain("a"))
+        ask(operator, lambda pool: pool.operate(m.DrainServer("a", None)))
         check_logins(folder)
         server.end(signal.SIGTERM)
     finally:

@@ -13,7 +13,9 @@ answer and the rights: see ``declaration``. The drawing of it all::
                  Cancel, AwaitGpus, Attach, Release       Done
     admin        GetView, GetTelemetry, ListTokens        ViewNow, TelemetryNow, Tokens
                  GetAudit                                 AuditNow
-                 Subscribe, CreateToken, DrainServer ...  Done
+                 Subscribe                                Done
+    orders       CreateToken, RevokeToken, EndLease       Done
+                 RemoveServer, DrainServer, LabelServer   Done
     policy       GetPolicy, GetPolicyHistory              PolicyIs, PolicyHistory
                  PutPolicy, CheckPolicy                   Done, PolicyVerdict
     backup       GetBackup                                BackupIs
@@ -29,16 +31,10 @@ answer and the rights: see ``declaration``. The drawing of it all::
 
 from gpupool.remoting.protocol.messages.admin import (
     AuditNow,
-    CreateToken,
-    DrainServer,
-    EndLease,
     GetAudit,
     GetTelemetry,
     GetView,
-    LabelServer,
     ListTokens,
-    RemoveServer,
-    RevokeToken,
     Subscribe,
     TelemetryNow,
     Tokens,
@@ -76,6 +72,17 @@ from gpupool.remoting.protocol.messages.leases import (
     SessionOpened,
 )
 from gpupool.remoting.protocol.messages.membership import Joined, JoinPool
+from gpupool.remoting.protocol.messages.orders import (
+    ORDER_SIZE,
+    CreateToken,
+    DrainServer,
+    EndLease,
+    Issue,
+    LabelServer,
+    Order,
+    RemoveServer,
+    RevokeToken,
+)
 from gpupool.remoting.protocol.messages.policy import (
     CheckPolicy,
     GetPolicy,

@@ -1,8 +1,8 @@
-"""The messages that show the pool and operate it: views, tokens, servers, leases, the audit."""
+"""The messages that show the pool: views, telemetry, tokens, the audit."""
 
 from dataclasses import dataclass
 
-from gpupool.pool.model.ids import LeaseId, Milliseconds, TokenId
+from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Push, Rights, message
@@ -48,24 +48,6 @@ class Update(Push):
     telemetry: Telemetry
 
 
-@message(48, answered_by=Done, rights=Rights.OPERATOR)
-class CreateToken(Call):
-    """Register a token whose secret only the caller knows."""
-
-    token: TokenId
-    kind: TokenKind
-    user: str
-    secret_hash: bytes
-    valid_s: float
-
-
-@message(49, answered_by=Done, rights=Rights.OPERATOR)
-class RevokeToken(Call):
-    """Refuse a token from now on, and end its leases."""
-
-    token: TokenId
-
-
 @dataclass(frozen=True, slots=True)
 class TokenView:
     """A token without its hash. ``state`` is "valid", "expired", "revoked" or "used"."""
@@ -89,43 +71,6 @@ class Tokens(Answer):
 @message(50, answered_by=Tokens, rights=Rights.OPERATOR)
 class ListTokens(Call):
     """Ask for all tokens; operators only."""
-
-
-@message(51, answered_by=Done, rights=Rights.OPERATOR)
-class RemoveServer(Call):
-    """Take a server, by name or id, out of the pool for good."""
-
-    server: str
-
-
-@message(52, answered_by=Done, rights=Rights.OPERATOR)
-class DrainServer(Call):
-    """Stop granting on a server, by name or id; without a reason, resume.
-
-    ``order`` is 16 random bytes, the same whenever the same order is repeated.
-    """
-
-    server: str
-    reason: str | None
-    order: bytes = b""
-
-
-@message(54, answered_by=Done, rights=Rights.OPERATOR)
-class LabelServer(Call):
-    """Set some labels of a server, by name or id, and take some away; as ``DrainServer``."""
-
-    server: str
-    labels: dict[str, str]
-    without: tuple[str, ...]
-    order: bytes = b""
-
-
-@message(53, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
-class EndLease(Call):
-    """End a lease by order; one's own, or any for an operator."""
-
-    lease: LeaseId
-    reason: str
 
 
 @message(176)

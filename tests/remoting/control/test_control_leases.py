@@ -466,7 +466,7 @@ async def test_an_operator_ends_a_lease(autojump_clock: Clock, nursery: trio.Nur
     await cluster.start([1, 1])
     async with cluster.client() as pool, cluster.client("root") as root:
         hold = await pool.allocate(request(pool), wait_s=0)
-        await root.end_lease(hold.lease, "maintenance")
+        await root.operate(m.EndLease(hold.lease, "maintenance"))
         assert await hold.wait_lost() == "maintenance (by root)"
         await trio.sleep(0.5)
         assert cluster.granted() == 0
@@ -537,9 +537,9 @@ async def test_request_ids_of_others_are_of_no_use(
         with pytest.raises(DeniedError, match="request is another user's"):
             await connection.call(m.Cancel(RequestId(hold.request.id), "mine now"), timeout_s=5)
         with pytest.raises(DeniedError, match="belongs to ada"):
-            await eve.end_lease(hold.lease, "mine now")
+            await eve.operate(m.EndLease(hold.lease, "mine now"))
         with pytest.raises(DeniedError, match="operator"):
-            await eve.drain("gpu-1", "mine now")
+            await eve.operate(m.DrainServer("gpu-1", "mine now"))
         assert not hold.lost
 
 
@@ -597,7 +597,7 @@ async def test_more_servers_are_asked_when_the_first_have_no_room(
         near = list(pool.connections.by_server)
         assert len(near) == 32
         for server in near:
-            await pool.drain(server, "full")
+            await pool.operate(m.DrainServer(server, "full"))
         before = trio.current_time()
         report: list[str] = []
         hold = await pool.allocate(request(pool), wait_s=0, on_choice=report.extend)

@@ -73,23 +73,25 @@ async def test_drain_and_undrain(autojump_clock: Clock, nursery: trio.Nursery) -
     await cluster.start([1])
     async with cluster.client("root") as root, cluster.client() as pool:
         hold = await pool.allocate(request(pool, fraction=0.5), wait_s=0)
-        await root.drain("gpu-1", "new fans")
+        await root.operate(m.DrainServer("gpu-1", "new fans"))
         with pytest.raises(NotNowError, match="gpu-1: grants nothing now: new fans"):
             await pool.allocate(request(pool, fraction=0.5), wait_s=0)
         assert not hold.lost
         [server] = (await pool.view()).servers
         assert (server.state, server.reason) == ("drain", "new fans")
-        assert await root.undrain("gpu-1")
-        assert not await root.undrain("gpu-1")  # it was not drained any more
+        assert await root.operate(m.DrainServer("gpu-1", None)) == "gpu-1 takes leases again"
+        assert (
+            await root.operate(m.DrainServer("gpu-1", None)) == "gpu-1 is not drained"
+        )  # it was not drained any more
         assert [each.kind for each in (await pool.view()).events].count("undrained") == 1
         await pool.allocate(request(pool, fraction=0.5), wait_s=0)
         with pytest.raises(UsageError, match="no server named gpu-7"):
-            await root.drain("gpu-7", "typo")
+            await root.operate(m.DrainServer("gpu-7", "typo"))
         for reason in ("x" * 201, "two\nlines", "\x1b[31mred"):
             with pytest.raises(UsageError, match="one line of at most 200 characters"):
-                await root.drain("gpu-1", reason)
+                await root.operate(m.DrainServer("gpu-1", reason))
         with pytest.raises(UsageError, match="too large to be asked for"):
-            await root.drain("gpu-1", "x" * 70_000)
+            await root.operate(m.DrainServer("gpu-1", "x" * 70_000))
         assert (await root.view()).servers[0].state != "drain"  # the connection has survived
 
 
@@ -106,12 +108,12 @@ async def test_a_server_that_is_late_denies_nothing_that_the_pool_has(
         hold = await pool.allocate(request(pool), wait_s=0)
         cluster.heal(late, late=True)
         async with cluster.client("root", servers=[late.name]) as root:
-            await root.end_lease(hold.lease, "maintenance")
+            await root.operate(m.EndLease(hold.lease, "maintenance"))
         cluster.cut_off(late)
         cluster.admit(replace(newcomer, name="gpu-5", id=server_id(5)))
         cluster.heal(late, late=True)
         async with cluster.client("root", servers=[late.name]) as root:
-            await root.drain("gpu-5", "new fans")
+            await root.operate(m.DrainServer("gpu-5", "new fans"))
     assert cluster.state.servers[server_id(5)].drain_reason == "new fans"
     assert hold.lost == "maintenance (by root)"
 
@@ -141,8 +143,8 @@ async def test_every_user_sees_the_audit(autojump_clock: Clock, nursery: trio.Nu
     async with cluster.client("root") as root, cluster.client(servers=["gpu-2"]) as pool:
         hold = await pool.allocate(request(pool, fraction=0.5), wait_s=0)
         count = (await pool.audit()).count
-        await root.drain("gpu-1", "new fans")
-        await root.end_lease(hold.lease, "make room")
+        await root.operate(m.DrainServer("gpu-1", "new fans"))
+        await root.operate(m.EndLease(hold.lease, "make room"))
         answer = await pool.audit()  # what was done before the question is in the answer
         assert answer.count == count + 2
         drained, ended = answer.acts[-2:]
@@ -157,7 +159,7 @@ async def test_a_backup_of_one_pool_is_restored_into_another(
     await old.start([1, 1])
     await new.start([1], users=("eve",))
     async with old.client("root") as root, old.client() as ada:
-        await root.drain("gpu-1", "new fans")
+        await root.operate(m.DrainServer("gpu-1", "new fans"))
         with pytest.raises(DeniedError, match="takes an operator's token"):
             await ada.backup()
         file = await root.backup()
@@ -191,7 +193,7 @@ async def test_a_removed_server_sends_everybody_away(
         hold = await pool.allocate(request(pool), wait_s=0)
         await hold.open_session("arrays", "train.py")
         node = next(n for n in cluster.nodes if n.id == hold.servers[0])
-        await root.remove_server(node.name)
+        await root.operate(m.RemoveServer(node.name))
         assert "left the pool" in await hold.wait_lost()
         await trio.sleep(1)
         assert node.host.workers == {}

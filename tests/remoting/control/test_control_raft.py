@@ -11,6 +11,7 @@ from tests.remoting.control.real_pool import RealPool
 from gpupool.pool.errors import NoQuorumError
 from gpupool.pool.invariants import violations
 from gpupool.remoting.client.pool_client import connect_pool
+from gpupool.remoting.protocol import messages as m
 
 
 async def test_leases_survive_the_loss_of_a_leader(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ async def test_without_a_majority_everything_is_refused_with_a_sentence(tmp_path
                 with pytest.raises(NoQuorumError, match="majority"):
                     await client.allocate(request(client), wait_s=0)
                 with pytest.raises(NoQuorumError, match="gpu-1 is not in touch with a majority"):
-                    await client.drain("gpu-1", "test")
+                    await client.operate(m.DrainServer("gpu-1", "test"))
                 assert trio.current_time() - before < 2
                 view = await client.view()
                 assert not view.raft.quorum

@@ -163,10 +163,10 @@ async def test_an_operator_whose_token_has_expired_operates_no_more(
     cluster.create_token("temp", TokenKind.OPERATOR, soon)
     async with cluster.client("temp") as temp, cluster.client() as ada:
         hold = await ada.allocate(request(ada), wait_s=0)
-        await temp.drain("gpu-1", "new fans")
+        await temp.operate(m.DrainServer("gpu-1", "new fans"))
         await trio.sleep(61)
         with pytest.raises(AuthenticationError, match="has expired"):
-            await temp.undrain("gpu-1")
+            await temp.operate(m.DrainServer("gpu-1", None))
         with pytest.raises(AuthenticationError, match="has expired"):
-            await temp.end_lease(LeaseId(hold.lease), "over")
+            await temp.operate(m.EndLease(LeaseId(hold.lease), "over"))
         assert not hold.lost

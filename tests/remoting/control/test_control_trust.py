@@ -338,7 +338,7 @@ async def test_a_revoked_token_is_cut_off_at_once(tmp_path: Path) -> None:
         hold = await pool.allocate(request(pool), wait_s=0)
         async with connect_pool(lab.credentials("root")) as root:
             before = trio.current_time()
-            await root.revoke_token(token_id("ada"))
+            await root.operate(m.RevokeToken(token_id("ada")))
             reason = await hold.wait_lost()
             await until(lambda: not pool.connections.by_server)
             await until(lambda: not lab.state.leases)

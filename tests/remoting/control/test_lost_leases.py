@@ -6,6 +6,8 @@ import trio.testing
 from tests.remoting.control.control_cluster import Cluster, request
 from tests.remoting.control.control_kit import until
 
+from gpupool.remoting.protocol import messages as m
+
 Clock = trio.testing.MockClock
 
 
@@ -50,7 +52,7 @@ async def test_a_server_says_that_a_lease_has_ended_before_it_ends_its_workers(
 
         for node in cluster.nodes:
             node.host.before_kill = look
-        await root.end_lease(hold.lease, "maintenance")
+        await root.operate(m.EndLease(hold.lease, "maintenance"))
         await until(lambda: len(known) == 2)
     assert known == ["maintenance (by root)"] * 2
 

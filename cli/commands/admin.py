@@ -1,0 +1,148 @@
+"""The commands that give one order each: drain, undrain, label, kill, leave.
+
+An order's class has its rights and the sentence about its outcome; here are its arguments alone.
+"""
+
+import sys
+
+import click
+
+from gpupool.cli.lib.common_options import pool_options
+from gpupool.cli.lib.completion_names import SERVER_NAME
+from gpupool.cli.lib.connect import connected, operate, run_async
+from gpupool.cli.lib.output import say, stdout_console
+from gpupool.cli.lib.values import Parsed, parse_label, parse_lease
+from gpupool.pool.errors import UsageError
+from gpupool.pool.model.ids import LeaseId
+
+
+@click.command()
+@click.argument("server", type=SERVER_NAME)
+@click.option("--reason", required=True, help="Why; everybody who looks at the pool sees it.")
+@pool_options
+def drain(credentials: str | None, server: str, reason: str) -> None:
+    """Stop granting on SERVER; what runs there goes on."""
+    from gpupool.remoting.protocol import messages as m
+
+    if not reason.strip():
+        raise UsageError("a drain needs a reason", hint='--reason "new fan"')
+    operate(credentials, m.DrainServer(server, reason))
+
+
+@click.command()
+@click.argument("server", type=SERVER_NAME)
+@pool_options
+def undrain(credentials: str | None, server: str) -> None:
+    """Grant on a drained SERVER again."""
+    from gpupool.remoting.protocol import messages as m
+
+    operate(credentials, m.DrainServer(server, None))
+
+
+@click.command()
+@click.argument("lease", type=Parsed("lease", parse_lease))
+@click.option("--reason", default="ended by order", show_default=True, help="Its owner sees it.")
+@pool_options
+def kill(credentials: str | None, lease: int, reason: str) -> None:
+    """End LEASE now: its workers are killed, its memory is free again.
+
+    Users end their own leases, operators any.
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    operate(credentials, m.EndLease(LeaseId(lease), reason))
+
+
+@click.command()
+@click.argument("server", type=SERVER_NAME)
+@click.argument("changes", nargs=-1, metavar="[NAME=VALUE|NAME-]...")
+@pool_options
+def label(credentials: str | None, server: str, changes: tuple[str, ...]) -> None:
+    r"""Set labels of SERVER, take some away, or show them.
+
+    \b
+      gpupool label gpu-a rack=r3 owner=physics
+      gpupool label gpu-a owner-
+      gpupool run --filter 'server.labels.rack = r3' -- python train.py
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    if changes:
+        operate(credentials, m.LabelServer(server, *_parse_changes(changes)))
+        return
+
+    async def show() -> dict[str, str]:
+        async with connected(credentials) as pool:
+            for each in (await pool.view()).servers:
+                if server in (each.name, each.id):
+                    return each.labels
+        raise UsageError(f"the pool has no server named {server}")
+
+    found = run_async(show)
+    if not found:
+        say(f"gpupool: {server} has no labels")
+    for name, value in sorted(found.items()):
+        stdout_console().print(f"{name}={value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _parse_changes(changes: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
+    labels: dict[str, str] = {}
+    without: list[str] = []
+    for change in changes:
+        if "=" not in change and change.endswith("-") and len(change) > 1:
+            without.append(change[:-1])
+            continue
+        try:
+            name, value = parse_label(change)
+        except ValueError as error:
+            hint = "write NAME=VALUE to set a label, NAME- to take it away"
+            raise UsageError(str(error), hint=hint) from error
+        labels[name] = value
+    if both := labels.keys() & set(without):
+        raise UsageError(f"{min(both)} is both set and taken away")
+    return labels, tuple(dict.fromkeys(without))
+
+
+@click.command()
+@click.argument("server", type=SERVER_NAME, required=False)
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False),
+    help="Remove the server that lives in this state directory.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@pool_options
+def leave(credentials: str | None, server: str | None, state_dir: str | None, yes: bool) -> None:
+    """Remove SERVER, or this machine's server, from the pool for good.
+
+    Its leases end, its vote is taken from it, and its certificate is refused from then on. To
+    come back it needs a new token and an empty state directory.
+    """
+    from gpupool.remoting.protocol import messages as m
+
+    wanted = server or _server_here(state_dir)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"removing {wanted} is for good", hint="--yes does it without asking")
+        click.confirm(f"Remove {wanted} from the pool for good?", abort=True, err=True)
+    operate(credentials, m.RemoveServer(wanted))
+
+
+def _server_here(given: str | None) -> str:
+    """Return the id of the server that lives in a state directory of this machine."""
+    import json
+    from pathlib import Path
+
+    from gpupool.cli.lib.paths import state_dir
+
+    folder = Path(given) if given else state_dir()
+    try:
+        body: object = json.loads((folder / "identity.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            "which server?", why=f"none lives in {folder}", hint="gpupool leave NAME"
+        ) from error
+    server = body.get("server") if isinstance(body, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if not isinstance(server, str):
+        raise UsageError("which server?", why=f"{folder} makes no sense", hint="gpupool leave NAME")
+    return server

@@ -1,0 +1,223 @@
+"""The orders: calls by which a person changes the pool, each next to the command that it becomes.
+
+An order declares everything about itself: its rights, its check, the replicated command that the
+server proposes for it, and the sentence that the person reads in the end. The server, the client
+and the command line (``AdminService``, ``Pool.operate``, ``connect.operate``) treat all alike.
+
+    order           command           names a server     numbered
+    CreateToken     CreateToken       no                 no: its token id makes it idempotent
+    RevokeToken     RevokeToken       no                 no: done twice, it does the same
+    RemoveServer    RemoveServer      yes                no: done twice, it does the same
+    DrainServer     DrainServer       yes                yes: another order undoes it
+    LabelServer     LabelServer       yes                yes: another order undoes it
+    EndLease        EndLease          no                 no: a lease ends once
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from gpupool.pool.errors import UsageError
+from gpupool.pool.model import commands
+from gpupool.pool.model.commands import Command
+from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, TokenId, lease_name
+from gpupool.pool.model.state import TokenKind
+from gpupool.pool.view import visible
+from gpupool.remoting.protocol.messages.declaration import Call, Rights, message
+from gpupool.remoting.protocol.messages.session import Done
+
+ORDER_SIZE = 16
+REASON_LENGTH_MAX = 200
+END_REASON_LENGTH_MAX = 150
+TOKEN_VALID_MAX_S = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issue:
+    """The circumstances of an order, as the server that takes it knows them."""
+
+    by: str
+    operator: bool
+    at: Milliseconds
+    server: ServerId | None  # the server that the order names
+
+
+class Order(Call):
+    """See the module."""
+
+    __slots__ = ()
+
+    def named_server(self) -> str | None:
+        """Return the name or id of the server that the order is about."""
+        return None
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with a number of its own, the same whenever it is repeated.
+
+        An order that another one undoes must not be applied twice: its repetition may arrive after
+        the other. All other orders do the same thing when done twice, and have no number.
+        """
+        del number
+        return self
+
+    def check(self) -> None:
+        """Raise ``UsageError`` when the order makes no sense."""
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command that the server proposes."""
+        raise NotImplementedError
+
+    def outcome(self, note: str) -> str:
+        """Return the sentence about its success; ``note`` is that of the answer."""
+        raise NotImplementedError
+
+
+@message(48, answered_by=Done, rights=Rights.OPERATOR)
+class CreateToken(Order):
+    """Register a token whose secret only the caller knows."""
+
+    token: TokenId
+    kind: TokenKind
+    user: str
+    secret_hash: bytes
+    valid_s: float
+
+    def check(self) -> None:
+        """Refuse a validity that is empty or too long."""
+        if not 0 < self.valid_s <= TOKEN_VALID_MAX_S:
+            raise UsageError("a token is valid for more than 0 s and at most 10 years")
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command; the validity begins now, by the clock of this server."""
+        return commands.CreateToken(
+            token=self.token,
+            kind=self.kind,
+            user=self.user,
+            secret_hash=self.secret_hash,
+            expires_at=Milliseconds(issue.at + int(self.valid_s * 1000)),
+            by=issue.by,
+        )
+
+    def outcome(self, note: str) -> str:
+        """Return that the token is good."""
+        del note
+        return f"token {self.token} is registered"
+
+
+@message(49, answered_by=Done, rights=Rights.OPERATOR)
+class RevokeToken(Order):
+    """Refuse a token from now on, and end its leases."""
+
+    token: TokenId
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        return commands.RevokeToken(self.token, issue.by)
+
+    def outcome(self, note: str) -> str:
+        """Return that the token is refused now."""
+        del note
+        return f"token {self.token} is revoked"
+
+
+@message(51, answered_by=Done, rights=Rights.OPERATOR)
+class RemoveServer(Order):
+    """Take a server, by name or id, out of the pool for good."""
+
+    server: str
+
+    def named_server(self) -> str | None:
+        """Return the server."""
+        return self.server
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        assert issue.server is not None
+        return commands.RemoveServer(issue.server, issue.by)
+
+    def outcome(self, note: str) -> str:
+        """Return what is left to do."""
+        del note
+        return f"{self.server} is no longer in the pool; stop its gpupool join if it still runs"
+
+
+@message(52, answered_by=Done, rights=Rights.OPERATOR)
+class DrainServer(Order):
+    """Stop granting on a server, by name or id; without a reason, resume."""
+
+    server: str
+    reason: str | None
+    order: bytes = b""
+
+    def named_server(self) -> str | None:
+        """Return the server."""
+        return self.server
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def check(self) -> None:
+        """Refuse a reason that would not fit into the tables that people read."""
+        reason = self.reason
+        if reason and (len(reason) > REASON_LENGTH_MAX or not reason.isprintable()):
+            raise UsageError(f"a reason is one line of at most {REASON_LENGTH_MAX} characters")
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        assert issue.server is not None
+        return commands.DrainServer(issue.server, self.reason, issue.by, self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return the server's new state; a note says that it has not changed."""
+        if self.reason is not None:
+            return f"{self.server} is drained; what runs there goes on"
+        return f"{self.server} {'is not drained' if note else 'takes leases again'}"
+
+
+@message(54, answered_by=Done, rights=Rights.OPERATOR)
+class LabelServer(Order):
+    """Set some labels of a server, by name or id, and take some away."""
+
+    server: str
+    labels: dict[str, str]
+    without: tuple[str, ...]
+    order: bytes = b""
+
+    def named_server(self) -> str | None:
+        """Return the server."""
+        return self.server
+
+    def numbered(self, number: bytes) -> Self:
+        """Return the order with its number."""
+        return replace(self, order=number)
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command."""
+        assert issue.server is not None
+        labels, without = self.labels, self.without
+        return commands.LabelServer(issue.server, labels, without, issue.by, self.order)
+
+    def outcome(self, note: str) -> str:
+        """Return the changes, as they are written on the command line."""
+        del note
+        set_now = [f"{name}={value}" for name, value in self.labels.items()]
+        return f"{self.server}: {' '.join([*set_now, *(f'{name}-' for name in self.without)])}"
+
+
+@message(53, answered_by=Done, rights=Rights.OWNER_OR_OPERATOR)
+class EndLease(Order):
+    """End a lease by order; one's own, or any for an operator."""
+
+    lease: LeaseId
+    reason: str
+
+    def command(self, issue: Issue) -> Command:
+        """Return the command; its reason names the person as well."""
+        reason = visible(self.reason[:END_REASON_LENGTH_MAX]) or "ended by order"
+        reason = f"{reason} (by {issue.by})"
+        return commands.EndLease(self.lease, reason, issue.by, issue.operator)
+
+    def outcome(self, note: str) -> str:
+        """Return that its workers are about to end."""
+        del note
+        return f"lease {lease_name(self.lease)} is ending"
