@@ -19,9 +19,10 @@ from typing import cast
 import trio
 
 from gpupool.cli.lib.paths import runtime_dir
-from gpupool.cli.run.program_lease import SessionAnswer, SessionRequest
+from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.cli.run.tls_relay import offer_relay
 from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.client.session_answer import OpenedSession, SessionAnswer, to_plain
 from gpupool.remoting.protocol.driver_variables import allowed_environment
 
 LINE_LENGTH_MAX = 64 * 1024
@@ -108,9 +109,10 @@ def parse_request(line: bytes) -> AgentRequest:
     return SessionRequest(door[:40], program[:TEXT_LENGTH_MAX], pid, visible, passed_on)
 
 
-def success_line(lease: str, sessions: list[dict[str, object]], notices: list[str]) -> bytes:
+def success_line(lease: str, sessions: list[SessionAnswer], notices: list[str]) -> bytes:
     """Return the answer that carries the sessions."""
-    return _line({"ok": True, "lease": lease, "notices": notices, "sessions": sessions})
+    plain = [to_plain(each) for each in sessions]
+    return _line({"ok": True, "lease": lease, "notices": notices, "sessions": plain})
 
 
 def failure_line(error: GpupoolError) -> bytes:
@@ -346,7 +348,7 @@ class Agent:
         if request.door == "cuda" and self._held is None:
             try:
                 sessions = [
-                    self._with_relay(session) if "session" in session else session
+                    self._with_relay(session) if isinstance(session, OpenedSession) else session
                     for session in sessions
                 ]
             except OSError as error:
@@ -381,8 +383,8 @@ class Agent:
         alive = sorted(filter(_is_alive, self._pids))
         return _line({"ok": True, "lease": self._lease, "processes": alive} | fields)
 
-    def _with_relay(self, session: dict[str, object]) -> dict[str, object]:
+    def _with_relay(self, session: OpenedSession) -> OpenedSession:
         """Offer to encrypt for a library that may not be able to."""
-        if session.get("encryption") == "off":
+        if session.encryption == "off":
             return session
         return offer_relay(session, self._folder, self.log)

@@ -15,8 +15,9 @@ import trio
 
 from gpupool.cli.run.agent import LINE_LENGTH_MAX
 from gpupool.cli.run.held_leases import HeldRecord
-from gpupool.cli.run.program_lease import ProgramLease, SessionAnswer, SessionRequest
+from gpupool.cli.run.program_lease import ProgramLease, SessionRequest
 from gpupool.pool.errors import GpupoolError, LeaseLostError
+from gpupool.remoting.client.session_answer import SessionAnswer, from_plain
 
 ANSWER_TIMEOUT_S = 10.0
 
@@ -120,7 +121,10 @@ class HeldLease(ProgramLease):
         fields |= {} if request.visible is None else {"visible": request.visible}
         fields |= {"settings": request.settings} if request.settings else {}
         answer = await self.ask(fields)
-        return cast("list[SessionAnswer]", answer.get("sessions", []))
+        try:
+            return [from_plain(each) for each in cast("list[object]", answer.get("sessions", []))]
+        except (TypeError, ValueError) as error:
+            raise GpupoolError("the lease's holder makes no sense", why=str(error)) from error
 
     async def describe(self) -> dict[str, object]:
         """Return the devices of the lease, as the holder describes them.

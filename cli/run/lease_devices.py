@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.view import GpuTelemetry, GpuView, PoolView, ServerView, Telemetry
-from gpupool.remoting.client.allocator import LeaseHandle
+from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.protocol import messages as m
 
 ANSWER_S = 2.0

@@ -8,10 +8,11 @@ import trio
 from gpupool.cli.lib.connect import connected, first_error, stored_credentials
 from gpupool.cli.run.held_leases import HeldRecord, LocalLease, find_held
 from gpupool.cli.run.lease_devices import Devices, lease_devices
-from gpupool.cli.run.program_lease import ProgramLease, SessionAnswer, SessionRequest
+from gpupool.cli.run.program_lease import ProgramLease, SessionRequest
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.view import PoolView
 from gpupool.remoting.client.pool_client import LeaseHandle, Pool
+from gpupool.remoting.client.session_answer import SessionAnswer
 
 RELEASE_S = 2.0
 """Longest wait for the release to be confirmed; closing the connection ends the lease as well."""

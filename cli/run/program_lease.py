@@ -7,8 +7,7 @@ use of a GPU; ``holder_client`` has the one that a process of ``gpupool alloc`` 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
-#: One server's part of a session, as the data session's contract has it.
-SessionAnswer = dict[str, object]
+from gpupool.remoting.client.session_answer import SessionAnswer
 
 
 @dataclass(frozen=True, slots=True)

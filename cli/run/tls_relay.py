@@ -11,10 +11,11 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 from gpupool.pool.errors import GpupoolError
+from gpupool.remoting.client.session_answer import OpenedSession
 from gpupool.remoting.protocol import handshake
 from gpupool.remoting.transport.data_connection import SessionAddress, dial, read_exactly
 from gpupool.remoting.transport.session_stream import PlainStream, SessionStream
@@ -27,19 +28,18 @@ BUFFER_SIZE = 1 << 20
 Log = Callable[[str], None]
 
 
-def address_of(session: dict[str, object]) -> SessionAddress:
-    """Return how to reach a session over TCP, from what a client process is told about it."""
-    host, port = cast("list[object]", session["address"])
+def address_of(session: OpenedSession) -> SessionAddress:
+    """Return the address of a session over TCP."""
     return SessionAddress(
-        session=bytes.fromhex(str(session["session"])),
-        ticket=bytes.fromhex(str(session["ticket"])),
-        certificate_sha256=bytes.fromhex(str(session["certificate_sha256"])),
-        address=(str(host), cast("int", port)),
-        encryption=str(session["encryption"]),
+        session=session.session,
+        ticket=session.ticket,
+        certificate_sha256=session.certificate_sha256,
+        address=session.address,
+        encryption=session.encryption,
     )
 
 
-def offer_relay(session: dict[str, object], folder: Path, log: Log) -> dict[str, object]:
+def offer_relay(session: OpenedSession, folder: Path, log: Log) -> OpenedSession:
     """Return ``session`` with a ``relay`` that takes one connection; blocks hardly at all.
 
     Raises:
@@ -56,7 +56,7 @@ def offer_relay(session: dict[str, object], folder: Path, log: Log) -> dict[str,
         raise
     relay = _Relay(listener, path, address_of(session), log)
     threading.Thread(target=relay.run, daemon=True).start()
-    return session | {"relay": str(path)}
+    return replace(session, relay=str(path))
 
 
 class _Relay:

@@ -33,8 +33,9 @@ from gpupool.pool.model.state import Request, TokenKind
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.pool.transitions.backup import BackupError, from_file, pack
 from gpupool.pool.view import PoolView, Telemetry
-from gpupool.remoting.client.allocator import Allocator, LeaseHandle
+from gpupool.remoting.client.allocator import Allocator
 from gpupool.remoting.client.credentials import Credentials
+from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.negotiation import NegotiationSettings
 from gpupool.remoting.client.server_connections import (
     FIRST_TIMEOUT_S,

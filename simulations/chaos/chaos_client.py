@@ -17,8 +17,8 @@ import trio
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.state import Request
-from gpupool.remoting.client.allocator import LeaseHandle
 from gpupool.remoting.client.credentials import load_credentials
+from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 
 HOLD_S = 1.5

@@ -19,12 +19,31 @@ from gpupool.cli.run.agent import (
     parse_request,
     private_dir,
 )
-from gpupool.cli.run.program_lease import SessionAnswer, SessionRequest
+from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.pool.errors import LeaseLostError
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.remoting.client.session_answer import (
+    OpenedSession,
+    SessionAnswer,
+    SkippedServer,
+    from_plain,
+    to_plain,
+)
 from gpupool.remoting.protocol.driver_variables import ALLOWED
+from gpupool.remoting.protocol.sessions import SessionDevice
 
 REQUEST = {"op": "session", "door": "arrays", "pid": 7, "ppid": 1, "program": "train.py"}
-SESSION: dict[str, object] = {"server": "a", "session": "00" * 16}
+SESSION = OpenedSession(
+    server="a",
+    server_id=ServerId("0" * 12),
+    address=("10.0.0.4", 7470),
+    unix=None,
+    session=bytes(16),
+    certificate_sha256=bytes(32),
+    ticket=bytes(32),
+    encryption="tls",
+    devices=(SessionDevice(0, GpuId("EMU-0"), "Emulated GPU", 1 << 30, emulated=True),),
+)
 
 
 def line(body: object) -> bytes:
@@ -65,7 +84,7 @@ async def test_a_session(tmp_path: Path) -> None:
     async with serving(tmp_path) as agent, await connect(agent) as stream:
         await stream.send_all(line(REQUEST))
         answer = await receive(stream)
-    assert answer == {"ok": True, "lease": "7f3a", "notices": [], "sessions": [SESSION]}
+    assert answer == {"ok": True, "lease": "7f3a", "notices": [], "sessions": [to_plain(SESSION)]}
     assert agent.opened == 1
 
 
@@ -202,3 +221,20 @@ def test_a_long_runtime_folder_is_avoided(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     with private_dir() as folder:
         assert len(os.fsencode(folder)) < 90
+
+
+@pytest.mark.parametrize("answer", [SESSION, SkippedServer("a", (GpuId("GPU-1"),))])
+def test_the_answer_of_a_server_is_read_as_it_was_written(answer: SessionAnswer) -> None:
+    plain = json.loads(json.dumps(to_plain(answer)))
+    assert from_plain(plain | {"newer": 1}) == answer
+    for name in plain:
+        if name not in ("server_name", "session"):  # without "session" there is none
+            with pytest.raises(ValueError, match="not the answer of a server"):
+                from_plain({key: value for key, value in plain.items() if key != name})
+        if name != "server_name":
+            with pytest.raises(ValueError, match="not the answer of a server"):
+                from_plain(plain | {name: [["?"]]})
+    nonsense: object
+    for nonsense in (None, 7, "text", ["text"]):
+        with pytest.raises(ValueError, match="not the answer of a server"):
+            from_plain(nonsense)

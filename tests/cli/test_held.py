@@ -13,6 +13,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cli.test_agent import SESSION
 
 from gpupool.cli.commands.hold import release_lease
 from gpupool.cli.run import held_leases as held
@@ -28,10 +29,11 @@ from gpupool.cli.run.held_leases import (
 )
 from gpupool.cli.run.holder_client import HeldLease, release_held
 from gpupool.cli.run.lease_source import held_record
-from gpupool.cli.run.program_lease import SessionAnswer, SessionRequest
+from gpupool.cli.run.program_lease import SessionRequest
 from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError
 from gpupool.pool.model.ids import TokenId
 from gpupool.remoting.client.credentials import Credentials, save_credentials
+from gpupool.remoting.client.session_answer import OpenedSession, SessionAnswer
 from gpupool.remoting.protocol.addresses import Address
 
 RECORD = HeldRecord(
@@ -174,7 +176,8 @@ async def holder() -> AsyncGenerator[tuple[Agent, HeldRecord, trio.Event]]:
 
     async def open_session(request: SessionRequest) -> list[SessionAnswer]:
         await trio.lowlevel.checkpoint()
-        return [{key: getattr(request, key) for key in ("door", "program", "visible", "settings")}]
+        asked = {key: getattr(request, key) for key in ("door", "program", "visible", "settings")}
+        return [replace(SESSION, server=json.dumps(asked))]
 
     async def release() -> None:
         await trio.lowlevel.checkpoint()
@@ -197,17 +200,23 @@ async def test_programs_come_and_go_on_one_lease() -> None:
         for _ in range(2):
             async with HeldLease(record) as one, HeldLease(record) as two:
                 assert agent.watcher_count() == 2
-                assert await one.open_session(SessionRequest("arrays", "a.py")) == [
-                    {"door": "arrays", "program": "a.py", "visible": None, "settings": {}}
-                ]
-                assert (await one.open_session(SessionRequest("cuda", "b", visible="1,0")))[0][
-                    "visible"
-                ] == "1,0"
+                [opened] = await one.open_session(SessionRequest("arrays", "a.py"))
+                asked: dict[str, object] = {
+                    "door": "arrays",
+                    "program": "a.py",
+                    "visible": None,
+                    "settings": {},
+                }
+                assert opened == replace(SESSION, server=json.dumps(asked))
+                [opened] = await one.open_session(SessionRequest("cuda", "b", visible="1,0"))
+                assert json.loads(opened.server)["visible"] == "1,0"
                 settings = {"CUDA_AUTO_BOOST": "1"}
                 [opened] = await one.open_session(SessionRequest("cuda", "b", settings=settings))
-                assert opened["settings"] == {"CUDA_AUTO_BOOST": "1"}
+                assert json.loads(opened.server)["settings"] == {"CUDA_AUTO_BOOST": "1"}
                 # The program's own agent makes the relay of the other door.
-                assert "relay" not in (await two.open_session(SessionRequest("cuda", "b")))[0]
+                [opened] = await two.open_session(SessionRequest("cuda", "b"))
+                assert isinstance(opened, OpenedSession)
+                assert opened.relay is None
             with trio.fail_after(5):
                 await agent.drained()
 

@@ -23,7 +23,7 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Act
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_executor import Executor
-from gpupool.remoting.client.allocator import session_answer
+from gpupool.remoting.client.session_answer import opened_session
 from gpupool.remoting.devices.emulated import EmulatedBackend
 from gpupool.remoting.driver_api.executor import serve as driver_serve
 from gpupool.remoting.driver_api.schema import table as driver_table
@@ -233,7 +233,7 @@ def agents() -> dict[str, bytes]:
     """Return the lines between a program's process and ``gpupool run``."""
     found = {f"agent asked: {name}": line + b"\n" for name, (line, _) in AGENT_REQUESTS.items()}
     opened = full(SessionOpened, "opened")
-    answer = session_answer(ServerId("0123456789ab"), "gpu-a", _at(opened, "10.0.0.4:7470"))
+    answer = opened_session(ServerId("0123456789ab"), "gpu-a", _at(opened, "10.0.0.4:7470"))
     failure = GpupoolError("what", why="why", hint="hint")
     found["agent: session"] = agent.success_line("7f3a", [answer], ["a notice"])
     found["agent: failure"] = agent.failure_line(failure)

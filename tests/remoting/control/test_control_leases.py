@@ -18,8 +18,9 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import RequestId
 from gpupool.pool.model.state import Placement, TokenKind
 from gpupool.pool.scheduling.filters import parse_filter
-from gpupool.remoting.client.allocator import LeaseHandle
+from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.server_connections import ServerConnection
+from gpupool.remoting.client.session_answer import OpenedSession
 from gpupool.remoting.protocol import messages as m
 
 Clock = trio.testing.MockClock
@@ -33,9 +34,10 @@ async def test_lease_session_and_release(autojump_clock: Clock, nursery: trio.Nu
         assert cluster.granted() == 80 * GIB
         assert len(hold.servers) == 1
         [session] = await hold.open_session("arrays", "train.py")
-        assert session["encryption"] == "tls"
-        assert session["address"] == [hold.server_names()[0], 7470]
-        assert [d["memory"] for d in session["devices"]] == [40 * GIB] * 2  # type: ignore[attr-defined]
+        assert isinstance(session, OpenedSession)
+        assert session.encryption == "tls"
+        assert session.address == (hold.server_names()[0], 7470)
+        assert [device.memory for device in session.devices] == [40 * GIB] * 2
         await hold.release()
         await trio.sleep(0.5)
     assert cluster.granted() == 0
@@ -351,7 +353,7 @@ async def test_across_servers(autojump_clock: Clock, nursery: trio.Nursery) -> N
         hold = await pool.allocate(request(pool, 4, across=True), wait_s=0)
         assert len(hold.servers) == 2
         sessions = await hold.open_session("arrays", "train.py")
-        assert [s["server"] for s in sessions] == list(hold.server_names())
+        assert [each.server for each in sessions] == list(hold.server_names())
         await hold.release()
         await trio.sleep(0.5)
         assert cluster.granted() == 0

@@ -26,7 +26,7 @@ async def test_leases_survive_the_loss_of_a_leader(tmp_path: Path) -> None:
                 await until(lambda: len(client.connections.by_server) == 3)
                 hold = await client.allocate(request(client, servers=(name,)), wait_s=0)
                 [session] = await hold.open_session("arrays", "train.py")
-                assert session["server"] == name
+                assert session.server == name
 
                 leader.scope.cancel()
                 before = trio.current_time()

@@ -11,7 +11,7 @@ from tests.remoting.control.control_cluster import Cluster, request, server_id
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
 from gpupool.pool.model.ids import Incarnation, LeaseId, Milliseconds, RequestId, TokenId
 from gpupool.pool.model.state import Partition, TokenKind
-from gpupool.remoting.client.allocator import LeaseHandle
+from gpupool.remoting.client.lease_handle import LeaseHandle
 from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import ALLOWED, End, Phase

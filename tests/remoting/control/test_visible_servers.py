@@ -4,7 +4,7 @@ import pytest
 
 from gpupool.pool.model.ids import GpuId, ServerId
 from gpupool.pool.model.state import Partition
-from gpupool.remoting.client.allocator import visible_servers
+from gpupool.remoting.client.lease_handle import visible_servers
 
 A, B = ServerId("a"), ServerId("b")
 NAMES = ("GPU-aaaa-0", "GPU-bbbb-0", "GPU-aaaa-1", "GPU-bbbb-1")

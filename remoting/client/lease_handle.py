@@ -1,0 +1,290 @@
+"""A lease, held by this client's connections to its servers until it is released or lost."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+import trio
+
+from gpupool.pool.errors import GpupoolError, LeaseLostError, UnreachableError
+from gpupool.pool.model.ids import GpuId, LeaseId, ServerId, lease_name
+from gpupool.pool.model.state import Partition, Request
+from gpupool.remoting.client.server_connections import Connections, ServerConnection
+from gpupool.remoting.client.session_answer import SessionAnswer, SkippedServer, opened_session
+from gpupool.remoting.protocol import messages as m
+
+#: A server that cannot serve its part of an across lease by then is done without.
+ATTACH_TIMEOUT_S = 5.0
+
+RELEASE_TIMEOUT_S = 2.0
+
+#: A cold worker imports CuPy and makes a CUDA context; that takes seconds on a busy server.
+SESSION_TIMEOUT_S = 60.0
+
+#: By then ``watch`` has given up a server that is silent.
+CHECK_TIMEOUT_S = 5.0
+
+
+class LeaseHandle:
+    """A lease, held by this client's connections to its servers until released or lost."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        lease: LeaseId,
+        ticket: bytes,
+        request: Request,
+        partitions: tuple[Partition, ...],
+        idle_timeout_s: float = 0.0,
+        time_left_s: float = 0.0,
+    ) -> None:
+        self.lease = lease
+        self.name = lease_name(lease)
+        self.request = request
+        self.partitions = partitions
+        self.servers: tuple[ServerId, ...] = tuple(dict.fromkeys(p.server for p in partitions))
+        self.idle_timeout_s = idle_timeout_s
+        """The pool ends the lease when it was not used for so long; 0: never."""
+        self.time_left_s = time_left_s
+        """The pool ends the lease so long after the grant at the latest; 0: without limit."""
+        self.lost = ""
+        """Why the lease ended before it was released; empty while it is held."""
+        self.on_notice: Callable[[str], None] = lambda _text: None
+        """Called with what the user should read, such as that the lease ends in ten minutes."""
+        self._ticket = ticket
+        self._connections = connections
+        self._mine: dict[ServerId, ServerConnection] = {}
+        self._over = trio.Event()
+        self._released = False
+        self._noticed: tuple[ServerId | None, str] = (None, "")
+        self._ended = False
+        connections.listen(self)
+
+    def server_names(self) -> tuple[str, ...]:
+        """Return the names of the servers of this lease."""
+        members = self._connections.members
+        return tuple(members[s].name if s in members else s for s in self.servers)
+
+    def connections(self) -> dict[ServerId, ServerConnection]:
+        """Return the connections on which the lease lives."""
+        return dict(self._mine)
+
+    async def attach(self, server: ServerId, claimed: ServerConnection | None) -> None:
+        """Tie the lease to the connection to ``server``; a claim has done so with its own.
+
+        Raises:
+            GpupoolError: when that server cannot be reached, or does not hold its part.
+        """
+        with trio.move_on_after(ATTACH_TIMEOUT_S):
+            connection = claimed
+            if connection is None:
+                connection = await self._connections.reach(server, ATTACH_TIMEOUT_S)
+                attach = m.Attach(self.lease, self._ticket)
+                await connection.call(attach, timeout_s=ATTACH_TIMEOUT_S)
+            self._mine[server] = connection
+            if connection.closed.is_set():
+                raise UnreachableError(f"lost server {connection.name}", why=connection.reason)
+            return
+        raise UnreachableError(f"server {server} did not take its part of the lease in time")
+
+    async def open_session(
+        self,
+        door: str,
+        program: str,
+        visible: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = SESSION_TIMEOUT_S,
+    ) -> list[SessionAnswer]:
+        """Have a worker started on every server of the lease, for one client process.
+
+        Args:
+            door: how the program talks to its workers.
+            program: what runs, for people.
+            visible: its CUDA_VISIBLE_DEVICES. Servers without a device that these name get no
+                worker, and are skipped.
+            settings: variables of its environment for the drivers of the servers.
+            timeout_s: for each server.
+
+        Returns:
+            one answer per server.
+
+        Raises:
+            LeaseLostError: when the lease is over.
+            GpupoolError: when a server cannot start a worker.
+        """
+        answers: dict[ServerId, SessionAnswer] = {}
+        failures: list[GpupoolError] = []
+
+        async def open_one(server: ServerId) -> None:
+            self._check_held()
+            message = m.OpenSession(self.lease, door, program, dict(settings or {}))
+            try:
+                opened = await self._mine[server].call(message, timeout_s=timeout_s)
+            except GpupoolError as error:
+                failures.append(error)
+            else:
+                assert isinstance(opened, m.SessionOpened)
+                connection = self._mine[server]
+                answers[server] = opened_session(server, connection.name, opened)
+
+        self._check_held()
+        wanted = visible_servers(visible, self.partitions, self.servers)
+        async with trio.open_nursery() as nursery:
+            for server in wanted:
+                nursery.start_soon(open_one, server)
+        self._check_held()
+        if failures:
+            raise failures[0]
+        return [
+            answers[server] if server in wanted else self._skipped(server)
+            for server in self.servers
+        ]
+
+    def _skipped(self, server: ServerId) -> SkippedServer:
+        gpus = [GpuId(p.gpu) for p in self.partitions if p.server == server]
+        return SkippedServer(self._mine[server].name, tuple(gpus))
+
+    async def wait_lost(self) -> str:
+        """Wait until the lease ends without having been released, and return why.
+
+        A server of it that falls silent is noticed within 5 s meanwhile.
+        """
+        async with trio.open_nursery() as nursery:
+            for connection in self._mine.values():
+                nursery.start_soon(connection.watch)
+            await self._over.wait()
+            nursery.cancel_scope.cancel()
+        return self.lost
+
+    async def check(self) -> str:
+        """Ask every server of the lease for a word; return why it is lost, empty if it is held.
+
+        Servers say that a lease has ended before they end its workers, and the connection of one
+        that has died ends as those of its workers do. So what a program has noticed by a worker is
+        known here when all servers have answered or gone.
+        """
+
+        async def ask(connection: ServerConnection) -> None:
+            try:
+                await connection.call(m.Ping(), timeout_s=CHECK_TIMEOUT_S)
+            except GpupoolError:
+                await self._over.wait()  # it is about to be said that the connection is gone
+
+        with trio.move_on_after(CHECK_TIMEOUT_S):
+            async with trio.open_nursery() as nursery:
+                for connection in self._mine.values():
+                    nursery.start_soon(ask, connection)
+        return self.lost
+
+    async def release(self, reason: str = "released") -> None:
+        """Give the memory back. Whatever goes wrong, the lease ends with the connections.
+
+        A lease that was lost with one of its servers is still to be ended on the others.
+        """
+        if self._released:
+            return
+        self._released = True
+        self._connections.unlisten(self)
+        if self._ended:
+            return
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + RELEASE_TIMEOUT_S):
+            for connection in self._mine.values():
+                if connection.closed.is_set():
+                    continue
+                try:
+                    release = m.Release(self.lease, reason)
+                    await connection.call(release, timeout_s=RELEASE_TIMEOUT_S)
+                except GpupoolError:
+                    continue  # the next server of the lease can end it as well
+                return
+        # Nobody confirmed it. Hanging up leaves no doubt.
+        for connection in self._mine.values():
+            await connection.aclose()
+
+    async def __aenter__(self) -> "LeaseHandle":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+    def _check_held(self) -> None:
+        if self.lost or self._released:
+            raise LeaseLostError(f"lease {self.name} is void", why=self.lost or "released")
+
+    def _lose(self, reason: str) -> None:
+        if not self.lost and not self._released:
+            self.lost = reason
+            self._over.set()
+
+    # --- what the connections report -------------------------------------------------------------
+
+    def arrived(self, connection: ServerConnection) -> None:
+        """Do nothing: the lease went with the old connection."""
+
+    def left(self, connection: ServerConnection) -> None:
+        """Lose the lease with the connection to any server of it."""
+        if self._mine.get(connection.server) is connection:
+            self._lose(f"lost server {connection.name}: {connection.reason}")
+
+    def pushed(self, connection: ServerConnection, message: m.Message) -> None:
+        """Take note of the end of the lease, and pass on what its user should read."""
+        if isinstance(message, m.LeaseEnded) and message.lease == self.lease:
+            self._ended = True
+            self._lose(message.reason)
+        elif isinstance(message, m.LeaseNotice) and message.lease == self.lease:
+            self._notice(connection.server, message.text)
+
+    def _notice(self, server: ServerId, text: str) -> None:
+        """Hand on a notice; once, when several servers of the lease send the same."""
+        last_server, last_text = self._noticed
+        if text == last_text and server != last_server:
+            return
+        self._noticed = (server, text)
+        self.on_notice(text)
+
+
+def visible_servers(
+    visible: str | None, partitions: Sequence[Partition], servers: Sequence[ServerId]
+) -> tuple[ServerId, ...]:
+    """Return the servers whose devices a CUDA_VISIBLE_DEVICES names; all, where that is unclear.
+
+    Devices are numbered server after server. The rules are those of ``gp_choose_visible`` of the
+    CUDA door's library (``driver/shim/visible.c``).
+    """
+    gpus = [(p.gpu, server) for server in servers for p in partitions if p.server == server]
+    if visible is None or any(not gpu.startswith("GPU-") for gpu, _ in gpus):
+        return tuple(servers)
+    chosen: list[int] = []
+    words = [word.rstrip() for word in visible.split(",")]
+    numbers = not _is_name(words[0])
+    for word in words:
+        at = _numbered(word, len(gpus)) if numbers else _named(word, [gpu for gpu, _ in gpus])
+        if at is None:
+            break
+        if at in chosen:
+            chosen = []
+            break
+        chosen.append(at)
+    if not chosen:
+        return tuple(servers[:1])  # it sees none, and may still ask for the driver's version
+    return tuple(s for s in servers if any(gpus[at][1] == s for at in chosen))
+
+
+def _is_name(word: str) -> bool:
+    return word[:4].upper() == "GPU-" and len(word) > 4
+
+
+def _numbered(word: str, count: int) -> int | None:
+    digits = re.match(r"\s*[+-]?[0-9]{1,9}", word)
+    return int(digits[0]) if digits and 0 <= int(digits[0]) < count else None
+
+
+def _named(word: str, gpus: Sequence[str]) -> int | None:
+    fits = [at for at, gpu in enumerate(gpus) if gpu.lower().startswith(word.lower())]
+    return fits[0] if len(fits) == 1 and _is_name(word) else None

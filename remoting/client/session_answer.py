@@ -1,0 +1,137 @@
+"""The answers of a lease's servers to a client process that opens its sessions, and their codec.
+
+``gpupool run``'s agent, or the holder of a lease, hands them to the process as objects of a JSON
+line. The client libraries of both doors read the same fields, so their names and order are fixed.
+"""
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.protocol.sessions import SessionDevice
+from gpupool.remoting.transport.pki import SESSION_SUFFIX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSession:
+    """A session on one server: the addresses of its worker, and the proofs of both sides."""
+
+    server: str  # its name
+    server_id: ServerId
+    address: tuple[str, int]
+    unix: str | None  # Unix socket for clients on the same host
+    session: bytes
+    certificate_sha256: bytes
+    ticket: bytes = field(repr=False)
+    encryption: str  # "tls" or "off", for TCP
+    devices: tuple[SessionDevice, ...]
+    relay: str | None = None  # Unix socket of a relay that encrypts for the process
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedServer:
+    """A server without a session, because the process sees no device of it."""
+
+    server: str  # its name
+    gpus: tuple[GpuId, ...]
+
+
+SessionAnswer = OpenedSession | SkippedServer
+
+
+def opened_session(server: ServerId, name: str, opened: m.SessionOpened) -> OpenedSession:
+    """Return the answer for the session that a server has opened."""
+    info = opened.info
+    address = parse_address(opened.address)
+    return OpenedSession(
+        server=name,
+        server_id=server,
+        address=(address.host, address.port),
+        unix=info.unix_path or None,
+        session=info.session,
+        certificate_sha256=info.certificate_sha256,
+        ticket=info.ticket,
+        encryption=opened.encryption,
+        devices=info.devices,
+    )
+
+
+def to_plain(answer: SessionAnswer) -> dict[str, object]:
+    """Return the object that a client process reads."""
+    if isinstance(answer, SkippedServer):
+        return {"server": answer.server, "devices": [{"uuid": gpu} for gpu in answer.gpus]}
+    plain: dict[str, object] = {
+        "server": answer.server,
+        "server_id": answer.server_id,
+        "address": list(answer.address),
+        "unix": answer.unix,
+        "session": answer.session.hex(),
+        "server_name": answer.session.hex() + SESSION_SUFFIX,
+        "certificate_sha256": answer.certificate_sha256.hex(),
+        "ticket": answer.ticket.hex(),
+        "encryption": answer.encryption,
+        "devices": [
+            {
+                "index": device.index,
+                "name": device.name,
+                "uuid": device.uuid,
+                "memory": device.memory,
+                "emulated": device.emulated,
+            }
+            for device in answer.devices
+        ],
+    }
+    return plain if answer.relay is None else plain | {"relay": answer.relay}
+
+
+def from_plain(plain: object) -> SessionAnswer:
+    """Return the answer that an object stands for; fields that it does not know are passed over.
+
+    Raises:
+        ValueError: when a field is missing or makes no sense.
+    """
+    try:
+        fields = cast("dict[str, object]", plain)
+        devices = cast("list[dict[str, object]]", fields["devices"])
+        if "session" not in fields:
+            gpus = tuple(GpuId(_text(each["uuid"])) for each in devices)
+            return SkippedServer(_text(fields["server"]), gpus)
+        host, port = cast("list[object]", fields["address"])
+        return OpenedSession(
+            server=_text(fields["server"]),
+            server_id=ServerId(_text(fields["server_id"])),
+            address=(_text(host), _number(port)),
+            unix=None if fields["unix"] is None else _text(fields["unix"]),
+            session=bytes.fromhex(_text(fields["session"])),
+            certificate_sha256=bytes.fromhex(_text(fields["certificate_sha256"])),
+            ticket=bytes.fromhex(_text(fields["ticket"])),
+            encryption=_text(fields["encryption"]),
+            devices=tuple(map(_device, devices)),
+            relay=_text(fields["relay"]) if "relay" in fields else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not the answer of a server: {error}") from error
+
+
+def _device(fields: dict[str, object]) -> SessionDevice:
+    return SessionDevice(
+        index=_number(fields["index"]),
+        uuid=GpuId(_text(fields["uuid"])),
+        name=_text(fields["name"]),
+        memory=_number(fields["memory"]),
+        emulated=fields["emulated"] is True,
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text is missing")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError("a number is missing")
+    return value
