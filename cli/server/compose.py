@@ -61,7 +61,7 @@ from gpupool.remoting.host.orphan_reaper import reap_orphans
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.settings import ServerSettings
+from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.peer_transport import PeerTransport
 from gpupool.remoting.transport.pki import Authority

@@ -43,7 +43,7 @@ from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.router import Router
-from gpupool.remoting.server.settings import ServerSettings
+from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.message_stream import MessageStream

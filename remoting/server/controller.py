@@ -80,6 +80,7 @@ from gpupool.remoting.server.policy_service import PolicyService
 from gpupool.remoting.server.proposer import Proposer
 from gpupool.remoting.server.reconciler import Reconciler
 from gpupool.remoting.server.rights import check_rights
+from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.service_context import (
     Client,
     ClientTable,
@@ -87,7 +88,6 @@ from gpupool.remoting.server.service_context import (
     ServiceContext,
     Signer,
 )
-from gpupool.remoting.server.settings import ControllerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.server.wait_queue import WaitQueue
 

@@ -17,7 +17,7 @@ from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
-from gpupool.remoting.server.settings import ServerSettings
+from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.peer_transport import PEER_TIMEOUT_S, PeerTransport, proven_peer
 from gpupool.remoting.transport.pki import (

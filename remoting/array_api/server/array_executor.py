@@ -30,7 +30,7 @@ import numpy as np
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_exchange import Exchange
-from gpupool.remoting.array_api.server.results import (
+from gpupool.remoting.array_api.server.array_results import (
     Answer,
     DependsOnFailureError,
     Download,

@@ -16,7 +16,7 @@ from gpupool.pool.errors import ProtocolError, RemoteProtocolError
 from gpupool.remoting.array_api.server import array_wire
 from gpupool.remoting.array_api.server.array_exchange import introduction
 from gpupool.remoting.array_api.server.array_executor import Executor
-from gpupool.remoting.array_api.server.results import Download, describe_error
+from gpupool.remoting.array_api.server.array_results import Download, describe_error
 from gpupool.remoting.array_api.server.shared_memory import make_region
 from gpupool.remoting.devices.base import Backend, Budget, DeviceSpec
 from gpupool.remoting.worker.peer_links import Links

@@ -29,7 +29,7 @@ answer and the rights: see ``declaration``. The drawing of it all::
 # ruff: noqa: F401
 # pyright: reportUnusedImport=false
 
-from gpupool.remoting.protocol.messages.admin import (
+from gpupool.remoting.protocol.messages.admin_messages import (
     AuditNow,
     GetAudit,
     GetTelemetry,
@@ -42,8 +42,12 @@ from gpupool.remoting.protocol.messages.admin import (
     Update,
     ViewNow,
 )
-from gpupool.remoting.protocol.messages.backup import BackupIs, GetBackup, PutPart, RestoreBackup
-from gpupool.remoting.protocol.messages.codec import CALL_NUMBER_MAX, from_body, to_frame
+from gpupool.remoting.protocol.messages.backup_messages import (
+    BackupIs,
+    GetBackup,
+    PutPart,
+    RestoreBackup,
+)
 from gpupool.remoting.protocol.messages.declaration import (
     BY_NUMBER,
     CALL_DECLARATIONS,
@@ -56,43 +60,7 @@ from gpupool.remoting.protocol.messages.declaration import (
     Push,
     Rights,
 )
-from gpupool.remoting.protocol.messages.leases import (
-    Ask,
-    Attach,
-    AwaitGpus,
-    Cancel,
-    CapacityAvailable,
-    Claim,
-    Claimed,
-    LeaseEnded,
-    LeaseNotice,
-    Offered,
-    OpenSession,
-    Release,
-    SessionOpened,
-)
-from gpupool.remoting.protocol.messages.membership import Joined, JoinPool
-from gpupool.remoting.protocol.messages.orders import (
-    ORDER_SIZE,
-    CreateToken,
-    DrainServer,
-    EndLease,
-    Issue,
-    LabelServer,
-    Order,
-    RemoveServer,
-    RevokeToken,
-)
-from gpupool.remoting.protocol.messages.policy import (
-    CheckPolicy,
-    GetPolicy,
-    GetPolicyHistory,
-    PolicyHistory,
-    PolicyIs,
-    PolicyVerdict,
-    PutPolicy,
-)
-from gpupool.remoting.protocol.messages.session import (
+from gpupool.remoting.protocol.messages.hello_messages import (
     PROTOCOL,
     PROTOCOL_OLDEST,
     CaCertificate,
@@ -107,6 +75,43 @@ from gpupool.remoting.protocol.messages.session import (
     Welcome,
     refused,
     to_error,
+)
+from gpupool.remoting.protocol.messages.lease_messages import (
+    Ask,
+    Attach,
+    AwaitGpus,
+    Cancel,
+    CapacityAvailable,
+    Claim,
+    Claimed,
+    LeaseEnded,
+    LeaseNotice,
+    Offered,
+    OpenSession,
+    Release,
+    SessionOpened,
+)
+from gpupool.remoting.protocol.messages.membership_messages import Joined, JoinPool
+from gpupool.remoting.protocol.messages.message_codec import CALL_NUMBER_MAX, from_body, to_frame
+from gpupool.remoting.protocol.messages.orders import (
+    ORDER_SIZE,
+    CreateToken,
+    DrainServer,
+    EndLease,
+    Issue,
+    LabelServer,
+    Order,
+    RemoveServer,
+    RevokeToken,
+)
+from gpupool.remoting.protocol.messages.policy_messages import (
+    CheckPolicy,
+    GetPolicy,
+    GetPolicyHistory,
+    PolicyHistory,
+    PolicyIs,
+    PolicyVerdict,
+    PutPolicy,
 )
 
 #: Every message by its number on the wire, and the same for each kind.

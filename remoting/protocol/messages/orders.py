@@ -23,7 +23,7 @@ from gpupool.pool.model.ids import LeaseId, Milliseconds, ServerId, TokenId, lea
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.view import visible
 from gpupool.remoting.protocol.messages.declaration import Call, Rights, message
-from gpupool.remoting.protocol.messages.session import Done
+from gpupool.remoting.protocol.messages.hello_messages import Done
 
 ORDER_SIZE = 16
 REASON_LENGTH_MAX = 200

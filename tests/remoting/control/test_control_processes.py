@@ -16,7 +16,7 @@ from tests.remoting.control.control_kit import until
 from tests.remoting.control.test_control_trust import Lab, start_lab
 
 from gpupool.remoting.client.credentials import save_credentials
-from gpupool.remoting.server.settings import ServerSettings
+from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.socket_options import tune
 
 CLIENT = """

@@ -44,7 +44,7 @@ from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server.control_server import ControlServer
-from gpupool.remoting.server.settings import ServerSettings
+from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.peer_transport import VERSION, PeerTransport
 from gpupool.remoting.transport.pki import (

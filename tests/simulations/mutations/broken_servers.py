@@ -33,8 +33,8 @@ from gpupool.remoting.server.attachments import Attachments
 from gpupool.remoting.server.controller import Controller
 from gpupool.remoting.server.lease_service import LeaseService
 from gpupool.remoting.server.proposer import Decision, Propose, Proposer
+from gpupool.remoting.server.server_settings import ControllerSettings
 from gpupool.remoting.server.service_context import Client, ServiceContext
-from gpupool.remoting.server.settings import ControllerSettings
 from gpupool.simulations.kernel.machines import SimulatedHost
 
 # --- the table ------------------------------------------------------------------------------------

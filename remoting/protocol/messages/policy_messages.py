@@ -3,7 +3,7 @@
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.state import Request
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Rights, message
-from gpupool.remoting.protocol.messages.session import Done
+from gpupool.remoting.protocol.messages.hello_messages import Done
 
 
 @message(160)

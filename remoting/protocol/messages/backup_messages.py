@@ -1,7 +1,7 @@
 """The messages that make and restore a backup; operators only."""
 
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Rights, message
-from gpupool.remoting.protocol.messages.session import Done
+from gpupool.remoting.protocol.messages.hello_messages import Done
 
 
 @message(177)

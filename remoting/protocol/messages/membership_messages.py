@@ -7,7 +7,7 @@ from gpupool.remoting.protocol.messages.declaration import (
     Rights,
     message,
 )
-from gpupool.remoting.protocol.messages.session import Member
+from gpupool.remoting.protocol.messages.hello_messages import Member
 
 
 @message(138)

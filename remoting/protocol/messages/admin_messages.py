@@ -6,7 +6,7 @@ from gpupool.pool.model.ids import Milliseconds, TokenId
 from gpupool.pool.model.state import Act, TokenKind
 from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.protocol.messages.declaration import Answer, Call, Push, Rights, message
-from gpupool.remoting.protocol.messages.session import Done
+from gpupool.remoting.protocol.messages.hello_messages import Done
 
 
 @message(135)

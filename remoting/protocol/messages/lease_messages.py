@@ -12,7 +12,7 @@ from gpupool.remoting.protocol.messages.declaration import (
     Rights,
     message,
 )
-from gpupool.remoting.protocol.messages.session import Done
+from gpupool.remoting.protocol.messages.hello_messages import Done
 from gpupool.remoting.protocol.sessions import SessionInfo
 
 
