@@ -26,6 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# Tests load this file as a module, without its folder on the path.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 from results import Results, add_options
 
 SERVER = Path(__file__).with_name("consensus_server.py")
@@ -116,8 +119,15 @@ def make_certificates(names: Sequence[str], directory: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     ca_key = ec.generate_private_key(ec.SECP256R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "benchmark")])
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
 
     def sign(subject: x509.Name, key: Any, extension: x509.ExtensionType) -> x509.Certificate:
+        signs = key is ca_key
+        usage = x509.KeyUsage(
+            digital_signature=not signs, key_cert_sign=signs, crl_sign=signs,
+            content_commitment=False, key_encipherment=False, data_encipherment=False,
+            key_agreement=False, encipher_only=False, decipher_only=False,
+        )  # fmt: skip
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
@@ -127,6 +137,10 @@ def make_certificates(names: Sequence[str], directory: Path) -> None:
             .not_valid_before(now - datetime.timedelta(minutes=5))
             .not_valid_after(now + datetime.timedelta(days=1))
             .add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+            # Python 3.13 and later check certificates strictly, and want these.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+            .add_extension(issuer_id, False)
+            .add_extension(usage, True)
             .sign(ca_key, hashes.SHA256())
         )
 
