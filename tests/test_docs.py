@@ -83,11 +83,19 @@ MADE = {".venv", ".venv/bin/python"}
 PROSE = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def exists(name: str) -> bool:
-    """Return whether a path is there; a module may have become a package, or be one."""
+ROOMS = ("cli", "consensus", "pool", "remoting", "simulations", "tests", "docs")
+
+
+def exists(name: str, *, within_rooms: bool = False) -> bool:
+    """Return whether a path is there; a module may have become a package, or be one.
+
+    Within rooms, it may be the end of a path: a chapter about a folder leaves out the folder.
+    """
     if "*" in name:
         return any(ROOT.glob(name))
-    return (ROOT / name).exists() or (ROOT / f"{name}.py").exists()
+    if (ROOT / name).exists() or (ROOT / f"{name}.py").exists():
+        return True
+    return within_rooms and any(any((ROOT / room).rglob(name.rstrip("/"))) for room in ROOMS)
 
 
 def paths_in(text: str) -> set[str]:
@@ -102,13 +110,17 @@ def test_what_looks_like_a_path() -> None:
     assert exists("pool/model")
     assert exists("pool/model/commands")
     assert exists("docs/results/*.csv")
-    assert not exists("pool/steward.py")
+    assert not exists("pool/steward.py", within_rooms=True)
+    assert not exists("model/commands.py")
+    assert exists("model/commands.py", within_rooms=True)
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 def test_paths_that_guides_name_exist(guide: Path) -> None:
     named = paths_in(guide.read_text(encoding="utf-8"))
-    assert {name for name in named - MADE if not exists(name)} == set()
+    within_rooms = guide.name == "ARCHITECTURE.md"
+    lost = {name for name in named - MADE if not exists(name, within_rooms=within_rooms)}
+    assert lost == set()
 
 
 @pytest.mark.parametrize("document", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
@@ -145,12 +157,16 @@ def test_the_index_of_decisions_lists_each_with_its_title() -> None:
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_each_decision_has_all_of_its_parts(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert re.match(rf"# {path.name[:4]}: \S", text)
-    status = re.search(r"(?m)^Status: (\w+)", text)
+    assert re.match(rf"# 0*{int(path.name[:4])}[.:] \S", text)
+    status = re.search(r"(?m)^(?:Status: |## Status\n+)(\w+)", text)
     assert status is not None
     assert status[1].lower() in {"proposed", "accepted", "superseded", "rejected"}
     headings = re.findall(r"(?m)^## (.*)$", text)
-    assert headings[:3] == ["Context", "Decision", "Consequences"]
+    assert [name for name in headings if name != "Status"][:3] == [
+        "Context",
+        "Decision",
+        "Consequences",
+    ]
 
 
 # --- workflows ------------------------------------------------------------------------------------
