@@ -245,7 +245,7 @@ def test_mistakes_are_raised_where_they_are_made(cp: Any, call: Any) -> None:
 
 
 def test_a_wrong_inference_is_an_error_and_not_a_wrong_result(cp: Any) -> None:
-    from cupy._core import make  # pyright: ignore[reportMissingImports]
+    from cupy._core.dispatch import make  # pyright: ignore[reportMissingImports]
     from cupy._door.errors import MismatchError  # pyright: ignore[reportMissingImports]
     from cupy._door.meta import fresh  # pyright: ignore[reportMissingImports]
 

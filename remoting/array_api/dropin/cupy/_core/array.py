@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert, indexing, make, transfers
+from cupy._core import convert, indexing
+from cupy._core.dispatch import arguments, make, transfers
 from cupy._core.methods import TRANSPOSED, Methods
 from cupy._core.operators import Operators
 from cupy._core.ufunc import UFUNCS

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
-from cupy._core.arguments import dtype_of, normalize_order
-from cupy._core.transfers import upload
+from cupy._core.dispatch import make
+from cupy._core.dispatch.arguments import dtype_of, normalize_order
+from cupy._core.dispatch.transfers import upload
 from cupy._door import state
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh, keep_order

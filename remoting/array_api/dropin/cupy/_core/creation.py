@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert, make, transfers
-from cupy._core.arguments import need
+from cupy._core import convert
+from cupy._core.dispatch import arguments, make, transfers
+from cupy._core.dispatch.arguments import need
 from cupy._door import state
 from cupy._door.meta import Meta, fresh, intern, keep_order
 

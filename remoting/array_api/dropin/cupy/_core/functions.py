@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert, make
-from cupy._core.arguments import need
+from cupy._core import convert
 from cupy._core.creation import CREATION
+from cupy._core.dispatch import arguments, make
+from cupy._core.dispatch.arguments import need
 from cupy._core.elementwise import ELEMENTWISE, where
 from cupy._core.manipulation import MANIPULATION
 from cupy._core.products import PRODUCTS

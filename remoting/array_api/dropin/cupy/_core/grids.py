@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import convert, transfers
-from cupy._core.arguments import is_array, need
+from cupy._core import convert
+from cupy._core.dispatch import transfers
+from cupy._core.dispatch.arguments import is_array, need
 from cupy._core.functions import FUNCTIONS
 from cupy._core.queries import result_type
 from cupy._core.ufunc import broadcast as common_shape

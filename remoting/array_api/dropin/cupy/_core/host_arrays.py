@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import convert, transfers
-from cupy._core.arguments import is_array, need
+from cupy._core import convert
+from cupy._core.dispatch import transfers
+from cupy._core.dispatch.arguments import is_array, need
 from cupy._door import state
 
 

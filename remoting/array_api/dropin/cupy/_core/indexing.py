@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert, make, transfers
+from cupy._core import convert
+from cupy._core.dispatch import arguments, make, transfers
 from cupy._door import state
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern, of_view

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, make
+from cupy._core.dispatch import arguments, make
 from cupy._core.ufunc import broadcast
 from cupy._door import pool, state, wire
 from cupy._door.calls import Remote, remote_object

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert, make
+from cupy._core import convert
+from cupy._core.dispatch import arguments, make
 from cupy._core.indexing import without_imaginary
 from cupy._core.reductions import REDUCTIONS
 from cupy._core.ufunc import UFUNCS

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
+from cupy._core.dispatch import make
 from cupy._core.ufunc import UFUNCS
 from cupy._door import state
 

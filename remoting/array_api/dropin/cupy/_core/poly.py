@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert
+from cupy._core import convert
+from cupy._core.dispatch import arguments
 from cupy._core.functions import FUNCTIONS
 from cupy._door import state
 

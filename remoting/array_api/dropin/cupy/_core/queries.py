@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core.arguments import is_array, need, weak_result
+from cupy._core.dispatch.arguments import is_array, need, weak_result
 from cupy._core.host_arrays import asnumpy
 from cupy._door import state
 from cupy._door.meta import Meta

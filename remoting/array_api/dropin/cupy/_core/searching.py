@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert, make
-from cupy._core.arguments import is_array, need
+from cupy._core import convert
+from cupy._core.dispatch import arguments, make
+from cupy._core.dispatch.arguments import is_array, need
 from cupy._door.meta import fresh
 
 _BOOL = np.dtype(np.bool_)

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import across, arguments, convert, make, transfers
-from cupy._core.arguments import is_array, need
+from cupy._core import convert
+from cupy._core.dispatch import across, arguments, make, transfers
+from cupy._core.dispatch.arguments import is_array, need
 from cupy._core.ufunc import broadcast
 from cupy._door import state
 from cupy._door.meta import fresh

@@ -6,8 +6,8 @@
 
 from typing import Any, NamedTuple
 
-from cupy._core import arguments
-from cupy._core.arguments import need
+from cupy._core.dispatch import arguments
+from cupy._core.dispatch.arguments import need
 from cupy._core.functions import FUNCTIONS
 
 

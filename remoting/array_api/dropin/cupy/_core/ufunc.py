@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert, make
-from cupy._core.loops import LOOPS
+from cupy._core import convert
+from cupy._core.dispatch import arguments, make
+from cupy._core.dispatch.loops import LOOPS
 from cupy._door import state
 from cupy._door.calls import Plan, Remote
 from cupy._door.meta import Meta, fresh

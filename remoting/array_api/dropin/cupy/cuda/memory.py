@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
-from cupy._core import transfers as _transfers
+from cupy._core.dispatch import make
+from cupy._core.dispatch import transfers as _transfers
 from cupy._door import pool, state
 from cupy._door.meta import contiguous_strides, intern
 from cupy.cuda.device import Device

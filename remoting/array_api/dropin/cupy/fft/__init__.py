@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments as _arguments
-from cupy._core import make
-from cupy._core.arguments import need
+from cupy._core.dispatch import arguments as _arguments
+from cupy._core.dispatch import make
+from cupy._core.dispatch.arguments import need
 from cupy._door.meta import fresh
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.linalg import LinAlgError as LinAlgError
 
-from cupy._core import arguments as _arguments
-from cupy._core import make
-from cupy._core.arguments import need
+from cupy._core.dispatch import arguments as _arguments
+from cupy._core.dispatch import make
+from cupy._core.dispatch.arguments import need
 from cupy._core.products import cross as _cross
 from cupy._core.products import matmul as matmul
 from cupy._core.reductions import reduced_shape as _reduced_shape

@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from cupy._core.transfers import download as _download
+from cupy._core.dispatch.transfers import download as _download
 from cupy.random import _generator as _generator
 from cupy.random._generator import get_random_state as get_random_state
 from cupy.random._generator import reset_states as reset_states
@@ -56,7 +56,8 @@ def multinomial(n: int, pvals: Any, size: Any = None) -> Any:
     """Draw from the multinomial distribution."""
     import numpy as np
 
-    from cupy._core import arguments, convert, make
+    from cupy._core import convert
+    from cupy._core.dispatch import arguments, make
     from cupy._door.meta import fresh
 
     weights = convert.asarray(pvals)

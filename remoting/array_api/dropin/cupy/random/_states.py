@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import arguments, convert, make
+from cupy._core import convert
+from cupy._core.dispatch import arguments, make
 from cupy._core.ufunc import broadcast
 from cupy._door import pool, state, wire
 from cupy._door.calls import Remote, remote_object

@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from cupy._core import make, transfers
+from cupy._core.dispatch import make, transfers
 from cupy._door import peers, pool, state
 from cupy._door.meta import Meta, fresh
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core.arguments import dtype_of
+from cupy._core.dispatch.arguments import dtype_of
 from cupy._door import pool, state
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import make
-from cupy._core.arguments import dtype_of
+from cupy._core.dispatch import make
+from cupy._core.dispatch.arguments import dtype_of
 from cupy._door import pool, state
 from cupy._door.meta import Meta, fresh
 from cupy._door.receiver import Reply
