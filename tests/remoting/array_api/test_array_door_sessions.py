@@ -1,5 +1,6 @@
 """Sessions from end to end: programs, agents, servers, and what happens when they go."""
 
+import pickle  # noqa: TID251 - written here only, to see which names a pickle has
 import signal
 import socket
 import threading
@@ -266,6 +267,13 @@ if __name__ == '__main__':
 """
     with door_kit.pool(1) as agent:
         assert run(agent, source, PYTHONWARNINGS="ignore") == "[0 2 4]\n"
+
+
+def test_pickles_name_functions_by_modules_that_stay(cp: Any) -> None:
+    # Programs keep pickles: a module that a pickle names cannot be moved.
+    assert b"cupy._core.convert\narray\n" in pickle.dumps(cp.arange(3), 2)
+    assert b"cupy._core.host_arrays\nasnumpy\n" in pickle.dumps(cp.asnumpy, 2)
+    assert b"cupy\nndarray\n" in pickle.dumps(cp.ndarray, 2)
 
 
 def test_many_threads_share_a_session(cp: Any) -> None:

@@ -34,6 +34,7 @@ def array(
     blocking: bool = False,
 ) -> Any:
     """Return a new array on the current device; see `cupy.array`."""
+    # Pickles of arrays name this function by its module: it stays here.
     if subok:
         raise NotImplementedError("subok=True is not supported")
     order = order or "K"
