@@ -10,13 +10,13 @@ from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import Request
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.remoting.client.lease_handle import LeaseHandle
-from gpupool.remoting.client.negotiation import (
+from gpupool.remoting.client.negotiation import Negotiation
+from gpupool.remoting.client.negotiation_actions import (
     Action,
     Call,
     Explain,
     Failed,
     Granted,
-    Negotiation,
     NegotiationSettings,
     Tell,
     Widen,

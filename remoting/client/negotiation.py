@@ -1,7 +1,7 @@
 """How a client turns a request into a lease, as a state machine without I/O.
 
-``client.py`` drives it with connections, the simulator with fakes. Inputs are method calls, each of
-which returns the actions to carry out:
+The allocator drives it with connections, the simulator with fakes. Inputs are method calls, each of
+which returns the actions to carry out (``negotiation_actions``):
 
     start(servers, count)          begin; these of so many servers are connected
     arrived(server), left(server)  a connection came up, or is gone
@@ -20,8 +20,7 @@ Phases, as in section 3 of the design:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 from gpupool.pool.errors import (
     AuthenticationError,
@@ -30,117 +29,26 @@ from gpupool.pool.errors import (
     NeverFitsError,
     NoQuorumError,
     NotNowError,
-    UnreachableError,
     UsageError,
 )
-from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
+from gpupool.pool.model.ids import RequestId, ServerId
 from gpupool.pool.model.state import Request
-from gpupool.pool.policy.admission import duration_text
 from gpupool.pool.ports import Clock, Randomness
-from gpupool.pool.scheduling.placement import NoOffer, Offer
+from gpupool.pool.scheduling.placement import Offer
 from gpupool.pool.scheduling.ranking import Choice, explain, rank
+from gpupool.remoting.client.negotiation_actions import (
+    Action,
+    Call,
+    Explain,
+    Failed,
+    Granted,
+    NegotiationSettings,
+    Phase,
+    Tell,
+    Widen,
+)
+from gpupool.remoting.client.refusals import Refusals
 from gpupool.remoting.protocol import messages as m
-
-# --- actions -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Send ``message`` to ``server``, and report what became of it under ``number``."""
-
-    number: int
-    server: ServerId
-    message: m.Call
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """The line that says what is being waited for has changed."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Widen:
-    """So many servers should be connected, as far as there are as many."""
-
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """Final, unless ``retry_without`` follows: the lease is there."""
-
-    lease: LeaseId
-    request: Request
-    choice: Choice
-    idle_timeout_s: float = 0.0  # the lease ends when unused for so long; 0: never
-    time_left_s: float = 0.0  # and after so long at the latest; 0: without limit
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Final: there will be no lease, except perhaps one that nobody uses.
-
-    Whether the claim at ``unsettled`` was granted is not known. Hanging up on that server ends the
-    lease if it was.
-    """
-
-    error: GpupoolError
-    unsettled: ServerId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Explain:
-    """A round has ended with a choice: a line for each server, why it was or was not chosen."""
-
-    lines: tuple[str, ...]
-
-
-Action = Call | Tell | Widen | Explain | Granted | Failed
-
-
-class Phase(Enum):
-    """What the allocation is doing."""
-
-    NEW = "new"
-    ASKING = "asking"
-    CLAIMING = "claiming"
-    CANCELLING = "cancelling"
-    WAITING = "waiting"
-    DONE = "done"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NegotiationSettings:
-    """Durations in seconds of the client's monotonic clock."""
-
-    ask_first_count: int = 32
-    """Servers asked at first; while they cannot serve the request, twice as many are."""
-
-    ask_timeout_s: float = 2.0
-    widen_timeout_s: float = 1.0
-    """How long connections to further servers, and their answers, may take."""
-
-    gather_s: float = 0.02
-    """How long further offers are waited for after the first one."""
-
-    claim_timeout_s: float = 2.5
-    """More than the 1.6 s within which a server answers a claim."""
-
-    cancel_timeout_s: float = 2.5
-    cancel_patience_s: float = 10.0
-    """How long a client without patience tries to get a cancel committed."""
-
-    backoff_base_s: float = 0.05
-    backoff_max_s: float = 5.0
-    renew_every_s: float = 5.0
-    """The waiting entry lapses after 15 s."""
-
-    avoid_s: float = 30.0
-    """How long a server is avoided that could not open its part of a lease."""
-
 
 FATAL = (AuthenticationError, DeniedError, NeverFitsError, UsageError)
 """Refusals of an ask that no other server would give otherwise."""
@@ -188,8 +96,7 @@ class Negotiation:
         self._asking_until = 0.0
         self._asked: dict[int, tuple[ServerId, float]] = {}
         self._offers: list[Offer] = []
-        self._refusals: list[NoOffer] = []
-        self._failures: list[GpupoolError] = []
+        self._refusals = Refusals()
         self._latency_s: dict[ServerId, float] = {}
         self._avoided: dict[ServerId, float] = {}
         # The claim, or the cancel of it.
@@ -205,8 +112,6 @@ class Negotiation:
         self._renewed_at = float("-inf")
         self._was_hinted = False
         self._told = ""
-        self._last_refusal = ""
-        self._last_kind = ""
 
     # --- inputs ----------------------------------------------------------------------------------
 
@@ -302,10 +207,7 @@ class Negotiation:
         self._was_hinted = False
         self._asked.clear()
         self._offers.clear()
-        self._refusals.clear()
-        self._failures.clear()
-        self._last_refusal = ""
-        self._last_kind = ""
+        self._refusals = Refusals()
         self._expected = 0
         self._ask_until(self._settings.ask_timeout_s)
         for server in self._servers[: self._width]:
@@ -341,12 +243,12 @@ class Negotiation:
                 self._offers.append(answer.offer)
                 self._wake_at = min(self._wake_at, now + self._settings.gather_s)
         elif isinstance(answer, m.Offered) and answer.refusal is not None:
-            self._refusals.append(answer.refusal)
+            self._refusals.of_asks.append(answer.refusal)
         elif isinstance(answer, FATAL):
             self._fail(answer)
             return
         elif isinstance(answer, GpupoolError):
-            self._failures.append(answer)
+            self._refusals.failures.append(answer)
         if not self._asked and len(self._servers) >= self._expected:
             self._judge()
 
@@ -355,25 +257,14 @@ class Negotiation:
         self._asked.clear()
         self._choices = self._ranked()
         if self._choices:
-            lines = explain(
-                self._choices, self._offers, self._refusals, self.request, self._latency_s
-            )
+            refusals = self._refusals.of_asks
+            lines = explain(self._choices, self._offers, refusals, self.request, self._latency_s)
             self._actions.append(Explain(lines))
             self._claim_next()
             return
-        kinds = {refusal.kind for refusal in self._refusals}
-        if kinds == {"never"}:
-            why = self._refusals[0].why
-            self._fail(
-                NeverFitsError(
-                    f"no server could ever give {_wanted(self.request)}",
-                    why=why,
-                    hint='ask for what there is: "gpupool gpus" shows it',
-                )
-            )
-        elif "denied" in kinds:
-            why = next(r.why for r in self._refusals if r.kind == "denied")
-            self._fail(DeniedError("the pool's rules forbid this request", why=why))
+        error = self._refusals.lasting_error(self.request)
+        if error is not None:
+            self._fail(error)
         elif self._width < max(self._server_count, len(self._servers)):
             self._widen()
         else:
@@ -416,8 +307,8 @@ class Negotiation:
         elif isinstance(answer, NoQuorumError | UsageError | DeniedError):
             # The server refused before it proposed anything, which is definite.
             if isinstance(answer, NoQuorumError):
-                self._last_refusal = str(answer)
-                self._last_kind = "no-quorum"
+                self._refusals.of_claim = str(answer)
+                self._refusals.claim_kind = "no-quorum"
                 self._claim_next()
             else:
                 self._fail(answer)
@@ -425,8 +316,8 @@ class Negotiation:
             self._begin_cancel()
 
     def _take_refusal(self, claimed: m.Claimed) -> None:
-        self._last_refusal = claimed.why
-        self._last_kind = claimed.kind
+        self._refusals.of_claim = claimed.why
+        self._refusals.claim_kind = claimed.kind
         match claimed.kind:
             case "denied":
                 self._fail(DeniedError("the pool refuses the request", why=claimed.why))
@@ -444,7 +335,7 @@ class Negotiation:
     def _begin_cancel(self) -> None:
         """Get rid of a claim that nobody knows the outcome of, before any other is made."""
         self.phase = Phase.CANCELLING
-        self._last_refusal = "its claim was not answered in time"
+        self._refusals.of_claim = "its claim was not answered in time"
         now = self._clock.monotonic()
         patience = now + self._settings.cancel_patience_s
         self._cancel_deadline = max(self._deadline, patience)
@@ -507,8 +398,8 @@ class Negotiation:
         if now >= self._deadline:
             self._fail_waiting()
             return
-        self._tell(self._waiting_text())
-        if any(refusal.kind == "busy" for refusal in self._refusals) or self._last_refusal:
+        self._tell(self._refusals.waiting_text(self.request, connected=bool(self._servers)))
+        if "busy" in self._refusals.kinds() or self._refusals.of_claim:
             self._keep_place(now)
         delay_s = self._backoff_s(self._round_count) * self._rng.random()
         if self._was_hinted:
@@ -529,44 +420,12 @@ class Negotiation:
         base_s, max_s = self._settings.backoff_base_s, self._settings.backoff_max_s
         return min(max_s, base_s * 2 ** min(max(tries - 1, 0), 20))
 
-    def _waiting_text(self) -> str:
-        if not self._servers:
-            return "waiting for a server of the pool to answer"
-        busy = [r for r in self._concerned() if r.kind == "busy"]
-        if not busy:
-            lost = [r for r in self._refusals if r.kind == "no-quorum"]
-            if lost:
-                return f"waiting for the pool to have a majority again ({lost[0].name} has none)"
-            return f"waiting for {_wanted(self.request)}: {self._last_refusal or 'no answer yet'}"
-        ahead = max(refusal.ahead for refusal in busy)
-        best = max(busy, key=lambda r: (r.ahead, r.name))
-        more = f"; {len(busy) - 1} more busy" if len(busy) > 1 else ""
-        return f"waiting for {_wanted(self.request)}, {ahead} ahead ({best.name}: {best.why}{more})"
-
-    def _concerned(self) -> list[NoOffer]:
-        """Return the refusals of servers that could serve the request at another time, if any."""
-        return [r for r in self._refusals if not r.never_here] or self._refusals
-
     def _fail_waiting(self) -> None:
         """Give up because the time to wait is over."""
-        kinds = {refusal.kind for refusal in self._refusals}
-        if self._last_kind == "no-quorum" or ("no-quorum" in kinds and "busy" not in kinds):
-            texts = [r.why for r in self._refusals if r.kind == "no-quorum"]
-            why = self._last_refusal or texts[0]
-            hint = "`gpupool status` shows which servers are missing"
-            self._fail(NoQuorumError("the pool cannot grant anything now", why=why, hint=hint))
-        elif not self._refusals and not self._last_refusal:
-            why = str(self._failures[0]) if self._failures else "no server answered"
-            self._fail(UnreachableError("the pool does not answer", why=why))
-        else:
-            what, hint = "cannot be had now", "wait with --wait, or ask for less"
-            if self._wait_s:
-                waited = duration_text(1000 * self._wait_s) if self._wait_s >= 1 else "a second"
-                what, hint = f"could not be had within {waited}", "wait longer, or ask for less"
-            texts = [f"{r.name}: {r.why}" for r in self._concerned() if r.kind != "never"]
-            why = self._last_refusal or (texts[0] if texts else "")
+        error = self._refusals.final_error(self.request, self._wait_s)
+        if isinstance(error, NotNowError):
             self._give_place_back()
-            self._fail(NotNowError(f"{_wanted(self.request)} {what}", why=why, hint=hint))
+        self._fail(error)
 
     def _give_place_back(self) -> None:
         if self._renewed_at > float("-inf") and self._servers:
@@ -600,11 +459,3 @@ class Negotiation:
         actions = list(self._actions)
         self._actions.clear()
         return actions
-
-
-def _wanted(request: Request) -> str:
-    """Return what is asked for, such as ``2 GPUs`` or ``half of 1 GPU``."""
-    gpus = "1 GPU" if request.count == 1 else f"{request.count} GPUs"
-    if request.memory:
-        return f"{request.memory / 2**30:.3g} GiB on {gpus}"
-    return gpus if request.fraction >= 1.0 else f"{request.fraction * 100:.3g} % of {gpus}"

@@ -36,7 +36,7 @@ from gpupool.pool.view import PoolView, Telemetry
 from gpupool.remoting.client.allocator import Allocator
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.lease_handle import LeaseHandle
-from gpupool.remoting.client.negotiation import NegotiationSettings
+from gpupool.remoting.client.negotiation_actions import NegotiationSettings
 from gpupool.remoting.client.server_connections import (
     FIRST_TIMEOUT_S,
     Connections,

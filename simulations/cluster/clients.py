@@ -14,13 +14,13 @@ from random import Random
 from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Request
-from gpupool.remoting.client.negotiation import (
+from gpupool.remoting.client.negotiation import Negotiation
+from gpupool.remoting.client.negotiation_actions import (
     Action,
     Call,
     Explain,
     Failed,
     Granted,
-    Negotiation,
     Tell,
     Widen,
 )

@@ -26,13 +26,13 @@ from gpupool.pool.errors import UnreachableError
 from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.pool.scheduling.placement import NoOffer, Offer, OfferedGpu
-from gpupool.remoting.client.negotiation import (
+from gpupool.remoting.client.negotiation import Negotiation
+from gpupool.remoting.client.negotiation_actions import (
     Action,
     Call,
     Explain,
     Failed,
     Granted,
-    Negotiation,
     NegotiationSettings,
     Tell,
     Widen,

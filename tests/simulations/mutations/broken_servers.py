@@ -26,7 +26,8 @@ from gpupool.pool.ports import Committed, Outcome
 from gpupool.pool.reconcile import HostPlan, plan_host, plan_leader
 from gpupool.pool.transitions import leases, state_machine
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.remoting.client.negotiation import Negotiation, Phase
+from gpupool.remoting.client.negotiation import Negotiation
+from gpupool.remoting.client.negotiation_actions import Phase
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server import reconciler
 from gpupool.remoting.server.attachments import Attachments

@@ -1,0 +1,99 @@
+"""The refusals of one round of a negotiation, and the texts and errors that they lead to.
+
+The state machine decides when a request waits and when it fails. The words of both depend only on
+the request and on the servers' answers.
+"""
+
+from dataclasses import dataclass, field
+
+from gpupool.pool.errors import (
+    DeniedError,
+    GpupoolError,
+    NeverFitsError,
+    NoQuorumError,
+    NotNowError,
+    UnreachableError,
+)
+from gpupool.pool.model.state import Request
+from gpupool.pool.policy.admission import duration_text
+from gpupool.pool.scheduling.placement import NoOffer
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Why one round has led to no lease so far."""
+
+    of_asks: list[NoOffer] = field(default_factory=list[NoOffer])
+    """From servers that were asked and made no offer."""
+
+    failures: list[GpupoolError] = field(default_factory=list[GpupoolError])
+    """Errors in the place of such an answer."""
+
+    of_claim: str = ""
+    """Why the latest claim was not granted; empty if none was refused."""
+
+    claim_kind: str = ""
+
+    def kinds(self) -> set[str]:
+        """Return the kinds of the refusals of asks."""
+        return {refusal.kind for refusal in self.of_asks}
+
+    def lasting_error(self, request: Request) -> GpupoolError | None:
+        """Return the error of a request that no waiting helps, or None."""
+        kinds = self.kinds()
+        if kinds == {"never"}:
+            return NeverFitsError(
+                f"no server could ever give {wanted(request)}",
+                why=self.of_asks[0].why,
+                hint='ask for what there is: "gpupool gpus" shows it',
+            )
+        if "denied" in kinds:
+            why = next(r.why for r in self.of_asks if r.kind == "denied")
+            return DeniedError("the pool's rules forbid this request", why=why)
+        return None
+
+    def final_error(self, request: Request, wait_s: float | None) -> GpupoolError:
+        """Return the error of a request whose time to wait, ``wait_s``, is over."""
+        kinds = self.kinds()
+        if self.claim_kind == "no-quorum" or ("no-quorum" in kinds and "busy" not in kinds):
+            texts = [r.why for r in self.of_asks if r.kind == "no-quorum"]
+            why = self.of_claim or texts[0]
+            hint = "`gpupool status` shows which servers are missing"
+            return NoQuorumError("the pool cannot grant anything now", why=why, hint=hint)
+        if not self.of_asks and not self.of_claim:
+            why = str(self.failures[0]) if self.failures else "no server answered"
+            return UnreachableError("the pool does not answer", why=why)
+        outcome, hint = "cannot be had now", "wait with --wait, or ask for less"
+        if wait_s:
+            waited = duration_text(1000 * wait_s) if wait_s >= 1 else "a second"
+            outcome, hint = f"could not be had within {waited}", "wait longer, or ask for less"
+        texts = [f"{r.name}: {r.why}" for r in self._of_suitable_servers() if r.kind != "never"]
+        why = self.of_claim or (texts[0] if texts else "")
+        return NotNowError(f"{wanted(request)} {outcome}", why=why, hint=hint)
+
+    def waiting_text(self, request: Request, *, connected: bool) -> str:
+        """Return what the request waits for; ``connected`` to at least one server, or not."""
+        if not connected:
+            return "waiting for a server of the pool to answer"
+        busy = [r for r in self._of_suitable_servers() if r.kind == "busy"]
+        if not busy:
+            lost = [r for r in self.of_asks if r.kind == "no-quorum"]
+            if lost:
+                return f"waiting for the pool to have a majority again ({lost[0].name} has none)"
+            return f"waiting for {wanted(request)}: {self.of_claim or 'no answer yet'}"
+        ahead = max(refusal.ahead for refusal in busy)
+        best = max(busy, key=lambda r: (r.ahead, r.name))
+        more = f"; {len(busy) - 1} more busy" if len(busy) > 1 else ""
+        return f"waiting for {wanted(request)}, {ahead} ahead ({best.name}: {best.why}{more})"
+
+    def _of_suitable_servers(self) -> list[NoOffer]:
+        """Return the refusals of servers that could serve the request at another time, if any."""
+        return [r for r in self.of_asks if not r.never_here] or self.of_asks
+
+
+def wanted(request: Request) -> str:
+    """Return what is asked for, such as ``2 GPUs`` or ``half of 1 GPU``."""
+    gpus = "1 GPU" if request.count == 1 else f"{request.count} GPUs"
+    if request.memory:
+        return f"{request.memory / 2**30:.3g} GiB on {gpus}"
+    return gpus if request.fraction >= 1.0 else f"{request.fraction * 100:.3g} % of {gpus}"
