@@ -92,7 +92,6 @@ LONG_FILES = (
     "consensus/node",
     "remoting/array_api/server/array_executor",
     "remoting/client/allocator",
-    "remoting/client/pool_client",
     "remoting/driver_api/schema/generate",
     "remoting/protocol/messages",
     "remoting/server/control_server",

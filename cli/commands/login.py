@@ -41,7 +41,7 @@ def command(credentials: str | None, token: str | None) -> None:
     Without TOKEN it is asked for, or with "-" read from stdin, so that it shows in no history.
     """
     from gpupool.remoting.client.credentials import keep_former, save_credentials
-    from gpupool.remoting.client.pool_client import login
+    from gpupool.remoting.client.enrolment import login
 
     text = read_token(token)
     found = run_async(lambda: login(text, version=__version__, client=client_name()))

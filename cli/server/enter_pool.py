@@ -28,7 +28,7 @@ from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.client.pool_client import join_pool
+from gpupool.remoting.client.enrolment import join_pool
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.protocol.addresses import parse_address

@@ -37,6 +37,9 @@ START_TRIES = 5
 
 """After a refusal of the token: it may be too new for that server's table, or dead for good."""
 
+CALL_TIMEOUT_S = 3.0
+"""A server answers within 2 s, if only to say that it has no majority."""
+
 SETTLE_S = 0.15
 """After the first connection, how long others may take to be asked in the first round as well."""
 

@@ -12,7 +12,7 @@ from gpupool.cli.server.join_options import JoinOptions
 from gpupool.pool.errors import AuthenticationError, GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import TokenId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.client.pool_client import login
+from gpupool.remoting.client.enrolment import login
 from gpupool.remoting.devices.nvml import NvmlError
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token

@@ -25,7 +25,8 @@ from gpupool.pool.model.ids import LeaseId
 from gpupool.pool.model.state import Filter, Operator, TokenKind
 from gpupool.pool.transitions.backup import make_backup, to_file
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.remoting.client.pool_client import Pool, join_pool, login
+from gpupool.remoting.client.enrolment import join_pool, login
+from gpupool.remoting.client.pool_client import Pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import format_token, hash_secret

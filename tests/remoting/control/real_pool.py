@@ -24,7 +24,8 @@ from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
-from gpupool.remoting.client.pool_client import SystemClock, SystemRng, join_pool
+from gpupool.remoting.client.enrolment import join_pool
+from gpupool.remoting.client.pool_client import SystemClock, SystemRng
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
 from gpupool.remoting.server.committer import Committer

@@ -20,7 +20,7 @@ from gpupool.pool.model import commands
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.policy_versions import pack_text
-from gpupool.remoting.client.pool_client import join_pool, login
+from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr

@@ -39,7 +39,8 @@ from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.client.credentials import Credentials
-from gpupool.remoting.client.pool_client import Pool, connect_pool, join_pool, login
+from gpupool.remoting.client.enrolment import join_pool, login
+from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
