@@ -92,7 +92,6 @@ LONG_FILES = (
     "consensus/node",
     "remoting/array_api/server/array_executor",
     "remoting/client/allocator",
-    "remoting/driver_api/schema/generate",
     "remoting/protocol/messages",
     "remoting/server/control_server",
     "remoting/server/controller",
@@ -104,8 +103,6 @@ LINES_IN_A_FUNCTION = 70
 LONG_FUNCTIONS = (
     "consensus/node:RaftNode.__init__",
     "remoting/devices/cuda_operations:_kernels",
-    "remoting/driver_api/schema/generate:stub",
-    "remoting/driver_api/schema/generate:render",
 )
 
 

@@ -1,0 +1,78 @@
+"""The C source of per-thread variants: the functions whose default stream is the thread's own.
+
+A program that is compiled for such streams calls ``_ptds`` and ``_ptsz`` functions. Each one calls
+the plain function of the same name, with the stream of the thread.
+"""
+
+from gpupool.remoting.driver_api.schema.call_stubs import C_TYPES
+from gpupool.remoting.driver_api.schema.calls import CALLS
+from gpupool.remoting.driver_api.schema.cuda_headers import Function
+
+HANDLE_TYPES = {
+    *("CUstream", "CUevent", "CUfunction", "CUkernel", "CUmodule", "CUlibrary", "CUcontext"),
+    *("CUgraph", "CUgraphExec", "CUgraphNode", "CUmemoryPool", "CUarray", "CUmipmappedArray"),
+    *("CUhostFn", "CUstreamCallback", "CUlogsCallback", "CUlogsCallbackHandle", "CUgreenCtx"),
+    *("CUoccupancyB2DSize",),
+}
+
+NOT_BY_STREAM = {"cuLaunchKernelEx", "cuGraphInstantiateWithParams"}
+"""Their stream is a field of a structure, which the shim's own code reads."""
+
+
+def thread_stub(function: Function, plain: Function) -> str:
+    """Return the per-thread default stream variant of an implemented function."""
+    declared: list[str] = []
+    passed: list[str] = []
+    types = plain.parameters
+    for at, kind in enumerate(types):
+        ctype = "void *" if "*" in kind or kind not in C_TYPES else C_TYPES[kind] + " "
+        if (
+            kind.startswith("CU")
+            and kind not in C_TYPES
+            and kind not in HANDLE_TYPES
+            and "*" not in kind
+        ):
+            ctype = "int "
+        declared.append(f"{ctype}a{at}")
+        passed.append(f"gp_thread_stream(a{at})" if kind == "CUstream" else f"a{at}")
+    if function.variant == "_ptds":
+        return without_stream(function, plain, declared, passed)
+    prototype = ", ".join(d.rsplit("a", 1)[0].strip() for d in declared) or "void"
+    return (
+        f"int {plain.symbol}({prototype});\n"
+        f"GP_EXPORT int {function.symbol}({', '.join(declared) or 'void'}) {{\n"
+        f"    return {plain.symbol}({', '.join(passed)});\n}}"
+    )
+
+
+def without_stream(
+    function: Function, plain: Function, declared: list[str], passed: list[str]
+) -> str:
+    """Return a per-thread variant of a function without a stream.
+
+    A generated call becomes its own form with a stream; the shim's own code asks which one it is.
+    """
+    name = plain.symbol
+    types = [one.rsplit("a", 1)[0].strip() for one in declared]
+    before, after = "    gp_per_thread(1);\n", "    gp_per_thread(0);\n"
+    if name in CALLS:
+        name = name.replace("_v2", "Async" if name.startswith("cuMemset") else "Async_v2")
+        types, passed, before, after = [*types, "void *"], [*passed, "(void *)2"], "", ""
+    return (
+        f"int {name}({', '.join(types)});\n"
+        f"GP_EXPORT int {function.symbol}({', '.join(declared)}) {{\n{before}"
+        f"    int status = {name}({', '.join(passed)});\n{after}    return status;\n}}"
+    )
+
+
+def thread_ex(symbol: str, plain: str) -> str:
+    """Return a per-thread variant whose stream lies in a structure."""
+    count = {"cuLaunchKernelEx": 4, "cuGraphInstantiateWithParams": 3}[plain]
+    types = ", ".join("void *" for _ in range(count))
+    named = ", ".join(f"void *a{at}" for at in range(count))
+    passed = ", ".join(f"a{at}" for at in range(count))
+    return (
+        f"int {plain}({types});\nGP_EXPORT int {symbol}({named}) {{\n"
+        f"    gp_per_thread(1);\n    int status = {plain}({passed});\n    gp_per_thread(0);\n"
+        f"    return status;\n}}"
+    )
