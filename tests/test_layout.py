@@ -84,7 +84,6 @@ DROPIN_PREFIXES = ("remoting/array_api/dropin/", "remoting/driver_api/python/") 
 LINES_IN_A_FILE = 500
 LONG_FILES = (
     "pool/policy/policy_document",
-    "consensus/core/library",
     "simulations/cluster/clients",
     "simulations/cluster/cluster",
 )
