@@ -8,12 +8,10 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, cast
 
 from gpupool.pool.model.policy import (
-    NO_LIMIT,
     TEXT_SIZE_MAX,
     Membership,
     Policy,
@@ -23,24 +21,22 @@ from gpupool.pool.model.policy import (
     Window,
     Zone,
 )
-from gpupool.pool.model.sizes import parse_size
+from gpupool.pool.policy.policy_values import (
+    WrongValueError,
+    duration_ms,
+    moment,
+    rule_value,
+    word_list,
+)
 from gpupool.pool.policy.toml_lines import Path, key_lines
 
 RULE_COUNT_MAX = 4096
 WINDOW_COUNT_MAX = 512
 RESERVATION_COUNT_MAX = 64
-WORD_COUNT_MAX = 64
 NAME_LENGTH_MAX = 64
 PROBLEM_COUNT_MAX = 50
 
-LIFETIME_MS_MIN = 2000
-"""Of an idle timeout and of a lease; use is measured once a second."""
-
-DAY_MS = 86_400_000
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604_800}
-DURATION = re.compile(r"(?:\d+[smhdw])+")
-TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 
 HELD = ("max_gpus", "max_memory", "max_leases")
 HELD_PER_USER = tuple(f"{key}_per_user" for key in HELD)
@@ -80,10 +76,6 @@ class PolicyTextError(ValueError):
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__("; ".join(str(problem) for problem in problems))
         self.problems = problems
-
-
-class _WrongError(ValueError):
-    """A value makes no sense; the text says what to write instead."""
 
 
 def parse_policy(text: str, zone_of: ZoneOf) -> Policy:
@@ -184,8 +176,8 @@ class _Reader:
                 continue
             where = (*path, key)
             try:
-                number, words = _rule_value(key, scope[key])
-            except _WrongError as error:
+                number, words = rule_value(key, scope[key])
+            except WrongValueError as error:
                 self._problem(where, f"{key}: {error}")
             else:
                 rules.append(Rule(target, name, key, self._line(where), number, words))
@@ -237,8 +229,8 @@ class _Reader:
             if leases != "end":
                 self._problem((*path, "grace"), 'grace is for leases = "end"')
             try:
-                grace_ms = _duration_ms(table["grace"])
-            except _WrongError as error:
+                grace_ms = duration_ms(table["grace"])
+            except WrongValueError as error:
                 self._problem((*path, "grace"), f"grace: {error}")
         elif leases == "end":
             self._problem((*path, "leases"), 'leases = "end" takes a grace, such as "15m"')
@@ -266,8 +258,8 @@ class _Reader:
         words: dict[str, tuple[str, ...]] = {}
         for key in ("gpus", "servers"):
             try:
-                words[key] = _rule_value(key, table[key])[1] if key in table else ()
-            except _WrongError as error:
+                words[key] = rule_value(key, table[key])[1] if key in table else ()
+            except WrongValueError as error:
                 self._problem((*path, key), f"{key}: {error}")
         name = self._text((*path, "name"), table.get("name", ""))
         if span is None:
@@ -291,11 +283,11 @@ class _Reader:
         for key in ("from", "to"):
             where = (*path, key) if key in table else path
             try:
-                moment, once, at_zone = _moment(table.get(key), zone)
-            except _WrongError as error:
+                at, once, at_zone = moment(table.get(key), zone)
+            except WrongValueError as error:
                 self._problem(where, f"{key}: {error}")
             else:
-                moments.append((moment, once))
+                moments.append((at, once))
                 zone = at_zone
         days: list[int] = []
         for index, day in enumerate(self._words((*path, "days"), table.get("days", []))):
@@ -379,8 +371,8 @@ class _Reader:
 
     def _words(self, path: Path, value: object) -> list[str]:
         try:
-            return list(_word_list(value))
-        except _WrongError as error:
+            return list(word_list(value))
+        except WrongValueError as error:
             self._problem(path, f"{path[-1]}: {error}")
             return []
 
@@ -408,103 +400,3 @@ def _where(path: Path) -> str:
 
 def _dotted(path: Path) -> str:
     return ".".join(part for part in path if isinstance(part, str))
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-def _rule_value(key: str, value: object) -> tuple[int, tuple[str, ...]]:
-    """Return the number and the words of a rule; one of the two says nothing."""
-    kind = key.removesuffix("_per_user")
-    if kind in ("gpus", "servers"):
-        words = _word_list(value)
-        if not words:
-            raise _WrongError("the list is empty, which would allow nothing")
-        if kind == "servers" and not all("=" in word for word in words):
-            raise _WrongError('write labels as "key=value", or "name=server-*"')
-        return 0, words
-    if kind == "data_encryption":
-        if value not in ("tls", "off"):
-            raise _WrongError('write "tls" or "off"')
-        return 0, (str(value),)
-    if kind == "priority":
-        if type(value) is not int or not -1000 <= value <= 1000:
-            raise _WrongError("write a whole number from -1000 to 1000")
-        return value, ()
-    if value == "none":
-        return NO_LIMIT, ()
-    if kind == "max_gpus":
-        return _thousandths(value), ()
-    if kind == "max_memory":
-        return _size(value), ()
-    if kind == "max_leases":
-        if type(value) is not int or not 0 <= value <= 10**6:
-            raise _WrongError('write a whole number, or "none"')
-        return value, ()
-    milliseconds = _duration_ms(value)
-    if milliseconds < LIFETIME_MS_MIN:
-        raise _WrongError('write at least 2s, or "none"')
-    return milliseconds, ()
-
-
-def _thousandths(value: object) -> int:
-    number = Decimal(value) if type(value) is int else value
-    if not isinstance(number, Decimal) or not number.is_finite() or not 0 <= number <= 10**6:
-        raise _WrongError('write a number of GPUs such as 2.5, or "none"')
-    thousandths = number * 1000
-    if thousandths != thousandths.to_integral_value():
-        raise _WrongError("write three decimals at most")
-    return int(thousandths)
-
-
-def _size(value: object) -> int:
-    if not isinstance(value, str):
-        raise _WrongError('write a size such as "80GiB", "80GB" or "512M", or "none"')
-    try:
-        return parse_size(value)
-    except ValueError as error:
-        raise _WrongError(f'{error}; or "none"') from error
-
-
-def _duration_ms(value: object) -> int:
-    if not isinstance(value, str) or len(value) > 20 or not DURATION.fullmatch(value):
-        raise _WrongError('write a duration such as "30m", "1h30m" or "7d"')
-    seconds = sum(int(n) * SECONDS[unit] for n, unit in re.findall(r"(\d+)([smhdw])", value))
-    if seconds > 366 * 100 * SECONDS["d"]:
-        raise _WrongError("that is longer than a hundred years")
-    return seconds * 1000
-
-
-def _word_list(value: object) -> tuple[str, ...]:
-    given = cast("list[object]", value) if isinstance(value, list) else [value]
-    if len(given) > WORD_COUNT_MAX:
-        raise _WrongError(f"at most {WORD_COUNT_MAX} can be listed")
-    words = tuple(word for word in given if isinstance(word, str) and 0 < len(word) <= 200)
-    if len(words) != len(given):
-        raise _WrongError('write a list of words, such as ["a", "b*"]')
-    return words
-
-
-def _moment(value: object, zone: str) -> tuple[int, bool, str]:
-    """Return the time, whether it is a date rather than a time of day, and its zone."""
-    if isinstance(value, datetime):
-        if value.tzinfo is not None:
-            return _naive_ms(value.astimezone(UTC).replace(tzinfo=None)), True, "UTC"
-        return _naive_ms(value), True, zone
-    if isinstance(value, date):
-        return _naive_ms(datetime(value.year, value.month, value.day)), True, zone
-    if isinstance(value, time):
-        value = f"{value.hour}:{value.minute:02d}:{value.second:02d}"
-    found = TIME.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
-        raise _WrongError('write a time of day such as "08:00", or a date: 2026-12-01T08:00:00')
-    hours, minutes, seconds = int(found[1]), int(found[2]), int(found[3] or 0)
-    ms = ((hours * 60 + minutes) * 60 + seconds) * 1000
-    if minutes > 59 or seconds > 59 or ms > DAY_MS:
-        raise _WrongError(f"{value} is no time of day")
-    return ms, False, zone
-
-
-def _naive_ms(value: datetime) -> int:
-    seconds = int((value - datetime(1970, 1, 1)).total_seconds())
-    return max(0, seconds * 1000)
