@@ -11,8 +11,8 @@ from hashlib import sha256
 from math import inf
 from random import Random
 
-from gpupool.pool.errors import GpupoolError, UnreachableError
-from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId, TokenId
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.ids import GpuId, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Request
 from gpupool.remoting.client.negotiation import Negotiation
 from gpupool.remoting.client.negotiation_actions import (
@@ -25,31 +25,14 @@ from gpupool.remoting.client.negotiation_actions import (
     Widen,
 )
 from gpupool.remoting.protocol import messages as m
+from gpupool.simulations.cluster.client_connections import ClientConnections, Credentials
 from gpupool.simulations.cluster.run_context import Environment
-from gpupool.simulations.cluster.servers import CONTROL, Packet
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
-from gpupool.simulations.kernel.quiescence import between
-from gpupool.simulations.kernel.simulated_network import End
 from gpupool.simulations.workload.drawn_requests import draw_request
 
-DIAL_TIMEOUT_S = 3.0
-RECONNECT_S = 0.3
 SESSION_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """The token with its secret that a client authenticates with."""
-
-    token: TokenId
-    secret: bytes
-    user: str
-
-    def hello(self, client: str) -> m.Hello:
-        """Return the first message of a connection."""
-        return m.Hello(m.PROTOCOL, "simulated", self.token, self.secret, client)
 
 
 @dataclass(slots=True)
@@ -63,17 +46,6 @@ class _Lease:
     waiting: set[ServerId]
     servers: tuple[ServerId, ...]
     ready: bool = False
-
-
-@dataclass(slots=True)
-class _Pending:
-    """A call that was sent, until its answer, its connection's end, or its time is over."""
-
-    server: ServerId
-    message: m.Call
-    token: TokenId
-    called_at: float
-    done: Callable[[m.Message | GpupoolError], None]
 
 
 @dataclass(slots=True)
@@ -117,13 +89,16 @@ class ClientProcess(Process):
         self._clock = clock
         self._random = random
         self._credentials = credentials
-        self._targets = targets
         self._counters = counters
-        self._connections: dict[str, _Connection] = {}
-        self._by_server: dict[ServerId, _Connection] = {}
-        self._pending: dict[int, _Pending] = {}
-        self._late = UnreachableError("no answer in time")
-        self._number = 0
+        self._connections = ClientConnections(
+            environment,
+            self,
+            clock=clock,
+            random=random,
+            credentials=credentials,
+            targets=targets,
+            user=self,
+        )
         self._allocation: Negotiation | None = None
         self._numbers: dict[int, int] = {}
         self._wake_at = inf
@@ -138,7 +113,7 @@ class ClientProcess(Process):
 
     def start(self) -> None:
         """Connect to every server, then ask for GPUs again and again."""
-        self._connect()
+        self._connections.start()
         self.after(0.05 + self._random.random() * self._environment.options.think_s, self._begin)
 
     def kill(self) -> None:
@@ -148,8 +123,7 @@ class ClientProcess(Process):
             history = self._environment.history
             for lease, called_at in self._letting_go.values():
                 history.over(lease.id, lease.gpus, called_at, inf)
-            for pending in self._pending.values():
-                self._record(pending, UnreachableError("the client is gone"))
+            self._connections.abandon()
         super().kill()
 
     @property
@@ -174,16 +148,6 @@ class ClientProcess(Process):
             return None
         return self._allocation.request
 
-    def _connect(self) -> None:
-        targets = self._targets()
-        for machine in targets:
-            if machine not in self._connections:
-                connection = self._connections[machine] = _Connection(self, machine)
-                self._environment.network.dial(
-                    self, machine, CONTROL, connection, timeout_s=DIAL_TIMEOUT_S
-                )
-        self.after(RECONNECT_S * (1 + self._random.random()), self._connect)
-
     # --- asking -----------------------------------------------------------------------------------
 
     def _begin(self) -> None:
@@ -200,14 +164,14 @@ class ClientProcess(Process):
             clock=self._clock,
             rng=random,
         )
-        self._do(self._allocation.start(tuple(self._by_server)))
+        self._do(self._allocation.start(self._connections.servers()))
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
                 case Call():
                     done = partial(self._answered, self._allocation, action.number)
-                    self.call(action.server, action.message, action.timeout_s, done)
+                    self._connections.call(action.server, action.message, action.timeout_s, done)
                 case Granted():
                     self._granted(action)
                 case Failed():
@@ -215,8 +179,8 @@ class ClientProcess(Process):
                     self._environment.trace.note(self.machine, "gave-up", str(action.error))
                     self._allocation = None
                     unsettled = action.unsettled
-                    if unsettled is not None and unsettled in self._by_server:
-                        self._drop(self._by_server[unsettled].machine)
+                    if unsettled is not None:
+                        self._connections.drop_server(unsettled)
                     self._later()
                 case Tell() | Widen() | Explain():
                     pass
@@ -251,84 +215,6 @@ class ClientProcess(Process):
         delay_s = self._random.expovariate(1.0) * self._environment.options.think_s
         self.after(delay_s, self._begin)
 
-    # --- calls ------------------------------------------------------------------------------------
-
-    def call(
-        self,
-        server: ServerId,
-        message: m.Call,
-        timeout_s: float,
-        done: Callable[[m.Message | GpupoolError], None],
-    ) -> None:
-        """Send a call; ``done`` gets the answer, or the error in its place, exactly once."""
-        if isinstance(message, m.Claim):
-            self._environment.requests[message.request.id] = message.request
-        self._number += 1
-        number, now = self._number, self.scheduler.now
-        connection = self._by_server.get(server)
-        token = connection.token if connection is not None else TokenId("")
-        self._pending[number] = _Pending(server, message, token, now, done)
-        if connection is None or connection.end is None:
-            self.after(0.0, partial(self._finish, number, UnreachableError("no connection")))
-            return
-        connection.calls.add(number)
-        connection.end.send(Packet(number, message))
-        delay_s = self._clock.world_time(self._clock.monotonic() + timeout_s) - now
-        self.after(delay_s, partial(self._finish, number, self._late))
-
-    def _finish(self, number: int, answer: m.Message | GpupoolError) -> None:
-        pending = self._pending.pop(number, None)
-        if pending is None:
-            return
-        connection = self._by_server.get(pending.server)
-        if connection is not None:
-            connection.calls.discard(number)
-        self._record(pending, answer)
-        if isinstance(answer, m.Refused):
-            answer = m.to_error(answer)
-        pending.done(answer)
-
-    def _record(self, pending: _Pending, answer: m.Message | GpupoolError) -> None:
-        """Put into the history what a client can know of a claim or a cancel."""
-        history, now = self._environment.history, self.scheduler.now
-        match pending.message:
-            case m.Claim(request=request, partitions=partitions):
-                self._judge_time(pending, answer)
-                if not isinstance(answer, m.Claimed):
-                    if not isinstance(answer, m.Refused):
-                        history.unanswered(request.id, pending.called_at)
-                elif answer.outcome == "granted" and answer.lease is not None:
-                    sizes = {p.gpu: p.memory for p in partitions}
-                    history.granted(request.id, answer.lease, sizes, pending.called_at, now)
-                    checkers = self._environment.checkers
-                    lease = checkers.logs.state.leases.get(answer.lease)
-                    checkers.wanted.answered(lease, partitions)
-                    checkers.policy.granted(
-                        pending.token,
-                        answer.lease, {p.server for p in partitions},
-                        pending.called_at,
-                    )  # fmt: skip
-                elif answer.outcome == "uncertain":
-                    history.unanswered(request.id, pending.called_at)
-                elif answer.kind == "closed":
-                    history.refused_for_good(request.id, pending.called_at, now)
-            case m.Cancel(request=request_id):
-                confirmed = isinstance(answer, m.Done)
-                history.cancelled(request_id, pending.called_at, now if confirmed else inf)
-            case _:
-                pass
-
-    def _judge_time(self, pending: _Pending, answer: m.Message | GpupoolError) -> None:
-        connection = self._by_server.get(pending.server)
-        lost = isinstance(answer, GpupoolError) and answer is not self._late
-        if connection is None or lost or not self.alive:
-            return
-        environment, server = self._environment, connection.machine
-        keys = (server, self.machine, between(server, self.machine))
-        took_s = self.scheduler.now - pending.called_at
-        quiescent_s = environment.quiescence.for_s(*keys)
-        environment.checkers.answers.answered(self.machine, server, took_s, quiescent_s)
-
     # --- holding ----------------------------------------------------------------------------------
 
     def _granted(self, action: Granted) -> None:
@@ -353,7 +239,7 @@ class ClientProcess(Process):
             else:
                 attach = m.Attach(lease.id, lease.ticket)
                 done = partial(self._attached, lease, server)
-                self.call(server, attach, SESSION_TIMEOUT_S, done)
+                self._connections.call(server, attach, SESSION_TIMEOUT_S, done)
 
     def _attached(self, lease: _Lease, server: ServerId, answer: m.Message | GpupoolError) -> None:
         if self.lease is not lease:
@@ -365,7 +251,9 @@ class ClientProcess(Process):
 
     def _open(self, lease: _Lease, server: ServerId) -> None:
         opening = m.OpenSession(lease.id, "arrays", "simulated")
-        self.call(server, opening, SESSION_TIMEOUT_S, partial(self._opened, lease, server))
+        self._connections.call(
+            server, opening, SESSION_TIMEOUT_S, partial(self._opened, lease, server)
+        )
 
     def _opened(self, lease: _Lease, server: ServerId, answer: m.Message | GpupoolError) -> None:
         if self.lease is not lease:
@@ -404,11 +292,10 @@ class ClientProcess(Process):
                 # Nobody confirms it: letting go of the connections ends it as well.
                 del self._letting_go[lease.id]
                 self._environment.history.over(lease.id, lease.gpus, called_at, inf)
-                for machine in list(self._connections):
-                    self._drop(machine)
+                self._connections.drop()
                 self._later()
 
-        self.call(server, m.Release(lease.id, "done"), RELEASE_TIMEOUT_S, done)
+        self._connections.call(server, m.Release(lease.id, "done"), RELEASE_TIMEOUT_S, done)
 
     def _lost_lease(self, reason: str) -> None:
         lease = self.lease
@@ -418,10 +305,7 @@ class ClientProcess(Process):
         self._environment.trace.note(self.machine, "lost", f"lease {lease.id}: {reason}")
         self._give_up_history(at=self.scheduler.now)
         self.lease = None
-        for machine in list(self._connections):
-            connection = self._connections[machine]
-            if connection.server in lease.servers:
-                self._drop(machine)
+        self._connections.drop(lease.servers)
         self._later()
 
     def _give_up_history(self, at: float) -> None:
@@ -431,23 +315,13 @@ class ClientProcess(Process):
 
     # --- connections ------------------------------------------------------------------------------
 
-    def hello(self) -> m.Hello:
-        """Return how this client introduces itself."""
-        return self._credentials().hello(self.machine)
-
-    def welcomed(self, connection: "_Connection", server: ServerId) -> None:
-        """Use a connection from now on."""
-        self._by_server[server] = connection
+    def arrived(self, server: ServerId) -> None:
+        """Ask a server whose connection has just come up."""
         if self._allocation is not None:
             self._do(self._allocation.arrived(server))
 
-    def took(self, connection: "_Connection", packet: Packet) -> None:
-        """Take an answer or a push."""
-        message = packet.message
-        if packet.call:
-            if packet.call in connection.calls:
-                self._finish(packet.call, message)
-            return
+    def pushed(self, message: m.Message) -> None:
+        """Take a message that answers no call."""
         match message:
             case m.CapacityAvailable(requests):
                 if self._allocation is not None and self._allocation.request.id in requests:
@@ -458,61 +332,9 @@ class ClientProcess(Process):
             case _:
                 pass
 
-    def left(self, connection: "_Connection", reason: str) -> None:
-        """Go on without a connection that is gone."""
-        if self._connections.get(connection.machine) is connection:
-            del self._connections[connection.machine]
-        server = connection.server
-        if server is None or self._by_server.get(server) is not connection:
-            return
-        del self._by_server[server]
-        calls, connection.calls = sorted(connection.calls), set()
-        for number in calls:
-            self._finish(number, UnreachableError("the connection is gone", why=reason))
+    def left(self, server: ServerId, reason: str) -> None:
+        """Go on without a server whose connection is gone."""
         if self._allocation is not None:
             self._do(self._allocation.left(server))
         if self.lease is not None and server in self.lease.servers:
-            self._lost_lease(f"connection with {connection.machine}: {reason}")
-
-    def _drop(self, machine: str) -> None:
-        connection = self._connections.get(machine)
-        if connection is not None and connection.end is not None:
-            connection.end.close()
-            self.left(connection, "closed by us")
-
-
-class _Connection:
-    """A client's end of its connection with one server."""
-
-    def __init__(self, client: ClientProcess, machine: str) -> None:
-        self._client = client
-        self.machine = machine
-        self.end: End | None = None
-        self.server: ServerId | None = None
-        self.token = TokenId("")
-        self.calls: set[int] = set()
-
-    def opened(self, end: End) -> None:
-        self.end = end
-        hello = self._client.hello()
-        self.token = hello.token
-        end.send(Packet(0, hello))
-
-    def failed(self, reason: str) -> None:
-        self._client.left(self, reason)
-
-    def received(self, end: End, payload: object) -> None:
-        assert isinstance(payload, Packet)
-        message = payload.message
-        if self.server is not None:
-            self._client.took(self, payload)
-        elif isinstance(message, m.Welcome):
-            self.server = message.server
-            self._client.welcomed(self, message.server)
-        else:
-            end.close()
-            self._client.left(self, "not welcome")
-
-    def closed(self, end: End, reason: str) -> None:
-        del end
-        self._client.left(self, reason)
+            self._lost_lease(reason)

@@ -10,7 +10,8 @@ from gpupool.pool.model.ids import Milliseconds, ServerId
 from gpupool.pool.model.state import ServerStatus, TokenKind
 from gpupool.pool.ports import Role
 from gpupool.remoting.server.proposer import Decision
-from gpupool.simulations.cluster.clients import ClientProcess, Counters, Credentials
+from gpupool.simulations.cluster.client_connections import Credentials
+from gpupool.simulations.cluster.clients import ClientProcess, Counters
 from gpupool.simulations.cluster.operators import Joiner, Operator, draw_credentials
 from gpupool.simulations.cluster.run_context import Checkers, Environment
 from gpupool.simulations.cluster.servers import CONTROL, ServerProcess

@@ -10,7 +10,7 @@ from gpupool.pool.model.state import TokenKind
 from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.cluster.caller import Caller
-from gpupool.simulations.cluster.clients import Credentials
+from gpupool.simulations.cluster.client_connections import Credentials
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.kernel.process import Process
 
