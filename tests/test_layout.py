@@ -83,7 +83,6 @@ NAMESAKES = ("serve",)
 DROPIN_PREFIXES = ("remoting/array_api/dropin/", "remoting/driver_api/python/")  # named by others
 LINES_IN_A_FILE = 500
 LONG_FILES = (
-    "simulations/cluster/cluster",
 )
 LINES_IN_A_FUNCTION = 70
 LONG_FUNCTIONS = (

@@ -100,7 +100,6 @@ class ClientProcess(Process):
             user=self,
         )
         self._allocation: Negotiation | None = None
-        self._numbers: dict[int, int] = {}
         self._wake_at = inf
         self._began_at = 0.0
         self._ticket = b""

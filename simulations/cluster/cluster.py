@@ -1,9 +1,8 @@
-"""The cluster: servers and clients of one pool in one process, and the faults that act on them."""
+"""The cluster: the machines, servers and clients of one pool, all in one process."""
 
 import itertools
 from functools import partial
 from hashlib import sha256
-from random import Random
 
 from gpupool.pool.model.commands import Command, CreatePool, CreateToken, JoinServer
 from gpupool.pool.model.ids import Milliseconds, ServerId
@@ -19,8 +18,8 @@ from gpupool.simulations.cluster.simulated_driver import SimulatedCommitter
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.failure_reporter import FailureReporter
-from gpupool.simulations.kernel.machines import RACKS, Machine
-from gpupool.simulations.kernel.quiescence import QuiescenceTracker, between
+from gpupool.simulations.kernel.machines import Machine
+from gpupool.simulations.kernel.quiescence import QuiescenceTracker
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 from gpupool.simulations.kernel.simulated_network import Network
@@ -35,12 +34,9 @@ CLIENT_TIMEOUT_S = 10.0
 WITHOUT_VOTE_S = 0.1
 """How often an operator checks whether a removed server still has a vote."""
 
-RESPAWN_S = 2.0
-"""Mean time until another client comes for one that is gone."""
-
 
 class Cluster:
-    """Everything that one run simulates. Faults act on it through ``faults.FaultTarget``."""
+    """Everything that one run simulates. Faults act on it through ``ClusterFaults``."""
 
     def __init__(self, options: Options, *, only: str = "") -> None:
         """Make a cluster that does nothing yet; with ``only``, one checker alone can fail it."""
@@ -66,15 +62,13 @@ class Cluster:
         self.counters = Counters()
         self.servers: dict[str, ServerProcess] = {}
         self.clients: dict[str, ClientProcess] = {}
-        self.healing = False
         self._joiners: dict[str, Joiner] = {}
-        self._random = scheduler.random("cluster")
+        self.random = scheduler.random("cluster")
         self._client_numbers = itertools.count(1)
         self._policy_numbers = itertools.count(1)
         self._restarts: set[str] = set()
         self._replacing = ""
-        self._turn = 0
-        admin = draw_credentials(self._random, "admin")
+        admin = draw_credentials(self.random, "admin")
         self._admin = admin
         self._users: dict[str, Credentials] = {}
         self.operator = Operator(
@@ -137,6 +131,13 @@ class Cluster:
 
         self.operator.create_token(TokenKind.USER, user, created)
 
+    def renew_token(self, user: str) -> None:
+        """Let the operator revoke a user's token, and make another."""
+        credentials = self._users.get(user)
+        if credentials is not None:
+            self.operator.revoke(credentials.token)
+            self._new_user_token(user)
+
     @property
     def complete(self) -> bool:
         """Return whether all servers are up and vote as they should."""
@@ -149,10 +150,10 @@ class Cluster:
         if self.options.policy_s:
             self._policy_later()
         for _ in range(self.options.clients):
-            self._spawn_client()
+            self.spawn_client()
 
     def _policy_later(self) -> None:
-        delay_s = self.options.policy_s * self._random.expovariate(1.0)
+        delay_s = self.options.policy_s * self.random.expovariate(1.0)
         self.scheduler.after(delay_s, self._put_policy)
 
     def _put_policy(self) -> None:
@@ -246,18 +247,41 @@ class Cluster:
         self.trace.note(process.machine, "stopped", reason)
         if "damaged" in reason or "missing" in reason:
             self.failures.fail("starts-again", f"{process.machine} {reason}")
-        self._end_process(process)
-        self._restart_later(process.machine, 1.0 + self._random.random())
+        self.end_process(process)
+        self.restart_later(process.machine, 1.0 + self.random.random())
 
-    def _end_process(self, process: ServerProcess) -> None:
+    def end_process(self, process: ServerProcess) -> None:
+        """Kill a server's process; nothing starts it again by itself."""
         self.quiescence.disturb(process.machine)
         process.kill()
         self.network.process_died(process)
 
-    def _restart_later(self, name: str, down_s: float) -> None:
+    def power_off(self, server: str, down_s: float) -> None:
+        """Cut the power of a server's machine."""
+        machine, process = self.environment.machines[server], self.servers.get(server)
+        if machine.dark or process is None:
+            return
+        self.trace.note("nemesis", "power", f"{server} for {down_s:.2f} s")
+        machine.dark = True
+        self.quiescence.disturb(server)
+        process.kill()
+        machine.disk.lose_power()
+        machine.lose_workers()
+        self.network.machine_went_dark(server)
+        self.restart_later(server, down_s)
+
+    def restart_later(self, name: str, down_s: float) -> None:
+        """Start a machine's server after ``down_s``, unless its restart is due already."""
         if name not in self._restarts:
             self._restarts.add(name)
             self.scheduler.after(down_s, partial(self._restart, name))
+
+    def restart_down_servers(self) -> None:
+        """Start every server that is down, at once."""
+        for name in list(self.servers):
+            if not self.servers[name].alive:
+                self._restarts.add(name)
+                self._restart(name)
 
     def _restart(self, name: str) -> None:
         self._restarts.discard(name)
@@ -273,7 +297,25 @@ class Cluster:
             self.trace.note(name, "start", "with nothing on its disk: it had not begun")
         self._start(name, create=create, servers=list(self.environment.machine_of))
 
-    def _spawn_client(self) -> None:
+    def server_names(self) -> list[str]:
+        """Return the machines of the pool's servers, those that just join again too."""
+        return list(self.environment.machines)
+
+    def leader_name(self) -> str | None:
+        """Return the machine of the server that leads, if one does."""
+        leaders = [
+            (process.replicated_log.node.core.term, name)
+            for name, process in self.servers.items()
+            if process.alive
+            and process.replicated_log is not None
+            and process.replicated_log.node.leads
+        ]
+        return max(leaders)[1] if leaders else None
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def spawn_client(self) -> None:
+        """Let one more client come."""
         name = f"c{next(self._client_numbers)}"
         random = self.scheduler.random(f"client/{name}")
         user = random.choice(USERS)
@@ -295,206 +337,13 @@ class Cluster:
         self.clients[name] = client
         client.start()
 
-    # --- faults.FaultTarget -----------------------------------------------------------------------
-
-    def server_names(self) -> list[str]:
-        """Return the machines of the pool's servers, those that just join again too."""
-        return list(self.environment.machines)
-
     def client_names(self) -> list[str]:
         """Return the machines of living clients."""
         return [name for name, client in self.clients.items() if client.alive]
 
-    def leader_name(self) -> str | None:
-        """Return the machine of the server that leads, if one does."""
-        leaders = [
-            (process.replicated_log.node.core.term, name)
-            for name, process in self.servers.items()
-            if process.alive
-            and process.replicated_log is not None
-            and process.replicated_log.node.leads
-        ]
-        return max(leaders)[1] if leaders else None
+    # --- replacing a server -----------------------------------------------------------------------
 
-    def next_server(self) -> str:
-        """Return the machine whose turn it is to be restarted."""
-        names = self.server_names()
-        self._turn += 1
-        return names[self._turn % len(names)]
-
-    def reset(self, one: str, other: str) -> None:
-        """Break the connections between two machines."""
-        self.trace.note("nemesis", "reset", f"{one} - {other}")
-        self.network.reset(one, other)
-        self.quiescence.disturb(between(one, other))
-
-    def slow(self, source: str, target: str, by_s: float, for_s: float) -> None:
-        """Make one direction slow."""
-        self.trace.note("nemesis", "slow-link", f"{source} > {target} by {by_s:.3f} s")
-        link = self.network.link(source, target)
-        link.slow_s = by_s
-        self.quiescence.begin(between(source, target))
-
-        def undo() -> None:
-            link.slow_s = 0.0
-            self.quiescence.end(between(source, target))
-
-        self.scheduler.after(for_s, undo)
-
-    def cut(self, pairs: list[tuple[str, str]], for_s: float) -> None:
-        """Cut these directions."""
-        if not pairs:
-            return
-        names = " ".join(f"{a}>{b}" for a, b in pairs if not (a[0] == "c" or b[0] == "c"))
-        self.trace.note("nemesis", "cut", f"{names or len(pairs)} for {for_s:.2f} s")
-        for source, target in pairs:
-            self.network.block(source, target)
-            self.quiescence.begin(between(source, target))
-        self.scheduler.after(for_s, partial(self._mend, pairs))
-
-    def _mend(self, pairs: list[tuple[str, str]]) -> None:
-        self.trace.note("nemesis", "mend", f"{len(pairs)} directions")
-        for source, target in pairs:
-            self.quiescence.end(between(source, target))
-            if self.network.blocked(source, target):
-                self.network.unblock(source, target)
-
-    def kill(self, server: str, down_s: float) -> None:
-        """Kill a server's process, and start the next one after ``down_s``."""
-        process = self.servers.get(server)
-        if process is None or not process.alive:
-            return
-        self.trace.note("nemesis", "kill", f"{server} for {down_s:.2f} s")
-        self._end_process(process)
-        self._restart_later(server, down_s)
-
-    def power_off(self, server: str, down_s: float) -> None:
-        """Cut the power of a server's machine."""
-        machine, process = self.environment.machines[server], self.servers.get(server)
-        if machine.dark or process is None:
-            return
-        self.trace.note("nemesis", "power", f"{server} for {down_s:.2f} s")
-        machine.dark = True
-        self.quiescence.disturb(server)
-        process.kill()
-        machine.disk.lose_power()
-        machine.lose_workers()
-        self.network.machine_went_dark(server)
-        self._restart_later(server, down_s)
-
-    def tear(self, server: str, operations: int, down_s: float) -> None:
-        """Let the power fail at one of the next file operations."""
-        del down_s
-        disk = self.environment.machines[server].disk
-        if disk.power_fails_after is None:
-            self.trace.note("nemesis", "torn", f"{server} after {operations} operations")
-            disk.power_fails_after = operations
-
-    def pause(self, server: str, for_s: float) -> None:
-        """Stop a server's process for a while."""
-        process = self.servers.get(server)
-        if process is None or not process.alive or process.paused:
-            return
-        self.trace.note("nemesis", "pause", f"{server} for {for_s:.2f} s")
-        process.pause()
-        self._disturb(server, for_s)
-        self.scheduler.after(for_s, process.resume)
-
-    def clock_rate(self, server: str, rate: float, for_s: float) -> None:
-        """Let a monotonic clock run at another rate."""
-        self.trace.note("nemesis", "clock-rate", f"{server} at {rate} for {for_s:.2f} s")
-        clock = self.environment.machines[server].clock
-        clock.set_rate(rate)
-        self._disturb(server, for_s)
-        self.scheduler.after(for_s, partial(clock.set_rate, 1.0))
-
-    def clock_jump(self, server: str, by_ms: int) -> None:
-        """Set a wall clock."""
-        self.trace.note("nemesis", "clock-jump", f"{server} by {by_ms} ms")
-        self.environment.machines[server].clock.jump_wall(by_ms)
-
-    def disk(self, server: str, what: str, for_s: float) -> None:
-        """Make a disk slow, full or broken."""
-        self.trace.note("nemesis", f"disk-{what}", f"{server} for {for_s:.2f} s")
-        disk = self.environment.machines[server].disk
-        if what == "slow":
-            disk.sync_latency_s = 0.01 + 0.3 * self._random.random()
-        elif what == "full":
-            disk.full = True
-        else:
-            disk.broken = True
-        self._disturb(server, for_s)
-        self.scheduler.after(for_s, partial(self._repair, server))
-
-    def _disturb(self, machine: str, for_s: float) -> None:
-        self.quiescence.begin(machine)
-        self.scheduler.after(for_s, partial(self.quiescence.end, machine))
-
-    def _repair(self, server: str) -> None:
-        disk = self.environment.machines[server].disk
-        disk.repair()
-        disk.sync_latency_s = self.options.sync_s
-
-    def kill_client(self, name: str, *, silently: bool) -> None:
-        """Let a client end, or vanish with its machine."""
-        self.trace.note("nemesis", "client-dark" if silently else "client-kill", name)
-        client = self.clients.pop(name)
-        client.kill()
-        if silently:
-            self.network.machine_went_dark(name)
-        else:
-            self.network.process_died(client)
-        if not self.healing:
-            self.scheduler.after(RESPAWN_S * self._random.expovariate(1.0), self._spawn_client)
-
-    def pause_client(self, name: str, for_s: float) -> None:
-        """Stop a client's process for a while."""
-        client = self.clients[name]
-        if not client.paused:
-            self.trace.note("nemesis", "client-pause", f"{name} for {for_s:.2f} s")
-            client.pause()
-            self._disturb(name, for_s)
-            self.scheduler.after(for_s, client.resume)
-
-    def kill_worker(self, draw: float) -> None:
-        """Let some worker die by itself."""
-        workers = [(m, w) for m in self.environment.machines.values() for w in m.workers]
-        if workers:
-            machine, worker = workers[int(draw * len(workers))]
-            self.trace.note("nemesis", "worker-death", f"of lease {worker.lease}")
-            machine.kill(worker)
-
-    def slow_kills(self, server: str, kill_s: float, for_s: float) -> None:
-        """Let workers take long to die."""
-        machine = self.environment.machines[server]
-        machine.kill_s = kill_s
-
-        def undo() -> None:
-            machine.kill_s = self.options.kill_s
-
-        self.scheduler.after(for_s, undo)
-
-    def operate(self, what: str, random: Random) -> None:
-        """Let an operator do something."""
-        state = self.environment.checkers.logs.state
-        if what == "end-lease" and state.leases:
-            self.operator.end_lease(random.choice(sorted(state.leases)))
-        elif what == "revoke":
-            user = random.choice(USERS)
-            credentials = self._users.get(user)
-            if credentials is not None:
-                self.operator.revoke(credentials.token)
-                self._new_user_token(user)
-        elif what == "drain":
-            server = self.environment.machines[random.choice(self.server_names())].server
-            self.operator.drain(server, 0.5 + 4 * random.random())
-        elif what == "relabel":
-            server = self.environment.machines[random.choice(self.server_names())].server
-            self.operator.relabel(server, {"rack": random.choice(RACKS)})
-        elif what == "replace":
-            self._replace(random.choice(self.server_names()))
-
-    def _replace(self, name: str) -> None:
+    def replace(self, name: str) -> None:
         """Remove a server for good; its machine joins again as another server.
 
         One at a time: an operator waits until the server has no vote before its disk is wiped.
@@ -527,42 +376,17 @@ class Cluster:
         machine = self.environment.machines[name]
         process = self.servers.pop(name)
         if process.alive:
-            self._end_process(process)
+            self.end_process(process)
         if machine.dark:
             machine.dark = False
             self.network.machine_came_back(name)
         machine.disk = SimulatedDisk(self.scheduler.random(f"disk/{name}/{self.scheduler.now}"))
         machine.disk.sync_latency_s = self.options.sync_s
-        machine.server = ServerId(self._random.randbytes(6).hex())
+        machine.server = ServerId(self.random.randbytes(6).hex())
         self.environment.machine_of[machine.server] = name
         self._join(name)
 
-    # --- healing ----------------------------------------------------------------------------------
-
-    def heal(self) -> None:
-        """Undo every fault that is still in force."""
-        self.healing = True
-        self.trace.note("nemesis", "heal", "")
-        names = [*self.environment.machines, *self.clients, "operator"]
-        for source in names:
-            for target in names:
-                if source != target:
-                    if self.network.blocked(source, target):
-                        self.network.unblock(source, target)
-                    self.network.link(source, target).slow_s = 0.0
-        for name, machine in self.environment.machines.items():
-            self._repair(name)
-            machine.disk.power_fails_after = None
-            machine.clock.set_rate(1.0)
-            machine.kill_s = self.options.kill_s
-            machine.hurry()
-        for process in [*self.servers.values(), *self.clients.values()]:
-            if process.paused:
-                process.resume()
-        for name in list(self.servers):
-            if not self.servers[name].alive:
-                self._restarts.add(name)
-                self._restart(name)
+    # --- the state of the pool --------------------------------------------------------------------
 
     @property
     def replacing(self) -> bool:

@@ -13,6 +13,7 @@ from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.scheduling.placement import Offer, make_offer, may_have_room
 from gpupool.pool.scheduling.ranking import choose
 from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 
 CONVERGE_S_MAX = 5.0
 """After healing, all servers must agree within this, without help."""
@@ -62,8 +63,9 @@ class _Observation:
 class LivenessPhase:
     """Heals the cluster, and fails the run when something does not come right in time."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, faults: ClusterFaults) -> None:
         self._cluster = cluster
+        self._faults = faults
         self._healed_at = self._settled_at = 0.0
         self.converged_s = -1.0
         """Seconds from healing until all servers agreed; negative before."""
@@ -77,7 +79,7 @@ class LivenessPhase:
         cluster, scheduler = self._cluster, self._cluster.scheduler
         if scheduler.stopped:
             return
-        cluster.heal()
+        self._faults.heal()
         self._healed_at = self._settled_at = scheduler.now
         end = scheduler.now + cluster.options.heal_s
         while scheduler.now < end and not scheduler.stopped:

@@ -13,6 +13,7 @@ from functools import partial
 
 from gpupool.pool.scheduling import fairness
 from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 from gpupool.simulations.faults.fault_schedule import Fault, happen, schedule
 from gpupool.simulations.kernel.failure_reporter import Failure
 from gpupool.simulations.kernel.scheduler import StuckError
@@ -100,7 +101,8 @@ class _Simulation:
         self._options = options
         self._faults = schedule(options)
         self.cluster = Cluster(options, only=only)
-        self._liveness = LivenessPhase(self.cluster)
+        self._target = ClusterFaults(self.cluster)
+        self._liveness = LivenessPhase(self.cluster, self._target)
 
     def create(self) -> None:
         """Let the pool be made, without faults, and the clients come."""
@@ -126,7 +128,7 @@ class _Simulation:
         random = fault.random(self._options.seed)
         if fault.kind.startswith("client") and not self.cluster.client_names():
             return
-        happen(fault, self.cluster, random)
+        happen(fault, self._target, random)
 
     def liveness_phase(self) -> None:
         """Heal everything; the run fails for what does not come right in time."""

@@ -1,0 +1,241 @@
+"""The effects of faults on a cluster: each fault of the schedule is applied here, and healed."""
+
+from functools import partial
+from random import Random
+
+from gpupool.pool.model.ids import ServerId
+from gpupool.simulations.cluster.cluster import Cluster
+from gpupool.simulations.kernel.machines import RACKS
+from gpupool.simulations.kernel.quiescence import between
+from gpupool.simulations.workload.drawn_policies import USERS
+
+RESPAWN_S = 2.0
+"""Mean time until another client comes for one that is gone."""
+
+
+class ClusterFaults:
+    """The ``fault_schedule.FaultTarget`` of a run: it applies the faults to its cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._environment = cluster.environment
+        self._scheduler = cluster.scheduler
+        self._trace = cluster.trace
+        self._network = cluster.network
+        self._quiescence = cluster.quiescence
+        self._healing = False
+        self._turn = 0
+
+    # --- targets ----------------------------------------------------------------------------------
+
+    def server_names(self) -> list[str]:
+        """Return the machines of the pool's servers."""
+        return self._cluster.server_names()
+
+    def client_names(self) -> list[str]:
+        """Return the machines of living clients."""
+        return self._cluster.client_names()
+
+    def leader_name(self) -> str | None:
+        """Return the machine of the server that leads, if one does."""
+        return self._cluster.leader_name()
+
+    def next_server(self) -> str:
+        """Return the machine whose turn it is to be restarted."""
+        names = self.server_names()
+        self._turn += 1
+        return names[self._turn % len(names)]
+
+    # --- the network ------------------------------------------------------------------------------
+
+    def reset(self, one: str, other: str) -> None:
+        """Break the connections between two machines."""
+        self._trace.note("nemesis", "reset", f"{one} - {other}")
+        self._network.reset(one, other)
+        self._quiescence.disturb(between(one, other))
+
+    def slow(self, source: str, target: str, by_s: float, for_s: float) -> None:
+        """Make one direction slow."""
+        self._trace.note("nemesis", "slow-link", f"{source} > {target} by {by_s:.3f} s")
+        link = self._network.link(source, target)
+        link.slow_s = by_s
+        self._quiescence.begin(between(source, target))
+
+        def undo() -> None:
+            link.slow_s = 0.0
+            self._quiescence.end(between(source, target))
+
+        self._scheduler.after(for_s, undo)
+
+    def cut(self, pairs: list[tuple[str, str]], for_s: float) -> None:
+        """Cut these directions."""
+        if not pairs:
+            return
+        names = " ".join(f"{a}>{b}" for a, b in pairs if not (a[0] == "c" or b[0] == "c"))
+        self._trace.note("nemesis", "cut", f"{names or len(pairs)} for {for_s:.2f} s")
+        for source, target in pairs:
+            self._network.block(source, target)
+            self._quiescence.begin(between(source, target))
+        self._scheduler.after(for_s, partial(self._mend, pairs))
+
+    def _mend(self, pairs: list[tuple[str, str]]) -> None:
+        self._trace.note("nemesis", "mend", f"{len(pairs)} directions")
+        for source, target in pairs:
+            self._quiescence.end(between(source, target))
+            if self._network.blocked(source, target):
+                self._network.unblock(source, target)
+
+    # --- servers and their machines ---------------------------------------------------------------
+
+    def kill(self, server: str, down_s: float) -> None:
+        """Kill a server's process, and start the next one after ``down_s``."""
+        process = self._cluster.servers.get(server)
+        if process is None or not process.alive:
+            return
+        self._trace.note("nemesis", "kill", f"{server} for {down_s:.2f} s")
+        self._cluster.end_process(process)
+        self._cluster.restart_later(server, down_s)
+
+    def power_off(self, server: str, down_s: float) -> None:
+        """Cut the power of a server's machine."""
+        self._cluster.power_off(server, down_s)
+
+    def tear(self, server: str, operations: int, down_s: float) -> None:
+        """Let the power fail at one of the next file operations."""
+        del down_s
+        disk = self._environment.machines[server].disk
+        if disk.power_fails_after is None:
+            self._trace.note("nemesis", "torn", f"{server} after {operations} operations")
+            disk.power_fails_after = operations
+
+    def pause(self, server: str, for_s: float) -> None:
+        """Stop a server's process for a while."""
+        process = self._cluster.servers.get(server)
+        if process is None or not process.alive or process.paused:
+            return
+        self._trace.note("nemesis", "pause", f"{server} for {for_s:.2f} s")
+        process.pause()
+        self._disturb(server, for_s)
+        self._scheduler.after(for_s, process.resume)
+
+    def clock_rate(self, server: str, rate: float, for_s: float) -> None:
+        """Let a monotonic clock run at another rate."""
+        self._trace.note("nemesis", "clock-rate", f"{server} at {rate} for {for_s:.2f} s")
+        clock = self._environment.machines[server].clock
+        clock.set_rate(rate)
+        self._disturb(server, for_s)
+        self._scheduler.after(for_s, partial(clock.set_rate, 1.0))
+
+    def clock_jump(self, server: str, by_ms: int) -> None:
+        """Set a wall clock."""
+        self._trace.note("nemesis", "clock-jump", f"{server} by {by_ms} ms")
+        self._environment.machines[server].clock.jump_wall(by_ms)
+
+    def disk(self, server: str, what: str, for_s: float) -> None:
+        """Make a disk slow, full or broken."""
+        self._trace.note("nemesis", f"disk-{what}", f"{server} for {for_s:.2f} s")
+        disk = self._environment.machines[server].disk
+        if what == "slow":
+            disk.sync_latency_s = 0.01 + 0.3 * self._cluster.random.random()
+        elif what == "full":
+            disk.full = True
+        else:
+            disk.broken = True
+        self._disturb(server, for_s)
+        self._scheduler.after(for_s, partial(self._repair, server))
+
+    def _disturb(self, machine: str, for_s: float) -> None:
+        self._quiescence.begin(machine)
+        self._scheduler.after(for_s, partial(self._quiescence.end, machine))
+
+    def _repair(self, server: str) -> None:
+        disk = self._environment.machines[server].disk
+        disk.repair()
+        disk.sync_latency_s = self._cluster.options.sync_s
+
+    def kill_worker(self, draw: float) -> None:
+        """Let some worker die by itself."""
+        workers = [(m, w) for m in self._environment.machines.values() for w in m.workers]
+        if workers:
+            machine, worker = workers[int(draw * len(workers))]
+            self._trace.note("nemesis", "worker-death", f"of lease {worker.lease}")
+            machine.kill(worker)
+
+    def slow_kills(self, server: str, kill_s: float, for_s: float) -> None:
+        """Let workers take long to die."""
+        machine = self._environment.machines[server]
+        machine.kill_s = kill_s
+
+        def undo() -> None:
+            machine.kill_s = self._cluster.options.kill_s
+
+        self._scheduler.after(for_s, undo)
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def kill_client(self, name: str, *, silently: bool) -> None:
+        """Let a client end, or vanish with its machine."""
+        self._trace.note("nemesis", "client-dark" if silently else "client-kill", name)
+        client = self._cluster.clients.pop(name)
+        client.kill()
+        if silently:
+            self._network.machine_went_dark(name)
+        else:
+            self._network.process_died(client)
+        if not self._healing:
+            delay_s = RESPAWN_S * self._cluster.random.expovariate(1.0)
+            self._scheduler.after(delay_s, self._cluster.spawn_client)
+
+    def pause_client(self, name: str, for_s: float) -> None:
+        """Stop a client's process for a while."""
+        client = self._cluster.clients[name]
+        if not client.paused:
+            self._trace.note("nemesis", "client-pause", f"{name} for {for_s:.2f} s")
+            client.pause()
+            self._disturb(name, for_s)
+            self._scheduler.after(for_s, client.resume)
+
+    # --- operators --------------------------------------------------------------------------------
+
+    def operate(self, what: str, random: Random) -> None:
+        """Let an operator do something."""
+        state = self._environment.checkers.logs.state
+        if what == "end-lease" and state.leases:
+            self._cluster.operator.end_lease(random.choice(sorted(state.leases)))
+        elif what == "revoke":
+            self._cluster.renew_token(random.choice(USERS))
+        elif what == "drain":
+            server = self._draw_server(random)
+            self._cluster.operator.drain(server, 0.5 + 4 * random.random())
+        elif what == "relabel":
+            server = self._draw_server(random)
+            self._cluster.operator.relabel(server, {"rack": random.choice(RACKS)})
+        elif what == "replace":
+            self._cluster.replace(random.choice(self.server_names()))
+
+    def _draw_server(self, random: Random) -> ServerId:
+        return self._environment.machines[random.choice(self.server_names())].server
+
+    # --- healing ----------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Undo every fault that is still in force."""
+        self._healing = True
+        self._trace.note("nemesis", "heal", "")
+        names = [*self._environment.machines, *self._cluster.clients, "operator"]
+        for source in names:
+            for target in names:
+                if source != target:
+                    if self._network.blocked(source, target):
+                        self._network.unblock(source, target)
+                    self._network.link(source, target).slow_s = 0.0
+        for name, machine in self._environment.machines.items():
+            self._repair(name)
+            machine.disk.power_fails_after = None
+            machine.clock.set_rate(1.0)
+            machine.kill_s = self._cluster.options.kill_s
+            machine.hurry()
+        for process in [*self._cluster.servers.values(), *self._cluster.clients.values()]:
+            if process.paused:
+                process.resume()
+        self._cluster.restart_down_servers()
