@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpupool.remoting.protocol import messages as m
-from gpupool.simulations.cluster.servers import CONTROL, Packet
+from gpupool.simulations.cluster.server_process import CONTROL, Packet
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.simulated_network import End, Network
 

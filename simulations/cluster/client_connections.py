@@ -15,7 +15,7 @@ from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.model.ids import ServerId, TokenId
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.cluster.run_context import Environment
-from gpupool.simulations.cluster.servers import CONTROL, Packet
+from gpupool.simulations.cluster.server_process import CONTROL, Packet
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.quiescence import between

@@ -13,7 +13,7 @@ from gpupool.simulations.cluster.client_connections import Credentials
 from gpupool.simulations.cluster.clients import ClientProcess, Counters
 from gpupool.simulations.cluster.operators import Joiner, Operator, draw_credentials
 from gpupool.simulations.cluster.run_context import Checkers, Environment
-from gpupool.simulations.cluster.servers import CONTROL, ServerProcess
+from gpupool.simulations.cluster.server_process import CONTROL, ServerProcess
 from gpupool.simulations.cluster.simulated_driver import SimulatedCommitter
 from gpupool.simulations.cluster.simulated_links import KIND as PEER
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
