@@ -1,5 +1,6 @@
 """The agent: one line in, one line out; news of the lease; and whatever else may be sent to it."""
 
+import contextlib
 import json
 import os
 import tempfile
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 
 from gpupool.cli.run.agent import (
@@ -159,6 +160,10 @@ async def test_a_process_that_lost_a_worker_hears_whether_the_lease_is_lost(tmp_
     lambda each: st.lists(each) | st.dictionaries(st.text(), each),
 ).map(line)))  # fmt: skip
 async def test_nonsense_is_answered(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        parse_request(data)
+        reject()  # that one made sense
+
     async def never(request: SessionRequest) -> list[SessionAnswer]:
         raise AssertionError
 

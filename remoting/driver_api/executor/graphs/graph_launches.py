@@ -15,7 +15,7 @@ from gpupool.pool.errors import RemoteProtocolError
 from gpupool.remoting.driver_api.executor.api import INVALID_VALUE, NOT_SUPPORTED, CudaError
 from gpupool.remoting.driver_api.executor.client_state import WORDS, Client, HandlerGroup
 from gpupool.remoting.driver_api.executor.direct import Direct
-from gpupool.remoting.driver_api.executor.graphs.graphs import Graphs, Negotiation
+from gpupool.remoting.driver_api.executor.graphs.graphs import Allocation, Graphs
 from gpupool.remoting.driver_api.executor.graphs.node_params import (
     ALLOCATE,
     FREE,
@@ -41,8 +41,8 @@ class Executable:
     """What the worker knows of an executable graph beside CUDA's handle."""
 
     graph: int
-    allocations: list[Negotiation] = field(default_factory=list[Negotiation])
-    left: list[Negotiation] = field(default_factory=list[Negotiation])  # that it does not free
+    allocations: list[Allocation] = field(default_factory=list[Allocation])
+    left: list[Allocation] = field(default_factory=list[Allocation])  # that it does not free
     foreign: list[int] = field(default_factory=list[int])  # addresses of others that it frees
 
 
@@ -128,7 +128,7 @@ class GraphLaunches(HandlerGroup):
         return WORDS[2].pack(0, found.value if flags & FOR_KERNELS else 0)
 
     def _reserve(self, made: Executable) -> None:
-        done: list[Negotiation] = []
+        done: list[Allocation] = []
         try:
             for one in made.allocations:
                 self._memory.reserve(one.device, charged(one.size))
@@ -137,7 +137,7 @@ class GraphLaunches(HandlerGroup):
             self._release(done)
             raise
 
-    def _release(self, allocations: list[Negotiation]) -> None:
+    def _release(self, allocations: list[Allocation]) -> None:
         for one in allocations:
             self.client.budget.release(one.device, charged(one.size))
 
@@ -146,7 +146,7 @@ class GraphLaunches(HandlerGroup):
         made = self._executables.pop(number)
         self._slots.forget(number)
         self._direct.call("cuGraphExecDestroy", handle)
-        gone: list[Negotiation] = []
+        gone: list[Allocation] = []
         for one in made.allocations:
             # What a launch has left allocated is charged until the program frees it.
             left = any(one is each for each in made.left)
@@ -158,7 +158,7 @@ class GraphLaunches(HandlerGroup):
         if gone:
             self._give_back(gone)
 
-    def _give_back(self, gone: list[Negotiation]) -> None:
+    def _give_back(self, gone: list[Allocation]) -> None:
         """Have CUDA let go of memory that it keeps for graphs, and then count it as free.
 
         A launch may still run, and has its memory until it is over.
@@ -168,7 +168,7 @@ class GraphLaunches(HandlerGroup):
             own = [one for one in gone if one.device == device]
             self.waiter.start(device, partial(self._give_back_now, device, own))
 
-    def _give_back_now(self, device: int, gone: list[Negotiation]) -> None:
+    def _give_back_now(self, device: int, gone: list[Allocation]) -> None:
         try:
             self.api.runtime.deviceSynchronize()
             self._memory.pools.trim_graphs(device)

@@ -57,7 +57,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Negotiation:
+class Allocation:
     """Memory that a node of a graph allocates."""
 
     address: int
@@ -114,12 +114,12 @@ class Graphs(HandlerGroup):
         """Return the client's number of a node, 0 when it has none."""
         return self.known[graph].numbers.get(node, 0) if graph in self.known else 0
 
-    def memory_of(self, handle: int) -> tuple[list[Negotiation], list[int]]:
+    def memory_of(self, handle: int) -> tuple[list[Allocation], list[int]]:
         """Return what the nodes of a graph of CUDA allocate, and the addresses that they free.
 
         Of this the driver is asked: what a client says of its graphs might be wrong.
         """
-        allocations, freed = list[Negotiation](), list[int]()
+        allocations, freed = list[Allocation](), list[int]()
         for node in self._nodes_of(handle) if self._with_memory else ():
             kind = ctypes.c_int(0)
             self._direct.call("cuGraphNodeGetType", node, kind)
@@ -137,7 +137,7 @@ class Graphs(HandlerGroup):
                 address = params.word(node_params.ALLOCATE_ADDRESS)
                 size = params.word(node_params.ALLOCATE_BYTES)
                 device = params.index(node_params.ALLOCATE_DEVICE)
-                allocations.append(Negotiation(address, size, device))
+                allocations.append(Allocation(address, size, device))
         return allocations, freed
 
     def _nodes_of(self, handle: int) -> list[int]:
