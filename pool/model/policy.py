@@ -1,6 +1,6 @@
 """The pool's policy as data: who may hold how much, of what, when, and for how long.
 
-A policy is written as one TOML document (``policy_text`` reads it), and in force as the frozen
+A policy is written as one TOML document (``policy_document`` reads it), and in force as the frozen
 dataclasses below, which are what the table holds. ``rulebook`` answers questions about it. Every
 key of the document becomes one ``Rule`` that knows its line, so that whatever is refused can name
 the rule. Times of day are wall time of a named zone. ``apply`` must evaluate them alike on every

@@ -86,7 +86,7 @@ def out_of_reach(directories: Iterable[Path], files: Iterable[Path]) -> tuple[Pa
 
     Raises:
         PermissionError: with the path of what is itself closed to others, or is reached through
-            a link inside of a closed directory, where ``confine.expose`` cannot help.
+            a link inside of a closed directory, where ``sandbox.expose`` cannot help.
     """
     for file in files:
         if not file.stat().st_mode & stat.S_IROTH:

@@ -57,7 +57,7 @@ PEER_DIAL_TIMEOUT_S = 4.0
 
 
 class HostSupervisor:
-    """Implements ``remoting.sessions.SessionHost`` with worker processes."""
+    """Implements ``remoting.protocol.sessions.SessionHost`` with worker processes."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The users that workers run as: one for each lease on this server, while the server is root.
 
 Otherwise all workers have the host's uid, and only what a process can give up by itself separates
-them (``confine``). Workers of one lease share a uid because CUDA opens an event of another process
+them (``sandbox``). Workers of one lease share a uid because CUDA opens an event of another process
 only if both have the same: it looks for the event's file under its own uid.
 """
 
@@ -143,7 +143,7 @@ def processes_of(uid: int) -> dict[int, int]:
 def without_worker(found: Mapping[int, int], running: Collection[int]) -> tuple[list[int], bool]:
     """Return the processes that descend from no running worker, and whether that is all of them.
 
-    A worker stays the ancestor of all that it starts (``confine.keep_descendants``). A parent that
+    A worker stays the ancestor of all that it starts (``sandbox.keep_descendants``). A parent that
     has just ended tells nothing: its children have another one by now.
 
     Args:

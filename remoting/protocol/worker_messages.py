@@ -1,6 +1,6 @@
 """What the host and a worker process say to each other over their socket pair, as bytes.
 
-Control messages are CBOR in the frames of ``remoting.wire``; a descriptor that belongs to a
+Control messages are CBOR in the frames of ``protocol.framing``; a descriptor that belongs to a
 message travels beside it (SCM_RIGHTS). Calls on the budget have a socket pair of their own and a
 fixed binary form, because a program may wait for each of them. The worker is not trusted with more
 than its lease: the host decodes what it says as strictly as what a stranger says.

@@ -1,6 +1,6 @@
 """The policy oracle: a second, simpler reading of a policy, from its text alone.
 
-It shares no code with ``pool.rulebook``, and knows what ``policies`` draws: classes, limits,
+It shares no code with ``rulebook``, and knows what ``drawn_policies`` draws: classes, limits,
 places, windows by the time of day in UTC, and reservations between two dates.
 """
 

@@ -1,6 +1,6 @@
 """A caller of control servers: it connects to one, and repeats a call until it is answered.
 
-Operators and joining servers use it; programs that want GPUs use ``remoting.allocation``.
+Operators and joining servers use it; programs that want GPUs use ``client.negotiation``.
 """
 
 from collections import deque

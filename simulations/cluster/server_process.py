@@ -211,7 +211,7 @@ class ServerProcess(Process):
 
     def _table_changed(self) -> None:
         state = self.table.state
-        # As in ``cli.serving``: a table that has not reached the point at which this server joined
+        # As in ``compose``: a table that has not reached the point at which this server joined
         # says nothing about who belongs to the pool.
         removed = self.server in state.removed
         known = self.server in state.servers or removed

@@ -162,7 +162,7 @@ class Machine:
 
 
 class SimulatedHost:
-    """The workers of one server process, as ``remoting.sessions.SessionHost`` has them.
+    """The workers of one server process, as ``protocol.sessions.SessionHost`` has them.
 
     What is a coroutine there takes a callback here, since nothing awaits under virtual time.
     """

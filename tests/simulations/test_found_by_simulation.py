@@ -25,7 +25,7 @@ class Hands:
         return int(self.now * 1000)
 
 
-class AdminService:
+class ProposerBench:
     """Proposals with everything around them in reach."""
 
     def __init__(self) -> None:
@@ -51,25 +51,25 @@ class AdminService:
 
 
 def test_expired_attempt_does_not_rule_out_an_earlier_one_without_an_outcome() -> None:
-    admin_service = AdminService()
-    admin_service.proposals.outcome(1, Unknown("the leader changed"))
-    admin_service.clock.now += 0.3
-    admin_service.proposals.poll()
-    decision = admin_service.expire_until_the_end()
+    bench = ProposerBench()
+    bench.proposals.outcome(1, Unknown("the leader changed"))
+    bench.clock.now += 0.3
+    bench.proposals.poll()
+    decision = bench.expire_until_the_end()
     assert decision.result is None
     assert decision.uncertain, "the first attempt may have been granted"
 
 
 def test_expired_attempts_alone_are_a_definite_no() -> None:
-    decision = AdminService().expire_until_the_end()
+    decision = ProposerBench().expire_until_the_end()
     assert decision.result is None
     assert not decision.uncertain
 
 
 def test_committed_attempt_decides() -> None:
-    admin_service = AdminService()
-    admin_service.proposals.outcome(1, Unknown("the leader changed"))
-    admin_service.clock.now += 0.3
-    admin_service.proposals.poll()
-    admin_service.proposals.outcome(1, Committed(9, encode(Result(ok=True))))
-    assert admin_service.decisions == [Decision(Result(ok=True), uncertain=False, why="")]
+    bench = ProposerBench()
+    bench.proposals.outcome(1, Unknown("the leader changed"))
+    bench.clock.now += 0.3
+    bench.proposals.poll()
+    bench.proposals.outcome(1, Committed(9, encode(Result(ok=True))))
+    assert bench.decisions == [Decision(Result(ok=True), uncertain=False, why="")]

@@ -1,7 +1,7 @@
 """A client's frames, as they are read: when they are executed, or ahead of that.
 
 Whoever executes frames can stand still in a call of the driver, for example because a stream's
-queue is full. What that waits for may lie behind (``overtaking.py``). Then another thread reads
+queue is full. What that waits for may lie behind (``out_of_band.py``). Then another thread reads
 ahead, and finds it. What it has read is executed later, in its order.
 """
 

@@ -13,7 +13,7 @@ class PolicyIs(Answer):
     version: int
     by: str
     at: Milliseconds
-    packed: bytes  # ``policy_log.unpack_text`` reads it
+    packed: bytes  # ``policy_versions.unpack_text`` reads it
 
 
 @message(80, answered_by=PolicyIs, rights=Rights.USER)
@@ -39,7 +39,7 @@ class GetPolicyHistory(Call):
 class PutPolicy(Call):
     """Put a policy in force in the place of version ``base``; operators only."""
 
-    packed: bytes  # made by ``policy_log.pack_text``
+    packed: bytes  # made by ``policy_versions.pack_text``
     base: int
 
 
