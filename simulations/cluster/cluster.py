@@ -31,6 +31,15 @@ PEER_TIMEOUT_S = 10.0
 CLIENT_TIMEOUT_S = 10.0
 """As ``peer_transport`` and ``control_server`` have them."""
 
+EVENTS_PER_S = 300
+"""Of one machine in a virtual second, over a whole run: five times the usual. More is a loop."""
+
+BURST_PER_S = 1_000
+"""The same in one single second: eight times what the busiest second of a scenario has."""
+
+AROUND_S = 60.0
+"""What a run may take besides its faults and its healing: to make the pool, and to settle."""
+
 WITHOUT_VOTE_S = 0.1
 """How often an operator checks whether a removed server still has a vote."""
 
@@ -40,7 +49,13 @@ class Cluster:
 
     def __init__(self, options: Options, *, only: str = "") -> None:
         """Make a cluster that does nothing yet; with ``only``, one checker alone can fail it."""
-        scheduler = Scheduler(options.seed)
+        machines = options.servers + options.clients
+        run_s = AROUND_S + options.fault_s + options.heal_s
+        scheduler = Scheduler(
+            options.seed,
+            events_max=int(EVENTS_PER_S * machines * run_s),
+            burst_max=BURST_PER_S * machines,
+        )
         trace = Trace(scheduler)
         self.failures = FailureReporter(scheduler, trace, only=only)
         network = Network(

@@ -31,9 +31,15 @@ class FailureReporter:
         self._only = only
         self.failure: Failure | None = None
 
-    def fail(self, checker: str, text: str) -> None:
-        """Record a failure and stop the scheduler; only the first one counts."""
-        if self.failure is None and self._only in ("", checker):
+    def fail(self, checker: str, text: str, *, hopeless: bool = False) -> None:
+        """Record a failure and stop the scheduler; only the first one counts.
+
+        Args:
+            checker: the one that failed.
+            text: what it found.
+            hopeless: whether the run cannot go on, and ends whichever checker was asked for.
+        """
+        if self.failure is None and (hopeless or self._only in ("", checker)):
             self.failure = Failure(checker, text, self._scheduler.now)
             self._trace.note("checker", "FAILED", f"{checker}: {text}")
             self._scheduler.stopped = True

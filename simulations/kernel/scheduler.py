@@ -6,12 +6,15 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
-EVENT_COUNT_MAX = 3_000_000
-"""A run that needs more events than this, thirty times the usual, is stuck in a loop."""
+EVENTS_MAX = 3_000_000
+"""A run that needs more events than this makes no progress, unless its maker knows better."""
+
+BURST_MAX = 100_000
+"""Nor does one in which less than a virtual second passes in so many events."""
 
 
-class StuckError(Exception):
-    """The simulation did not come to its end within ``EVENT_COUNT_MAX`` events."""
+class NoProgressError(Exception):
+    """The simulation did not come to its end within its limit of events."""
 
 
 class Scheduler:
@@ -21,7 +24,16 @@ class Scheduler:
     depends on nothing but the seed.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(
+        self, seed: int, *, events_max: int = EVENTS_MAX, burst_max: int = BURST_MAX
+    ) -> None:
+        """Make a scheduler at the instant 0.
+
+        Args:
+            seed: of all random sources.
+            events_max: the events of a whole run.
+            burst_max: the events in which a virtual second passes at the latest.
+        """
         self.seed = seed
         self.now = 0.0
         """Virtual seconds since the beginning."""
@@ -30,6 +42,9 @@ class Scheduler:
         """Set by the first failure; no event happens after it."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = itertools.count()
+        self._events_max, self._burst_max = events_max, burst_max
+        self._looked_at = 0.0
+        self._look_again = min(events_max, burst_max)
 
     def random(self, subsystem: str) -> Random:
         """Return a random source of its own for ``subsystem``.
@@ -52,15 +67,40 @@ class Scheduler:
         """Let everything happen that is due up to ``when``.
 
         Raises:
-            StuckError: when that takes more events than any sane run.
+            NoProgressError: when that takes more events than any sane run.
         """
         heap = self._heap
         count = self.event_count
         while heap and heap[0][0] <= when and not self.stopped:
             self.now, _, action = heappop(heap)
             self.event_count = count = count + 1
-            if count > EVENT_COUNT_MAX:
-                raise StuckError(f"{EVENT_COUNT_MAX} events, and only {self.now:.3f} s have passed")
+            if count > self._look_again:
+                self._check_progress()
             action()
         if not self.stopped:
             self.now = when
+
+    def run_until_true(self, condition: Callable[[], bool], when: float) -> bool:
+        """Let everything happen until ``condition`` holds; return whether it did by ``when``.
+
+        Raises:
+            NoProgressError: when that takes more events than any sane run.
+        """
+        while not condition():
+            if self.stopped or not self._heap or self._heap[0][0] > when:
+                return False
+            self.now, _, action = heappop(self._heap)
+            self.event_count += 1
+            if self.event_count > self._look_again:
+                self._check_progress()
+            action()
+        return True
+
+    def _check_progress(self) -> None:
+        text = f"no progress: {self.event_count:,} events, and it is {self.now:.3f} s"
+        if self.event_count > self._events_max:
+            raise NoProgressError(f"{text}, where {self._events_max:,} end the run")
+        if self.now - self._looked_at < 1.0:
+            raise NoProgressError(f"{text}, where {self._burst_max:,} move time by a second")
+        self._looked_at = self.now
+        self._look_again = min(self.event_count + self._burst_max, self._events_max)

@@ -16,7 +16,7 @@ from gpupool.simulations.cluster.cluster import Cluster
 from gpupool.simulations.cluster.cluster_faults import ClusterFaults
 from gpupool.simulations.faults.fault_schedule import Fault, happen, schedule
 from gpupool.simulations.kernel.failure_reporter import Failure
-from gpupool.simulations.kernel.scheduler import StuckError
+from gpupool.simulations.kernel.scheduler import NoProgressError
 from gpupool.simulations.kernel.swarm_options import Options
 from gpupool.simulations.kernel.trace import Line
 from gpupool.simulations.tools.liveness import OBSERVE_EVERY_S, LivenessPhase
@@ -63,7 +63,8 @@ def run(
     Args:
         options: of the run.
         broken: a deliberately broken build, in force during the run.
-        only: the one checker whose failures count; empty for all.
+        only: the one checker whose failures count; empty for all. A run that cannot go on ends
+            all the same, with the failure that says why.
         begin_phase: called with the name of each phase as it begins.
     """
     # Nothing of a run is garbage before its end, and collecting takes a tenth of the time.
@@ -78,8 +79,8 @@ def run(
                 simulation.safety_phase()
                 begin_phase("liveness")
                 simulation.liveness_phase()
-            except StuckError as error:
-                simulation.cluster.failures.fail("not-stuck", str(error))
+            except NoProgressError as error:
+                simulation.cluster.failures.fail("no-progress", str(error), hopeless=True)
             return simulation.report()
     finally:
         gc.enable()
@@ -111,7 +112,8 @@ class _Simulation:
         while not cluster.complete and not scheduler.stopped:
             scheduler.run_until(scheduler.now + OBSERVE_EVERY_S)
             if scheduler.now > CREATE_S_MAX:
-                cluster.failures.fail("creates", f"no complete pool after {CREATE_S_MAX} s")
+                text = f"no complete pool after {CREATE_S_MAX} s"
+                cluster.failures.fail("creates", text, hopeless=True)
         cluster.trace.note("nemesis", "begin", "the pool is complete")
         cluster.start_clients()
 

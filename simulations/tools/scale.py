@@ -48,7 +48,7 @@ from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
 from gpupool.simulations.cluster.simulated_links import KIND, SimulatedTransport
 from gpupool.simulations.kernel.drifting_clock import DriftingClock
 from gpupool.simulations.kernel.process import Process
-from gpupool.simulations.kernel.scheduler import Scheduler
+from gpupool.simulations.kernel.scheduler import EVENTS_MAX, Scheduler
 from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 from gpupool.simulations.kernel.simulated_network import Network
 from gpupool.simulations.kernel.trace import Trace
@@ -154,7 +154,8 @@ class _Pool:
     """Servers with consensus alone, all up to date from the start."""
 
     def __init__(self, count: int) -> None:
-        self.scheduler = Scheduler(count)
+        # A thousand servers have many more events in a second than the pools of the swarm.
+        self.scheduler = Scheduler(count, burst_max=EVENTS_MAX)
         random = self.scheduler.random("network")
         self.network = Network(
             self.scheduler, Trace(self.scheduler), random, delay_s=0.0003, jitter_s=0.0001

@@ -166,7 +166,9 @@ SEEDS = table("sim-mutations.txt")
 
 def caught(mutation: Mutation, seed: int) -> Report | None:
     report = run(mutation.options(seed), broken=mutation.broken, only=mutation.checker)
-    return report if report.failure is not None else None
+    # A run that cannot go on ends with a failure of its own, which proves nothing here.
+    noticed = report.failure is not None and report.failure.checker == mutation.checker
+    return report if noticed else None
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -175,6 +177,17 @@ def test_broken_build_is_caught(mutation: Mutation) -> None:
     recorded = int(SEEDS[mutation.name][0])
     seeds = [recorded, *(s for s in range(40) if s != recorded)]
     assert any(caught(mutation, seed) for seed in seeds), f"{mutation.rule}: nobody noticed"
+
+
+def test_run_that_cannot_go_on_ends_whichever_checker_was_asked_for() -> None:
+    """The pool never became complete, "creates" did not count, and three million events passed."""
+    mutation = next(m for m in MUTATIONS if m.name == "truncates-blindly")
+    report = run(mutation.options(0), broken=mutation.broken, only=mutation.checker)
+    assert report.failure is not None
+    assert report.failure.checker == "creates"
+    assert report.virtual_s < 31
+    assert report.event_count < 50_000
+    assert caught(mutation, 0) is None, "it is no proof that the checker works"
 
 
 def test_every_broken_build_has_a_recorded_seed() -> None:

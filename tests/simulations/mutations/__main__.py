@@ -32,6 +32,9 @@ def main() -> int:
         report = run(mutation.options(seed), broken=mutation.broken, only=mutation.checker)
         if report.failure is None:
             continue
+        if report.failure.checker != mutation.checker:
+            print(f"seed {seed} ended early: {report.failure}")
+            continue
         if arguments.transcript:
             print(*report.options.lines(), "", *report.lines, sep="\n")
         print(f"seed {seed}: {report.failure}")

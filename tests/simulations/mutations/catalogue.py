@@ -108,7 +108,7 @@ MUTATIONS = (
     ),
     Mutation(
         "never-rests",
-        "not-stuck",
+        "no-progress",
         "a server looks at its table again and again without a pause",
         broken_consensus.never_rests,
     ),
