@@ -1,18 +1,20 @@
 """Connections between machines that behave like TCP under faults.
 
-Single bytes are never lost, repeated or reordered: TCP forbids it, and a simulator that did so
-would find faults that cannot happen and miss those that can. A cut direction holds data back until
-it heals, and the kernels resend it then, or until they give the connection up; a reset loses
-everything that was in flight.
+Single bytes are never lost, repeated or reordered: TCP forbids it, and a simulator of whole pools
+that did so would find faults that cannot happen and miss those that can. A cut direction holds data
+back until it heals, and the kernels resend it then, or until they give the connection up; a reset
+loses everything that was in flight. Tests of consensus, which must not rest on TCP's promises, set
+``Network.frame_faults``.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import log
+from math import inf, log
 from random import Random
 from typing import Protocol
 
+from gpupool.simulations.kernel.frame_faults import FrameFaults
 from gpupool.simulations.kernel.process import Process
 from gpupool.simulations.kernel.scheduler import Scheduler
 from gpupool.simulations.kernel.trace import Trace
@@ -133,6 +135,13 @@ class _Connection:
         pipe.count += 1
         if type(payload) is bytes:
             self._network.count(self.counted[side], len(payload))
+            faults = self._network.frame_faults
+            if faults is not None:
+                payload = faults.damaged(*self.machines(side), payload)
+                if faults.breaks():
+                    self.break_("connection reset", (0.0, 0.0))
+                if payload is None or self.broken:
+                    return
         if pipe.held or pipe.link.blocked_since is not None:
             self._hold(pipe, pipe.count, payload)
         else:
@@ -166,10 +175,17 @@ class _Connection:
     def _schedule(self, side: int, number: int, payload: object | None) -> None:
         pipe, network = self.pipes[side], self._network
         when = network.scheduler.now + network.draw_latency(pipe.link)
+        arrive = partial(self._arrive, side, number, payload)
+        faults = network.frame_faults if type(payload) is bytes else None
+        if faults is not None and (late_s := faults.late_s()):
+            network.scheduler.at(when + late_s, arrive)
+            return
         if when < pipe.arrives_at + 1e-7:
             when = pipe.arrives_at + 1e-7
         pipe.arrives_at = when
-        network.scheduler.at(when, partial(self._arrive, side, number, payload))
+        network.scheduler.at(when, arrive)
+        if faults is not None and (again_s := faults.again_s()) is not None:
+            network.scheduler.at(when + again_s, arrive)
 
     def _arrive(self, side: int, number: int, payload: object | None) -> None:
         if self.broken:
@@ -221,6 +237,8 @@ class Network:
         """Per kind of connection: how long the kernels keep one up that does not get through."""
         self.sent_bytes: dict[tuple[str, str], int] = {}
         """By machine and kind of connection."""
+        self.frame_faults: FrameFaults | None = None
+        """What TCP would not let happen; None for a network that keeps TCP's promises."""
 
     # --- for processes ----------------------------------------------------------------------------
 
@@ -258,14 +276,17 @@ class Network:
         for connection in self._between(source, target):
             self._watch(connection, link, since)
 
-    def unblock(self, source: str, target: str) -> None:
-        """Heal one direction; what was held back is sent again when the kernel next tries to."""
+    def unblock(self, source: str, target: str, *, within_s: float = inf) -> None:
+        """Heal one direction; what was held back is sent again when the kernel next tries to.
+
+        With ``within_s`` it is sent by then: what was cut had only queued it, as a switch may.
+        """
         self.link(source, target).blocked_since = None
         for connection in self._between(source, target):
             side = 0 if connection.ends[0].process.machine == source else 1
             held = connection.pipes[side].held
             if held:
-                resend_at = self._resend_at(held[0][1])
+                resend_at = min(self._resend_at(held[0][1]), self.scheduler.now + within_s)
                 # TCP_USER_TIMEOUT also ends a connection that was not tried again in time.
                 give_up_at = held[0][1] + USER_TIMEOUT_SHARE * self.timeout_s[connection.kind]
                 if resend_at <= give_up_at:
