@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from raft_world import MemoryDisk, Register
+from raft_world import Register
 
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.node import RaftNode
@@ -19,6 +19,7 @@ from gpupool.consensus.storage.journal import Entry, encode_entries
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome
+from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 ME = ServerId("me")
 
@@ -32,7 +33,7 @@ class Lone:
         *,
         entries: list[Entry] | None = None,
         term: int = 1,
-        disk: MemoryDisk | None = None,
+        disk: SimulatedDisk | None = None,
         settings: ConsensusSettings | None = None,
         peers: tuple[str, ...] | None = None,
     ) -> None:
@@ -41,7 +42,7 @@ class Lone:
         self.machine = Register()
         self.peers = [ServerId(peer) for peer in peers or voters if peer != ME]
         if disk is None:
-            disk = MemoryDisk()
+            disk = SimulatedDisk(random.Random(7))
             journal = Storage(disk, create=True).journal
             if voters:
                 names = [ServerId(voter) for voter in voters]

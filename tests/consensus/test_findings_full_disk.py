@@ -12,14 +12,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from lone_node import Lone, entry
-from raft_world import MemoryDisk
 
 from gpupool.consensus.storage.journal import RESERVE, Journal
 from gpupool.pool.errors import StorageError
+from gpupool.simulations.kernel.simulated_disk import Operation, SimulatedDisk
 
 HERE = Path(__file__).parent
 AS_ROOT = [] if os.geteuid() == 0 else ["--map-root-user", "--user"]
@@ -84,33 +85,33 @@ def test_l4_ours_stops_when_its_file_cannot_grow(tmp_path: Path) -> None:
 def test_l4_ours_stops_with_a_clear_error_and_gives_the_reserve_back() -> None:
     lone = Lone()
     assert RESERVE in lone.disk.names()
-    lone.disk.failing["append"] = errno.ENOSPC
+    lone.disk.fail("append", errno.ENOSPC, lasting=True)
     with pytest.raises(StorageError, match="No space left") as caught:
         lone.append(2, 1, [entry("x", 3, 5)])
     assert "free some disk space" in caught.value.hint
     assert RESERVE not in lone.disk.names()
-    lone.disk.failing.clear()
+    lone.disk.repair()
     with pytest.raises(StorageError, match="an earlier write failed"):
         lone.append(2, 1, [entry("x", 3, 5)])
 
 
 @pytest.mark.parametrize("operation", ["append", "sync"])
-def test_l4_a_failed_write_is_never_tried_again(operation: str) -> None:
-    disk = MemoryDisk()
+def test_l4_a_failed_write_is_never_tried_again(operation: Operation) -> None:
+    disk = SimulatedDisk(Random(7))
     journal = Journal.create(disk)
-    disk.failing[operation] = errno.EIO
+    disk.fail(operation, errno.EIO, lasting=True)
     journal.set_vote(3, "b")
     with pytest.raises(StorageError):
         journal.sync()
-    disk.failing.clear()
+    disk.repair()
     journal.set_vote(4, "c")
     with pytest.raises(StorageError):
         journal.sync()
 
 
 def test_l4_a_start_without_room_for_the_reserve_is_refused() -> None:
-    disk = MemoryDisk()
+    disk = SimulatedDisk(Random(7))
     Journal.create(disk).close()
-    disk.failing["reserve"] = errno.ENOSPC
+    disk.fail("reserve", errno.ENOSPC)
     with pytest.raises(StorageError, match="MiB of disk cannot be reserved"):
         Journal.open(disk)

@@ -3,6 +3,7 @@
 L4, a full disk, is in ``test_findings_full_disk.py``.
 """
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from bare_library import Bare, append, command, library
 from bare_library import time as bare_time
 from lone_node import Lone, entry
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
-from raft_world import Faults, MemoryDisk, World
+from raft_world import Faults, World
 
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.protocol.membership import encode_voters
@@ -24,6 +25,7 @@ from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted
+from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 # --- L1: a divergent follower far behind -----------------------------------------------------
 
@@ -290,8 +292,8 @@ def test_a_leader_without_a_majority_steps_down_in_time() -> None:
 
 def test_a_silent_partition_is_survived_within_the_budget() -> None:
     times: list[float] = []
-    for seed in range(60):
-        world = World(seed, voters=3 if seed % 2 else 5, faults=Faults(latency_spread=0.001))
+    for seed in range(100):
+        world = World(seed, voters=3 if seed % 2 else 5, faults=Faults(jitter_s=0.0005))
         world.run_until(lambda world=world: world.leader() is not None)
         old = world.leader()
         assert old is not None
@@ -313,7 +315,8 @@ def test_a_silent_partition_is_survived_within_the_budget() -> None:
         times.append(world.now - began)
     times.sort()
     assert times[len(times) // 2] < 0.35
-    assert times[-1] < 0.5, "budget for the 99th percentile"
+    assert times[98] < 0.5, "budget for the 99th percentile"
+    assert times[99] < 0.8, "two rounds, when votes are split"
 
 
 def test_a_returning_server_does_not_depose_the_leader() -> None:
@@ -368,7 +371,7 @@ def test_a_server_asked_by_an_unknown_candidate_with_a_newer_log_votes() -> None
 
 
 def test_the_voters_of_the_latest_entry_count_from_the_start_on() -> None:
-    disk = MemoryDisk()
+    disk = SimulatedDisk(Random(7))
     journal = Storage(disk, create=True).journal
     both = [ServerId("me"), ServerId("b")]
     journal.append(MEMBERSHIP_TYPE + encode_voters([ServerId("me")]), 2, 1)

@@ -16,7 +16,6 @@ from bare_library import LEADER as BARE_LEADER
 from bare_library import Bare, append, command, library
 from lone_node import Lone, entry
 from pysyncobj.journal import FileJournal
-from raft_world import MemoryDisk, PowerLossError
 
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.protocol.membership import encode_voters
@@ -24,6 +23,7 @@ from gpupool.consensus.storage.snapshot import Snapshot
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.ports import NotCommitted
+from gpupool.simulations.kernel.simulated_disk import PowerLostError, SimulatedDisk
 
 # The library does not close the files that it reads.
 LEAKY = pytest.mark.filterwarnings(
@@ -74,7 +74,7 @@ def test_s1_the_library_wipes_a_journal_that_does_not_start_at_its_dump(tmp_path
 
 
 def test_s1_ours_keeps_every_entry_behind_the_snapshot() -> None:
-    disk = MemoryDisk()
+    disk = SimulatedDisk(random.Random(7))
     storage = Storage(disk, create=True)
     for item in our_entries(2, 41):
         storage.journal.append(*item)
@@ -116,8 +116,8 @@ def test_s2_the_library_loses_the_tail_when_compaction_is_interrupted(tmp_path: 
     gc.collect()
 
 
-def disk_with_snapshots() -> tuple[MemoryDisk, Storage]:
-    disk = MemoryDisk()
+def disk_with_snapshots(seed: int) -> tuple[SimulatedDisk, Storage]:
+    disk = SimulatedDisk(random.Random(seed))
     storage = Storage(disk, create=True)
     for item in our_entries(2, 100):
         storage.journal.append(*item)
@@ -129,11 +129,11 @@ def disk_with_snapshots() -> tuple[MemoryDisk, Storage]:
 @pytest.mark.parametrize("operation", range(1, 12))
 def test_s2_ours_survives_a_power_loss_in_any_step_of_compaction(operation: int) -> None:
     for seed in range(20):
-        disk, storage = disk_with_snapshots()
-        disk.crash_at = disk.operations + operation
-        with contextlib.suppress(PowerLossError):
+        disk, storage = disk_with_snapshots(seed)
+        disk.power_fails_after = operation
+        with contextlib.suppress(PowerLostError):
             storage.take(Snapshot(80, 1, (ServerId("me"),), "eighty"))
-        disk.lose_power(random.Random(seed))
+        disk.lose_power()
         again = Storage(disk, create=False)
         assert again.snapshots.latest is not None
         assert again.snapshots.latest.index in (40, 80)
@@ -272,7 +272,7 @@ def test_s6_ours_remembers_its_vote() -> None:
     fields = {"term": 9, "last_log_index": 50, "last_log_term": 8, "hand_over": False}
     sent = lone.take("b", "request_vote", **fields)
     assert [(peer, m["type"]) for peer, m in sent] == [("b", "response_vote")]
-    lone.disk.lose_power(random.Random(1))
+    lone.disk.lose_power()
     lone.restart()
     assert lone.take("c", "request_vote", **fields) == []
 
@@ -309,12 +309,12 @@ def test_s7_the_library_acknowledges_what_is_not_on_the_disk(
 
 def test_s7_ours_syncs_once_and_only_then_lets_frames_out() -> None:
     lone = Lone()
-    before = lone.disk.syncs
+    before = lone.disk.counts["sync"]
     sent = lone.append(2, 1, our_entries(3, 40, 5))
     assert sent[-1][1]["success"]
-    assert lone.disk.syncs == before + 1
-    for seed in range(20):
-        lone.disk.lose_power(random.Random(seed))
+    assert lone.disk.counts["sync"] == before + 1
+    for _ in range(20):
+        lone.disk.lose_power()
         lone.restart()
         assert lone.journal.last_index == 40
         assert lone.journal.term == 5
@@ -328,8 +328,8 @@ def test_s7_ours_lets_nothing_out_when_the_sync_fails() -> None:
         lone.now,
     )
     lone.node.step(lone.now)
-    lone.disk.crash_at = lone.disk.operations + 1
-    with pytest.raises(PowerLossError):
+    lone.disk.power_fails_after = 1
+    with pytest.raises(PowerLostError):
         lone.node.ready()
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 import trio
-from raft_world import MemoryDisk, Register
+from raft_world import Register
 from trio.testing import MockClock
 
 from gpupool.consensus.driver import RaftDriver
@@ -31,6 +31,7 @@ from gpupool.pool.ports import (
 )
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.server.committer import Committer
+from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 
 def check_types(replicated_log: RaftDriver) -> tuple[ReplicatedLog, PeerEvents]:
@@ -120,12 +121,12 @@ class Pool:
         self.with_tables = with_tables  # of a real pool, in place of registers
         self.machines: dict[ServerId, Register] = {}
         self.tables: dict[ServerId, PoolMachine] = {}
-        self.disks: dict[ServerId, MemoryDisk] = {}
+        self.disks: dict[ServerId, SimulatedDisk] = {}
         self.replicated_logs = self.board.replicated_logs
 
     async def start(self, name: str, *, first: bool = False) -> RaftDriver:
         server = ServerId(name)
-        disk = self.disks[server] = MemoryDisk()
+        disk = self.disks[server] = SimulatedDisk(random.Random(name))
         storage = Storage(disk, create=True)
         if first:
             bootstrap(storage, server)
@@ -340,7 +341,7 @@ async def test_a_full_disk_stops_the_server_in_order() -> None:
             replicated_log = await pool.start("a", first=True)
             await pool.elected()
             assert isinstance(await replicated_log.propose([1], timeout_s=2), Committed)
-            pool.disks[ServerId("a")].failing["append"] = errno.ENOSPC
+            pool.disks[ServerId("a")].fail("append", errno.ENOSPC, lasting=True)
             outcome = await replicated_log.propose([2], timeout_s=1)
             assert not isinstance(outcome, Committed)
 

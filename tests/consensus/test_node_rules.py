@@ -31,6 +31,7 @@ from gpupool.consensus.storage.store import MEMBERSHIP_TYPE
 from gpupool.pool.errors import RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, Role, Unknown
+from gpupool.simulations.kernel.frame_faults import FrameChances
 
 
 def forwards(sent: list[tuple[str, Message]]) -> list[Message]:
@@ -186,9 +187,9 @@ def test_a_single_voter_commits_only_after_its_own_sync() -> None:
     lone.propose("x")
     lone.node.step(lone.now)
     assert lone.machine.log == []
-    before = lone.disk.syncs
+    before = lone.disk.counts["sync"]
     lone.node.ready()
-    assert lone.disk.syncs == before + 1
+    assert lone.disk.counts["sync"] == before + 1
     assert lone.node.next_step_at() <= lone.now + 0.001
     lone.tick()
     assert lone.machine.log == ["x"]
@@ -297,7 +298,10 @@ def test_a_removed_server_says_so_once_it_has_no_vote() -> None:
 def test_servers_without_a_vote_follow_through_faults(learners: int) -> None:
     settings = ConsensusSettings(snapshot_entries=50)
     world = World(
-        4, learners=learners, settings=settings, faults=Faults(reset=0.005, latency_spread=0.005)
+        4,
+        learners=learners,
+        settings=settings,
+        faults=Faults(jitter_s=0.0025, frames=FrameChances(reset=0.005)),
     )
     world.load(seconds=4, rate=100)
     for second in range(4):
@@ -356,13 +360,13 @@ def test_news_reach_a_server_without_a_vote_at_once() -> None:
 def test_the_leader_sends_entries_to_voters_only() -> None:
     world = World(8, learners=3)
     world.run_until(lambda: world.leader() is not None)
-    seen: set[tuple[ServerId, str]] = set()
+    seen: set[tuple[str, str]] = set()
 
-    def watch(_source: ServerId, target: ServerId, frame: bytes) -> bytes:
+    def watch(_source: str, target: str, frame: bytes) -> bytes:
         seen.add((target, decode_message(frame[17:])["type"]))
         return frame
 
-    world.tamper = watch
+    world.frames.tamper = watch
     world.load(seconds=1, rate=50)
     world.run(2)
     for learner in world.names[3:]:
