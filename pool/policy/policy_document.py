@@ -7,6 +7,7 @@ import difflib
 import re
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, cast
@@ -28,6 +29,7 @@ from gpupool.pool.policy.policy_values import (
     rule_value,
     word_list,
 )
+from gpupool.pool.policy.toml_limits import shape_problem
 from gpupool.pool.policy.toml_lines import Path, key_lines
 
 RULE_COUNT_MAX = 4096
@@ -35,6 +37,12 @@ WINDOW_COUNT_MAX = 512
 RESERVATION_COUNT_MAX = 64
 NAME_LENGTH_MAX = 64
 PROBLEM_COUNT_MAX = 50
+PROBLEM_LENGTH_MAX = 300
+ZONE_COUNT_MAX = 16
+"""Time zones of one policy: each costs a few milliseconds to tabulate and a few KiB to keep."""
+
+HINT_COUNT_MAX = 200
+"""Names that a mistyped one is compared with: each comparison costs some microseconds."""
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 
@@ -90,16 +98,23 @@ def parse_policy(text: str, zone_of: ZoneOf) -> Policy:
     """
     if len(text.encode(errors="replace")) > TEXT_SIZE_MAX:
         raise PolicyTextError((Problem(0, f"it is larger than {TEXT_SIZE_MAX >> 10} KiB"),))
+    if (shape := shape_problem(text)) is not None:
+        raise PolicyTextError((Problem(*shape),))
     try:
         document = tomllib.loads(text, parse_float=Decimal)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except ValueError as error:  # also an integer of more digits than Python converts
         raise PolicyTextError((_syntax_problem(str(error)),)) from error
     reader = _Reader(key_lines(text), zone_of)
-    policy = reader.read(document)
-    if reader.problems:
-        ordered = sorted(set(reader.problems), key=lambda problem: problem.line)
-        raise PolicyTextError(tuple(ordered[:PROBLEM_COUNT_MAX]))
+    policy = None
+    with suppress(_TooManyProblemsError):
+        policy = reader.read(document)
+    if policy is None or reader.problems:
+        raise PolicyTextError(tuple(sorted(reader.problems, key=lambda problem: problem.line)))
     return policy
+
+
+class _TooManyProblemsError(Exception):
+    """A document has ``PROBLEM_COUNT_MAX`` mistakes: nobody reads on."""
 
 
 def _syntax_problem(text: str) -> Problem:
@@ -314,6 +329,9 @@ class _Reader:
 
     def _zone_name(self, path: Path, value: object) -> str:
         name = self._text(path, value)
+        if name not in self._zones and len(self._zones) >= ZONE_COUNT_MAX:
+            self._problem(path, f"it has more than {ZONE_COUNT_MAX} time zones")
+            return "UTC"
         zone = self._zone_of(name) if name else None
         if zone is None:
             if name:
@@ -328,12 +346,13 @@ class _Reader:
         for key in table:
             if key in keys:
                 continue
-            near = difflib.get_close_matches(key, keys, n=1)
+            near = difflib.get_close_matches(key[:NAME_LENGTH_MAX], keys, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(keys)}"
             self._problem((*path, key), f"unknown key {key!r}{_where(path)}; {hint}")
 
     def _unknown_class(self, path: Path, name: str) -> None:
-        near = difflib.get_close_matches(name, sorted(self._classes), n=1)
+        known = sorted(self._classes)[:HINT_COUNT_MAX]
+        near = difflib.get_close_matches(name[:NAME_LENGTH_MAX], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else f"; write [class.{name}]"
         self._problem(path, f"there is no class {name!r}{hint}")
 
@@ -388,7 +407,11 @@ class _Reader:
         return self._lines.get(path, 0)
 
     def _problem(self, path: Path, text: str) -> None:
-        self.problems.append(Problem(self._line(path), text))
+        problem = Problem(self._line(path), text[:PROBLEM_LENGTH_MAX])
+        if problem not in self.problems:
+            self.problems.append(problem)
+        if len(self.problems) >= PROBLEM_COUNT_MAX:
+            raise _TooManyProblemsError
 
 
 def _where(path: Path) -> str:

@@ -50,10 +50,19 @@ class KillLease:
 
 
 @dataclass(frozen=True, slots=True)
+class CompilePolicy:
+    """Compile a packed document outside of this process; report with ``policy_compiled``."""
+
+    number: int
+    packed: bytes
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskKey:
     """Ask this voter for the CA's key."""
 
     peer: ServerId
 
 
-Action = Send | Hangup | Propose | StartSession | KillLease | AskKey
+Action = Send | Hangup | Propose | StartSession | KillLease | CompilePolicy | AskKey

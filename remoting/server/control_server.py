@@ -17,7 +17,7 @@ worker of an earlier incarnation.
 import errno
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -26,6 +26,7 @@ from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.ports import Clock, Randomness, ReplicatedLog
+from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.connection import Connection, End
@@ -33,6 +34,7 @@ from gpupool.remoting.protocol.sessions import SessionHost
 from gpupool.remoting.server.actions import (
     Action,
     AskKey,
+    CompilePolicy,
     Hangup,
     KillLease,
     Send,
@@ -41,6 +43,7 @@ from gpupool.remoting.server.actions import (
 from gpupool.remoting.server.ca_key import CaKey
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.controller import Controller
+from gpupool.remoting.server.policy_compiler import PolicyCompiler
 from gpupool.remoting.server.proposer import Propose
 from gpupool.remoting.server.router import Router
 from gpupool.remoting.server.server_settings import ServerSettings
@@ -83,6 +86,7 @@ class ControlServer:
         rng: Randomness,
         log: logging.Logger,
         settings: ServerSettings | None = None,
+        compile_policy: Callable[[bytes, int], Awaitable[Draft]] | None = None,
         follow: Callable[[Sequence[ServerId], Sequence[ServerId]], None] = lambda _s, _v: None,
         save_key: Callable[[bytes], None] = lambda _pem: None,
     ) -> None:
@@ -107,6 +111,7 @@ class ControlServer:
         self._asleep_until = float("-inf")
         self._nursery: trio.Nursery | None = None
         self._rate_limited_log = RateLimitedLog(log, clock)
+        self._compile_policy = compile_policy or PolicyCompiler().compile
         self._committer = Committer(replicated_log, machine, clock=clock, rng=rng)
         self.controller = Controller(
             machine,
@@ -201,6 +206,8 @@ class ControlServer:
                     if action.lease not in self._killing:
                         self._killing.add(action.lease)
                         self._nursery.start_soon(self._kill, action)
+                case CompilePolicy():
+                    self._nursery.start_soon(self._run_compiler, action)
                 case AskKey():
                     self._links.ask_key(action.peer)
         if self.controller.wake_at() < self._asleep_until:
@@ -253,6 +260,13 @@ class ControlServer:
         if isinstance(result, GpupoolError):
             self._log.warning("no session for lease %x: %s", action.lease.id, result)
         self._do(self.controller.session_opened(action.number, result))
+
+    async def _run_compiler(self, action: CompilePolicy) -> None:
+        try:
+            result = await self._compile_policy(action.packed, action.now_ms)
+        except GpupoolError as error:
+            result = error
+        self._do(self.controller.policy_compiled(action.number, result))
 
     async def _kill(self, action: KillLease) -> None:
         try:

@@ -8,6 +8,7 @@ method calls, each of which returns the actions to carry out, in order (see ``ac
     closed(connection)                          it is gone
     decided(number, outcome)                    an attempt of a ``Propose`` has ended
     session_opened(number, info or error)       a ``StartSession`` has ended
+    policy_compiled(number, draft or error)     a ``CompilePolicy`` has ended
     applied()                                   the table has changed
     poll()                                      time has passed; call again at ``wake_at()``
     reconcile_now()                             the host has changed: workers have ended
@@ -68,6 +69,7 @@ from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
+from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.sessions import SessionHost, SessionInfo
@@ -155,11 +157,12 @@ class Controller:
         self._reconciler = Reconciler(context)
         self._leases = LeaseService(context)
         self._admin = AdminService(context)
+        self._policies = PolicyService(context)
         self._handlers: dict[type[m.Call], Handler] = {
             m.Ping: self._ping,
             **self._leases.handlers(),
             **self._admin.handlers(),
-            **PolicyService(context).handlers(),
+            **self._policies.handlers(),
             **BackupService(context).handlers(),
         }
         assert self._handlers.keys() == set(m.CALLS.values()), "every call has one handler"
@@ -206,6 +209,11 @@ class Controller:
         self._leases.session_opened(number, result)
         # If the lease has ended meanwhile, this pass kills the new worker.
         self._reconcile()
+        return self._take()
+
+    def policy_compiled(self, number: int, result: Draft | GpupoolError) -> list[Action]:
+        """Take the result of a ``CompilePolicy``."""
+        self._policies.compiled(number, result)
         return self._take()
 
     def applied(self) -> list[Action]:

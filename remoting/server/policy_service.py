@@ -1,20 +1,24 @@
 """The calls about the pool's policy: show it, put one in force, explain it."""
 
-from dataclasses import replace
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
-from gpupool.pool.errors import ConflictError, DeniedError, GpupoolError, UsageError
+from gpupool.pool.errors import ConflictError, DeniedError, GpupoolError, NotNowError, UsageError
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds
-from gpupool.pool.model.policy import Policy
+from gpupool.pool.model.policy import PACKED_SIZE_MAX, Policy
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState
-from gpupool.pool.policy.policy_document import PolicyTextError, parse_policy
 from gpupool.pool.scheduling.policy_explain import explain
 from gpupool.pool.transitions import policy_versions
+from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.uploads import parts_of
 from gpupool.remoting.protocol import messages as m
-from gpupool.remoting.protocol.time_zones import zone_of
+from gpupool.remoting.protocol.policy_text import REFUSED
+from gpupool.remoting.server.actions import CompilePolicy
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.service_context import Client, Handler, ServiceContext
 from gpupool.remoting.server.validation import check_request
@@ -22,7 +26,17 @@ from gpupool.remoting.server.validation import check_request
 PUT_S = 5.0
 """For all parts of a document together, and its last command."""
 
-REFUSED = "the policy is not put in force"
+COMPILE_COUNT_MAX = 32
+"""Documents that wait to be compiled; one of each user."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiling:
+    """One call whose document is being compiled."""
+
+    client: Client
+    call: int
+    then: Callable[[Draft], None]
 
 
 class PolicyService:
@@ -30,6 +44,8 @@ class PolicyService:
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
+        self._numbers = itertools.count(1)
+        self._compiling: dict[int, _Compiling] = {}
 
     def handlers(self) -> dict[type[m.Call], Handler]:
         """Return the handler of each call that is served here."""
@@ -54,22 +70,31 @@ class PolicyService:
         """Answer with the verdict of the policy, or of a draft, on a user's request."""
         if message.request is not None:
             check_request(message.request)
-        context = self._context
-        state = replace(context.state, now=Milliseconds(context.proposer.at_ms()))
+
+        def explained(policy: Policy | None) -> None:
+            context = self._context
+            state = replace(context.state, now=Milliseconds(context.proposer.at_ms()))
+            if policy is not None:
+                digest = sha256(message.packed).digest()
+                version = state.policy.version + 1
+                state = replace(state, policy=replace(policy, version=version, digest=digest))
+            user = message.user or client.user
+            kind, lines = explain(state, user[:64], message.request)
+            context.answer(client, call, m.PolicyVerdict(kind, lines))
+
         if message.packed:
-            policy = self._compile(message.packed)
-            digest = sha256(message.packed).digest()
-            version = state.policy.version + 1
-            state = replace(state, policy=replace(policy, version=version, digest=digest))
-        user = message.user or client.user
-        kind, lines = explain(state, user[:64], message.request)
-        context.answer(client, call, m.PolicyVerdict(kind, lines))
+            self._compile(client, call, message.packed, lambda draft: explained(draft.policy))
+        else:
+            explained(None)
 
     def _put(self, client: Client, call: int, message: m.PutPolicy) -> None:
         """Compile a document, replicate it in parts, and put it in force."""
+        self._context.require_majority()
+        self._compile(client, call, message.packed, partial(self._replicate, client, call, message))
+
+    def _replicate(self, client: Client, call: int, message: m.PutPolicy, draft: Draft) -> None:
         context, current = self._context, self._context.state.policy
-        policy = self._compile(message.packed)
-        data = policy_versions.pack_draft(policy_versions.Draft(message.packed, policy))
+        data = policy_versions.pack_draft(draft)
         digest = policy_versions.digest_of(data)
         # A later version than this server knows may well be in force: the table decides.
         if message.base < current.version and current.digest != digest:
@@ -99,19 +124,37 @@ class PolicyService:
             else:
                 context.answer(client, call, m.Done(str(message.base + 1)))
 
-        context.require_majority()
         next_one(None)
 
-    def _compile(self, packed: bytes) -> Policy:
+    def _compile(
+        self, client: Client, call: int, packed: bytes, then: Callable[[Draft], None]
+    ) -> None:
+        """Have a document compiled, and go on with the draft; answer the call when it is none.
+
+        Raises:
+            UsageError: when the document is too large to be one.
+            NotNowError: when a document of this user waits, or too many of all users.
+        """
+        if len(packed) > PACKED_SIZE_MAX:
+            raise UsageError(REFUSED, why="the document is too large")
+        if any(each.client.user == client.user for each in self._compiling.values()):
+            raise NotNowError(REFUSED, why="this server reads another document of yours")
+        if len(self._compiling) >= COMPILE_COUNT_MAX:
+            raise NotNowError(REFUSED, why=f"{COMPILE_COUNT_MAX} documents wait to be read")
+        number = next(self._numbers)
+        self._compiling[number] = _Compiling(client, call, then)
         now_ms = self._context.proposer.at_ms()
+        self._context.actions.append(CompilePolicy(number, packed, now_ms))
+
+    def compiled(self, number: int, result: Draft | GpupoolError) -> None:
+        """Go on with a call whose document was compiled, or could not be."""
+        compiling = self._compiling.pop(number)
         try:
-            text = policy_versions.unpack_text(packed)
-            return parse_policy(text, lambda name: zone_of(name, now_ms))
-        except policy_versions.UnpackError as error:
-            raise UsageError(REFUSED, why=str(error)) from error
-        except PolicyTextError as error:
-            hint = "gpupool policy check FILE"
-            raise UsageError(REFUSED, why=str(error)[:500], hint=hint) from error
+            if isinstance(result, GpupoolError):
+                raise result
+            compiling.then(result)
+        except GpupoolError as error:
+            self._context.answer(compiling.client, compiling.call, m.refused(error))
 
 
 def policy_is(state: PoolState, version: int) -> m.PolicyIs:

@@ -15,10 +15,12 @@ from gpupool.pool.model.ids import GpuId, LeaseId, Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed, Outcome
 from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.policy_text import compile_text
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 from gpupool.remoting.server.actions import (
     Action,
     AskKey,
+    CompilePolicy,
     Hangup,
     KillLease,
     Send,
@@ -283,6 +285,8 @@ class ServerProcess(Process):
                     if action.lease not in self._killing:
                         self._killing.add(action.lease)
                         self.host.kill_lease(action.lease, partial(self._killed, action.lease))
+                case CompilePolicy():
+                    self.run(partial(self._compile_policy, action))
                 case AskKey():
                     pass
         self._set_timer()
@@ -303,6 +307,14 @@ class ServerProcess(Process):
                 self.do(self.controller.session_opened(action.number, error or info))
 
         self.host.open_session(action.lease, action.partitions, opened)
+
+    def _compile_policy(self, action: CompilePolicy) -> None:
+        try:
+            result = compile_text(action.packed, action.now_ms)
+        except GpupoolError as error:
+            result = error
+        if self.controller is not None:
+            self.do(self.controller.policy_compiled(action.number, result))
 
     def _killed(self, lease: LeaseId) -> None:
         self._killing.discard(lease)

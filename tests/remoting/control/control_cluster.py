@@ -29,11 +29,13 @@ from gpupool.pool.model.ids import (
 )
 from gpupool.pool.model.state import Gpu, Lease, Partition, PoolState, Request, TokenKind
 from gpupool.pool.ports import Committed, NotCommitted, Outcome, RaftHealth, Role, Unknown
+from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import GpuTelemetry, SessionTelemetry
 from gpupool.remoting.client.credentials import Credentials
 from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.protocol.policy_text import compile_text
 from gpupool.remoting.protocol.sessions import SessionDevice, SessionInfo
 from gpupool.remoting.protocol.token_text import TokenText, hash_secret
 from gpupool.remoting.server.control_server import ControlServer
@@ -246,6 +248,11 @@ class Node:
     up: bool = True
 
 
+async def compile_here(packed: bytes, now_ms: int) -> Draft:
+    """Compile a policy in this process: a child knows nothing of virtual time."""
+    return compile_text(packed, now_ms)
+
+
 class Cluster:
     """Servers, and clients that reach them over memory streams."""
 
@@ -257,6 +264,7 @@ class Cluster:
         self.authority: Authority = create_ca(CLUSTER_ID, datetime.now(UTC))
         self.streams: list[tuple[str, MemoryStream, MemoryStream]] = []
         self.unreachable: set[str] = set()
+        self.compile_policy: Callable[[bytes, int], Awaitable[Draft]] = compile_here
         self._seed = 100
 
     # --- servers ---------------------------------------------------------------------------------
@@ -306,6 +314,7 @@ class Cluster:
             clock=self.clock,
             rng=SeededRng(number),
             log=LOG,
+            compile_policy=lambda packed, now_ms: self.compile_policy(packed, now_ms),
             follow=lambda servers, voters: followed.append((tuple(servers), tuple(voters))),
             save_key=keys.append,
         )
