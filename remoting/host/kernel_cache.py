@@ -17,6 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.remoting.host.remove_tree import remove_tree
+
 DIRECTORY_NAME = "kernels"
 FILE_SIZE_MAX = 4 << 20
 USER_SIZE_MAX = 64 << 20
@@ -104,7 +106,7 @@ class KernelCache:
 
         def run() -> None:
             self.take(user, aside, uid)
-            shutil.rmtree(aside, ignore_errors=True)
+            remove_tree(aside, self._log)
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -164,7 +166,7 @@ class KernelCache:
     def _forget_users(self) -> None:
         users = sorted(self._directory.iterdir(), key=lambda path: path.stat().st_mtime)
         for path in users[: -self._limits.user_count]:
-            shutil.rmtree(path)
+            remove_tree(path, self._log)
 
 
 def _wanted(name: str) -> bool:

@@ -9,13 +9,13 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from gpupool.pool.errors import GpupoolError, StorageError
+from gpupool.remoting.host.remove_tree import remove_tree
 
 FILE_NAME = "workers.json"
 DIRECTORY_NAME = "workers"
@@ -86,7 +86,7 @@ def reap_orphans(state_dir: Path) -> int:
         workers = []
     killed = [pid for pid, started in workers if _kill(pid, started)]
     # What cannot be removed is only litter: it is not worth a server that does not start.
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_tree(directory)
     path.unlink()
     return len(killed)
 

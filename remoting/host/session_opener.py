@@ -172,8 +172,7 @@ class SessionOpener:
         self._budget.add_worker(worker.number, lease.id)
         for gpu in real:
             self._budget.charge(worker.number, gpu, self._limits.context_overhead)
-        uid, groups = await self._worker_pool.give_user(worker)
-        await self._worker_pool.give_kernels(worker, lease.user)
+        uid, groups = await self._worker_pool.give_user(worker, lease.user)
         ticket = os.urandom(32)
         devices = tuple(
             worker_messages.AssignedDevice(

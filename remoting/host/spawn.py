@@ -3,18 +3,18 @@
 import importlib
 import importlib.util
 import os
-import shutil
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import gpupool
 import gpupool.remoting
 from gpupool.remoting.host import orphan_reaper
+from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.users import UID_BASE, UID_COUNT
 
 ENVIRONMENT_PASSED = (
@@ -205,23 +205,21 @@ def start_process(control: socket.socket, errors: int, directory: Path) -> subpr
 def make_directory(parent: Path, number: int) -> Path:
     """Return a new private directory for worker ``number``."""
     path = parent / str(number)
-    if path.exists():
-        shutil.rmtree(path)
+    remove_tree(path)
     path.mkdir(mode=0o700, parents=True)
     return path
 
 
-def remove_directory(path: Path, log: Callable[[str], None]) -> None:
-    """Remove a dead worker's directory; ``rmtree`` follows no link that the worker left there."""
+def give_contents(directory: Path, uid: int) -> None:
+    """Let ``uid`` have all in a worker's directory: CuPy makes its cache when imported.
 
-    def report(_function: object, name: str, error: BaseException | tuple[object, ...]) -> None:
-        log(f"a dead worker's file {name} cannot be removed: {error}")
-
-    if path.exists():
-        shutil.rmtree(path, onerror=report)
+    The directory itself stays root's until ``give_directory``, so that no process of that uid can
+    put a link where root is about to write.
+    """
+    for path in directory.rglob("*"):
+        os.chown(path, uid, uid, follow_symlinks=False)
 
 
 def give_directory(directory: Path, uid: int) -> None:
-    """Let ``uid`` have a worker's directory and all in it: CuPy makes its cache when imported."""
-    for path in (directory, *directory.rglob("*")):
-        os.chown(path, uid, uid, follow_symlinks=False)
+    """Let ``uid`` enter and change a worker's directory; root writes nothing there from now on."""
+    os.chown(directory, uid, uid, follow_symlinks=False)

@@ -8,7 +8,6 @@ only if both have the same: it looks for the event's file under its own uid.
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import orphan_reaper
+from gpupool.remoting.host.remove_tree import remove_tree
 
 UID_BASE = 52_000
 """Above what distributions give to people and services, below the ranges of container tools."""
@@ -203,6 +203,6 @@ def remove_shared_memory(uid: int, pid: int | None) -> None:
                 if entry.stat(follow_symlinks=False).st_uid != uid:
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path, ignore_errors=True)
+                    remove_tree(Path(entry.path))
                 else:
                     os.unlink(entry.path)

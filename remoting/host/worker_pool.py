@@ -47,6 +47,7 @@ from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import kernel_cache, orphan_reaper, spawn
 from gpupool.remoting.host.budget import Budget
 from gpupool.remoting.host.kernel_cache import KernelCache
+from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.shared_handles import Sharing, descriptor_room
 from gpupool.remoting.host.users import LeaseUsers, UidPool, remove_shared_memory
 from gpupool.remoting.host.worker_handle import (
@@ -148,7 +149,7 @@ class WorkerPool:
             async with trio.open_nursery() as nursery:
                 await self._keep(nursery, task_status)
         finally:
-            spawn.remove_directory(self._directory, self._log)
+            remove_tree(self._directory, self._log)
 
     async def _keep(self, nursery: trio.Nursery, task_status: trio.TaskStatus[None]) -> None:
         self._nursery = nursery
@@ -183,28 +184,45 @@ class WorkerPool:
             raise
         return worker
 
-    async def give_user(self, worker: WorkerHandle) -> tuple[int, tuple[int, ...]]:
-        """Return the uid and groups that a worker becomes for its lease; -1: it stays who it is.
+    async def give_user(self, worker: WorkerHandle, user: str) -> tuple[int, tuple[int, ...]]:
+        """Prepare a worker for its lease; return the uid and groups that it becomes, or -1.
+
+        Called once the worker can serve nobody else. The order matters: other workers of the lease
+        have the same uid, and may enter the directory only when root writes there no more.
+
+        Args:
+            worker: has a lease; -1 means that it stays who it is.
+            user: the pool's user whose kernels it may load.
 
         Raises:
             GpupoolError: when there is no uid for it, or it has ended.
         """
+        uid, groups = await self._take_user(worker)
+        await self._give_kernels(worker, user)
+        if uid >= 0:
+            try:
+                spawn.give_directory(worker.directory, uid)
+            except OSError as error:
+                raise WorkerFailedError("no session can be opened", why=str(error)) from error
+        return uid, groups
+
+    async def _take_user(self, worker: WorkerHandle) -> tuple[int, tuple[int, ...]]:
         if "own-uid" not in worker.confinement or worker.lease is None:
             return -1, ()
         if worker.exited.is_set():  # Then it may be cleaned up already, and would keep the uid.
             raise WorkerFailedError("no session can be opened", why=worker.exit_reason())
         try:
             worker.user = self._users.take(worker.lease, worker.process.pid)
-            await trio.to_thread.run_sync(spawn.give_directory, worker.directory, worker.uid)
+            await trio.to_thread.run_sync(spawn.give_contents, worker.directory, worker.uid)
         except OSError as error:
             raise WorkerFailedError("no session can be opened", why=str(error)) from error
         return worker.uid, self._isolation.groups
 
-    async def give_kernels(self, worker: WorkerHandle, user: str) -> None:
+    async def _give_kernels(self, worker: WorkerHandle, user: str) -> None:
         """Let a worker load what the workers of ``user`` have compiled, or got from its clients.
 
-        It is called once the worker can serve nobody else. A worker that could write where others
-        load from, being confined by neither its uid nor Landlock, gets none and leaves none.
+        A worker that could write where others load from, being confined by neither its uid nor
+        Landlock, gets none and leaves none.
         """
         if self._kernels is None or not {"own-uid", "landlock"}.intersection(worker.confinement):
             return
@@ -290,7 +308,7 @@ class WorkerPool:
         self._number += 1
         with contextlib.ExitStack() as undo:
             directory = spawn.make_directory(self._directory, self._number)
-            undo.callback(spawn.remove_directory, directory, self._log)
+            undo.callback(remove_tree, directory, self._log)
             control, theirs = socket.socketpair()
             undo.callback(control.close)
             control.setblocking(False)
@@ -352,7 +370,11 @@ class WorkerPool:
         self._sharing.end_worker(worker.number)
         if worker.user is not None:
             self._users.ended(worker.user, worker.process.pid)
-        gone = await trio.to_thread.run_sync(self._remove_remains, worker)
+        try:
+            gone = await trio.to_thread.run_sync(self._remove_remains, worker)
+        except Exception as error:  # noqa: BLE001 - one worker must not end all others
+            self._log(f"{worker.label}: its remains cannot be removed: {error!r}")
+            gone = False
         worker.control.close()
         os.close(worker.pidfd)
         if worker.budget is not None:
@@ -386,7 +408,7 @@ class WorkerPool:
             if self._images is not None:
                 images = spawn.image_directory(worker.directory)
                 self._images.take_later(worker.user_name, images, worker.uid)
-        spawn.remove_directory(worker.directory, self._log)
+        remove_tree(worker.directory, self._log)
         return gone
 
     def _message(self, worker: WorkerHandle, message: worker_messages.WorkerMessage) -> None:
@@ -450,8 +472,8 @@ class WorkerPool:
             directory = Path(tempfile.mkdtemp(prefix=orphan_reaper.TEMPORARY_PREFIX))
         else:
             directory = base / orphan_reaper.DIRECTORY_NAME
-            spawn.remove_directory(directory, self._log)  # of a former run
-            directory.mkdir()
+            remove_tree(directory, self._log)  # of a former run
+            directory.mkdir(exist_ok=True)
         directory.chmod(0o711 if self._isolation.own_uid else 0o700)
         return directory
 

@@ -1,5 +1,6 @@
 """What tests do with a running host: leases, sessions, a client for ``echo_door``."""
 
+import os
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -156,3 +157,14 @@ def unix_address(info: SessionInfo) -> SessionAddress:
 
 
 MakeHost = Callable[..., Awaitable[HostKit]]
+
+
+def nest_directories(top: Path, depth: int = 1500) -> None:
+    """Nest directories beyond Python's limit of recursion."""
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import trio
-from host_kit import EchoClient, MakeHost, unix_address
+from host_kit import EchoClient, MakeHost, nest_directories, unix_address
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import LeaseId
 from gpupool.remoting.host import orphan_reaper, spawn, users
+from gpupool.remoting.host.kernel_cache import KernelCache
 from gpupool.remoting.worker import sandbox
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its uid")
@@ -388,3 +389,45 @@ def in_child(function: Callable[[], bytes]) -> bytes:
     os.waitpid(pid, 0)
     with os.fdopen(read, "rb") as pipe:
         return pipe.read()
+
+
+@as_root
+@pytest.mark.parametrize("place", ["home", "shared memory"])
+async def test_deep_directories_of_a_dead_worker_end_nothing(
+    make_host: MakeHost, place: str
+) -> None:
+    """One recursive removal of 1,000 levels ended the whole server, and kept it from starting."""
+    kit = await make_host()
+    client, worker = await kit.connect(kit.lease())
+    other, _ = await kit.connect(kit.lease(2))
+    top = worker.directory / "deep"
+    if place == "shared memory":
+        top = users.SHARED_MEMORY / f"gpupool-test-{os.getpid()}"
+    top.mkdir()
+    os.chown(top, worker.uid, worker.uid)
+    nest_directories(top)
+    client.stream.close()
+    await worker.ended.wait()
+    assert await other.ask(b"e", b"x") == b"x"
+    assert not worker.directory.exists()
+    assert not top.exists()
+
+
+@as_root
+async def test_root_writes_nothing_into_a_directory_of_the_leases_uid(
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker of the lease has that uid, and could put a link where root writes."""
+    owners: list[tuple[int, int]] = []
+
+    def give(_cache: KernelCache, _user: str, target: Path, uid: int) -> None:
+        found = target.parent.stat()
+        owners.append((found.st_uid, found.st_mode & 0o777))
+        assert uid >= users.UID_BASE
+
+    monkeypatch.setattr(KernelCache, "give", give)
+    kit = await make_host()
+    _, worker = await kit.connect(kit.lease())
+    assert owners
+    assert set(owners) == {(0, 0o700)}
+    assert worker.directory.stat().st_uid == worker.uid
