@@ -148,6 +148,8 @@ class ControlServer:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             try:
+                if router is not None:
+                    nursery.start_soon(router.pace)
                 for listener in listeners:
                     assert router is not None
                     nursery.start_soon(self._accept, listener, router, nursery)
@@ -292,6 +294,7 @@ class ControlServer:
             self._host,
             settings=self._settings,
             log=self._rate_limited_log,
+            clock=self._clock,
             client_count=lambda: len(self._served),
             serve_client=self.serve_stream,
         )
@@ -311,11 +314,14 @@ class ControlServer:
                 else:
                     nursery.start_soon(router.route, stream)
 
-    async def serve_stream(self, stream: trio.abc.Stream, who: str) -> None:
+    async def serve_stream(
+        self, stream: trio.abc.Stream, who: str, proven: Callable[[], None] = lambda: None
+    ) -> None:
         """Serve one client over a stream that needs no more authentication of this server.
 
         The stream's first message must come within ``unauthenticated_timeout_s``; returns, and
-        closes the stream, when either side is done with it.
+        closes the stream, when either side is done with it. ``proven`` is called once the client
+        has shown a good token.
         """
         number = next(self._numbers)
         outbox, queue = trio.open_memory_channel[Send | None](self._settings.outbox_count_max)
@@ -329,7 +335,7 @@ class ControlServer:
                     self._do(self.controller.opened(number))
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._write, connection, queue, nursery.cancel_scope)
-                        await self._read(number, connection)
+                        await self._read(number, connection, proven)
                         nursery.cancel_scope.cancel()
         except* GONE as group:
             reason = explain(group)
@@ -339,12 +345,18 @@ class ControlServer:
         if reason:
             self._rate_limited_log.say(f"lost {who}: {reason}")
 
-    async def _read(self, number: int, connection: MessageStream) -> None:
+    async def _read(
+        self, number: int, connection: MessageStream, proven: Callable[[], None]
+    ) -> None:
         with trio.fail_after(self._settings.unauthenticated_timeout_s):
             received = await connection.receive()
+        is_first = True
         while received is not None:
             call, message = received
             self._do(self.controller.received(number, call, message))
+            if is_first and self.controller.is_welcomed(number):
+                proven()
+            is_first = False
             received = await connection.receive()
 
     async def _write(

@@ -248,6 +248,10 @@ class Controller:
             self._admin.wake_at(),
         )
 
+    def is_welcomed(self, connection: int) -> bool:
+        """Return whether the client of an open connection has shown a good token."""
+        return self._clients.get(connection) is not None
+
     def clients(self) -> list[Client]:
         """Return every welcomed client."""
         return self._clients.welcomed()

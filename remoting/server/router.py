@@ -5,18 +5,22 @@ the descriptor can still be handed to a worker, whose own TLS then starts from t
 """
 
 import re
+import select
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import trio
 
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.ports import Clock
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.remoting.protocol.sessions import SessionHost
+from gpupool.remoting.server.preauth_limits import Place, PreauthLimits, Stage
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.transport.failures import GONE, RateLimitedLog, explain
 from gpupool.remoting.transport.peer_transport import PEER_TIMEOUT_S, PeerTransport, proven_peer
@@ -36,6 +40,10 @@ PEEK_SIZE_MAX = 4096
 TLS_RECORD = 0x16
 PLAIN_MAGIC = b"gpupool\x01"
 SESSION_SIZE = 16
+RECORD_HEADER_SIZE = 5
+RECORD_COUNT_MAX = 2
+SHORT_OF_MEMORY_S = 0.05
+"""A kernel without memory for a socket's buffer wakes its reader early (tcp_data_ready)."""
 _SESSION_NAME = re.compile(r"[0-9a-f]{32}")
 _SERVER_NAME = re.compile(r"[0-9a-z]{1,32}")
 
@@ -60,6 +68,11 @@ class ToSession:
 
 
 Route = ToControl | ToServer | ToSession
+
+ServeClient = Callable[
+    ["trio.SSLStream[trio.SocketStream]", str, Callable[[], None]], Awaitable[None]
+]
+"""Serves one client: takes its stream, its address for logs, and what to call when it is proven."""
 
 
 def route(data: bytes) -> Route | None:
@@ -129,27 +142,73 @@ def client_hello_name(data: bytes) -> str | None:
     raise RemoteProtocolError("malformed TLS")
 
 
+class Opening:
+    """The first bytes of one connection, parsed only when whole TLS records of it are there.
+
+    OpenSSL parses an opening anew each time, and a stranger must not have it parsed for each byte.
+    """
+
+    def __init__(self) -> None:
+        self.needed = 1  # bytes before ``route`` can say more
+        self._end = 0  # of the records that were parsed
+        self._records = 0
+
+    def route(self, data: bytes) -> Route | None:
+        """Return where a connection wants to go that begins with ``data``; None: not known yet.
+
+        Raises:
+            RemoteProtocolError: when it is not one of ours within ``PEEK_SIZE_MAX`` bytes.
+        """
+        if data[0] != TLS_RECORD:
+            self.needed = len(PLAIN_MAGIC) + SESSION_SIZE
+            return route(data)
+        header = self._end + RECORD_HEADER_SIZE
+        if len(data) < header:
+            self.needed = header
+            return None
+        end = header + int.from_bytes(data[header - 2 : header], "big")
+        if end > PEEK_SIZE_MAX or self._records == RECORD_COUNT_MAX:
+            raise RemoteProtocolError("not a gpupool connection", why="its opening is too long")
+        if len(data) < end:
+            self.needed = end
+            return None
+        self._records, self._end, self.needed = self._records + 1, end, end + RECORD_HEADER_SIZE
+        return route(data[:end])
+
+
 async def peek_route(stream: trio.SocketStream) -> Route | None:
     """Wait for enough bytes to route ``stream``; None when it closed before. Takes none of them.
 
+    Bytes that were peeked at keep a socket readable; so the kernel is told how many to wait for.
     The caller sets the deadline.
 
     Raises:
         RemoteProtocolError: when it is not one of ours within ``PEEK_SIZE_MAX`` bytes.
         OSError: when the connection failed.
     """
-    seen = 0
-    while True:
-        data = await stream.socket.recv(PEEK_SIZE_MAX, trio.socket.MSG_PEEK)
-        if not data:
-            return None
-        if len(data) > seen and (found := route(data)) is not None:
-            return found
-        if len(data) >= PEEK_SIZE_MAX:
-            raise RemoteProtocolError("not a gpupool connection", why="its opening is too long")
-        seen = len(data)
-        # What was peeked at keeps the socket readable, so readiness cannot be waited for.
-        await trio.sleep(0.005)
+    peeked, opening = stream.socket, Opening()
+    try:
+        while True:
+            peeked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, opening.needed)
+            await trio.lowlevel.wait_readable(peeked)
+            data = await peeked.recv(PEEK_SIZE_MAX, trio.socket.MSG_PEEK)
+            has_woken_early = len(data) < opening.needed
+            while len(data) >= opening.needed:
+                if (found := opening.route(data)) is not None:
+                    return found
+            if not data or _has_hung_up(peeked):
+                return None
+            if has_woken_early:
+                await trio.sleep(SHORT_OF_MEMORY_S)
+    finally:
+        peeked.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+def _has_hung_up(peeked: trio.socket.SocketType) -> bool:
+    """Return whether the other end has closed: nothing will follow what was peeked at."""
+    poll = select.poll()
+    poll.register(peeked.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 class Router:
@@ -167,8 +226,9 @@ class Router:
         *,
         settings: ServerSettings,
         log: RateLimitedLog,
+        clock: Clock,
         client_count: Callable[[], int],
-        serve_client: Callable[["trio.SSLStream[trio.SocketStream]", str], Awaitable[None]],
+        serve_client: ServeClient,
     ) -> None:
         self._self_id = identity.server
         self._control = control_context(identity)
@@ -178,51 +238,61 @@ class Router:
         self._host = host
         self._settings = settings
         self._log = log
+        self._clock = clock
         self._client_count = client_count
         self._serve_client = serve_client
-        self._unauthenticated_count = 0
+        self._limits = PreauthLimits(
+            clock,
+            total=settings.unauthenticated_count_max,
+            per_address=settings.unauthenticated_per_address_max,
+            handshakes_per_s=settings.handshakes_per_s,
+        )
+        self._requested = trio.Event()
+
+    async def pace(self) -> None:
+        """Start the handshakes of unknown addresses as their turns come; never returns."""
+        while True:
+            self._requested = trio.Event()
+            with trio.move_on_at(_trio_time(self._limits.release(), self._clock)):
+                await self._requested.wait()
 
     async def route(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends."""
-        who = _who(stream)
-        if not self._has_room():
-            self._log.say(f"refused {who}: too many connections")
-            await trio.aclose_forcefully(stream)
-            return
-        self._unauthenticated_count += 1
-        is_unauthenticated = True
+        who, evicted = _who(stream), trio.CancelScope()
+        place = self._limits.enter(_address(stream), evicted.cancel)
         try:
-            with trio.fail_after(self._settings.unauthenticated_timeout_s):
-                wanted = await peek_route(stream)
-                tls = await self._secure(stream, wanted)
-            self._unauthenticated_count -= 1
-            is_unauthenticated = False
-            match wanted:
-                case ToSession():
-                    await self._hand_over(wanted.session, stream, who)
-                case ToControl() if tls is not None:
-                    await self._serve_client(tls, who)
-                case ToServer() if tls is not None:
-                    await self._serve_peer(tls, who)
-                case _:
-                    await trio.aclose_forcefully(stream)
+            with evicted:
+                await self._route(stream, place, who)
+            if evicted.cancelled_caught:
+                self._log.say(f"refused {who}: too many connections that have proven nothing")
         except GONE as error:
             self._log.say(f"refused {who}: {explain(error)}")
         finally:
             stream.socket.close()  # does nothing to a descriptor that was handed over
-            if is_unauthenticated:
-                self._unauthenticated_count -= 1
+            self._limits.leave(place)
 
-    def _has_room(self) -> bool:
-        limits = self._settings
-        if self._unauthenticated_count >= limits.unauthenticated_count_max:
-            return False
-        return self._client_count() < limits.client_count_max
+    async def _route(self, stream: trio.SocketStream, place: Place, who: str) -> None:
+        with trio.fail_after(self._settings.unauthenticated_timeout_s):
+            wanted = await peek_route(stream)
+            tls = await self._secure(stream, wanted, place)
+        match wanted:
+            case ToSession():
+                self._limits.leave(place)
+                await self._hand_over(wanted.session, stream, who)
+            case ToControl() if tls is not None:
+                place.stage = Stage.GREETING
+                await self._serve_client(tls, who, lambda: self._limits.prove(place))
+            case ToServer() if tls is not None:
+                await self._serve_peer(tls, place, who)
+            case _:
+                await trio.aclose_forcefully(stream)
 
     async def _secure(
-        self, stream: trio.SocketStream, wanted: Route | None
+        self, stream: trio.SocketStream, wanted: Route | None, place: Place
     ) -> "trio.SSLStream[trio.SocketStream] | None":
         if isinstance(wanted, ToControl):
+            if self._client_count() >= self._settings.client_count_max:
+                raise RemoteProtocolError("too many clients")
             tune(stream.socket, timeout_s=self._settings.client_timeout_s)
             context = self._control
         elif isinstance(wanted, ToServer):
@@ -232,17 +302,26 @@ class Router:
             context = self._peers
         else:
             return None
+        turn = trio.Event()
+        self._limits.request_handshake(place, turn.set)
+        if not turn.is_set():
+            self._requested.set()
+            await turn.wait()
         tls = trio.SSLStream(stream, context, server_side=True, https_compatible=True)
         await tls.do_handshake()
         return tls
 
-    async def _serve_peer(self, stream: "trio.SSLStream[trio.SocketStream]", who: str) -> None:
+    async def _serve_peer(
+        self, stream: "trio.SSLStream[trio.SocketStream]", place: Place, who: str
+    ) -> None:
         """Serve a peer on a handshaken, mutual TLS connection."""
         peer = proven_peer(stream)
         if peer is None:
             self._log.say(f"refused {who}: its certificate names no server")
             await trio.aclose_forcefully(stream)
-        elif peer in self._machine.state.removed and not self._links.wants(peer):
+            return
+        self._limits.prove(place)
+        if peer in self._machine.state.removed and not self._links.wants(peer):
             await self._links.reject(stream, peer)
         else:
             await self._links.accept(stream, peer)
@@ -260,6 +339,18 @@ class Router:
         except (GpupoolError, OSError) as error:
             descriptor.close()
             self._log.say(f"refused {who}: {error}")
+
+
+def _trio_time(monotonic: float, clock: Clock) -> float:
+    return trio.current_time() + max(0.0, monotonic - clock.monotonic())
+
+
+def _address(stream: trio.SocketStream) -> str:
+    try:
+        name: object = stream.socket.getpeername()
+    except OSError:
+        return ""
+    return str(cast("tuple[object, ...]", name)[0]) if isinstance(name, tuple) else ""
 
 
 def _who(stream: trio.SocketStream) -> str:

@@ -33,8 +33,15 @@ class ServerSettings:
     #: From the first byte to a valid token, or certificate, or session.
     unauthenticated_timeout_s: float = 2.0
 
-    #: Connections that have not proven anything yet; more are closed at once.
-    unauthenticated_count_max: int = 256
+    #: Connections that have not proven anything yet, of all addresses that never did; when there
+    #: are more, the oldest one of the busiest address goes.
+    unauthenticated_count_max: int = 1024
+
+    #: The same for one address, known or not.
+    unauthenticated_per_address_max: int = 64
+
+    #: TLS handshakes of unknown addresses that begin in a second: each costs 0.2 ms.
+    handshakes_per_s: float = 400.0
 
     client_count_max: int = 10_000
 

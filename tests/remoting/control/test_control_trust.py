@@ -44,7 +44,9 @@ from gpupool.remoting.client.pool_client import Pool, connect_pool
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
 from gpupool.remoting.protocol.token_text import TokenText, format_token, hash_secret
+from gpupool.remoting.server import router
 from gpupool.remoting.server.control_server import ControlServer
+from gpupool.remoting.server.router import client_hello_name
 from gpupool.remoting.server.server_settings import ServerSettings
 from gpupool.remoting.server.software import Software
 from gpupool.remoting.transport.peer_transport import VERSION, PeerTransport
@@ -546,16 +548,66 @@ async def open_control(lab: Lab) -> "trio.SSLStream[trio.SocketStream]":
     return tls
 
 
-async def test_strangers_are_counted(tmp_path: Path) -> None:
-    settings = ServerSettings(unauthenticated_timeout_s=1.5, unauthenticated_count_max=4)
+@pytest.mark.parametrize("limit", ["unauthenticated_count_max", "unauthenticated_per_address_max"])
+async def test_silent_strangers_keep_nobody_out(tmp_path: Path, limit: str) -> None:
+    """A full house refused every login; now the oldest silent connection goes for a new one."""
+    settings = replace(ServerSettings(unauthenticated_timeout_s=20.0), **{limit: 4})
     async with start_lab(tmp_path, 1, settings) as lab:
         silent = [await lab.tcp() for _ in range(4)]
-        extra = await lab.tcp()
-        assert await received_to_the_end(extra, 1.0) == b""
-        for stream in silent:
-            await received_to_the_end(stream)
         async with connect_pool(lab.credentials()) as pool:
             await pool.view()
+            assert await received_to_the_end(silent[0], 1.0) == b""
+            silent += [await lab.tcp() for _ in range(20)]
+            await pool.view()
+        for stream in silent:
+            await trio.aclose_forcefully(stream)
+
+
+async def test_a_stranger_that_has_hung_up_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Behind one byte that nobody reads, the end of a connection was not seen in time."""
+    caplog.set_level(logging.INFO, "test")
+    settings = ServerSettings(unauthenticated_timeout_s=30.0)
+    async with start_lab(tmp_path, 1, settings) as lab:
+        stream = await lab.tcp()
+        await stream.send_all(b"\x16")
+        await trio.sleep(0.05)
+        await stream.send_eof()
+        assert await received_to_the_end(stream, 2.0) == b""
+
+
+async def test_an_opening_is_parsed_twice_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dripped byte by byte, it was parsed at each byte, which silenced a server for 20 seconds."""
+    parsed: list[int] = []
+
+    def count(data: bytes) -> str | None:
+        parsed.append(len(data))
+        return client_hello_name(data)
+
+    monkeypatch.setattr(router, "client_hello_name", count)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = first_contact_context().wrap_bio(incoming, outgoing, server_hostname="control.gpupool")
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.do_handshake()
+    opening = outgoing.read()
+    async with start_lab(tmp_path) as lab:
+        stream = await lab.tcp()
+        for byte in opening:
+            await stream.send_all(bytes([byte]))
+            await trio.lowlevel.checkpoint()
+        assert await stream.receive_some()
+        await trio.aclose_forcefully(stream)
+        assert len(parsed) <= 2
+        parsed.clear()
+        # The same in records of one byte, each of them whole.
+        fragmented = b"".join(b"\x16\x03\x01\x00\x01" + bytes([byte]) for byte in opening[5:])
+        stream = await lab.tcp()
+        await stream.send_all(fragmented)
+        assert await received_to_the_end(stream, 2.0) == b""
+        assert len(parsed) <= 2
 
 
 @pytest.mark.parametrize("mode", ["plain", "tls"])

@@ -1,0 +1,167 @@
+"""Limits on connections that have proven nothing yet, for each source address and for all.
+
+A stranger may open as many connections as his kernel lets him; none of them may keep somebody else
+out. So a new connection always gets in, and an old one goes for it when there is no room:
+
+* An address (an IPv6 address: its /64 network) has ``per_address`` places. When they are taken, the
+  oldest of its own connections that has come least far goes.
+* All unknown addresses together have ``total`` places. When these are taken, the address with the
+  most connections loses its oldest one that has come least far.
+* An address that has proven itself (a token, or a peer's certificate) within ``REMEMBERED_S`` does
+  not count among the unknown: a flood of strangers costs it nothing.
+
+TLS handshakes cost processor time (0.2 ms each here), so unknown addresses start at most
+``handshakes_per_s`` together, and each one gets its turn: start-time fair queueing, after Goyal,
+Vin and Cheng (1996). Pure: ``router`` has the sockets and the waiting.
+"""
+
+import heapq
+import ipaddress
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from gpupool.pool.ports import Clock
+
+REMEMBERED_S = 3600.0
+KNOWN_COUNT_MAX = 4096
+"""Addresses that have proven themselves and are remembered; the oldest ones go first."""
+
+BURST_S = 0.1
+"""Seconds of handshakes that may start at once after a quiet time."""
+
+
+class Stage(IntEnum):
+    """How far a connection has come: those at the lowest stage go first."""
+
+    SILENT = 0  # has not sent a whole opening yet
+    HANDSHAKE = 1
+    GREETING = 2  # encrypted, and its first message is awaited
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """One connection that has proven nothing yet."""
+
+    network: str
+    counted: bool  # among the unknown
+    evict: Callable[[], None]
+    stage: Stage = Stage.SILENT
+
+
+class PreauthLimits:
+    """The places of one port; see the module."""
+
+    def __init__(
+        self, clock: Clock, *, total: int, per_address: int, handshakes_per_s: float
+    ) -> None:
+        self._clock = clock
+        self._total = total
+        self._per_address = per_address
+        self._interval_s = 1 / handshakes_per_s
+        self._networks: dict[str, dict[Place, None]] = {}  # oldest first
+        self._counted = 0
+        self._proven: OrderedDict[str, float] = OrderedDict()
+        self._waiting: list[tuple[float, int, Place, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._tags: dict[str, float] = {}
+        self._virtual = 0.0
+        self._next_at = float("-inf")
+
+    def enter(self, address: str, evict: Callable[[], None]) -> Place:
+        """Take a place for a new connection; another one may be evicted for it.
+
+        Args:
+            address: the other end's, "" for a process of this machine.
+            evict: closes the new connection, if that must go one day. Called at most once.
+        """
+        network = network_of(address)
+        place = Place(network, not self._is_known(network), evict)
+        mine = self._networks.get(network, {})
+        if len(mine) >= self._per_address:
+            self._evict(mine)
+        elif place.counted and self._counted >= self._total:
+            self._evict(max(self._networks.values(), key=_counted))
+        self._networks.setdefault(network, {})[place] = None
+        self._counted += place.counted
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Give a place back; does nothing for one that was given back before."""
+        places = self._networks.get(place.network, {})
+        if place not in places:
+            return
+        del places[place]
+        self._counted -= place.counted
+        if not places:
+            del self._networks[place.network]
+
+    def prove(self, place: Place) -> None:
+        """Give a place back: its connection has proven itself, and its address is known now."""
+        self.leave(place)
+        self._proven[place.network] = self._clock.monotonic()
+        self._proven.move_to_end(place.network)
+        if len(self._proven) > KNOWN_COUNT_MAX:
+            self._proven.popitem(last=False)
+
+    # --- handshakes ------------------------------------------------------------------------------
+
+    def request_handshake(self, place: Place, go: Callable[[], None]) -> None:
+        """Have ``go`` called when this connection may begin its handshake: here, or later.
+
+        A later call comes from ``release``; none comes for a place that was given back.
+        """
+        place.stage = Stage.HANDSHAKE
+        if not place.counted:
+            go()
+            return
+        # A network that asks seldom begins where the others are now, and not behind all of them.
+        tag = max(self._virtual, self._tags.get(place.network, 0.0)) + 1.0
+        self._tags[place.network] = tag
+        heapq.heappush(self._waiting, (tag, next(self._numbers), place, go))
+
+    def release(self) -> float:
+        """Start the handshakes whose time has come; return when to call this again."""
+        now = self._clock.monotonic()
+        self._next_at = max(self._next_at, now - BURST_S)
+        while self._waiting and self._next_at <= now:
+            tag, _, place, go = heapq.heappop(self._waiting)
+            self._virtual = max(self._virtual, tag - 1.0)
+            if place in self._networks.get(place.network, {}):
+                self._next_at += self._interval_s
+                go()
+        if not self._waiting:
+            self._tags.clear()
+            self._virtual = 0.0
+            return float("inf")
+        return self._next_at
+
+    # --- internals -------------------------------------------------------------------------------
+
+    def _is_known(self, network: str) -> bool:
+        proven_at = self._proven.get(network)
+        return proven_at is not None and self._clock.monotonic() - proven_at < REMEMBERED_S
+
+    def _evict(self, places: dict[Place, None]) -> None:
+        victim = min(places, key=lambda place: (not place.counted, place.stage))
+        self.leave(victim)
+        victim.evict()
+
+
+def _counted(places: dict[Place, None]) -> int:
+    return sum(place.counted for place in places)
+
+
+def network_of(address: str) -> str:
+    """Return the network whose connections are counted together: an IPv4 address, an IPv6 /64."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found)

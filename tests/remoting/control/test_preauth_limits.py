@@ -1,0 +1,151 @@
+"""Places of connections that have proven nothing, and whose turn the next handshake is."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.remoting.server.preauth_limits import (
+    REMEMBERED_S,
+    Place,
+    PreauthLimits,
+    Stage,
+    network_of,
+)
+
+
+class Clock:
+    """A clock that tests set."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+class Port:
+    """Limits on virtual time; remembers which connections were evicted."""
+
+    def __init__(self, *, total: int = 8, per_address: int = 4, rate: float = 10.0) -> None:
+        self.clock = Clock()
+        self.limits = PreauthLimits(
+            self.clock, total=total, per_address=per_address, handshakes_per_s=rate
+        )
+        self.evicted: list[str] = []
+        self.places: dict[str, Place] = {}
+        self.started: list[str] = []
+
+    def enter(self, name: str, address: str) -> Place:
+        self.places[name] = self.limits.enter(address, lambda: self.evicted.append(name))
+        return self.places[name]
+
+    def handshake(self, name: str) -> None:
+        self.limits.request_handshake(self.places[name], lambda: self.started.append(name))
+
+
+def test_an_address_loses_its_own_oldest_connection() -> None:
+    port = Port()
+    for number in range(4):
+        port.enter(f"a{number}", "10.0.0.1")
+    port.enter("b", "10.0.0.2")
+    port.places["a0"].stage = Stage.HANDSHAKE
+    port.enter("a4", "10.0.0.1")
+    assert port.evicted == ["a1"]  # the oldest of those that have come least far
+
+
+def test_the_busiest_address_makes_room_for_a_new_one() -> None:
+    port = Port()
+    for number in range(8):
+        port.enter(f"s{number}", f"10.0.0.{number % 3}")
+    port.enter("new", "10.9.9.9")
+    assert port.evicted == ["s0"]
+
+
+def test_a_flood_of_strangers_costs_a_known_address_nothing() -> None:
+    port = Port()
+    port.limits.prove(port.enter("login", "192.0.2.1"))
+    for number in range(3):
+        port.enter(f"known{number}", "192.0.2.1")
+    for number in range(1000):
+        port.enter(f"s{number}", f"10.0.{number // 250}.{number % 250}")
+    assert not [name for name in port.evicted if name.startswith("known")]
+    port.clock.now += REMEMBERED_S
+    place = port.enter("later", "192.0.2.1")
+    assert place.counted
+
+
+def test_the_newcomer_waits_for_one_handshake_of_each_and_not_for_all() -> None:
+    port = Port(total=1000, per_address=100)
+    for number in range(30):
+        port.enter(f"flood{number}", "10.0.0.1")
+        port.handshake(f"flood{number}")
+    port.limits.release()
+    begun = len(port.started)
+    assert begun <= 2
+    port.enter("new", "10.0.0.2")
+    port.handshake("new")
+    for _ in range(2):
+        port.clock.now += 0.1
+        port.limits.release()
+    assert "new" in port.started
+    assert len(port.started) <= begun + 2
+
+
+def test_handshakes_of_a_known_address_wait_for_nothing() -> None:
+    port = Port()
+    port.limits.prove(port.enter("login", "192.0.2.1"))
+    for number in range(4):
+        port.enter(f"f{number}", "10.0.0.1")
+        port.handshake(f"f{number}")
+    port.enter("again", "192.0.2.1")
+    port.handshake("again")
+    assert port.started == ["again"]
+
+
+def test_who_has_left_gets_no_turn() -> None:
+    port = Port()
+    port.enter("gone", "10.0.0.1")
+    port.handshake("gone")
+    port.limits.leave(port.places["gone"])
+    assert port.limits.release() == float("inf")
+    assert port.started == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["enter", "leave", "prove"]), st.integers(0, 5)), max_size=200
+    )
+)
+def test_the_bounds_hold_and_nothing_is_lost(steps: list[tuple[str, int]]) -> None:
+    port = Port(total=5, per_address=3)
+    live: dict[str, int] = {}
+    for number, (verb, network) in enumerate(steps):
+        if verb == "enter":
+            name = f"c{number}"
+            port.enter(name, f"10.0.0.{network}")
+            live[name] = network
+            for evicted in port.evicted:
+                live.pop(evicted, None)
+            assert name in live, "a new connection always gets in"
+        elif mine := [name for name, at in live.items() if at == network]:
+            del live[mine[0]]
+            act = port.limits.leave if verb == "leave" else port.limits.prove
+            act(port.places[mine[0]])
+        assert sum(port.places[name].counted for name in live) <= 5
+        assert all(list(live.values()).count(at) <= 3 for at in live.values())
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_networks(address: str, network: str) -> None:
+    assert network_of(address) == network
