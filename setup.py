@@ -59,7 +59,11 @@ class TagAnyPython(bdist_wheel):
 
 
 FOLDER = "gpupool.remoting.driver_api.library"
-FLAGS = ["-std=c11", "-O2", "-fvisibility=hidden"]
+FLAGS = [
+    *("-std=c11", "-O2", "-fvisibility=hidden"),
+    *("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"),
+]
+LINK = ["-pthread", "-Wl,--no-undefined", "-Wl,-z,relro,-z,now,-z,noexecstack"]
 HEADERS = ["remoting/driver_api/shim/include"]
 # Flags as in remoting/driver_api/build.py, which cannot be imported before gpupool is installed;
 # warnings are not errors here, because compilers of the future have warnings of their own.
@@ -68,10 +72,7 @@ SHIM = Extension(
     sources=SOURCES,
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
-    extra_link_args=[
-        *("-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-Wl,-z,nodelete"),
-        "-ldl",
-    ],
+    extra_link_args=[*LINK, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete", "-ldl"],
     optional=True,
 )
 LAUNCHER = Extension(
@@ -79,6 +80,7 @@ LAUNCHER = Extension(
     sources=["remoting/driver_api/native/launch.c"],
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
+    extra_link_args=LINK,
     optional=True,
 )
 NVML = Extension(
@@ -90,7 +92,7 @@ NVML = Extension(
     ],
     include_dirs=HEADERS,
     extra_compile_args=FLAGS,
-    extra_link_args=["-pthread", "-Wl,-soname,libnvidia-ml.so.1", "-Wl,--no-undefined", "-ldl"],
+    extra_link_args=[*LINK, "-Wl,-soname,libnvidia-ml.so.1", "-ldl"],
     optional=True,
 )
 

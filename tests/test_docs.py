@@ -63,6 +63,14 @@ def test_systemd_finds_nothing_wrong_with_the_service_file(tmp_path: Path) -> No
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_the_service_is_as_closed_as_the_page_says() -> None:
+    unit = str(ROOT / "packaging" / "gpupool.service")
+    command = ["systemd-analyze", "security", "--offline=true", "--threshold=38", unit]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-300:]
+
+
 def test_examples_keep_their_lines() -> None:
     text = reference()
     assert "\\b" not in text

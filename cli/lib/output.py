@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpupool.pool.errors import GpupoolError
+from gpupool.pool.view import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,12 +67,16 @@ def say(text: str) -> None:
 
 def error_lines(error: GpupoolError) -> list[str]:
     """Return what happened, why, and what to do next, each on its own line."""
-    lines = [f"gpupool: {error.what}"]
-    if error.why:
-        lines.append(f"  {error.why}")
-    if error.hint:
-        lines.append(f"  hint: {error.hint}")
-    return lines
+    # A server's words are among them, and no server may write to the user's terminal as it likes.
+    what, why, hint = (
+        [visible(line) for line in text.splitlines()]
+        for text in (error.what, error.why, error.hint)
+    )
+    return [
+        *(f"{'' if at else 'gpupool: '}{line}" for at, line in enumerate(what)),
+        *(f"  {line}" for line in why),
+        *(f"  {'' if at else 'hint: '}{line}" for at, line in enumerate(hint)),
+    ]
 
 
 def report(error: GpupoolError, *, as_json: bool) -> None:

@@ -10,7 +10,6 @@ goes to another server, and then all parts are cancelled at once.
 """
 
 import logging
-import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -58,6 +57,7 @@ from gpupool.remoting.host.device_lock import DeviceLocks
 from gpupool.remoting.host.inventory import Inventory
 from gpupool.remoting.host.network_speed import has_rdma
 from gpupool.remoting.host.orphan_reaper import reap_orphans
+from gpupool.remoting.host.remove_tree import remove_tree
 from gpupool.remoting.host.supervisor import HostSupervisor
 from gpupool.remoting.server.committer import Committer
 from gpupool.remoting.server.control_server import ControlServer
@@ -186,7 +186,7 @@ class _Server:
             await self._run_parts(listeners, replicated_log, links, host, server, founded=founded)
         finally:
             replicated_log.close()
-            shutil.rmtree(runtime_dir, ignore_errors=True)
+            remove_tree(runtime_dir)
         self._log.info("stopped")
 
     async def _run_parts(

@@ -1,7 +1,6 @@
 """The service manager's side of a server: its runtime directory, and sd_notify(3)."""
 
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from gpupool.pool.errors import GpupoolError
 from gpupool.pool.model.ids import ServerId
+from gpupool.remoting.host.remove_tree import remove_tree
 
 
 def make_runtime_dir(server: ServerId) -> Path:
@@ -26,7 +26,7 @@ def make_runtime_dir(server: ServerId) -> Path:
             # Somebody else's, in a folder where everybody may write.
             path = Path(tempfile.mkdtemp(prefix="gpupool-"))
         else:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
             path.mkdir(mode=0o711, exist_ok=True)
     except OSError as error:
         raise GpupoolError(f"cannot make {path}", why=error.strerror or str(error)) from error

@@ -14,9 +14,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 SOURCES = tuple(sorted((HERE / "shim").rglob("*.c")))
 HEADERS = HERE / "shim" / "include"
-COMPILE = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror")
+HARDENING = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3")
+COMPILE = (
+    *("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"),
+    *HARDENING,
+)
 # Threads run in it and forks call it, so what was loaded stays, whatever a program closes.
-LINK = ("-shared", "-pthread", "-Wl,-soname,libcuda.so.1", "-Wl,--no-undefined", "-Wl,-z,nodelete")
+SHARED = ("-shared", "-pthread", "-Wl,--no-undefined", "-Wl,-z,relro,-z,now,-z,noexecstack")
+LINK = (*SHARED, "-Wl,-soname,libcuda.so.1", "-Wl,-z,nodelete")
 LIBRARIES = ("-ldl",)
 LIBRARY = "libcuda.so.1"
 LAUNCHER = "gpupool_launch.so"
@@ -41,10 +46,9 @@ def build(folder: Path, compiler: str = "") -> Path:
     if not compiler:
         raise FileNotFoundError("no C compiler was found")
     folder.mkdir(parents=True, exist_ok=True)
-    _compile(compiler, folder / LAUNCHER, (HERE / "native" / "launch.c",), ("-shared",))
+    _compile(compiler, folder / LAUNCHER, (HERE / "native" / "launch.c",), SHARED)
     sources = (*sorted((HERE / "nvml").glob("*.c")), HERE / "shim" / "base" / "json.c")
-    link = ("-shared", "-pthread", f"-Wl,-soname,{NVML}", "-Wl,--no-undefined")
-    _compile(compiler, folder / NVML, sources, link)
+    _compile(compiler, folder / NVML, sources, (*SHARED, f"-Wl,-soname,{NVML}"))
     target = folder / LIBRARY
     _compile(compiler, target, SOURCES, LINK)
     with contextlib.suppress(FileExistsError):

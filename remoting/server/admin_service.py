@@ -7,7 +7,13 @@ token lets one server join. ``rights`` checks the kind of token before a call co
 from dataclasses import replace
 from functools import partial
 
-from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, UsageError
+from gpupool.pool.errors import (
+    AuthenticationError,
+    DeniedError,
+    GpupoolError,
+    NotNowError,
+    UsageError,
+)
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
 from gpupool.pool.model.results import Result
@@ -21,6 +27,8 @@ from gpupool.remoting.server.service_context import Client, Handler, ServiceCont
 
 UPDATE_EVERY_MIN_S = 0.2
 UPDATE_EVERY_MAX_S = 60.0
+USER_SUBSCRIPTION_COUNT_MAX = 32
+"""Subscriptions of one user: each update is encoded for each of them."""
 SERVER_ID_LENGTH = 12
 
 
@@ -112,6 +120,9 @@ class AdminService:
         if interval_s == 0:
             self._subscribers.pop(client.connection, None)
         elif interval_s > 0:
+            mine = sum(each.user == client.user for each in self._subscribers.values())
+            if client.connection not in self._subscribers and mine >= USER_SUBSCRIPTION_COUNT_MAX:
+                raise NotNowError(f"{client.user} has {mine} subscriptions on this server")
             client.update_every_s = min(max(interval_s, UPDATE_EVERY_MIN_S), UPDATE_EVERY_MAX_S)
             client.update_at = self._context.clock.monotonic()
             self._subscribers[client.connection] = client

@@ -309,7 +309,7 @@ class ControlServer:
                 except OSError as error:
                     if error.errno not in ACCEPT_ERRORS:
                         raise
-                    self._log.error("cannot accept a connection: %s", error)
+                    self._rate_limited_log.say(f"cannot accept a connection: {error}")
                     await trio.sleep(ACCEPT_PAUSE_S)
                 else:
                     nursery.start_soon(router.route, stream)

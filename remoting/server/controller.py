@@ -65,7 +65,7 @@ What is never true:
 
 from collections.abc import Callable
 
-from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError
+from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import Incarnation, ServerId
 from gpupool.pool.model.state import PoolState, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
@@ -95,6 +95,9 @@ from gpupool.remoting.server.wait_queue import WaitQueue
 
 #: Calls of one connection that may be under way; further ones are refused.
 CALL_COUNT_MAX = 64
+
+#: Connections of one user, with all tokens together; a tenth of what a server serves.
+USER_CONNECTION_COUNT_MAX = 1024
 
 CLIENT_NAME_LENGTH_MAX = 100
 
@@ -261,6 +264,9 @@ class Controller:
     def _greet(self, connection: int, call: int, hello: m.Hello) -> None:
         context = self._context
         token = authenticate(context, hello)
+        if self._clients.count_of(token.user) >= USER_CONNECTION_COUNT_MAX:
+            why = f"{token.user} has {USER_CONNECTION_COUNT_MAX} connections to this server"
+            raise NotNowError("too many connections", why=why, hint="end some of them")
         name = hello.client[:CLIENT_NAME_LENGTH_MAX]
         client = Client(connection, token.id, token.user, token.kind, name)
         client.members = self._known_members()

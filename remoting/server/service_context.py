@@ -4,6 +4,7 @@ A service reads the table, the clock and the health of consensus here, answers i
 proposes commands. Services share nothing else: none holds a reference to another.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -72,6 +73,7 @@ class ClientTable:
 
     def __init__(self) -> None:
         self._clients: dict[int, Client | None] = {}
+        self._by_user: Counter[str] = Counter()
 
     def opened(self, connection: int) -> None:
         """Add a connection whose client is not known yet."""
@@ -80,10 +82,20 @@ class ClientTable:
     def welcome(self, client: Client) -> None:
         """Note the client of an open connection."""
         self._clients[client.connection] = client
+        self._by_user[client.user] += 1
 
     def closed(self, connection: int) -> Client | None:
         """Remove a connection, and return its client if it had been welcomed."""
-        return self._clients.pop(connection, None)
+        client = self._clients.pop(connection, None)
+        if client is not None:
+            self._by_user[client.user] -= 1
+            if not self._by_user[client.user]:
+                del self._by_user[client.user]
+        return client
+
+    def count_of(self, user: str) -> int:
+        """Return how many open connections one user has."""
+        return self._by_user[user]
 
     def has(self, connection: int) -> bool:
         """Return whether the connection is open, welcomed or not."""

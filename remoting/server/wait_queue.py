@@ -51,6 +51,9 @@ FORGET_S = 15.0
 #: Waiting requests that one server remembers; one beyond that lives by its back-off alone.
 WAITERS_MAX = 1024
 
+#: Waiting requests of one user; further ones live by their back-off, too.
+USER_WAITERS_MAX = 256
+
 #: Waiting requests examined in one pass.
 EXAMINED_MAX = 64
 
@@ -90,11 +93,14 @@ class WaitQueue:
         entry = self._entries.get((connection, request.id))
         if entry is not None:
             entry.asked_at = now
-        elif len(self._entries) < WAITERS_MAX:
+        elif len(self._entries) < WAITERS_MAX and self._count_of(user) < USER_WAITERS_MAX:
             entry = _Entry(connection, request, user, now, now)
             self._entries[(connection, request.id)] = entry
             self._seen = None
             self._examined = (None, None, 0.0)
+
+    def _count_of(self, user: str) -> int:
+        return sum(entry.user == user for entry in self._entries.values())
 
     def discard(self, connection: int, request: RequestId) -> None:
         """Remove a request that was granted or cancelled."""

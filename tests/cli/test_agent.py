@@ -3,6 +3,8 @@
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -218,6 +220,27 @@ def test_the_folder_is_private_and_removed(monkeypatch: pytest.MonkeyPatch) -> N
             assert folder.stat().st_mode & 0o777 == 0o700
             (folder / "x").write_text("")
         assert not folder.exists()
+
+
+def test_the_folder_of_a_killed_run_is_removed_by_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each run that got SIGKILL left its folder for good."""
+    with tempfile.TemporaryDirectory() as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        script = (
+            "import os, signal; from gpupool.cli.run.agent import private_dir\n"
+            "with private_dir() as folder: os.kill(os.getpid(), signal.SIGKILL)"
+        )
+        subprocess.run([sys.executable, "-c", script], check=False)
+        [left] = (Path(runtime) / "gpupool").iterdir()
+        with private_dir() as young:
+            assert left.exists(), "its owner may not have locked it yet"
+            os.utime(left, (0, 0))
+            os.utime(young, (0, 0))
+            with private_dir():
+                assert not left.exists()
+                assert young.exists(), "its run lives"
 
 
 def test_a_long_runtime_folder_is_avoided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -223,3 +223,11 @@ def test_a_log_line_is_one_line() -> None:
 def test_waiting_text() -> None:
     assert waiting_text("", 0.4) == "gpupool: asking the pool"
     assert waiting_text("waiting for 2 GPUs", 61.0) == "gpupool: waiting for 2 GPUs, 61 s"
+
+
+def test_nothing_of_a_server_reaches_the_terminal_raw() -> None:
+    hostile = "\x1b]0;own\x07\x1b[31mred\x9b2J\x7f"
+    lines = error_lines(GpupoolError(hostile, why=f"one\n{hostile}", hint=hostile))
+    assert len(lines) == 4
+    assert all(line.isprintable() for line in lines)
+    assert "red" in lines[0]

@@ -23,6 +23,7 @@ from gpupool.pool.transitions.policy_versions import pack_text
 from gpupool.remoting.client.enrolment import join_pool, login
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.server import admin_service, controller
 from gpupool.remoting.transport.pki import create_ca, create_key_and_csr
 
 Clock = trio.testing.MockClock
@@ -439,3 +440,37 @@ async def test_a_server_that_is_late_takes_a_policy_that_follows_one_it_does_not
     async with cluster.client("root", servers=[late.name]) as root:
         await root.put_policy(pack_text("[defaults]\nmax_gpus = 2\n"), 1)
     assert cluster.state.policy.version == 2
+
+
+async def test_one_user_cannot_take_all_connections(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "USER_CONNECTION_COUNT_MAX", 2)
+    cluster = Cluster(nursery)
+    await cluster.start([1], users=("ada", "eve"))
+    async with cluster.client("ada"), cluster.client("eve") as eve:
+        async with cluster.client("ada") as second:
+            await second.view()
+            with pytest.raises(NotNowError, match="ada has 2 connections"):
+                async with cluster.client("ada"):
+                    pass
+        await eve.view()
+        async with cluster.client("ada") as again:
+            await again.view()
+
+
+async def test_one_user_cannot_take_all_subscriptions(
+    autojump_clock: Clock, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_service, "USER_SUBSCRIPTION_COUNT_MAX", 1)
+    cluster = Cluster(nursery)
+    await cluster.start([1])
+    async with cluster.client("ada") as one, cluster.client("ada") as two:
+        first = next(iter(one.connections.by_server.values()))
+        second = next(iter(two.connections.by_server.values()))
+        await first.call(m.Subscribe(1.0), timeout_s=5)
+        await first.call(m.Subscribe(2.0), timeout_s=5)
+        with pytest.raises(NotNowError, match="ada has 1 subscriptions"):
+            await second.call(m.Subscribe(1.0), timeout_s=5)
+        await first.call(m.Subscribe(0.0), timeout_s=5)
+        await second.call(m.Subscribe(1.0), timeout_s=5)

@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static int verbosity = -1;
 
@@ -30,12 +31,23 @@ bool gp_launches_block(void) {
     return known != 0;
 }
 
+void gp_make_visible(char *text, size_t size) {
+    for (size_t at = 0; at < size; at++) {
+        unsigned char byte = (unsigned char)text[at];
+        bool second = at > 0 && (unsigned char)text[at - 1] == 0xc2;  // U+0080 to U+009F in UTF-8
+        bool control = byte < 0x20 || byte == 0x7f || (second && byte >= 0x80 && byte < 0xa0);
+        if (control && byte != '\n' && byte != '\t' && byte != '\r') text[at] = '?';
+        if (second && text[at] == '?') text[at - 1] = '?';
+    }
+}
+
 void gp_say(const char *format, ...) {
     char text[1024];
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    gp_make_visible(text, strlen(text));
     fprintf(stderr, "gpupool: %s\n", text);
 }
 

@@ -198,6 +198,9 @@ int gp_enter(void);   // and there is a current context
 int gp_verbosity(void);
 bool gp_verbose(void);
 bool gp_launches_block(void);  // CUDA_LAUNCH_BLOCKING
+// Put a question mark in place of every byte that would move a terminal's cursor or change its
+// colours: what a server sends is not written to the user's terminal as it is.
+void gp_make_visible(char *text, size_t size);
 void gp_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // Start a thread of ours, which runs with argument; 0, or pthread_create's error. The program's
 // signals are for its own threads, so all are masked but signal_taken, if that is not 0.

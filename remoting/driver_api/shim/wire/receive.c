@@ -160,6 +160,7 @@ static bool read_answer(struct line *line) {
         for (char text[1024]; head.body > 0;) {
             size_t part = head.body < sizeof text ? head.body : sizeof text;
             if (!read_exactly(line, text, part)) return false;
+            if (isatty(fileno(to))) gp_make_visible(text, part);
             fwrite(text, 1, part, to);
             head.body -= (uint32_t)part;
         }
