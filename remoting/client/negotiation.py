@@ -242,6 +242,8 @@ class Negotiation:
             if self._avoided.get(server, now) <= now:
                 self._offers.append(answer.offer)
                 self._wake_at = min(self._wake_at, now + self._settings.gather_s)
+            else:
+                self._refusals.left_out.append(answer.offer.name)
         elif isinstance(answer, m.Offered) and answer.refusal is not None:
             self._refusals.of_asks.append(answer.refusal)
         elif isinstance(answer, FATAL):
@@ -262,6 +264,7 @@ class Negotiation:
             self._actions.append(Explain(lines))
             self._claim_next()
             return
+        self._refusals.offers += self._offers
         error = self._refusals.lasting_error(self.request)
         if error is not None:
             self._fail(error)

@@ -16,7 +16,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.model.state import Request
 from gpupool.pool.policy.admission import duration_text
-from gpupool.pool.scheduling.placement import NoOffer
+from gpupool.pool.scheduling.placement import NoOffer, Offer
 
 
 @dataclass(slots=True)
@@ -25,6 +25,12 @@ class Refusals:
 
     of_asks: list[NoOffer] = field(default_factory=list[NoOffer])
     """From servers that were asked and made no offer."""
+
+    offers: list[Offer] = field(default_factory=list[Offer])
+    """From servers that have room. Together they are too few for the request."""
+
+    left_out: list[str] = field(default_factory=list[str])
+    """Names of servers that took no part in an earlier lease. Their offers do not count."""
 
     failures: list[GpupoolError] = field(default_factory=list[GpupoolError])
     """Errors in the place of such an answer."""
@@ -60,7 +66,8 @@ class Refusals:
             why = self.of_claim or texts[0]
             hint = "`gpupool status` shows which servers are missing"
             return NoQuorumError("the pool cannot grant anything now", why=why, hint=hint)
-        if not self.of_asks and not self.of_claim:
+        short = self._why_offers_fail(request)
+        if not self.of_asks and not self.of_claim and not short:
             why = str(self.failures[0]) if self.failures else "no server answered"
             return UnreachableError("the pool does not answer", why=why)
         outcome, hint = "cannot be had now", "wait with --wait, or ask for less"
@@ -68,7 +75,7 @@ class Refusals:
             waited = duration_text(1000 * wait_s) if wait_s >= 1 else "a second"
             outcome, hint = f"could not be had within {waited}", "wait longer, or ask for less"
         texts = [f"{r.name}: {r.why}" for r in self._of_suitable_servers() if r.kind != "never"]
-        why = self.of_claim or (texts[0] if texts else "")
+        why = self.of_claim or (texts[0] if texts else short)
         return NotNowError(f"{wanted(request)} {outcome}", why=why, hint=hint)
 
     def waiting_text(self, request: Request, *, connected: bool) -> str:
@@ -80,11 +87,21 @@ class Refusals:
             lost = [r for r in self.of_asks if r.kind == "no-quorum"]
             if lost:
                 return f"waiting for the pool to have a majority again ({lost[0].name} has none)"
-            return f"waiting for {wanted(request)}: {self.of_claim or 'no answer yet'}"
+            why = self.of_claim or self._why_offers_fail(request) or "no answer yet"
+            return f"waiting for {wanted(request)}: {why}"
         ahead = max(refusal.ahead for refusal in busy)
         best = max(busy, key=lambda r: (r.ahead, r.name))
         more = f"; {len(busy) - 1} more busy" if len(busy) > 1 else ""
         return f"waiting for {wanted(request)}, {ahead} ahead ({best.name}: {best.why}{more})"
+
+    def _why_offers_fail(self, request: Request) -> str:
+        """Return why the offers that were made lead to no lease; empty if there were none."""
+        if self.left_out:
+            names = ", ".join(sorted(self.left_out))
+            return f"{names} did not take part in an earlier lease, and will be tried again later"
+        count = len({gpu.physical for offer in self.offers for gpu in offer.gpus})
+        names = ", ".join(sorted(offer.name for offer in self.offers))
+        return f"there is room on only {count} of them ({names})" if names else ""
 
     def _of_suitable_servers(self) -> list[NoOffer]:
         """Return the refusals of servers that could serve the request at another time, if any."""
