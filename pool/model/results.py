@@ -21,6 +21,7 @@ class RefusalKind(StrEnum):
     CLOSED = "closed"  # the request was cancelled, or its lease is over
     EXPIRED = "expired"  # the command came after its deadline
     INVALID = "invalid"  # the command is malformed
+    NO_QUORUM = "no-quorum"  # the server is not in touch with a majority, so it proposes nothing
 
 
 @dataclass(frozen=True, slots=True)

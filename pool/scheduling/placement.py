@@ -46,7 +46,7 @@ class Offer:
 class NoOffer:
     """Why a server gives nothing.
 
-    ``kind`` is the value of a ``RefusalKind``, or "no-quorum" when the server has no majority.
+    ``kind`` is the value of a ``RefusalKind``.
     """
 
     server: ServerId

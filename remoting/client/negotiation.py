@@ -32,6 +32,7 @@ from gpupool.pool.errors import (
     UsageError,
 )
 from gpupool.pool.model.ids import RequestId, ServerId
+from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import Request
 from gpupool.pool.ports import Clock, Randomness
 from gpupool.pool.scheduling.placement import Offer
@@ -301,17 +302,21 @@ class Negotiation:
 
     def _take_claimed(self, answer: m.Message | GpupoolError) -> None:
         assert self._choice is not None
-        if isinstance(answer, m.Claimed) and answer.outcome == "granted" and answer.lease:
+        if (
+            isinstance(answer, m.Claimed)
+            and answer.outcome == m.ClaimOutcome.GRANTED
+            and answer.lease
+        ):
             self.phase = Phase.DONE
             ends = (answer.idle_timeout_s, answer.time_left_s)
             self._actions.append(Granted(answer.lease, self.request, self._choice, *ends))
-        elif isinstance(answer, m.Claimed) and answer.outcome == "refused":
+        elif isinstance(answer, m.Claimed) and answer.outcome == m.ClaimOutcome.REFUSED:
             self._take_refusal(answer)
         elif isinstance(answer, NoQuorumError | UsageError | DeniedError):
             # The server refused before it proposed anything, which is definite.
             if isinstance(answer, NoQuorumError):
                 self._refusals.of_claim = str(answer)
-                self._refusals.claim_kind = "no-quorum"
+                self._refusals.claim_kind = RefusalKind.NO_QUORUM
                 self._claim_next()
             else:
                 self._fail(answer)
@@ -322,11 +327,11 @@ class Negotiation:
         self._refusals.of_claim = claimed.why
         self._refusals.claim_kind = claimed.kind
         match claimed.kind:
-            case "denied":
+            case RefusalKind.DENIED:
                 self._fail(DeniedError("the pool refuses the request", why=claimed.why))
-            case "invalid":
+            case RefusalKind.INVALID:
                 self._fail(UsageError("the pool cannot make sense of the claim", why=claimed.why))
-            case "closed":
+            case RefusalKind.CLOSED:
                 # An earlier claim of this id has had its lease, and that is over.
                 self._renew_request()
                 self._claim_next()
@@ -402,7 +407,7 @@ class Negotiation:
             self._fail_waiting()
             return
         self._tell(self._refusals.waiting_text(self.request, connected=bool(self._servers)))
-        if "busy" in self._refusals.kinds() or self._refusals.of_claim:
+        if RefusalKind.BUSY in self._refusals.kinds() or self._refusals.of_claim:
             self._keep_place(now)
         delay_s = self._backoff_s(self._round_count) * self._rng.random()
         if self._was_hinted:

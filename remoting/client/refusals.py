@@ -14,6 +14,7 @@ from gpupool.pool.errors import (
     NotNowError,
     UnreachableError,
 )
+from gpupool.pool.model.results import RefusalKind
 from gpupool.pool.model.state import Request
 from gpupool.pool.policy.admission import duration_text
 from gpupool.pool.scheduling.placement import NoOffer, Offer
@@ -47,22 +48,24 @@ class Refusals:
     def lasting_error(self, request: Request) -> GpupoolError | None:
         """Return the error of a request that no waiting helps, or None."""
         kinds = self.kinds()
-        if kinds == {"never"}:
+        if kinds == {RefusalKind.NEVER}:
             return NeverFitsError(
                 f"no server could ever give {wanted(request)}",
                 why=self.of_asks[0].why,
                 hint='ask for what there is: "gpupool gpus" shows it',
             )
-        if "denied" in kinds:
-            why = next(r.why for r in self.of_asks if r.kind == "denied")
+        if RefusalKind.DENIED in kinds:
+            why = next(r.why for r in self.of_asks if r.kind == RefusalKind.DENIED)
             return DeniedError("the pool's rules forbid this request", why=why)
         return None
 
     def final_error(self, request: Request, wait_s: float | None) -> GpupoolError:
         """Return the error of a request whose time to wait, ``wait_s``, is over."""
         kinds = self.kinds()
-        if self.claim_kind == "no-quorum" or ("no-quorum" in kinds and "busy" not in kinds):
-            texts = [r.why for r in self.of_asks if r.kind == "no-quorum"]
+        if self.claim_kind == RefusalKind.NO_QUORUM or (
+            RefusalKind.NO_QUORUM in kinds and RefusalKind.BUSY not in kinds
+        ):
+            texts = [r.why for r in self.of_asks if r.kind == RefusalKind.NO_QUORUM]
             why = self.of_claim or texts[0]
             hint = "`gpupool status` shows which servers are missing"
             return NoQuorumError("the pool cannot grant anything now", why=why, hint=hint)
@@ -74,7 +77,9 @@ class Refusals:
         if wait_s:
             waited = duration_text(1000 * wait_s) if wait_s >= 1 else "a second"
             outcome, hint = f"could not be had within {waited}", "wait longer, or ask for less"
-        texts = [f"{r.name}: {r.why}" for r in self._of_suitable_servers() if r.kind != "never"]
+        texts = [
+            f"{r.name}: {r.why}" for r in self._of_suitable_servers() if r.kind != RefusalKind.NEVER
+        ]
         why = self.of_claim or (texts[0] if texts else short)
         return NotNowError(f"{wanted(request)} {outcome}", why=why, hint=hint)
 
@@ -82,9 +87,9 @@ class Refusals:
         """Return what the request waits for; ``connected`` to at least one server, or not."""
         if not connected:
             return "waiting for a server of the pool to answer"
-        busy = [r for r in self._of_suitable_servers() if r.kind == "busy"]
+        busy = [r for r in self._of_suitable_servers() if r.kind == RefusalKind.BUSY]
         if not busy:
-            lost = [r for r in self.of_asks if r.kind == "no-quorum"]
+            lost = [r for r in self.of_asks if r.kind == RefusalKind.NO_QUORUM]
             if lost:
                 return f"waiting for the pool to have a majority again ({lost[0].name} has none)"
             why = self.of_claim or self._why_offers_fail(request) or "no answer yet"

@@ -16,7 +16,7 @@ from gpupool.pool.errors import (
 )
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds, ServerId, lease_name
-from gpupool.pool.model.results import Result
+from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Token, TokenKind
 from gpupool.pool.view import PoolView, Telemetry, build_view
 from gpupool.remoting.protocol import messages as m
@@ -243,7 +243,7 @@ class AdminService:
 def _done(result: Result) -> m.Message:
     if result.ok:
         return m.Done(result.why)
-    if result.kind in ("never", "invalid"):
+    if result.kind in (RefusalKind.NEVER, RefusalKind.INVALID):
         raise UsageError(result.why)
     raise DeniedError("the pool refuses this", why=result.why)
 

@@ -15,7 +15,7 @@ from gpupool.pool.errors import DeniedError, GpupoolError, LeaseLostError, NotNo
 from gpupool.pool.model import commands
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import LeaseId, RequestId, lease_name
-from gpupool.pool.model.results import Result
+from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import Lease, Partition, PartStatus
 from gpupool.pool.policy.notices import notice_text
 from gpupool.pool.scheduling.placement import NoOffer, make_offer
@@ -171,18 +171,20 @@ class LeaseService:
         server = state.servers.get(context.self_id)
         age_s = context.majority_age_s()
         if server is None:
-            answer = NoOffer(context.self_id, context.self_id, "busy", "is not a member any more")
+            answer = NoOffer(
+                context.self_id, context.self_id, RefusalKind.BUSY.value, "is not a member any more"
+            )
         elif age_s >= MAJORITY_FRESH_S:
             since = f" for {age_s:.0f} s" if age_s < LONG_AGO_S else ""
             why = f"not in touch with a majority of the servers{since}"
-            answer = NoOffer(server.id, server.name, "no-quorum", why)
+            answer = NoOffer(server.id, server.name, RefusalKind.NO_QUORUM.value, why)
         elif server.incarnation != context.incarnation:
-            answer = NoOffer(server.id, server.name, "busy", "is starting")
+            answer = NoOffer(server.id, server.name, RefusalKind.BUSY.value, "is starting")
         else:
             shown = context.wait_queue.without_reserved(server, request.id, now)
             answer = make_offer(context.state_now(), shown, request, client.user)
         if isinstance(answer, NoOffer):
-            if answer.kind == "busy" and message.waits:
+            if answer.kind == RefusalKind.BUSY and message.waits:
                 context.wait_queue.add(client.connection, request, now, client.user)
             context.answer(client, call, m.Offered(None, answer))
         else:
@@ -197,9 +199,9 @@ class LeaseService:
         def recorded(result: Result) -> m.Message:
             if result.ok:
                 return m.Done()
-            if result.kind != "busy":
+            if result.kind != RefusalKind.BUSY:
                 wait_queue.discard(client.connection, message.request.id)
-            kind = NotNowError if result.kind == "busy" else DeniedError
+            kind = NotNowError if result.kind == RefusalKind.BUSY else DeniedError
             raise kind("the request has no place in the waiting line", why=result.why)
 
         self._context.propose_for(client, call, command, recorded)
@@ -237,24 +239,26 @@ class LeaseService:
             lease = context.state.leases.get(result.lease)
             if lease is None or not lease.held:
                 why = lease.end_reason if lease else "it is over"
-                context.answer(client, call, m.Claimed("refused", kind="closed", why=why))
+                context.answer(client, call, _refused(RefusalKind.CLOSED, why))
                 return
             self.attachments.attach(client, lease)
             context.answer(client, call, self._granted(lease))
         elif result is not None:
-            context.answer(client, call, m.Claimed("refused", kind=result.kind, why=result.why))
+            context.answer(client, call, _refused(result.kind, result.why))
         elif decision.uncertain:
             if not is_here:
                 self._abandon(commands.CancelRequest(request, "its client disconnected"))
-            context.answer(client, call, m.Claimed("uncertain", why=decision.why))
+            context.answer(
+                client, call, m.Claimed(m.ClaimOutcome.UNCERTAIN.value, why=decision.why)
+            )
         else:
-            refusal = m.Claimed("refused", kind="no-quorum", why=decision.why)
+            refusal = _refused(RefusalKind.NO_QUORUM, decision.why)
             context.answer(client, call, refusal)
 
     def _granted(self, lease: Lease) -> m.Claimed:
         left_ms = lease.ends_at - self._context.proposer.at_ms() if lease.ends_at else 0
         return m.Claimed(
-            "granted",
+            m.ClaimOutcome.GRANTED.value,
             lease=lease.id,
             idle_timeout_s=lease.idle_timeout_s,
             time_left_s=max(0.0, left_ms / 1000),
@@ -368,6 +372,10 @@ class LeaseService:
         """Get a command committed that no client waits for."""
         timeout_s = self._context.settings.cleanup_timeout_s
         self._context.proposer.propose(command, lambda _decision: None, timeout_s=timeout_s)
+
+
+def _refused(kind: str, why: str) -> m.Claimed:
+    return m.Claimed(m.ClaimOutcome.REFUSED.value, kind=str(kind), why=why)
 
 
 def _check_room(client: Client) -> None:

@@ -10,7 +10,7 @@ from gpupool.pool.errors import ConflictError, DeniedError, GpupoolError, NotNow
 from gpupool.pool.model import commands
 from gpupool.pool.model.ids import Milliseconds
 from gpupool.pool.model.policy import PACKED_SIZE_MAX, Policy
-from gpupool.pool.model.results import Result
+from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.scheduling.policy_explain import explain
 from gpupool.pool.transitions import policy_versions
@@ -175,7 +175,7 @@ def policy_is(state: PoolState, version: int) -> m.PolicyIs:
 
 
 def _error(state: PoolState, message: m.PutPolicy, result: Result) -> GpupoolError:
-    if result.kind == "conflict" and state.policy.version != message.base:
+    if result.kind == RefusalKind.CONFLICT and state.policy.version != message.base:
         return _conflict(state, message.base)
     return DeniedError(REFUSED, why=result.why)
 

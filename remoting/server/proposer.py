@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from gpupool.pool.model.codec import CodecError, decode
 from gpupool.pool.model.commands import Command, wrap
 from gpupool.pool.model.ids import Plain
-from gpupool.pool.model.results import Result
+from gpupool.pool.model.results import RefusalKind, Result
 from gpupool.pool.ports import Clock, Committed, NotCommitted, Outcome, Randomness, Unknown
 from gpupool.pool.transitions.state_machine import PoolMachine
 
@@ -140,10 +140,10 @@ class Proposer:
             try:
                 result = decode(Result, outcome.result)
             except CodecError as error:
-                result = Result(ok=False, kind="invalid", why=str(error))
+                result = Result(ok=False, kind=RefusalKind.INVALID.value, why=str(error))
             # An expired envelope says nothing of an earlier one whose outcome is not known: that
             # one may have been applied while there was time. No later one can be, though.
-            if result.kind != "expired":
+            if result.kind != RefusalKind.EXPIRED:
                 self._decide(number, Decision(result, uncertain=False, why=result.why))
                 return
             pending.why = result.why

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from gpupool.pool.errors import GpupoolError, UnreachableError
 from gpupool.pool.model.ids import ServerId, TokenId
+from gpupool.pool.model.results import RefusalKind
 from gpupool.remoting.protocol import messages as m
 from gpupool.simulations.cluster.run_context import Environment
 from gpupool.simulations.cluster.server_process import CONTROL, Packet
@@ -171,7 +172,7 @@ class ClientConnections:
                 if not isinstance(answer, m.Claimed):
                     if not isinstance(answer, m.Refused):
                         history.unanswered(request.id, pending.called_at)
-                elif answer.outcome == "granted" and answer.lease is not None:
+                elif answer.outcome == m.ClaimOutcome.GRANTED and answer.lease is not None:
                     sizes = {p.gpu: p.memory for p in partitions}
                     history.granted(request.id, answer.lease, sizes, pending.called_at, now)
                     checkers = self._environment.checkers
@@ -183,9 +184,9 @@ class ClientConnections:
                         {p.server for p in partitions},
                         pending.called_at,
                     )
-                elif answer.outcome == "uncertain":
+                elif answer.outcome == m.ClaimOutcome.UNCERTAIN:
                     history.unanswered(request.id, pending.called_at)
-                elif answer.kind == "closed":
+                elif answer.kind == RefusalKind.CLOSED:
                     history.refused_for_good(request.id, pending.called_at, now)
             case m.Cancel(request=request_id):
                 confirmed = isinstance(answer, m.Done)

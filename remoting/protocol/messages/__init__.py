@@ -84,6 +84,7 @@ from gpupool.remoting.protocol.messages.lease_messages import (
     CapacityAvailable,
     Claim,
     Claimed,
+    ClaimOutcome,
     LeaseEnded,
     LeaseNotice,
     Offered,

@@ -1,6 +1,7 @@
 """The messages of requests and leases: ask, wait, claim, cancel, attach, release, sessions."""
 
 from dataclasses import field
+from enum import StrEnum
 
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Partition, Request
@@ -40,9 +41,17 @@ class AwaitGpus(Call):
     reason: str
 
 
+class ClaimOutcome(StrEnum):
+    """What became of a claim."""
+
+    GRANTED = "granted"
+    REFUSED = "refused"  # definitely: it is not granted later
+    UNCERTAIN = "uncertain"
+
+
 @message(133)
 class Claimed(Answer):
-    """``outcome`` is "granted", "refused" (definitely; kinds of ``Result``) or "uncertain"."""
+    """``outcome`` is the value of a ``ClaimOutcome``; ``kind``, of a refusal's ``RefusalKind``."""
 
     outcome: str
     lease: LeaseId | None = None
