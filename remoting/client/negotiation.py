@@ -407,7 +407,8 @@ class Negotiation:
             self._fail_waiting()
             return
         self._tell(self._refusals.waiting_text(self.request, connected=bool(self._servers)))
-        if RefusalKind.BUSY in self._refusals.kinds() or self._refusals.of_claim:
+        short = self._refusals.of_claim or self._refusals.offers
+        if short or RefusalKind.BUSY in self._refusals.kinds():
             self._keep_place(now)
         delay_s = self._backoff_s(self._round_count) * self._rng.random()
         if self._was_hinted:
