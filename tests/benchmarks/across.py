@@ -1,6 +1,6 @@
 """Copies between devices of two servers of one lease, beside a plain socket and the way round.
 
-    python tests/benchmarks/across.py [--mib 64] [--rounds 5] [--json]
+    python tests/benchmarks/across.py [--mib 64] [--rounds 5] [--json] [--csv FILE]
 
 The servers are real ones (``gpupool join --emulate 2``) on loopback, so an emulated GPU's memory is
 the target; the plain socket is TCP from this process's child into one buffer of another. The way
@@ -11,7 +11,6 @@ best of all rounds is shown: other programs can only make a machine slower.
 
 import argparse
 import contextlib
-import importlib
 import json
 import shutil
 import sys
@@ -20,8 +19,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "cli"), str(ROOT / "src")]
+from results import Results, add_options
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.cli.conftest import LivePool
 
 PROGRAM = """
 import json, socket, subprocess, sys, time
@@ -110,11 +112,10 @@ print(json.dumps(best))
 
 
 @contextlib.contextmanager
-def servers(encryption: str) -> Generator[Any]:
+def servers(encryption: str) -> Generator[LivePool]:
     """Run three servers with two emulated GPUs each."""
-    kit: Any = importlib.import_module("conftest")
     folder = Path(tempfile.mkdtemp(prefix="gpupool-bench-"))
-    pool: Any = kit.LivePool(folder)
+    pool = LivePool(folder)
     first: Any = next(iter(pool.servers.values()))
     start: Any = first.start
 
@@ -134,12 +135,25 @@ def measure(encryption: str, mib: int, rounds: int) -> dict[str, float]:
     """Return the GB/s of each way."""
     with servers(encryption) as pool:
         words = [sys.executable, "-c", PROGRAM, str(mib), str(rounds)]
-        program: Any = pool.spawn("run", "-n", "4", "--across", "--", *words)
+        program = pool.spawn("run", "-n", "4", "--across", "--", *words)
         output, errors = program.communicate(timeout=900)
         if program.returncode:
             raise SystemExit(errors)
         found: dict[str, float] = json.loads(output)
         return found
+
+
+def record(found: dict[str, dict[str, float]], mib: int, results: Results) -> None:
+    """Write the figures of both encryptions as rows; the plain socket is what is native."""
+    plain = found["off"]["plain socket"]
+    for encryption, figures in found.items():
+        for name, figure in figures.items():
+            case = name.removesuffix(", us")
+            if name == case and name != "plain socket":
+                case = f"{case}, {mib} MiB, encryption {encryption}"
+                results.add(case, "best rate", figure, "GB/s", native=plain)
+            elif name != case:
+                results.add(f"{case}, encryption {encryption}", "mean", figure, "us")
 
 
 def main() -> None:
@@ -148,8 +162,11 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
+    add_options(parser)
     options = parser.parse_args()
+    results = Results.of("across.py", options)
     found = {each: measure(each, options.mib, options.rounds) for each in ("off", "tls")}
+    record(found, options.mib, results)
     if options.json:
         print(json.dumps(found))
         return

@@ -1,6 +1,7 @@
 """Failover: kill -9 of the leader, and the time until a new one grants again.
 
     python tests/benchmarks/failover.py [--servers 5] [--kills 100] [--idle 10] [--pools 3]
+        [--csv FILE]
 
 The servers are real ones (`gpupool join --emulate 1`), on loopback, with TLS and their journals on
 the disk of ``--directory``. After ``--idle`` seconds without a request the leader is killed, and
@@ -22,6 +23,7 @@ import time
 from pathlib import Path
 
 import trio
+from results import Results, add_options
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -119,7 +121,7 @@ async def one_pool(folder: Path, count: int, kills: int, idle_s: float, out: lis
         servers.stop()
 
 
-async def run(folder: Path, options: argparse.Namespace) -> None:
+async def run(folder: Path, options: argparse.Namespace, results: Results) -> None:
     times: list[float] = []
     shares = [options.kills // options.pools] * options.pools
     shares[0] += options.kills - sum(shares)
@@ -135,6 +137,11 @@ async def run(folder: Path, options: argparse.Namespace) -> None:
         f"max {times[-1]:.3f} s  of {len(times)}, {options.pools} pools side by side",
         flush=True,
     )
+    case = f"next lease after kill -9 of the leader, {options.servers} servers"
+    case += f", {len(times)} kills"
+    results.add(case, "p50", statistics.median(times), "s")
+    results.add(case, "p99", p99, "s", budget="0.5 s")
+    results.add(case, "max", times[-1], "s")
 
 
 def main() -> None:
@@ -144,9 +151,10 @@ def main() -> None:
     parser.add_argument("--idle", type=float, default=10, help="seconds")
     parser.add_argument("--pools", type=int, default=1)
     parser.add_argument("--directory", type=Path)
+    add_options(parser)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        trio.run(run, Path(name), options)
+        trio.run(run, Path(name), options, Results.of("failover.py", options))
 
 
 if __name__ == "__main__":
