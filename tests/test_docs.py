@@ -192,6 +192,10 @@ def test_workflows_call_targets_that_exist_and_pin_actions(workflow: Path) -> No
     for action in re.findall(r"uses: (\S+)", text):
         assert re.search(r"@(v\d+|release/v\d+)$", action), f"{action} has no major version"
     assert "permissions:" in text
+    # Without "shell: bash" there is no pipefail, and a pipe succeeds when its last command does.
+    steps = re.split(r"(?m)^      - ", text)
+    pipes = [step for step in steps if "| tee" in step]
+    assert all("shell: bash" in step for step in pipes), pipes
     assert "\t" not in text
 
 
