@@ -1,9 +1,12 @@
 """What is written down is what the program does."""
 
+import builtins
+import os
 import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,10 @@ GUIDES = [
 PATH = re.compile(r"(?:\.?[\w-]+/)+[\w.*-]*|[\w-]+\.(?:md|toml|py)|\.[a-z-]+(?:\.yaml)?")
 """A slash within it, or the name of a file that stands at the root."""
 MADE = {".venv", ".venv/bin/python"}
+OUTSIDE = {"/dev/shm", "/proc/self", "generated_records.h", "src/gpupool/..."}
+"""Of the system, or a plan that the record itself says was changed."""
+RECORDS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+NAMING = [*GUIDES, *RECORDS]
 PROSE = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -123,12 +130,74 @@ def test_what_looks_like_a_path() -> None:
     assert exists("model/commands.py", within_rooms=True)
 
 
-@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+@pytest.mark.parametrize("guide", NAMING, ids=lambda path: path.name)
 def test_paths_that_guides_name_exist(guide: Path) -> None:
     named = paths_in(guide.read_text(encoding="utf-8"))
-    within_rooms = guide.name == "ARCHITECTURE.md"
-    lost = {name for name in named - MADE if not exists(name, within_rooms=within_rooms)}
+    within_rooms = guide.name == "ARCHITECTURE.md" or guide in RECORDS
+    lost = {name for name in named - MADE - OUTSIDE if not exists(name, within_rooms=within_rooms)}
     assert lost == set()
+
+
+@cache
+def defined() -> dict[str, list[set[str]]]:
+    """Return each name that the code defines, with the parameters of each function of that name."""
+    found: dict[str, list[set[str]]] = {}
+    files = [path for room in ROOMS[:-1] for path in (ROOT / room).rglob("*") if path.is_file()]
+    for path in files:
+        if path.suffix == ".py":
+            text = path.read_text(encoding="utf-8")
+            for name, parameters in re.findall(r"\bdef (\w+)\(([^)]*)\)", text):
+                words = set(re.findall(r"(\w+)\s*(?=[:,=)]|$)", parameters))
+                found.setdefault(name, []).append(words)
+            names = re.findall(r"(?m)^ *(?:class )?([A-Za-z_]\w*)(?:\(|:| =)", text)
+        elif path.suffix in (".c", ".h"):
+            names = re.findall(r"\b(cu[A-Z]\w*|gp_\w+)\b", path.read_text(encoding="utf-8"))
+        else:
+            continue
+        for name in names:
+            found.setdefault(name, [])
+    return found
+
+
+def is_defined(text: str) -> bool:
+    """Return whether the code has a name such as ``Grant``, ``state.Grant`` or ``apply(state)``."""
+    qualified, _, parameters = text.rstrip(")").partition("(")
+    name = qualified.rpartition(".")[2]
+    if name not in defined():
+        return hasattr(builtins, name) or hasattr(os, name)
+    named = set(filter(None, re.split(r"[, ]+", parameters)))
+    return not named or any(named <= each for each in defined()[name])
+
+
+NAME = re.compile(r"(?:\w+\.)*(?=\w*[A-Z_]\w)[A-Za-z]\w+|(?:\w+\.)*[A-Za-z]\w+\([\w, ]*\)")
+
+
+def test_what_looks_like_a_name() -> None:
+    named = [word for word in ("Grant", "gp_hooks", "apply(state)", "top") if NAME.fullmatch(word)]
+    assert named == ["Grant", "gp_hooks", "apply(state)"]
+    assert is_defined("Grant")
+    assert is_defined("apply(state, envelope)")
+    assert not is_defined("apply(steward)")
+    assert not is_defined("Steward")
+
+
+@pytest.mark.parametrize("guide", NAMING, ids=lambda path: path.name)
+def test_names_that_guides_use_are_defined(guide: Path) -> None:
+    outside = re.sub(r"```.*?```", "", guide.read_text(encoding="utf-8"), flags=re.DOTALL)
+    words = re.findall(r"`([^`]+)`", outside)
+    assert {word for word in words if NAME.fullmatch(word) and not is_defined(word)} == set()
+
+
+@pytest.mark.parametrize("guide", NAMING, ids=lambda path: path.name)
+def test_commands_that_guides_give_exist(guide: Path) -> None:
+    text = guide.read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.DOTALL))
+    targets = set(re.findall(r"(?m)(?:^|`)make ([a-z-]+)", code))
+    assert targets <= set(re.findall(r"(?m)^([a-z-]+):", makefile))
+    assert set(re.findall(r"`gpupool\s+([a-z]+)", code)) <= {*COMMANDS, "token"}
+    for module in re.findall(r"-m gpupool\.([\w.]+)", code):
+        assert exists(module.replace(".", "/")), module
 
 
 @pytest.mark.parametrize("document", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
@@ -149,9 +218,6 @@ def test_the_index_of_documents_lists_each() -> None:
     text = (docs / "README.md").read_text(encoding="utf-8")
     for path in docs.glob("*.md"):
         assert path.name == "README.md" or f"({path.name})" in text, path.name
-
-
-RECORDS = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
 
 
 def test_the_index_of_decisions_lists_each_with_its_title() -> None:
