@@ -39,8 +39,17 @@ class Connection:
         return self.failure
 
     def end(self, failure: BaseException) -> None:
-        """End the session with ``failure``, and close the socket."""
+        """End the session with ``failure``, and the stream with it.
+
+        The socket stays open until ``close``: another thread may be reading from it, and a new
+        file must not get its number meanwhile.
+        """
         self.failure = failure
+        self.link.shut_down()
+
+    def close(self, failure: BaseException) -> None:
+        """Close the socket, and end the session with ``failure`` if it has not ended before."""
+        self.failure = self.failure or failure
         self.link.close()
 
     def cut_off(self, reason: str) -> BaseException:

@@ -355,6 +355,12 @@ class Link:
         """Say whether decrypted bytes wait that `poll` cannot see."""
         return isinstance(self.socket, ssl.SSLSocket) and self.socket.pending() > 0
 
+    def shut_down(self) -> None:
+        """End the stream in both directions, which wakes the threads that wait for it."""
+        with contextlib.suppress(OSError):  # it has ended already
+            # The method of `SSLSocket` would drop the keys while another thread uses them.
+            socket.socket.shutdown(self.socket, socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the socket; the worker sees the end of the stream."""
         self.socket.close()

@@ -159,16 +159,15 @@ class Session:
 
     def close(self) -> None:
         """End the session. What is queued is run first, and what failed is reported."""
-        if self.failure is None:
-            try:
-                if self._sender.interrupted:
-                    return  # this program does not go on, so the frame is never finished
-                if self._sender.unfinished or self._sender.parts:
-                    self.synchronize()
-                with contextlib.suppress(Exception):  # nothing is lost if it has gone already
-                    self._sender.transmit(wire.BYE, b"", 0, None)
-            finally:
-                self._connection.end(self.failure or DoorError("the GPU session is closed"))
+        try:
+            if self.failure is not None or self._sender.interrupted:
+                return  # there is nothing to send, or a frame that is never finished
+            if self._sender.unfinished or self._sender.parts:
+                self.synchronize()
+            with contextlib.suppress(Exception):  # nothing is lost if it has gone already
+                self._sender.transmit(wire.BYE, b"", 0, None)
+        finally:
+            self._connection.close(DoorError("the GPU session is closed"))
 
     def abandon(self, reason: str) -> None:
         """Mark as unusable in a forked child, without a byte to the worker, who is the parent's."""
@@ -176,7 +175,8 @@ class Session:
         self._receiver.after_fork()
         self._queue.after_fork()
         self.shared = None
-        self._connection.end(DoorError(reason))
+        # Without an end of the stream, which is the parent's too.
+        self._connection.close(DoorError(reason))
 
     def lose(self, reason: str) -> BaseException:
         """End the session for a reason; return the exception that its use raises from now on."""

@@ -1,0 +1,79 @@
+"""A connection that one thread loses while another one reads from it."""
+
+# The values that this module forwards have no static type: they are whatever a program passes.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+
+
+class WaitingThread:
+    """A thread of the program that waits for the answer of a worker that says nothing."""
+
+    def __init__(self, door: Any, ours: socket.socket) -> None:
+        self.connection = door.connection.Connection(door.link.Link(ours), None)
+        self.receiver = door.receiver.Receiver(self.connection)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._wait, args=(door.receiver.Reply(None),))
+        self.thread.start()
+        while not self.receiver.reading.locked():
+            os.sched_yield()
+
+    def _wait(self, reply: Any) -> None:
+        try:
+            while True:
+                self.receiver.wait(reply)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+
+@pytest.fixture
+def pair() -> Any:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_a_waiting_thread_hears_at_once_that_another_has_lost_the_session(
+    cp: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    waiting = WaitingThread(cp._door, ours)
+    began = time.monotonic()
+    waiting.connection.lose("the lease is lost")
+    waiting.thread.join(10)
+    assert time.monotonic() - began < 0.5  # far less than the second for which it polls
+    assert "the lease is lost" in str(waiting.error)
+    assert theirs.recv(1) == b""
+
+
+def test_the_number_of_a_descriptor_stays_taken_while_a_thread_polls_it(
+    cp: Any, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, _ = pair
+    number = ours.fileno()
+    waiting = WaitingThread(cp._door, ours)
+    waiting.connection.lose("the lease is lost")
+    assert ours.fileno() == number
+    waiting.thread.join(10)
+
+
+def test_a_session_that_was_lost_closes_its_socket_at_the_end(cp: Any) -> None:
+    import door_kit
+
+    ours, theirs = socket.socketpair()
+    thread, _ = door_kit.start_worker(theirs, door_kit.emulated(1, door_kit.MIB))
+    session = cp._door.pool.attach(ours)
+    session.lose("the lease is lost")
+    session.close()
+    cp._door.pool._sessions.remove(session)
+    del cp._door.pool._devices[session.first_device :]
+    thread.join(5)
+    assert not thread.is_alive()
+    assert ours.fileno() == -1
