@@ -92,7 +92,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, suggest one for a typo, and hand it what the settings files say."""
+        """Find the command, suggest one for a typo, and give it the settings files' values."""
         if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise click.exceptions.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
         found = super().resolve_command(ctx, args)

@@ -1,4 +1,4 @@
-"""``gpupool doctor``: the path from here to the pool, step by step, with what to do about it."""
+"""``gpupool doctor``: checks the path from here to the pool, with a hint for each fault."""
 
 import os
 import ssl
@@ -28,7 +28,7 @@ GOOD, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked."""
+    """The result of one check."""
 
     check: str
     result: str  # "ok", "warn" or "fail"
@@ -40,10 +40,10 @@ class Finding:
 @pool_options
 @json_option
 def command(credentials: str | None, as_json: bool) -> int:
-    """Check the path from here to the pool, and say what to do about what is wrong.
+    """Check the path from here to the pool, with a hint for each fault.
 
-    Credentials, every server, quorum, clocks, and whether programs here can use a door. Exits
-    with 3 when the pool answers and something is wrong, with 1 when no server answers.
+    It checks the credentials, every server, the quorum, the clocks, and the doors of this machine.
+    It exits with 3 when the pool answers and a check fails, with 1 when no server answers.
     """
     findings, reached = run_async(partial(examine, credentials))
     if as_json:
@@ -61,7 +61,7 @@ def command(credentials: str | None, as_json: bool) -> int:
 
 
 async def examine(given: str | None) -> tuple[list[Finding], bool]:
-    """Return everything that was found, and whether any server answered."""
+    """Return all findings, and whether any server answered."""
     findings: list[Finding] = []
     reached = False
     path = credentials_file(given)
@@ -119,7 +119,7 @@ async def _all_servers(
 
 
 async def _server(address: "Address", name: str, credentials: "Credentials") -> Finding:
-    """Connect to one server as ``run`` would, and say how long it took."""
+    """Connect to one server as ``run`` would, and report the time that it took."""
     from gpupool import __version__
     from gpupool.remoting.transport.dial import Greeting, connect
     from gpupool.remoting.transport.pki import client_context

@@ -32,8 +32,8 @@ def alloc(
       gpupool release $lease
 
     A process in the background holds the lease: it survives this shell, but not this machine. Any
-    number of programs may use the lease, at once too; they share its memory. The lease ends by
-    "gpupool release", after --time, or when nobody uses it for its idle timeout.
+    number of programs may use the lease, also at once; they share its memory. The lease ends by
+    "gpupool release", after --time, or when it is unused for its idle timeout.
     """
     if time_s is not None and time_s < 1:
         raise UsageError("--time is at least 1s", hint="without it, the lease lasts until released")
@@ -141,7 +141,7 @@ async def release_lease(name: str, credentials: str | None) -> str:
     async with connected(credentials) as pool:
         lease = next((each for each in (await pool.view()).leases if each.name == name), None)
         if lease is not None and lease.user != pool.credentials.user:
-            # An operator's token would end it: what is another's is not released by a slip.
+            # An operator's token would end it, but a lease of another user must not end by a slip.
             hint = f'operators end any lease: "gpupool kill {name}"'
             raise DeniedError(f"lease {name} belongs to {lease.user}", hint=hint)
         await pool.operate(EndLease(LeaseId(int(name, 16)), "released"))

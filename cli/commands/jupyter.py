@@ -17,7 +17,7 @@ from gpupool.cli.run.request_options import Wanted, request_options
 from gpupool.pool.errors import GpupoolError, UsageError
 
 MARKER = "gpupool"
-"""In the metadata of the kernels that are ours to replace and remove."""
+"""The key in a kernel's metadata by which gpupool knows the kernels that it may replace."""
 
 NAME = re.compile(r"[a-z0-9._-]{1,63}")
 IDLE_TIMEOUT_S = 1800.0
@@ -27,16 +27,16 @@ IDLE_TIMEOUT_S = 1800.0
 def command() -> None:
     """Install or remove a Jupyter kernel that runs on GPUs of the pool.
 
-    The kernel asks for its GPUs when a notebook first uses one, and gives them back when it ends,
-    or when it does not use them for its idle timeout. Its arrays on the GPUs are gone then; after
-    a restart of the kernel it gets new ones.
+    The kernel asks for GPUs when a notebook first uses one. It gives them back when it ends, or
+    when they are unused for its idle timeout. Its arrays on the GPUs are lost then; restart the
+    kernel to get GPUs again.
     """
 
 
 @command.command()
 @request_options
 @click.option("--name", default="gpupool", show_default=True, help="Name of the kernel.")
-@click.option("--display-name", help="What notebooks show.  [default: made of what is asked for]")
+@click.option("--display-name", help="Name in notebooks.  [default: from the request]")
 @click.option("--python", help="The kernel's Python, which has ipykernel.  [default: on the PATH]")
 @click.option(
     "--door",
@@ -62,7 +62,7 @@ def install(
       gpupool jupyter install -n 1 -p 0.5
       gpupool jupyter install --name big -n 4 --idle-timeout 2h
 
-    Without --idle-timeout it is 30 minutes.
+    The default of --idle-timeout is 30 minutes.
     """
     interpreter = shutil.which(python or "python3")
     if interpreter is None:
@@ -87,8 +87,8 @@ def install(
         ],
         "display_name": display_name or f"Python on {request_text(wanted)}",
         "language": "python",
-        # By a message the kernel interrupts itself. A signal would reach it twice: from Jupyter,
-        # and by way of gpupool run.
+        # Jupyter asks the kernel by a message to interrupt itself. A signal would reach it twice:
+        # from Jupyter, and through gpupool run.
         "interrupt_mode": "message",
         "metadata": {"debugger": True, MARKER: True},
     }
@@ -123,10 +123,10 @@ def remove(name: str) -> None:
 
 
 def kernel_dir(name: str) -> Path:
-    """Return the folder of a kernel of this user, where Jupyter looks for it.
+    """Return the folder in which Jupyter looks for a kernel of this user.
 
     Raises:
-        UsageError: when Jupyter allows no such name.
+        UsageError: when Jupyter does not allow this name.
     """
     if not NAME.fullmatch(name):
         raise UsageError(
@@ -141,7 +141,7 @@ def kernel_dir(name: str) -> Path:
 
 
 def request_arguments(wanted: Wanted, idle_timeout_s: float) -> list[str]:
-    """Return the options of ``gpupool run`` that ask for the same."""
+    """Return the options of ``gpupool run`` that make the same request."""
     from gpupool.pool.scheduling.filters import filter_text
 
     arguments = ["--count", str(wanted.count)]
@@ -162,7 +162,7 @@ def request_arguments(wanted: Wanted, idle_timeout_s: float) -> list[str]:
 
 
 def request_text(wanted: Wanted) -> str:
-    """Return what is asked for, in words: ``half of 2 GPUs`` is ``2 x 0.5 GPU``."""
+    """Return the request in words, such as ``2 x 0.5 GPU`` for half of 2 GPUs."""
     size = size_text(wanted.memory) if wanted.memory else f"{wanted.fraction:g} GPU"
     plain = wanted.fraction == 1.0 and not wanted.memory
     if plain:

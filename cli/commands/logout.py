@@ -13,8 +13,8 @@ from gpupool.pool.errors import StorageError
 def command(credentials: str | None) -> None:
     """Forget the stored token.
 
-    The token itself stays good: "gpupool token revoke" ends it for everybody who has it. This file
-    may be its only copy; an operator's is made anew by "gpupool join --operator-token".
+    The token itself stays valid; "gpupool token revoke" ends it everywhere. This file may be the
+    only copy of it. "gpupool join --operator-token" makes another token for an operator.
     """
     path = credentials_file(credentials)
     try:

@@ -84,15 +84,15 @@ def check(
     request_text: str | None,
     as_json: bool,
 ) -> int:
-    r"""Find mistakes in FILE, and say what a policy means for a request.
+    r"""Find mistakes in FILE, or explain how a policy treats a request.
 
     \b
       gpupool policy check new.toml
       gpupool policy check --user ada --request "-n 2 -p 0.5"
       gpupool policy check new.toml --user ada --request "-n 8"
 
-    Without FILE it is the policy in force that is asked. The exit code is 0 when the request would
-    be granted, 1 when it is denied, 75 when it would have to wait.
+    Without FILE, the policy in force is used. The exit code is 0 when the request would be granted,
+    1 when it is denied, 75 when it would have to wait.
     """
     packed = b""
     if file is not None:
@@ -134,7 +134,7 @@ def check(
 def apply(credentials: str | None, file: str, base: int | None) -> None:
     """Put the policy in FILE in force; operators only.
 
-    It holds for whatever is granted from then on. What runs goes on.
+    It applies to all later grants. Leases that exist are kept.
     """
     packed = _checked(_read(file), file)
     version = run_async(lambda: _put(credentials, packed, base))
@@ -146,7 +146,7 @@ def apply(credentials: str | None, file: str, base: int | None) -> None:
 def edit(credentials: str | None) -> None:
     """Change the policy in $EDITOR, and put it in force; operators only.
 
-    When it has mistakes, or somebody else was faster, the text is kept.
+    If the text has mistakes, or another operator was faster, it is kept in a file.
     """
     before = run_async(lambda: _get(credentials, 0))
     text = _unpack(before) if before.version else NEW

@@ -30,8 +30,8 @@ def command(state_dir: str | None, force: bool) -> int:
     r"""Make this machine's server the only one of its pool, after most voters were lost for good.
 
     A pool grants while a majority of its voters lives. When that majority will never return, one
-    survivor can go on with what it knows: it alone votes, and all other servers are removed.
-    Whatever only they had is lost. The server must not run meanwhile.
+    survivor can go on with its own table: it alone votes, and all other servers are removed.
+    Changes that only they had are lost. Stop the server before you run this.
 
     \b
     1. On every survivor: stop it, then "gpupool recover". Choose the one with the highest term,
@@ -177,7 +177,7 @@ async def _answering(servers: "Sequence[Server]") -> list[str]:
 
 
 def _describe(case: _Case) -> None:
-    """Say what is there, what may be lost, and what must be done with the others."""
+    """Describe the survivor, the possible loss, and the next steps for the other servers."""
     pool, me = case.pool, case.me
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(pool.now / 1000))
     others = ", ".join(server.name for server in case.others)

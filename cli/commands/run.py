@@ -27,7 +27,7 @@ BASH = f"""
 _gpupool_mark() {{ case $PS1 in "(gpu "*) ;; *) PS1="{MARK}$PS1" ;; esac; }}
 PROMPT_COMMAND="${{PROMPT_COMMAND:+$PROMPT_COMMAND; }}_gpupool_mark"
 """
-"""Before each prompt, because themes make the prompt anew each time."""
+"""The mark is set before each prompt, because themes rebuild the prompt each time."""
 
 ZSH = f"""
 ZDOTDIR=${{GPUPOOL_ZDOTDIR:-$HOME}}
@@ -206,10 +206,10 @@ def marked_shell(shell: str) -> Generator[tuple[list[str], dict[str, str]]]:
 
 
 @click.command()
-@click.option("--missing", is_flag=True, help="List what CuPy has and the drop-in does not yet.")
+@click.option("--missing", is_flag=True, help="List names of CuPy that the drop-in lacks.")
 @json_option
 def door(missing: bool, as_json: bool) -> None:
-    """Show where the drop-in cupy lies, or with --missing what it does not cover yet."""
+    """Show the folder of the drop-in cupy, or with --missing the names that it lacks."""
     folder = dropin_dir()
     if not (folder / "cupy").is_dir():
         raise GpupoolError("this installation has no drop-in cupy", why=f"no {folder / 'cupy'}")

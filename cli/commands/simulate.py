@@ -24,7 +24,7 @@ SCENARIOS = (
     "disk-trouble",
     "mass-client-death",
 )
-"""As ``gpupool.simulations.tools.scenarios`` has them; here as well to keep ``--help`` fast."""
+"""The names in ``gpupool.simulations.tools.scenarios``, repeated here to keep ``--help`` fast."""
 
 
 @click.command()
@@ -57,16 +57,17 @@ def command(
     real: bool,
     as_json: bool,
 ) -> int:
-    """Run a whole pool in virtual time, and look for anything that must never happen.
+    """Test gpupool itself: run a whole pool in virtual time, under random faults.
 
-    One seed is 30 virtual seconds of faults and 10 of healing: real servers, real allocation, no
-    sockets, no threads, no real time. The same seed does the same everywhere. One seed prints its
-    options, its phases and its verdict; several print a summary. The first failure ends the
-    search; its transcript is printed, shrunk, with the command that repeats it. The trace that is
-    printed is a hash over all that happened: on any machine it is the same.
+    A seed is a number that decides all faults and all timing. One seed is 30 virtual seconds of
+    faults and 10 of healing. The servers' and clients' own code runs, without sockets, threads or
+    real time. The same seed gives the same run on every machine: its trace, a hash over all events,
+    is the same. One seed prints its options, its phases and its verdict; several print a summary.
+    The first failure ends the search. Its shortened transcript is printed, with the command that
+    repeats it.
 
-    With --real, servers and clients are processes of this machine, and the same rules are checked
-    on what they leave behind.
+    With --real, servers and clients are processes on this machine. The same rules are checked on
+    their logs and tables.
     """
     if real:
         return _run_real(seed, servers or 3, clients or 4, duration or 30.0, as_json=as_json)
@@ -165,7 +166,7 @@ class _Found:
 def _search(
     runs: "list[Options]", *, jobs: int, keep_going: bool
 ) -> "tuple[Options | None, _Found]":
-    """Run all, or until the first failure; returns a run that failed, and the sums."""
+    """Run all seeds, or until the first failure; return a run that failed, and the totals."""
     import logging
 
     from rich.console import Console

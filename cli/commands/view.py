@@ -18,7 +18,7 @@ SVG_WIDTH, SVG_HEIGHT = 130, 34
 
 
 def problems(snapshot: PoolSnapshot) -> list[str]:
-    """Return what is wrong with the pool; empty when it is healthy."""
+    """Return the problems of the pool; empty when it is healthy."""
     found: list[str] = []
     if not snapshot.view.raft.quorum:
         found.append(f"server {snapshot.view.answered_by} is not in touch with a majority")
@@ -98,7 +98,7 @@ def gpus(
     in_ascii: bool,
     as_json: bool,
 ) -> None:
-    r"""List every GPU with what is granted, free and measured.
+    r"""List every GPU with its granted and free memory and its measurements.
 
     \b
     --filter takes what "gpupool run --filter" takes, and shows what would match:

@@ -48,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[R]):
-    """One column: what it shows of a row, and what it sorts by."""
+    """One column: the cell that it shows for a row, and the key by which it sorts."""
 
     title: str
     cell: Callable[[R, Glyphs], Cell]
@@ -56,7 +56,7 @@ class Column(Generic[R]):
     right: bool = False
     wide: bool = False  # shown only when asked for
     live: bool = False  # only where measurements of the servers are at hand
-    classes: bool = False  # only where the pool's policy puts somebody in a class
+    classes: bool = False  # only where the pool's policy has classes
 
 
 # --- cells ----------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def check_sections(files: Sequence[ConfigFile], commands: Sequence[str]) -> None
 def options_of(
     files: Sequence[ConfigFile], section: Sequence[str], known: Sequence[str]
 ) -> dict[str, ConfigValue]:
-    """Return what the files say for the command ``section``, by option name without dashes.
+    """Return the files' values for the command ``section``, by option name without dashes.
 
     Args:
         files: the strongest first.

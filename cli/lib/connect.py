@@ -39,7 +39,7 @@ def run_async(main: Callable[[], Awaitable[T]]) -> T:
 
 
 def first_error(group: BaseException) -> BaseException:
-    """Return what a group of errors is about: a bug before an interrupt before one of ours."""
+    """Return the most important error of a group: a bug, else an interrupt, else one of ours."""
     if not isinstance(group, BaseExceptionGroup):
         return group
     group = cast("BaseExceptionGroup[BaseException]", group)
@@ -64,7 +64,7 @@ def stored_credentials(given: str | None) -> "Credentials":
     """Return the credentials of this user.
 
     Raises:
-        AuthenticationError: when nobody is logged in here.
+        AuthenticationError: when this user is not logged in.
     """
     from gpupool.remoting.client.credentials import load_credentials
 
@@ -84,7 +84,7 @@ async def connected(given: str | None) -> "AsyncGenerator[Pool]":
 
 
 def operate(given: str | None, order: "Order") -> None:
-    """Give an order to the pool, and say what has come of it."""
+    """Give an order to the pool, and print the result."""
 
     async def give() -> str:
         async with connected(given) as pool:

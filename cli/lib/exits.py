@@ -1,4 +1,4 @@
-"""How ``gpupool`` ends: by an exit code, or by the signal that ended what it ran."""
+"""The end of ``gpupool``: an exit code, or the signal that ended its program."""
 
 import os
 import resource

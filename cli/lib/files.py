@@ -1,4 +1,4 @@
-"""Files that nobody else may read: written whole or not at all, and synced."""
+"""Files that only their owner may read: written whole or not at all, and synced."""
 
 import contextlib
 import errno

@@ -14,7 +14,7 @@ class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.123Z info message``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line; whatever would break it into more is escaped."""
+        """Return one line; characters that would break it are escaped."""
         line = f"{_time(record)} {record.levelname.lower():7} {_message(record)}"
         return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 

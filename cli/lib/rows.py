@@ -44,7 +44,7 @@ class PoolSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ServerRow:
-    """One server with what it measures of itself."""
+    """One server with its own measurements."""
 
     server: ServerView
     telemetry: Telemetry | None
@@ -54,7 +54,7 @@ class ServerRow:
 
     @property
     def stale(self) -> bool:
-        """Return whether what this server measures is missing or old."""
+        """Return whether this server's measurements are missing or old."""
         return self.silent or self.telemetry is None or self.age_s > STALE_AFTER_S
 
     @property
@@ -64,14 +64,14 @@ class ServerRow:
 
     @property
     def wrong(self) -> bool:
-        """Return whether somebody should glyphs at this server."""
+        """Return whether this server needs an operator's attention."""
         faulty = any(gpu.fault for gpu in self.server.gpus)
         return self.stale or faulty or self.server.state in ("down", "drain", "new")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One GPU, its books, and what it measures."""
+    """One GPU, the memory granted on it, and its measurements."""
 
     server: ServerRow
     gpu: GpuView
@@ -91,7 +91,7 @@ class GpuRow:
 
     @property
     def wrong(self) -> bool:
-        """Return whether somebody should glyphs at this GPU."""
+        """Return whether this GPU needs an operator's attention."""
         errors = self.telemetry.ecc_errors if self.telemetry else None
         return bool(self.gpu.fault) or bool(errors) or self.server.wrong
 
@@ -116,7 +116,7 @@ class LeaseRow:
 
     @property
     def wrong(self) -> bool:
-        """Return whether somebody should glyphs at this lease."""
+        """Return whether this lease needs attention: it waits, or its server is unreachable."""
         return self.state in ("unreachable", "waiting")
 
 

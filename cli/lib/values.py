@@ -47,7 +47,7 @@ class Parsed(click.ParamType):  # pyright: ignore[reportMissingTypeArgument]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> object:
-        """Return the parsed value; what was parsed before passes through."""
+        """Return the parsed value; a value that was parsed before passes through."""
         if not isinstance(value, str | int | float) or isinstance(value, bool):
             return value
         try:

@@ -50,7 +50,7 @@ class DevicesWanted:
 
 @dataclass(frozen=True, slots=True)
 class SessionBroken:
-    """A process of the program says that its session is of no use any more."""
+    """A process of the program reports that its session is broken."""
 
     what: str
     pid: int

@@ -1,9 +1,9 @@
-r"""The program under ``gpupool run``: started with our terminal, signalled once, ended as it ended.
+r"""The program under ``gpupool run``: it shares our terminal, and gets each signal once.
 
 The program inherits descriptors 0, 1 and 2 and our process group, so pagers, progress bars, Ctrl-Z
-and window sizes just work, and so it gets what the terminal sends by itself. That is why Ctrl-C and
-Ctrl-\\ are not forwarded when the terminal sent them: many programs take two SIGINTs as "stop now".
-Everything else, and every signal when no terminal has us in its foreground, is passed on once.
+and window sizes work. The terminal sends its signals to the whole group. So Ctrl-C and Ctrl-\\ are
+not forwarded when the terminal sent them: many programs take a second SIGINT as "stop now". Every
+other signal is forwarded once, and so are these when no terminal has us in its foreground.
 """
 
 import errno
@@ -47,15 +47,16 @@ try:
 except OSError as error:
     os.write(failure, str(error.errno).encode())
 """
-"""Becomes the program, and has the kernel signal it when its parent dies (PR_SET_PDEATHSIG, 1).
+"""The starter: it asks the kernel to signal it when its parent dies, and becomes the program.
 
-A Python of its own, and not a function between fork and exec: that could deadlock on what another
-thread held at the fork. It undoes what starting Python did to signals.
+It is a Python process, not a function between fork and exec, because the function could deadlock
+on a lock that another thread held at the fork. It restores the signals that Python changed. The
+request is PR_SET_PDEATHSIG, 1.
 """
 
 
 class NotFoundError(GpupoolError):
-    """There is no such program."""
+    """The program does not exist."""
 
     exit_code = ExitCode.NOT_FOUND
     code = "not-found"
@@ -77,7 +78,7 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Return whether the program did not end well."""
+        """Return whether the program ended with an error or a signal."""
         return bool(self.code or self.signal)
 
 
@@ -108,7 +109,7 @@ def _how_to_run(name: str) -> str:
 
 
 def terminal_sent(number: int) -> bool:
-    """Return whether ``number`` most likely came from our terminal, which sent it to the child too.
+    """Return whether ``number`` most likely came from our terminal, and so reached the child too.
 
     A terminal sends to its foreground process group, and the child is in ours.
     """
@@ -148,7 +149,7 @@ def _start(
     try:
         process = _spawn(program, arguments, environment, death_signal)
     except FileNotFoundError as error:
-        # The file is there: what is missing is the interpreter of its first line.
+        # The file exists, but the interpreter in its first line does not.
         why = "the interpreter that its first line names does not exist"
         raise NotExecutableError(f"cannot run {arguments[0]!r}", why=why) from error
     except OSError as error:
@@ -165,10 +166,10 @@ def _start(
 def _spawn(
     program: str, arguments: Sequence[str], environment: Mapping[str, str], death_signal: int
 ) -> "subprocess.Popen[bytes]":
-    """Start the program, on this thread; on Linux it gets ``death_signal`` when this process dies.
+    """Start the program on this thread; on Linux it gets ``death_signal`` when this process dies.
 
     Raises:
-        OSError: as the system's when it refuses to execute the program.
+        OSError: when the system refuses to execute the program.
     """
     env = dict(environment)
     if not death_signal or not sys.platform.startswith("linux"):
@@ -192,7 +193,7 @@ def _spawn(
 
 
 async def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Return how the process ended, in Python's way."""
+    """Return the process's return code, as ``subprocess`` defines it."""
     if sys.platform == "linux" and hasattr(os, "pidfd_open"):
         descriptor = os.pidfd_open(process.pid)
         try:
@@ -217,8 +218,8 @@ class Supervisor:
 
         Args:
             on_early: called with a signal that comes before the program runs.
-            decided: told what is done about each signal, for people who want to know.
-            death_signal: what the program gets when this process is killed; 0 for nothing.
+            decided: called with a text for each signal, for the verbose log.
+            death_signal: the signal for the program when this process is killed; 0 for none.
         """
         self._death_signal = death_signal
         self._on_early = on_early
@@ -229,7 +230,7 @@ class Supervisor:
         """The first signal that came before the program ran, or 0."""
 
     async def watch(self, signals: AsyncIterator[int]) -> None:
-        """Deal with every signal until cancelled."""
+        """Handle every signal until cancelled."""
         async for number in signals:
             name = signal.Signals(number).name
             if self._process is None:
@@ -261,7 +262,7 @@ class Supervisor:
             await _wait(process)
         finally:
             if process.poll() is None:
-                process.terminate()  # we are being torn down, and nobody else will end it
+                process.terminate()  # we are cancelled, and no other process will end it
         return ending_of(process.returncode or 0)
 
 

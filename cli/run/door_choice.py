@@ -160,7 +160,7 @@ def ask_interpreter(interpreter: str, environment: Mapping[str, str]) -> Environ
 
 
 def parse_answer(interpreter: str, text: str) -> Environment | None:
-    """Return what the probe printed, or None when it is not ours."""
+    """Return the environment that the probe printed, or None for other output."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")

@@ -1,8 +1,8 @@
 """The records of leases that ``gpupool alloc`` holds on this machine: written, found, cleaned up.
 
 A holder has one file, ``LEASE-CLUSTER.json``, and the socket of its agent. It keeps a lock on the
-file for as long as it lives, so a file without a lock is of a holder that was killed. Of a lease
-that has ended, the file stays for a day and says why.
+file for as long as it lives, so a file without a lock belongs to a holder that was killed. The
+file of an ended lease is kept for a day with the reason.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class HeldRecord:
     user: str
     pid: int  # of the holder
     socket: str  # path of its agent
-    text: str  # what was granted, for people
+    text: str  # the grant in words
     servers: tuple[str, ...] = ()
     idle_timeout_s: float = 0.0
     time_s: float = 0.0  # given back so long after the grant; 0: never
@@ -114,7 +114,7 @@ class RecordFile:
         self._write()
 
     def vanished(self) -> bool:
-        """Return whether somebody has removed the file, as systemd does at a user's last logout."""
+        """Return whether the file was removed, as systemd does at a user's last logout."""
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
         except OSError:

@@ -1,9 +1,9 @@
 """The holder: the process behind ``gpupool alloc``, which keeps a lease for programs to come.
 
-Started in a session of its own, with a pipe to and from ``gpupool alloc``: it reads what to ask
-for, says what it waits for, what was granted or why nothing was, and goes on by itself once
-``alloc`` has heard that. If ``alloc`` ends before, so does the request. Afterwards the lease ends
-by ``gpupool release``, by its time, by SIGTERM, by the pool, or with this process.
+It starts in a session of its own, with a pipe to and from ``gpupool alloc``. It reads the request
+from the pipe, reports its progress and its result, and goes on by itself once ``alloc`` has read
+the result. If ``alloc`` ends before that, the request ends too. Afterwards the lease ends by
+``gpupool release``, by its time, by SIGTERM, by the pool, or with this process.
 """
 
 import json

@@ -88,7 +88,7 @@ class HeldLease(ProgramLease):
         return self.lost
 
     async def check(self) -> str:
-        """Return what the holder knows of its end; empty while the lease is held."""
+        """Return why the holder's lease has ended; empty while it is held."""
         try:
             return str((await self.ask({"op": "check"})).get("lost", ""))
         except LeaseLostError:
@@ -96,13 +96,13 @@ class HeldLease(ProgramLease):
                 await self._over.wait()  # the holder is gone, which `listen` notices too
             return self.lost
         except GpupoolError:
-            return ""  # a holder of an older version does not know the question
+            return ""  # a holder of an older version has no such operation
 
     async def ask(self, request: dict[str, object]) -> dict[str, object]:
-        """Return what the holder answers on a connection of its own.
+        """Return the holder's answer to a request on a new connection.
 
         Raises:
-            GpupoolError: whatever the holder answers.
+            GpupoolError: the holder answers with an error.
         """
         lines = await _connect(self.record)
         try:
@@ -114,7 +114,7 @@ class HeldLease(ProgramLease):
         """Have the holder open sessions for one process of the program.
 
         Raises:
-            GpupoolError: whatever the holder answers.
+            GpupoolError: the holder answers with an error.
         """
         fields: dict[str, object] = {"op": "session", "door": request.door}
         fields |= {"program": request.program, "pid": os.getpid()}
@@ -130,7 +130,7 @@ class HeldLease(ProgramLease):
         """Return the devices of the lease, as the holder describes them.
 
         Raises:
-            GpupoolError: whatever the holder answers.
+            GpupoolError: the holder answers with an error.
         """
         answer = await self.ask({"op": "nvml"})
         return {key: answer[key] for key in ("driver", "cuda", "devices") if key in answer}
@@ -170,10 +170,10 @@ class _Lines:
         self._buffer = bytearray()
 
     async def ask(self, request: Mapping[str, object]) -> dict[str, object]:
-        """Return the answer to a request; what is pushed meanwhile is of no account.
+        """Return the answer to a request; skip messages that are pushed meanwhile.
 
         Raises:
-            GpupoolError: whatever the holder answers, or that it does not.
+            GpupoolError: the holder answers with an error, or not at all.
         """
         answer: dict[str, object] | None = None
         with trio.move_on_after(60.0 if request["op"] == "session" else ANSWER_TIMEOUT_S):

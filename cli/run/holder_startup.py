@@ -28,7 +28,7 @@ async def start_holder(
     log_file: str | None,
     shown: bool,
 ) -> HeldRecord:
-    """Have a holder get a lease; return what it holds.
+    """Start a holder that gets a lease; return its record.
 
     Raises:
         GpupoolError: when there is no lease.
@@ -45,7 +45,7 @@ async def start_holder(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        cwd="/",  # nobody wants to unmount it
+        cwd="/",  # so that the holder keeps no other file system mounted
         start_new_session=True,
     )
     assert process.stdin is not None and process.stdout is not None

@@ -13,7 +13,7 @@ ANSWER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU or partition; sizes in bytes, None for what is not measured."""
+    """One GPU or partition; sizes in bytes, None for a value that is not measured."""
 
     index: int
     server: str
@@ -38,7 +38,7 @@ class Devices:
     cuda: str
 
     def fields(self) -> dict[str, object]:
-        """Return what NVML's library and ``gpupool smi`` are told, as JSON carries it."""
+        """Return the answer to NVML's library and ``gpupool smi``, as JSON carries it."""
         devices = [asdict(device) for device in self.devices]
         return {"driver": self.driver, "cuda": self.cuda, "devices": devices}
 

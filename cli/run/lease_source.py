@@ -1,4 +1,4 @@
-"""Where a program's lease comes from: taken for it, held already, or taken at its first use."""
+"""The sources of a program's lease: taken for it, held already, or taken at its first use."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -134,11 +134,11 @@ class LazyLease(ProgramLease):
         """Give the lease back, or the place in the line; ``run`` returns once that is done."""
         self._closing = True
         self._wanted.set()
-        # Once there are connections they are needed to take back what the pool knows of us.
+        # Connections that exist are needed to withdraw the request from the pool.
         (self._holding or self._connecting).cancel()
 
     def _settle(self) -> None:
-        """Answer the requests that wait; the next one starts anew."""
+        """Wake the session requests that wait; the next one asks for a lease again."""
         self._wanted, settled = trio.Event(), self._settled
         self._settled = trio.Event()
         settled.set()
@@ -226,7 +226,7 @@ async def held_record(name: str, credentials: str | None) -> HeldRecord:
     """Return the record of a lease that ``gpupool alloc`` holds on this machine.
 
     Raises:
-        LeaseLostError: when it does not, with what is known of that lease.
+        LeaseLostError: when it holds none; the error gives the reason if the pool knows it.
         DeniedError: when it is another user's.
     """
     found = own_held(name, credentials)

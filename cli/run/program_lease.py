@@ -1,7 +1,7 @@
-"""The lease of a program: what a run and its agent ask of it, wherever the lease comes from.
+"""The lease of a program: one interface for a run and its agent, for every source of leases.
 
-``lease_source`` has the lease that was taken for the program and the one that is taken at its first
-use of a GPU; ``holder_client`` has the one that a process of ``gpupool alloc`` holds.
+``lease_source`` implements it for a lease taken for the program, and for one taken at its first
+use of a GPU; ``holder_client`` implements it for a lease that ``gpupool alloc`` holds.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""One run: GPUs asked for, the program with its agent beside it, the GPUs given back."""
+"""One run: it asks for GPUs, runs the program beside its agent, and gives the GPUs back."""
 
 import logging
 import os
@@ -110,7 +110,7 @@ class _Run:
 
     def interrupt(self) -> None:
         """Give up, before the program runs."""
-        # Once there are connections they are needed to take back what the pool knows of us.
+        # Connections that exist are needed to withdraw the request from the pool.
         (self._started or self._connecting).cancel()
 
     async def to_end(self) -> Ending | None:
@@ -261,7 +261,7 @@ class _Run:
                 return
 
     async def _announce(self, pool: Pool, hold: LeaseHandle, *, with_door: bool = True) -> None:
-        """Say what was granted, where somebody may read it, and hear what becomes of it."""
+        """Print the grant if stderr is read by a person, and follow the lease's notices."""
         hold.on_notice = partial(self._notice, hold.name)
         LOG.info("lease %s on %s", hold.name, ", ".join(hold.server_names()))
         if not self._loud and not self._options.verbose:
@@ -294,7 +294,7 @@ def program_text(arguments: tuple[str, ...]) -> str:
 
 
 def lease_text(hold: LeaseHandle, view: PoolView | None) -> str:
-    """Return what was granted, such as ``2 x H200 (70G) on server-a, lease 7f3a``."""
+    """Return the grant in words, such as ``2 x H200 (70G) on server-a, lease 7f3a``."""
     models: dict[GpuId, str] = {}
     names: dict[ServerId, str] = {}
     for server in view.servers if view is not None else ():

@@ -1,4 +1,4 @@
-"""The one line on stderr that says what a request waits for, updated in place."""
+"""The status line on stderr of a request that waits, updated in place."""
 
 import shutil
 import sys
@@ -51,6 +51,6 @@ class WaitingLine:
 
 
 def waiting_text(status: str, waited_s: float) -> str:
-    """Return the line: what is waited for, and since when once that is worth saying."""
+    """Return the line: the reason for the wait, and its length once that is 2 s."""
     text = f"gpupool: {status or 'asking the pool'}"
     return f"{text}, {waited_s:.0f} s" if waited_s >= 2 else text

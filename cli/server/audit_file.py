@@ -1,8 +1,8 @@
 """A server's own audit file: every administrative act of the pool, one JSON object a line.
 
-The table keeps the latest 1024 acts; this file keeps what every server has seen since it joined,
-whatever the pool has dropped. It is only ever appended to. When it is full it is renamed, and the
-oldest of its predecessors is removed, so that it takes a bounded part of the disk.
+The table keeps the latest 1024 acts; this file keeps all acts since the server joined. Lines are
+only appended. A full file is renamed and the oldest one is removed, so the files take a bounded
+part of the disk.
 """
 
 import json
@@ -35,7 +35,7 @@ class AuditLog:
     """Appends what ``record`` is given to the file, in ``run``; made before the table is read."""
 
     def __init__(self, folder: Path, log: logging.Logger) -> None:
-        """Read how far the file goes, and cut what a power loss left of its last line.
+        """Find the last act in the file, and cut a last line that a power loss left incomplete.
 
         Raises:
             StorageError: when the file cannot be read or cut.

@@ -75,12 +75,12 @@ WORKER_POLL_S = 0.1
 
 
 async def serve(options: JoinOptions, log: logging.Logger) -> None:
-    """Run one server until it is told to stop.
+    """Run one server until a signal or the pool stops it.
 
     Raises:
         GpupoolError: when it cannot start, or must not go on.
     """
-    # What makes a start pointless is found out before anything is created, here or in the pool.
+    # Options that cannot work are refused before anything is created, here or in the pool.
     if may_be_new(options.state_dir):
         await check_options(options)
     remembered = remembered_listen(options.state_dir)
@@ -268,7 +268,7 @@ class _Server:
 
     async def _discover(self) -> Inventory:
         emulate = self._options.emulate
-        # Real or emulated: nobody who asks for a GPU should get an emulated one by chance.
+        # Real or emulated, never both: a request for a GPU must not get an emulated one by chance.
         nvml = None if self._identity.witness or emulate is not None else PynvmlNvml()
 
         def discover() -> Inventory:

@@ -203,7 +203,7 @@ class Demonstration:
         )
 
     def _command(self, *arguments: str, expected: tuple[int, ...] = (0,)) -> None:
-        """Show a command and what it prints."""
+        """Show a command and its output."""
         shown = [Path(a).name if a.endswith(".py") else a for a in arguments]
         self._show(shlex.join(["gpupool", *shown]))
         sys.stdout.flush()

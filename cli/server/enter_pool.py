@@ -43,7 +43,7 @@ from gpupool.remoting.transport.pki import (
 
 
 async def check_options(options: JoinOptions) -> None:
-    """Check what a new server needs.
+    """Check the requirements of a new server.
 
     Raises:
         GpupoolError: when it can be none.

@@ -95,7 +95,7 @@ class StateDir:
             self._write_identity(replace(self.identity, listen=listen))
 
     def remember_members(self, members: tuple[Member, ...]) -> None:
-        """Keep where the servers of the pool are, for a start at which nobody tells us."""
+        """Keep the addresses of the pool's servers, for a start without a token or an option."""
         assert self.identity is not None
         if self.identity.members != members:
             self._write_identity(replace(self.identity, members=members))
@@ -217,7 +217,7 @@ def open_state_dir(path: Path) -> StateDir:
 
 
 def remembered_listen(path: Path) -> str:
-    """Return what the server of this directory listened on last; empty when nobody knows."""
+    """Return the last listen address of this directory's server; empty when unknown."""
     found = _peek(path).get("listen")
     return found if isinstance(found, str) else ""
 

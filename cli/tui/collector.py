@@ -44,7 +44,7 @@ class Collector:
     )
 
     def take(self, update: PoolUpdate, now: float) -> None:
-        """Take what a subscription delivered at ``now``."""
+        """Take the update that a subscription delivered at ``now``."""
         self.view, self.view_at = update.view, now - update.age_s
         self.trouble = "" if update.connected else "no server answers; trying again"
         members = {server.id for server in update.view.servers}

@@ -103,7 +103,7 @@ class Extent:
 
 
 def press(ui: UiState, key: str, extent: Extent) -> tuple[UiState, Action | None]:
-    """Return the state after ``key``, and what the shell must do about it."""
+    """Return the state after ``key``, and the action that the shell must carry out."""
     ui = replace(ui, message="")
     if key == "ctrl-c":
         return ui, Action.QUIT
@@ -253,7 +253,7 @@ def decode_keys(data: bytes, *, more: bool = False) -> tuple[list[str], bytes]:
     """Return the names of the keys in ``data``, and the bytes of an unfinished one.
 
     Args:
-        data: what the terminal sent, behind what the last call left over.
+        data: the bytes that the last call left over, then the new ones from the terminal.
         more: whether the rest of an escape sequence may still come; if not, ESC is a key.
     """
     keys: list[str] = []

@@ -132,7 +132,7 @@ def cbreak(descriptor: int) -> Generator[Callable[[], None]]:
 
 
 async def _collect(screen: LiveView, pool: Pool) -> None:
-    """Take what the subscription delivers, one for the whole screen."""
+    """Take the updates of one subscription for the whole screen."""
     while True:
         interval_s = screen.ui.interval_s
         async with pool.subscribe(interval_s) as updates:
