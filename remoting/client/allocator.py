@@ -27,7 +27,7 @@ from gpupool.remoting.protocol.token_text import hash_secret
 
 FAREWELL_TIMEOUT_S = 1.0
 WITHDRAWAL_TIMEOUT_S = 3 * FAREWELL_TIMEOUT_S
-"""Of several servers, if need be. A place in the line that nobody withdraws lapses later."""
+"""Time to withdraw a request, by several servers if need be. If it fails, the place lapses later."""
 
 
 class Allocator:
@@ -185,21 +185,21 @@ class Allocator:
         self._do(self.allocation.answered(action.number, answer))
 
     async def _withdraw(self) -> None:
-        """Leave no claim and no place in the waiting line behind."""
+        """Withdraw the claim and the place in the line."""
         if not self.allocation.leaves_trace:
             return
         claimed = self._claimed
         live = list(self._connections.by_server.values())
         cancel = m.Cancel(self.allocation.request.id, "its client gave up")
         with trio.CancelScope(shield=True, deadline=trio.current_time() + WITHDRAWAL_TIMEOUT_S):
-            # One that has just come back, or cannot reach the leader, refuses; another does not.
+            # A server that has just started, or cannot reach the leader, refuses; another may not.
             for connection in [claimed] if claimed is not None else live:
                 try:
                     await connection.call(cancel, timeout_s=FAREWELL_TIMEOUT_S)
                 except GpupoolError:
-                    continue  # in the end, hanging up says the same
+                    continue  # closing the connection has the same effect in the end
                 return
-        # A grant may still come of the claim. Without its connection it ends at once.
+        # The claim may still be granted. Without its connection that lease ends at once.
         if claimed is not None:
             await claimed.aclose()
 

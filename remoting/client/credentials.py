@@ -1,4 +1,4 @@
-"""The credentials file of a user: who they are in which pool, and where that pool is.
+"""The credentials file of a user: the token, and the addresses and CA of the pool.
 
 JSON, mode 0600 in a folder of mode 0700. A file that others may read is refused, as ssh does:
 the token in it is as good as the user.
@@ -24,7 +24,7 @@ _FIELDS = {"schema", "cluster_id", "pool", "user", "token", "secret", "ca_pem", 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client needs to reach its pool and to be known there."""
+    """The addresses of a pool, and the token by which its servers know the user."""
 
     cluster_id: str
     pool: str
@@ -44,7 +44,7 @@ class Credentials:
 
 
 def credentials_path(environment: Mapping[str, str]) -> Path:
-    """Return where the file is: ``GPUPOOL_CREDENTIALS``, else below ``XDG_CONFIG_HOME``."""
+    """Return the path of the file: ``GPUPOOL_CREDENTIALS``, else below ``XDG_CONFIG_HOME``."""
     if given := environment.get("GPUPOOL_CREDENTIALS"):
         return Path(given)
     base = environment.get("XDG_CONFIG_HOME") or str(Path(environment.get("HOME", "~"), ".config"))

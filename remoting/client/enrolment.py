@@ -28,7 +28,7 @@ from gpupool.remoting.transport.pki import fingerprint
 async def login(
     token: str, *, version: str = "", client: str = "", dial: Dial = dial_tls
 ) -> Credentials:
-    """Return the credentials that a pasted token stands for, after trying them.
+    """Return the credentials of a pasted token, after a test connection.
 
     Raises:
         UsageError: the token is a server's.
@@ -84,7 +84,7 @@ async def join_pool(
     version: str = "",
     dial: Dial = dial_tls,
 ) -> JoinedPool:
-    """Have this machine admitted as a server; any voter that answers will do.
+    """Have this machine admitted as a server, by any voter that answers.
 
     Repeating it with the same token and server id, after a lost answer, is safe.
 

@@ -13,7 +13,7 @@ from gpupool.remoting.client.server_connections import Connections, ServerConnec
 from gpupool.remoting.client.session_answer import SessionAnswer, SkippedServer, opened_session
 from gpupool.remoting.protocol import messages as m
 
-#: A server that cannot serve its part of an across lease by then is done without.
+#: A lease over several servers is given back if a server has not taken its part by then.
 ATTACH_TIMEOUT_S = 5.0
 
 RELEASE_TIMEOUT_S = 2.0
@@ -21,7 +21,7 @@ RELEASE_TIMEOUT_S = 2.0
 #: A cold worker imports CuPy and makes a CUDA context; that takes seconds on a busy server.
 SESSION_TIMEOUT_S = 60.0
 
-#: By then ``watch`` has given up a server that is silent.
+#: By then ``watch`` has closed the connection to a silent server.
 CHECK_TIMEOUT_S = 5.0
 
 
@@ -50,7 +50,7 @@ class LeaseHandle:
         self.lost = ""
         """Why the lease ended before it was released; empty while it is held."""
         self.on_notice: Callable[[str], None] = lambda _text: None
-        """Called with what the user should read, such as that the lease ends in ten minutes."""
+        """Called with notices for the user, such as that the lease ends in ten minutes."""
         self._ticket = ticket
         self._connections = connections
         self._mine: dict[ServerId, ServerConnection] = {}
@@ -70,7 +70,7 @@ class LeaseHandle:
         return dict(self._mine)
 
     async def attach(self, server: ServerId, claimed: ServerConnection | None) -> None:
-        """Tie the lease to the connection to ``server``; a claim has done so with its own.
+        """Attach the lease to the connection to ``server``; a claim has attached it to its own.
 
         Raises:
             GpupoolError: when that server cannot be reached, or does not hold its part.
@@ -99,8 +99,8 @@ class LeaseHandle:
         """Have a worker started on every server of the lease, for one client process.
 
         Args:
-            door: how the program talks to its workers.
-            program: what runs, for people.
+            door: the door by which the program reaches its workers.
+            program: the program's name, shown in views.
             visible: its CUDA_VISIBLE_DEVICES. Servers without a device that these name get no
                 worker, and are skipped.
             settings: variables of its environment for the drivers of the servers.
@@ -158,18 +158,18 @@ class LeaseHandle:
         return self.lost
 
     async def check(self) -> str:
-        """Ask every server of the lease for a word; return why it is lost, empty if it is held.
+        """Ping every server of the lease; return why the lease is lost, empty if it is held.
 
-        Servers say that a lease has ended before they end its workers, and the connection of one
-        that has died ends as those of its workers do. So what a program has noticed by a worker is
-        known here when all servers have answered or gone.
+        A server reports the end of a lease before it ends the workers, and the connection to a dead
+        server ends as those to its workers do. So a loss that a program has noticed by its worker
+        is known here once all servers have answered or their connections are closed.
         """
 
         async def ask(connection: ServerConnection) -> None:
             try:
                 await connection.call(m.Ping(), timeout_s=CHECK_TIMEOUT_S)
             except GpupoolError:
-                await self._over.wait()  # it is about to be said that the connection is gone
+                await self._over.wait()  # ``left`` is about to report the lost connection
 
         with trio.move_on_after(CHECK_TIMEOUT_S):
             async with trio.open_nursery() as nursery:
@@ -178,7 +178,7 @@ class LeaseHandle:
         return self.lost
 
     async def release(self, reason: str = "released") -> None:
-        """Give the memory back. Whatever goes wrong, the lease ends with the connections.
+        """Give the memory back. If that fails, the lease ends with the connections.
 
         A lease that was lost with one of its servers is still to be ended on the others.
         """
@@ -233,7 +233,7 @@ class LeaseHandle:
             self._lose(f"lost server {connection.name}: {connection.reason}")
 
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:
-        """Take note of the end of the lease, and pass on what its user should read."""
+        """Take note of the end of the lease, and pass notices to the user."""
         if isinstance(message, m.LeaseEnded) and message.lease == self.lease:
             self._ended = True
             self._lose(message.reason)
@@ -241,7 +241,7 @@ class LeaseHandle:
             self._notice(connection.server, message.text)
 
     def _notice(self, server: ServerId, text: str) -> None:
-        """Hand on a notice; once, when several servers of the lease send the same."""
+        """Pass on a notice once, though several servers of the lease may send it."""
         last_server, last_text = self._noticed
         if text == last_text and server != last_server:
             return
@@ -255,7 +255,7 @@ def visible_servers(
     """Return the servers whose devices a CUDA_VISIBLE_DEVICES names; all, where that is unclear.
 
     Devices are numbered server after server. The rules are those of ``gp_choose_visible`` of the
-    CUDA door's library (``driver/shim/visible.c``).
+    CUDA door's library (``remoting/driver_api/shim/base/visible.c``).
     """
     gpus = [(p.gpu, server) for server in servers for p in partitions if p.server == server]
     if visible is None or any(not gpu.startswith("GPU-") for gpu, _ in gpus):

@@ -52,7 +52,7 @@ from gpupool.remoting.client.refusals import Refusals
 from gpupool.remoting.protocol import messages as m
 
 FATAL = (AuthenticationError, DeniedError, NeverFitsError, UsageError)
-"""Refusals of an ask that no other server would give otherwise."""
+"""Refusals of an ask that every other server would repeat."""
 
 
 class Negotiation:
@@ -71,7 +71,7 @@ class Negotiation:
         """Prepare an allocation.
 
         Args:
-            request: what is wanted; its id is replaced whenever an earlier one was cancelled.
+            request: the wanted GPUs; its id is replaced whenever an earlier one was cancelled.
             ticket_hash: SHA-256 of the lease's ticket.
             wait_s: how long to wait for GPUs; 0 for one try, None for ever.
             clock: of the client.
@@ -133,7 +133,7 @@ class Negotiation:
             if self.phase is Phase.ASKING and len(self._servers) <= self._width:
                 self._ask_one(server)
             elif self.phase is Phase.WAITING and len(self._servers) == 1:
-                self._ask()  # nobody could be asked before
+                self._ask()  # there was no server to ask before
         return self._take()
 
     def left(self, server: ServerId) -> list[Action]:
@@ -155,7 +155,7 @@ class Negotiation:
         return self._take()
 
     def hinted(self) -> list[Action]:
-        """Try at once, for somebody says that there may be room."""
+        """Ask again at once, because a server reports that there may be room."""
         if self.phase is Phase.WAITING:
             self._round_count = 0
             self._ask()
@@ -275,7 +275,7 @@ class Negotiation:
             self._wait()
 
     def _widen(self) -> None:
-        """Go on with the round: ask as many servers again, connecting to them if need be."""
+        """Go on with the round: ask as many servers again; connect to them if need be."""
         first = self._width
         self._width *= 2
         self._expected = min(self._width, self._server_count)
@@ -341,7 +341,7 @@ class Negotiation:
     # --- cancelling ------------------------------------------------------------------------------
 
     def _begin_cancel(self) -> None:
-        """Get rid of a claim that nobody knows the outcome of, before any other is made."""
+        """Cancel a claim with an unknown outcome before the next claim is made."""
         self.phase = Phase.CANCELLING
         self._refusals.of_claim = "its claim was not answered in time"
         now = self._clock.monotonic()
@@ -362,7 +362,7 @@ class Negotiation:
                 )
             )
             return
-        # Another one first: the one that was asked to grant has just failed.
+        # The server of the claim has just failed, so another server is tried first.
         assert self._choice is not None
         failed = self._choice.server
         others = [s for s in self._servers if s != failed] + [
@@ -400,7 +400,7 @@ class Negotiation:
     # --- waiting ---------------------------------------------------------------------------------
 
     def _wait(self) -> None:
-        """Nothing to be had now: wait for a hint or the end of the back-off."""
+        """Wait for a hint or the end of the back-off, because no GPU is free now."""
         self.phase = Phase.WAITING
         now = self._clock.monotonic()
         if now >= self._deadline:

@@ -91,17 +91,17 @@ class NegotiationSettings:
 
     ask_timeout_s: float = 2.0
     widen_timeout_s: float = 1.0
-    """How long connections to further servers, and their answers, may take."""
+    """Time for connections to further servers and for their answers."""
 
     gather_s: float = 0.02
-    """How long further offers are waited for after the first one."""
+    """Time in which further offers are collected after the first one."""
 
     claim_timeout_s: float = 2.5
     """More than the 1.6 s within which a server answers a claim."""
 
     cancel_timeout_s: float = 2.5
     cancel_patience_s: float = 10.0
-    """How long a client without patience tries to get a cancel committed."""
+    """Time in which a client with a short ``--wait`` tries to get a cancel committed."""
 
     backoff_base_s: float = 0.05
     backoff_max_s: float = 5.0
@@ -109,4 +109,4 @@ class NegotiationSettings:
     """The waiting entry lapses after 15 s."""
 
     avoid_s: float = 30.0
-    """How long a server is avoided that could not open its part of a lease."""
+    """Time for which a server is avoided after it did not take its part of a lease."""

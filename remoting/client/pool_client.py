@@ -76,7 +76,7 @@ class SystemClock:
 
 
 class SystemRng:
-    """Chance from the operating system."""
+    """Random numbers from the operating system."""
 
     def __init__(self) -> None:
         self._random = random.SystemRandom()
@@ -92,7 +92,7 @@ class SystemRng:
 
 @dataclass(frozen=True, slots=True)
 class PoolUpdate:
-    """What a subscription delivers: the freshest view, and what each server measures."""
+    """An update of a subscription: the freshest view, and the measurements of each server."""
 
     view: PoolView
     telemetry: dict[ServerId, Telemetry]
@@ -125,7 +125,7 @@ class Pool:
         return RequestId(self._rng.randbytes(16))
 
     def unknown_servers(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of ``names`` that no server of the pool has, as far as is known here."""
+        """Return the ``names`` that no known server of the pool has."""
         members = self.connections.members.values()
         known = {name for member in members for name in (member.name, member.server)}
         return tuple(name for name in names if name not in known)
@@ -141,10 +141,10 @@ class Pool:
         """Get a lease for ``request``.
 
         Args:
-            request: what is wanted.
+            request: the wanted GPUs.
             wait_s: how long to wait for free GPUs; 0 for one try, None for ever.
-            on_status: told what is waited for, whenever that changes.
-            on_choice: told why each server was, or was not, chosen: a line for each.
+            on_status: called with the reason for waiting, whenever it changes.
+            on_choice: called with a line for each server: why it was chosen, or was not.
 
         Raises:
             NotNowError: no GPU became free in time.
@@ -167,7 +167,7 @@ class Pool:
     # --- looking ---------------------------------------------------------------------------------
 
     async def view(self) -> PoolView:
-        """Return the view of a server in touch with a majority, or else the best there is."""
+        """Return the view of a server in touch with a majority; if there is none, of another."""
         views: list[PoolView] = []
         failures: list[GpupoolError] = []
         for connection in self._some(3):
@@ -185,7 +185,7 @@ class Pool:
         return max(views, key=lambda view: view.raft.applied_index)
 
     async def telemetry(self) -> dict[ServerId, Telemetry]:
-        """Return what every server that answers measures of itself."""
+        """Return the measurements of every server that answers."""
         self.connections.widen(ALL_SERVERS)
         found: dict[ServerId, Telemetry] = {}
 
@@ -236,7 +236,7 @@ class Pool:
         return order.outcome(answer.note)
 
     async def create_token(self, kind: TokenKind, user: str, valid_s: float) -> str:
-        """Make a token, and return the text to paste; nobody else ever sees its secret."""
+        """Make a token, and return the text to paste. Its secret never leaves this client."""
         secret = self._rng.randbytes(SECRET_SIZE)
         token = TokenId(self._rng.randbytes(6).hex())
         await self.operate(m.CreateToken(token, kind, user, hash_secret(secret), valid_s))
@@ -315,7 +315,7 @@ class Pool:
     async def check_policy(
         self, user: str, request: Request | None, packed: bytes = b""
     ) -> m.PolicyVerdict:
-        """Return what the policy in force, or a draft, says to a user's request."""
+        """Return how the policy in force, or a draft, treats a user's request."""
         answer = await self._call(m.CheckPolicy(user, request, packed))
         assert isinstance(answer, m.PolicyVerdict)
         return answer
@@ -323,7 +323,7 @@ class Pool:
     # --- inside ----------------------------------------------------------------------------------
 
     def addresses(self) -> tuple[Address, ...]:
-        """Return where the pool is reached, voters first: what to write into credentials."""
+        """Return the addresses of the pool for the credentials, voters first."""
         members = sorted(self.connections.members.values(), key=lambda each: not each.voter)
         known = [parse_address(member.address) for member in members]
         return tuple(dict.fromkeys((*known, *self.credentials.addresses)))[:64]
@@ -335,7 +335,7 @@ class Pool:
         return connections[:count]
 
     async def _call(self, message: m.Call, timeout_s: float = CALL_TIMEOUT_S) -> m.Message:
-        """Make one call, with another server when one has no majority or is lost meanwhile.
+        """Make one call; try another server when one has no majority or is lost meanwhile.
 
         All these calls do the same thing when done twice, or carry the number of an order.
         """
@@ -349,7 +349,7 @@ class Pool:
 
 
 class _Subscription:
-    """Collects the updates of all servers, and hands on the freshest view with all telemetry."""
+    """Collects the updates of all servers, and delivers the freshest view with all telemetry."""
 
     def __init__(self, connections: Connections, interval_s: float, clock: Clock) -> None:
         self._connections = connections
@@ -395,12 +395,12 @@ class _Subscription:
             LOG.debug("no updates from server %s: %s", connection.name, error)
 
     def arrived(self, connection: ServerConnection) -> None:
-        """Subscribe there as well."""
+        """Subscribe at this server as well."""
         if self._nursery is not None:
             self._nursery.start_soon(self._subscribe, connection, self._interval_s)
 
     def left(self, connection: ServerConnection) -> None:
-        """Show nothing old as new."""
+        """Drop the server, so that its last measurements are not shown as new."""
         self._telemetry.pop(connection.server, None)
 
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:

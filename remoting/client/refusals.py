@@ -84,7 +84,7 @@ class Refusals:
         return NotNowError(f"{wanted(request)} {outcome}", why=why, hint=hint)
 
     def waiting_text(self, request: Request, *, connected: bool) -> str:
-        """Return what the request waits for; ``connected`` to at least one server, or not."""
+        """Return why the request waits; ``connected`` says whether any server is connected."""
         if not connected:
             return "waiting for a server of the pool to answer"
         busy = [r for r in self._of_suitable_servers() if r.kind == RefusalKind.BUSY]
@@ -114,7 +114,7 @@ class Refusals:
 
 
 def wanted(request: Request) -> str:
-    """Return what is asked for, such as ``2 GPUs`` or ``half of 1 GPU``."""
+    """Return the request in words, such as ``2 GPUs`` or ``50 % of 1 GPU``."""
     gpus = "1 GPU" if request.count == 1 else f"{request.count} GPUs"
     if request.memory:
         return f"{request.memory / 2**30:.3g} GiB on {gpus}"

@@ -32,24 +32,26 @@ WIDTH_FIRST = 32
 BACKOFF_BASE_S = 0.05
 BACKOFF_MAX_S = 5.0
 REFUSED_BACKOFF_S = 2.0
-START_TRIES = 5
-"""Tries, over about 1.2 s, until a server that has just started counts as one that refuses."""
+"""Shortest pause after a refusal of the token: the server's table may not have the token yet."""
 
-"""After a refusal of the token: it may be too new for that server's table, or dead for good."""
+START_TRIES = 5
+"""Tries, over about 1.2 s, until a server without a majority counts as tried: it may start up."""
 
 CALL_TIMEOUT_S = 3.0
 """A server answers within 2 s, if only to say that it has no majority."""
 
 SETTLE_S = 0.15
-"""After the first connection, how long others may take to be asked in the first round as well."""
+"""How long, after the first connection, others may take to be part of the first round."""
 
 
 LOOK_EVERY_S = 0.25
 ASK_LOOKS, SILENT_LOOKS_MAX = 2, 15
-"""Looks without a word of a server after which it is asked for one, and after which it is taken for
-lost: within 4 s, so that a program gets its error within 5 s on a machine that is busy as well. A
-server may stand still for 3.2 s (with 64 busy processes on two processors it answered within
-0.9 s), and the network may lose the question four times in a row."""
+"""Checks of a silent server after which it is sent a ping, and after which it counts as lost.
+
+The second is within 4 s, so that a program gets its error within 5 s even on a busy machine. A
+server may pause for 3.2 s (with 64 busy processes on two processors it answered within 0.9 s), and
+the network may lose the ping four times in a row.
+"""
 
 LOG = logging.getLogger("gpupool.client")
 
@@ -99,7 +101,7 @@ class ServerConnection:
 
         Raises:
             UnreachableError: when the connection is lost, or no answer comes in time.
-            GpupoolError: whatever the server refuses it with.
+            GpupoolError: when the server refuses the call.
         """
         number = next(self._numbers)
         waiting = _Waiting(trio.Event())
@@ -132,12 +134,11 @@ class ServerConnection:
         return waiting.answer
 
     async def watch(self) -> None:
-        """Hang up when the server has been silent for 4 s, though it was asked for a word.
+        """Close the connection when the server has been silent for 4 s in spite of a ping.
 
-        Neither the kernel's keep-alive nor anything on a data connection tells so soon, and in
-        whatever state that one is, that the network is cut, or that a server stands still whose
-        machine still answers. Looks are counted, not seconds: a client that was stopped itself, by
-        Ctrl-Z or a debugger, hears first what came meanwhile.
+        This finds a cut network and a frozen server process sooner than the kernel's keep-alive,
+        and in any state of the data connections. It counts checks, not seconds: a client that was
+        itself stopped, by Ctrl-Z or a debugger, first reads the messages that came meanwhile.
         """
         silent, heard = 0, self._stream.reads
         async with trio.open_nursery() as nursery:
@@ -155,8 +156,8 @@ class ServerConnection:
                     return
 
     async def _ping(self) -> None:
-        # Shielded: when half a message has been sent, the connection is of no use any more. Nobody
-        # waits for the answer itself: whatever comes is a word.
+        # Shielded, because half a message would make the connection useless. The answer itself is
+        # not awaited: any message shows that the server is alive.
         limit_s = SILENT_LOOKS_MAX * LOOK_EVERY_S
         with trio.move_on_after(limit_s, shield=True), suppress(*GONE):
             await self._stream.send(next(self._numbers), m.Ping())
@@ -167,7 +168,7 @@ class ServerConnection:
 
 
 def gist(message: m.Message) -> str:
-    """Return what a log may say of a message: its name, and what decides; never a secret."""
+    """Return a message for the log: its name and its outcome, never a secret."""
     name = type(message).__name__
     match message:
         case m.Offered(None, refusal) if refusal is not None:
@@ -191,18 +192,18 @@ class _Waiting:
 
 
 class Listener(Protocol):
-    """Who wants to know of connections and pushes. Called on the trio thread, never blocks."""
+    """Receives connections and pushes. It is called on the trio thread and never blocks."""
 
     def arrived(self, connection: ServerConnection) -> None:
-        """Say that a connection is up."""
+        """Take note that a connection is up."""
         ...
 
     def left(self, connection: ServerConnection) -> None:
-        """Say that a connection is gone."""
+        """Take note that a connection is gone."""
         ...
 
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:
-        """Hand on a push."""
+        """Take a push."""
         ...
 
 
@@ -355,7 +356,7 @@ class Connections:
                 except GpupoolError as error:
                     failures += 1
                     refused = isinstance(error, AuthenticationError)
-                    # A server that has just started knows more in a moment.
+                    # A server that has just started may have a majority in a moment.
                     starting = isinstance(error, NoQuorumError) and failures < START_TRIES
                     self._note(target, error, tried=not starting)
                 else:
@@ -407,20 +408,20 @@ class Connections:
         self._changed.set()
         self._changed = trio.Event()
 
-    # Pushes pass through here, since membership is everybody's business.
+    # Pushes pass through here, because the membership decides about all connections.
 
     def pushed(self, connection: ServerConnection, message: m.Message) -> None:
-        """Take note of the membership, and hand every push on."""
+        """Take note of the membership, and pass every push to the listeners."""
         if isinstance(message, m.Members):
             self._take_members(message.members)
         for listener in list(self._listeners):
             listener.pushed(connection, message)
 
     def arrived(self, connection: ServerConnection) -> None:
-        """Do nothing: this is who says so."""
+        """Do nothing: this object itself reports connections."""
 
     def left(self, connection: ServerConnection) -> None:
-        """Do nothing: this is who says so."""
+        """Do nothing: this object itself reports connections."""
 
 
 FIRST_TIMEOUT_S = DIAL_TIMEOUT_S + 1.0

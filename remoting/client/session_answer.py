@@ -87,7 +87,7 @@ def to_plain(answer: SessionAnswer) -> dict[str, object]:
 
 
 def from_plain(plain: object) -> SessionAnswer:
-    """Return the answer that an object stands for; fields that it does not know are passed over.
+    """Return the answer that an object stands for; skip unknown fields.
 
     Raises:
         ValueError: when a field is missing or makes no sense.
