@@ -1,4 +1,4 @@
-"""The calls that look at the pool or operate it: views, tokens, servers, joining.
+"""The calls that view or operate the pool: views, tokens, servers, joining.
 
 Every user sees the whole pool and ends their own leases; operators do everything else. A server
 token lets one server join. ``rights`` checks the kind of token before a call comes here.
@@ -88,7 +88,7 @@ class AdminService:
         return replace(view, warnings=(*view.warnings, warning))
 
     def _telemetry(self) -> Telemetry:
-        """Return what this server measures of itself."""
+        """Return this server's own measurements."""
         context = self._context
         gpus, sessions = context.host.telemetry()
         return Telemetry(

@@ -1,7 +1,7 @@
 """Which connections hold which leases at this server; a lease without any is lost.
 
 A lease lives for as long as its client's connections do. The table does not know connections, so
-each server of a lease keeps its own side here, and the reconciler ends what is lost.
+each server of a lease keeps its own side here, and the reconciler ends lost leases.
 
     detached --attach()--> attached --detach() of the last connection--> detached
     detached --lose()----> lost     --the table has ended it-----------> detached

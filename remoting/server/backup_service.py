@@ -35,7 +35,7 @@ class BackupService:
         }
 
     def _get(self, client: Client, call: int, _message: m.GetBackup) -> None:
-        """Answer with a backup that holds whatever was committed before the call."""
+        """Answer with a backup that holds everything committed before the call."""
 
         def then(_result: Result) -> m.Message:
             return m.BackupIs(to_file(make_backup(self._context.state)))

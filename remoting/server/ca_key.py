@@ -52,7 +52,7 @@ class CaKey:
 
     @property
     def signer(self) -> AuthoritySigner | None:
-        """Return what signs with the key, or None while this server does not have it."""
+        """Return the authority that signs with the key, or None while this server lacks the key."""
         return self._signer
 
     def give(self, peer: ServerId) -> bytes:

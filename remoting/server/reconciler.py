@@ -1,8 +1,8 @@
-"""Level-triggered reconciler: compares the table with the host, and proposes what is missing.
+"""Level-triggered reconciler: compares the table with the host, and proposes the missing commands.
 
-Each pass proposes whatever is still to be done, so that nothing depends on any one proposal
-getting through. The plans themselves are ``pool.reconcile``; this adds a server's own inventory
-and readings, and keeps the same command from being under way twice.
+Each pass proposes every command that is still needed, so that no single proposal must succeed. The
+plans themselves are in ``pool.reconcile``; this module adds the server's inventory and readings, and
+proposes no command while the same one is under way.
 """
 
 from collections.abc import Mapping, Set
@@ -22,17 +22,17 @@ from gpupool.remoting.server.service_context import ServiceContext
 from gpupool.remoting.server.software import Software
 
 FOREIGN_STEP = 256 << 20
-"""Memory of processes that are not ours is reported when it moved by more than this."""
+"""Memory of foreign processes is reported when it has changed by more than this."""
 
 REPORT_EVERY_S = 1.0
-"""Readings are reported at most so often; a flapping process must not fill the log."""
+"""Shortest time between two reports of readings: a flapping process must not fill the log."""
 
 ATTEMPT_S = 2.0
-"""One look's proposal is given up after so long; the next look proposes it again."""
+"""A pass gives its proposals up after this time; a later pass proposes them again."""
 
 
 class Reconciler:
-    """The unasked commands of one server."""
+    """Proposes the commands of one server that no client asks for."""
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class Reconciler:
         lost: Mapping[LeaseId, str],
         starting: Mapping[LeaseId, int],
     ) -> None:
-        """Propose and do whatever is to be done now.
+        """Propose every command that is needed now, and kill workers without a lease.
 
         Args:
             health: of consensus, as the leader has it; others have nothing to do about it.
@@ -111,7 +111,7 @@ class Reconciler:
                     del noted[lease]
 
     def _end_idle(self, state: PoolState, attached: Mapping[LeaseId, Set[int]], now: float) -> None:
-        """Announce and end leases that nobody uses; see ``pool.idleness``."""
+        """Announce and end idle leases; see ``pool.policy.idleness``."""
         leases = state.leases
         bounded = [
             (lease, since)
@@ -119,7 +119,7 @@ class Reconciler:
             if leases[lease].idle_timeout_s
         ]
         if not bounded and not self._nearly_since:
-            return  # most leases have no idle timeout, and what was measured is not asked for
+            return  # no lease here has an idle timeout, so the host need not measure
         measured_s = self._host.idle_s()
         idle_s = {
             lease: min(now - since, measured_s.get(lease, now - since)) for lease, since in bounded
@@ -173,7 +173,7 @@ class Reconciler:
 
     def _inventory_differs(self, server: Server, gpus: tuple[Gpu, ...]) -> bool:
         if server.incarnation > self._incarnation:
-            return False  # a later process of this server exists; this one has nothing to say
+            return False  # a later process of this server exists, and reports for it
         software = self._software
         if server.incarnation < self._incarnation or server.status is ServerStatus.JOINED:
             return True
@@ -210,7 +210,7 @@ class Reconciler:
         self._under_way.add(key)
 
         def decided(_decision: Decision) -> None:
-            # Refused or lost: the next pass sees what is still to be done.
+            # If it was refused or lost, the next pass proposes it again.
             self._under_way.discard(key)
 
         self._context.proposer.propose(command, decided, timeout_s=ATTEMPT_S)
@@ -225,7 +225,7 @@ _FIXED = attrgetter(*(each.name for each in fields(Gpu) if each.name not in _CHA
 
 
 def _fixed(gpu: Gpu) -> object:
-    """Return what of ``gpu`` does not change by the hour, to be compared."""
+    """Return the fields of ``gpu`` that rarely change, to be compared."""
     return _FIXED(gpu)
 
 

@@ -142,7 +142,7 @@ class ServiceContext:
     clients: ClientTable
     wait_queue: WaitQueue
     proposer: Proposer
-    actions: list[Action]  # what the controller returns from the present input
+    actions: list[Action]  # the answer of the controller to the present input
 
     @property
     def state(self) -> PoolState:
@@ -174,7 +174,7 @@ class ServiceContext:
             self.send(client.connection, call, message)
 
     def hang_up(self, connection: int, reason: str) -> None:
-        """Close a connection after what was sent to it; an empty reason is not logged."""
+        """Close a connection after its last message; an empty reason is not logged."""
         self.actions.append(Hangup(connection, reason))
 
     def kill(self, lease: LeaseId, reason: str) -> None:
@@ -234,7 +234,7 @@ class ServiceContext:
     def when_current(self, client: Client, call: int, act: Callable[[], None]) -> None:
         """Act for a call once the table here has all that was committed before it.
 
-        A server that has only just come back into touch may not know yet what others do.
+        A server that has just regained contact may not have the latest table yet.
 
         Raises:
             NoQuorumError: when it is not in touch.

@@ -1,4 +1,4 @@
-"""What a server says of itself besides its GPUs."""
+"""The description of a server besides its GPUs: address, versions, labels, network."""
 
 from dataclasses import dataclass
 

@@ -35,7 +35,7 @@ def check_protocol(hello: Hello, server: str, version: str) -> None:
 
 
 def check_request(request: Request) -> None:
-    """Check what a client asks for.
+    """Check a client's request.
 
     Raises:
         UsageError: when it makes no sense, or is larger than it may be.
