@@ -1,7 +1,7 @@
 """Variables of a program's environment that the driver reads on the server, when CUDA starts.
 
-A program may set anything; these reach its worker, which nobody else uses. The CUDA door's library
-sends the same names (``driver/shim/wire/link.c``).
+A program may set any variable; these reach its worker, which serves no other program. The CUDA
+door's library sends the same names (``remoting/driver_api/shim/wire/link.c``).
 """
 
 import re
@@ -23,6 +23,6 @@ _VALUE = re.compile(rf"[A-Za-z0-9_.+-]{{1,{VALUE_LENGTH_MAX}}}", re.ASCII)
 
 
 def allowed_environment(given: Mapping[str, object]) -> dict[str, str]:
-    """Return what of ``given``, a program's environment, is passed on; the rest is left out."""
+    """Return the allowed variables of ``given``, a program's environment."""
     found = ((name, given.get(name)) for name in ALLOWED)
     return {n: value for n, value in found if isinstance(value, str) and _VALUE.fullmatch(value)}

@@ -27,7 +27,7 @@ REQUEST_SIZE_MAX = 64 * 1024
 """From an authenticated client; a claim of 256 partitions needs 25 KiB."""
 
 ANSWER_SIZE_MAX = 32 * 1024 * 1024
-"""From a server; the view of a pool with 4096 servers is what is large."""
+"""From a server: the largest message is the view of a pool with 4096 servers."""
 
 
 # cbor2 6 decodes these tags by itself, past ``tag_hook``: dates, bignums, regular expressions.

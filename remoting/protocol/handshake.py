@@ -66,7 +66,7 @@ def session_of_preamble(first: bytes) -> bytes | None:
 
 
 def client_hello(session: bytes, client_nonce: bytes) -> bytes:
-    """Return what the client sends first."""
+    """Return the first message of the client."""
     _check_size("session", session, SESSION_SIZE)
     _check_size("nonce", client_nonce, NONCE_SIZE)
     return PREAMBLE + session + client_nonce
@@ -95,7 +95,7 @@ def check_server_proof(ticket: bytes, client_nonce: bytes, data: bytes) -> bytes
     """Return the worker's nonce from its answer to the hello.
 
     Raises:
-        AuthenticationError: when whoever answered does not know the ticket.
+        AuthenticationError: when the other side does not know the ticket.
     """
     server_nonce = data[:NONCE_SIZE]
     expected = _proof(ticket, b"server", client_nonce, server_nonce)

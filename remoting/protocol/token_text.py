@@ -29,7 +29,7 @@ _PASTE_HINT = "copy the whole token again, as `gpupool token create` printed it"
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """What a token says. Whoever holds it can act as ``kind`` until it expires."""
+    """The content of a token. Its holder can act as ``kind`` until it expires."""
 
     cluster_id: str
     kind: TokenKind
@@ -40,7 +40,7 @@ class TokenText:
 
     @property
     def secret_hash(self) -> bytes:
-        """Return what the pool's table keeps of the secret."""
+        """Return the hash of the secret, which is all that the pool's table keeps."""
         return hash_secret(self.secret)
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ def format_token(token: TokenText) -> str:
 
 
 def parse_token(text: str) -> TokenText:
-    """Return what the pasted ``text`` says.
+    """Return the content of the pasted ``text``.
 
     Raises:
         AuthenticationError: when it is no token, is damaged, or is of another version.

@@ -1,9 +1,9 @@
-"""What the host and a worker process say to each other over their socket pair, as bytes.
+"""The messages between the host and a worker process over their socket pair, as bytes.
 
 Control messages are CBOR in the frames of ``protocol.framing``; a descriptor that belongs to a
 message travels beside it (SCM_RIGHTS). Calls on the budget have a socket pair of their own and a
 fixed binary form, because a program may wait for each of them. The worker is not trusted with more
-than its lease: the host decodes what it says as strictly as what a stranger says.
+than its lease: the host decodes its messages as strictly as those of a stranger.
 """
 
 import struct
@@ -33,8 +33,8 @@ class Start:
     cuda: bool  # whether to import CuPy
     landlock: bool
     directory: str  # its private directory, the only one that it may write to
-    readable: tuple[str, ...]  # what it may read beside the operating system
-    expose: tuple[str, ...]  # what it must bring within reach before it changes its uid
+    readable: tuple[str, ...]  # paths that it may read beside the operating system
+    expose: tuple[str, ...]  # paths that it must make reachable before it changes its uid
     doors: dict[str, str]  # name of a door to "module:function"
 
 
@@ -82,7 +82,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Dialled:
-    """The answer to ``Dial``; the connection comes with it, unless ``reason`` says why not."""
+    """The answer to ``Dial``: the connection, or in ``reason`` why there is none."""
 
     reason: str
 
@@ -95,7 +95,7 @@ class Ready:
     """The worker is warm and confined, and waits for a session."""
 
     certificate_sha256: bytes
-    confinement: tuple[str, ...]  # what holds for it, for people and tests
+    confinement: tuple[str, ...]  # the restrictions in force, for people and tests
     cuda_problem: str  # why it cannot use CUDA; empty when it can or need not
 
 
@@ -185,7 +185,7 @@ def encode(message: Message) -> bytes:
 
 
 def frame_reader() -> framing.FrameReader:
-    """Return what cuts the received bytes into frames."""
+    """Return a reader that cuts the received bytes into frames."""
     return framing.FrameReader(MESSAGE_SIZE_MAX)
 
 
@@ -218,7 +218,7 @@ def _decode(kinds: tuple[type[Any], ...], frame: framing.Frame) -> object:
 
 
 def shortened(text: str) -> str:
-    """Return ``text`` cut to what a message may carry, without control characters."""
+    """Return ``text`` without control characters, cut to the limit of a message."""
     kept = "".join(c if c.isprintable() else " " for c in text[:TEXT_SIZE_MAX])
     return kept if len(text) <= TEXT_SIZE_MAX else kept + "..."
 
@@ -230,10 +230,10 @@ RESERVE, RELEASE, USAGE, SHARE, FIND, FORGET, PLEDGE, TAKE_BACK, LET_GO = range(
 BUDGET_CALL = struct.Struct(">BxHxxxxQ")
 """Operation, device index, bytes. ``RELEASE``, ``TAKE_BACK`` and ``LET_GO`` have no answer.
 
-From ``SHARE`` on, all have instead of bytes the size of what follows: a token, and behind it for
-``SHARE`` the handle that it stands for, for ``PLEDGE`` and ``TAKE_BACK`` bytes as ``PLEDGED``.
-Instead of a device, ``SHARE`` has whether a descriptor comes with it, and ``FIND`` whether the
-finder opens what it finds, of which it lets go later.
+From ``SHARE`` on, the field for bytes holds the size of the body. The body is a token, followed for
+``SHARE`` by the handle behind it, for ``PLEDGE`` and ``TAKE_BACK`` by bytes as ``PLEDGED``. The
+field for the device says for ``SHARE`` whether a descriptor comes with it, and for ``FIND`` whether
+the finder opens the handle, which it lets go of later.
 """
 
 PLEDGED = struct.Struct(">Q")

@@ -12,7 +12,7 @@ from gpupool.remoting.transport.session_stream import PlainStream, TlsStream
 
 @dataclass(frozen=True, slots=True)
 class SessionAddress:
-    """Where a session waits, and what proves both sides; as in the answer to ``open_session``."""
+    """The address of a session and both sides' proofs, from the answer to ``open_session``."""
 
     session: bytes
     ticket: bytes = field(repr=False)
@@ -39,7 +39,7 @@ def prove(
 
     Args:
         sock: connected to the server of ``target``, which has heard nothing yet.
-        target: what proves both sides.
+        target: the proofs of both sides.
         timeout_s: how long each answer may take.
         introduction: sent after that; it must be accepted, too.
 

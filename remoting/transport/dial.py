@@ -41,7 +41,7 @@ Dial = Callable[[Address, ssl.SSLContext], Awaitable[trio.abc.Stream]]
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a client says of itself."""
+    """A client's introduction: its token, its version and its name."""
 
     token: TokenId
     secret: bytes
@@ -148,7 +148,7 @@ async def fetch_ca(token: TokenText, address: Address, *, dial: Dial = dial_tls)
 
     Raises:
         UnreachableError: nothing answers there.
-        AuthenticationError: what answers belongs to another pool.
+        AuthenticationError: the server that answers belongs to another pool.
     """
     try:
         with trio.fail_after(DIAL_TIMEOUT_S):
@@ -198,7 +198,7 @@ async def first_contact(
 
 
 def worst(failures: list[GpupoolError], addresses: tuple[Address, ...]) -> GpupoolError:
-    """Return the one error to show when no address helped: what needs a person comes first."""
+    """Return the error to show when no address works: first an error that a person must correct."""
     for error in failures:
         if not isinstance(error, UnreachableError):
             return error

@@ -1,4 +1,4 @@
-"""How connections fail, in words: the one line on either side that says why."""
+"""The reasons for failed connections in words: one line for the log on either side."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ def explain(error: BaseException) -> str:
     """Return why a connection failed, as a clause without names."""
     error = innermost(error)
     if isinstance(error, trio.BrokenResourceError) and error.__cause__ is not None:
-        # trio wraps what OpenSSL or the kernel said.
+        # trio wraps the error of OpenSSL or the kernel.
         error = error.__cause__
     if isinstance(error, OSError) and error.errno is None and error.__cause__ is not None:
         # "all attempts to connect to ... failed": the attempts say why, and where again.
@@ -69,7 +69,7 @@ def innermost(error: BaseException) -> BaseException:
 
 
 class RateLimitedLog:
-    """Logs refused connections, but no more of them than somebody could want to read."""
+    """Logs refused connections at a limited rate, so that a stranger cannot fill the log."""
 
     BURST = 20
     REFILL_S = 1.0

@@ -3,7 +3,7 @@
 TLS 1.3 only. A server's certificate is good for two names: ``control.gpupool``, which clients ask
 for, and ``<server id>.server.gpupool``, which peers ask for and by which it proves itself to them.
 All keys are ECDSA over P-256 (FIPS 186-5), certificates as in RFC 5280. Every voter holds the CA's
-key, so that the loss of the first server stops nobody from joining.
+key, so that servers can join after the first server is lost.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ SESSION_SUFFIX = ".session.gpupool"
 
 CA_VALID = timedelta(days=3650)
 SERVER_VALID = timedelta(days=3650)
-"""As long as the CA: what ends a server's rights is its removal from the table, not a date."""
+"""As long as the CA: a server loses its rights by its removal from the table, not by a date."""
 
 CLOCK_SLACK = timedelta(days=1)
 """Certificates start in the past, since clocks of machines differ."""
@@ -217,7 +217,7 @@ def _key_usage(*, sign_certificates: bool) -> x509.KeyUsage:
 
 
 def control_context(identity: Identity) -> ssl.SSLContext:
-    """Return what a server uses towards clients, which prove themselves with tokens."""
+    """Return a server's context for clients, which prove themselves with tokens."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _harden(context)
     context.load_cert_chain(identity.certificate_path, identity.key_path)
@@ -225,7 +225,7 @@ def control_context(identity: Identity) -> ssl.SSLContext:
 
 
 def peer_server_context(identity: Identity) -> ssl.SSLContext:
-    """Return what a server uses towards dialling peers: each shows a certificate of our CA."""
+    """Return a server's context for dialling peers: each shows a certificate of our CA."""
     context = control_context(identity)
     context.load_verify_locations(cadata=identity.ca_pem.decode())
     context.verify_mode = ssl.CERT_REQUIRED
@@ -233,14 +233,14 @@ def peer_server_context(identity: Identity) -> ssl.SSLContext:
 
 
 def peer_client_context(identity: Identity) -> ssl.SSLContext:
-    """Return what a server uses to dial a peer."""
+    """Return a server's context for dialling a peer."""
     context = client_context(identity.ca_pem)
     context.load_cert_chain(identity.certificate_path, identity.key_path)
     return context
 
 
 def client_context(ca_pem: bytes) -> ssl.SSLContext:
-    """Return what a client uses: it trusts the cluster CA and nobody else.
+    """Return a client's context, which trusts the cluster CA alone.
 
     Raises:
         AuthenticationError: when ``ca_pem`` is no certificate.
@@ -255,10 +255,10 @@ def client_context(ca_pem: bytes) -> ssl.SSLContext:
 
 
 def first_contact_context() -> ssl.SSLContext:
-    """Return what fetches the CA certificate, before there is anything to verify a server with.
+    """Return the context that fetches the CA certificate, before a server can be verified.
 
-    Nothing secret is sent over such a connection, and what comes over it is believed only when
-    its SHA-256 is that of the token.
+    No secret is sent over the connection. The certificate that comes over it is trusted only when
+    its SHA-256 is the token's.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _harden(context)

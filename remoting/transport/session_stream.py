@@ -43,7 +43,7 @@ class SessionStream(Protocol):
     calls: int
     bytes_in: int
     bytes_out: int
-    #: Whether a thread waits for the client to send, or to take what is sent.
+    #: Whether a thread waits for the client to send, or to receive.
     receiving: bool
     sending: bool
 
@@ -115,7 +115,7 @@ class PlainStream:
         self.bytes_out = 0
         self.receiving = False
         self.sending = False
-        self.lost_after_s = 0.0  # without an answer to what was sent; 0: the kernel decides
+        self.lost_after_s = 0.0  # without an acknowledgement of sent bytes; 0: the kernel decides
         self._socket = sock
         self._send_lock = threading.Lock()
         self._spinner = Spinner()
@@ -209,7 +209,7 @@ class TlsStream:
         self.bytes_out = 0
         self.receiving = False
         self.sending = False
-        self.lost_after_s = 0.0  # without an answer to what was sent; 0: the kernel decides
+        self.lost_after_s = 0.0  # without an acknowledgement of sent bytes; 0: the kernel decides
         self._socket = sock
         self._ssl_lock = threading.Lock()
         # Held for a whole message: an SSL_write that had to wait must be repeated with the same
@@ -273,7 +273,7 @@ class TlsStream:
         _hang_up(self._socket)
 
     def close(self) -> None:
-        """Close the connection; the kernel's FIN is what the client waits for."""
+        """Close the connection; the client waits for the kernel's FIN."""
         _hang_up(self._socket)
         self._socket.close()
 

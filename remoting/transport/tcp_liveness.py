@@ -1,10 +1,10 @@
-"""Whether the other end of a TCP connection is silently gone while there is something to send.
+"""Liveness of a TCP connection: finds out that the other end is gone while bytes wait to be sent.
 
-A worker may have to wait for long before another one takes what it sends: that one computes first.
-The kernel would wait 15 minutes for a machine that is gone, and ``TCP_USER_TIMEOUT`` also ends a
-connection whose other end is alive and just does not read (since Linux 5.11). But a living kernel
-acknowledges whatever reaches it, the probes of a full connection too, whatever its programs do. So
-what stays without an acknowledgement is lost.
+A worker may wait long before another one reads its bytes, because that one computes first. The
+kernel would wait 15 minutes for a machine that is gone. ``TCP_USER_TIMEOUT`` also ends a connection
+whose other end is alive and does not read (since Linux 5.11). But a living kernel acknowledges
+every packet, also the probes of a full connection, whatever its programs do. So a connection
+without acknowledgements is lost.
 """
 
 import select
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 LOOK_EVERY_S = 0.5
 PROBE_COUNT_MIN = 2
-"""A single probe without an answer says nothing: it may be lost, and answers are rationed."""
+"""A single probe without an answer proves nothing: it may be lost, and answers are rationed."""
 
 _INFO = struct.Struct("=3x B 4x 4x 4x 4x 4x I 4x 4x 4x 4x 4x 4x 4x I")
 """The beginning of ``struct tcp_info``, which Linux only ever appends to."""
@@ -23,10 +23,10 @@ _INFO = struct.Struct("=3x B 4x 4x 4x 4x 4x I 4x 4x 4x 4x 4x 4x 4x I")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of what a connection has sent."""
+    """The state of the bytes that a connection has sent."""
 
     unanswered: bool  # data is, or several probes are
-    heard_ago_s: float  # since the last acknowledgement, of whatever
+    heard_ago_s: float  # since the last acknowledgement of any bytes
 
 
 class PeerLiveness:

@@ -30,7 +30,7 @@ class TelemetryNow(Answer):
 
 @message(33, answered_by=TelemetryNow, rights=Rights.USER)
 class GetTelemetry(Call):
-    """Ask what the server measures of itself."""
+    """Ask for the server's own measurements."""
 
 
 @message(34, answered_by=Done, rights=Rights.USER)

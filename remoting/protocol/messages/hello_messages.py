@@ -59,7 +59,7 @@ class FetchCa(Opening):
 
 @message(129)
 class CaCertificate(Answer):
-    """The certificate of the cluster CA; worthless to whoever does not know its SHA-256."""
+    """The certificate of the cluster CA. A client trusts it only if it knows its SHA-256."""
 
     pem: bytes
 
@@ -101,7 +101,7 @@ class Refused(Answer):
 
 @message(131)
 class Done(Answer):
-    """The call has done what it asked for; ``note`` may say that there was nothing to do."""
+    """The call has succeeded; ``note`` may add that nothing had to change."""
 
     note: str = ""
 

@@ -27,7 +27,7 @@ class Offered(Answer):
 
 @message(16, answered_by=Offered, rights=Rights.USER)
 class Ask(Call):
-    """Say what this server could give for ``request`` now, and hint later if the client waits."""
+    """Ask for an offer for ``request`` now, and for a hint later if the client waits."""
 
     request: Request
     waits: bool = True

@@ -135,7 +135,7 @@ class RemoveServer(Order):
         return commands.RemoveServer(issue.server, issue.by)
 
     def outcome(self, note: str) -> str:
-        """Return what is left to do."""
+        """Return the operator's next step."""
         del note
         return f"{self.server} is no longer in the pool; stop its gpupool join if it still runs"
 

@@ -53,7 +53,7 @@ class PolicyVerdict(Answer):
 
 @message(83, answered_by=PolicyVerdict, rights=Rights.USER)
 class CheckPolicy(Call):
-    """Ask what the policy, or a draft of one, says of a user's request."""
+    """Ask how the policy in force, or a draft, treats a user's request."""
 
     user: str
     request: Request | None = None
