@@ -27,7 +27,7 @@ from gpupool.remoting.protocol.token_text import hash_secret
 
 FAREWELL_TIMEOUT_S = 1.0
 WITHDRAWAL_TIMEOUT_S = 3 * FAREWELL_TIMEOUT_S
-"""Time to withdraw a request, by several servers if need be. If it fails, the place lapses later."""
+"""Time to withdraw a request, by several servers if need be. Otherwise the place lapses later."""
 
 
 class Allocator:
