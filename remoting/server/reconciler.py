@@ -1,8 +1,8 @@
 """Level-triggered reconciler: compares the table with the host, and proposes the missing commands.
 
 Each pass proposes every command that is still needed, so that no single proposal must succeed. The
-plans themselves are in ``pool.reconcile``; this module adds the server's inventory and readings, and
-proposes no command while the same one is under way.
+plans themselves are in ``pool.reconcile``. This module adds the server's inventory and readings,
+and proposes no command while the same one is under way.
 """
 
 from collections.abc import Mapping, Set
