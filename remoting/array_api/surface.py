@@ -1,4 +1,4 @@
-"""What of CuPy's public surface the drop-in offers, and what it does not yet."""
+"""The part of CuPy's public surface that the drop-in offers, and the part that it lacks."""
 
 import os
 import subprocess

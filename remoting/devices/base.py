@@ -63,7 +63,7 @@ class Backend(Protocol):
     """How calls are executed: by CuPy on real GPUs, or by NumPy on emulated ones."""
 
     def operations(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the closed table of what a client may call."""
+        """Return the closed table of operations that a client may call."""
         ...
 
     def use(self, device: int, stream: Any) -> None:
@@ -122,7 +122,7 @@ class Backend(Protocol):
         ...
 
     def reclaim(self) -> None:
-        """Free what the backend itself keeps for later."""
+        """Free the memory that the backend itself keeps for reuse."""
         ...
 
     def synchronize(self) -> None:
@@ -130,7 +130,7 @@ class Backend(Protocol):
         ...
 
     def describe_devices(self) -> Sequence[dict[str, Any]]:
-        """Return what a client may know of each device, as plain values."""
+        """Return the description of each device for a client, as plain values."""
         ...
 
     def close(self) -> None:

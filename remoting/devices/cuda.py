@@ -93,7 +93,7 @@ class CudaBackend:
     def _malloc(self, size: int, ordinal: int) -> int:
         index = self.devices[self._index_of[ordinal]].index
         if not self._budget.reserve(index, size):
-            # The pool then frees what it keeps and tries again, as when CUDA itself refuses.
+            # The pool then frees its cached memory and tries again, as when CUDA itself refuses.
             raise self._runtime.CUDARuntimeError(_OUT_OF_MEMORY)
         try:
             pointer = int(self._runtime.malloc(size))
@@ -119,14 +119,14 @@ class CudaBackend:
         self.pool.set_limit(size=min(size, memory))
 
     def memory_info(self) -> tuple[int, int]:
-        """Return what ``cudaMemGetInfo`` would say if the partition were a device."""
+        """Return the answer of ``cudaMemGetInfo`` as if the partition were a device."""
         spec = self.devices[self.current]
         return max(0, spec.memory - self._budget.usage(spec.index)), spec.memory
 
     # --- the backend ----------------------------------------------------------------------------
 
     def operations(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the closed table of what a client may call."""
+        """Return the closed table of operations that a client may call."""
         return operations(self)
 
     def use(self, device: int, stream: Any) -> None:
@@ -266,13 +266,13 @@ class CudaBackend:
                 self.pool.free_all_blocks()
 
     def synchronize(self) -> None:
-        """Wait for all devices; raises what a kernel has done wrong."""
+        """Wait for all devices; raise the error of a kernel."""
         for spec in self.devices:
             self.cupy.cuda.Device(spec.ordinal).synchronize()
         self.cupy.cuda.Device(self.devices[self.current].ordinal).use()
 
     def describe_devices(self) -> Sequence[dict[str, Any]]:
-        """Return what a client may know of each device."""
+        """Return the description of each device for a client."""
         made: list[dict[str, Any]] = []
         for spec in self.devices:
             device = self.cupy.cuda.Device(spec.ordinal)

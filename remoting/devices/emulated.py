@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Owner(weakref.ref[Array]):
-    """A weak reference to an array that owns memory, with what has to be given back."""
+    """A weak reference to an array that owns memory, with the bytes to be returned."""
 
     __slots__ = ("device", "key", "size")
     device: int
@@ -49,7 +49,7 @@ class EmulatedBackend:
         np.seterr(all="ignore")
 
     def operations(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the closed table of what a client may call."""
+        """Return the closed table of operations that a client may call."""
         return operations(self)
 
     def use(self, device: int, stream: Any) -> None:
@@ -146,7 +146,7 @@ class EmulatedBackend:
         """Return at once: every call was complete when it returned."""
 
     def describe_devices(self) -> Sequence[dict[str, Any]]:
-        """Return what a client may know of each device."""
+        """Return the description of each device for a client."""
         return [
             {
                 "name": spec.name,

@@ -12,7 +12,7 @@ def rounded(nbytes: int) -> int:
 
 
 class EmulatedPool:
-    """Counts what arrays use and what is kept for reuse; the bytes themselves are NumPy's.
+    """Counts the bytes that arrays use and those kept for reuse; NumPy has the bytes themselves.
 
     Free blocks are kept by their exact size, as in CuPy, until `free_all_blocks` or need. One
     thread, the session's, uses it.
@@ -93,7 +93,7 @@ class EmulatedPool:
         return sum(self._free.values())
 
     def free_memory(self) -> int:
-        """Return what ``cudaMemGetInfo`` would call free: the partition less the lease's use."""
+        """Return the free memory of ``cudaMemGetInfo``: the partition less the lease's use."""
         return max(0, self.memory - self._budget.usage(self._device))
 
     def close(self) -> None:

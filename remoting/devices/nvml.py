@@ -49,7 +49,7 @@ class NvmlDevice:
 
 @dataclass(frozen=True, slots=True)
 class NvmlSample:
-    """One reading of a device; None for what it does not say."""
+    """One reading of a device; None for a value that the device does not report."""
 
     memory_used: int  # by processes, without ``memory_reserved``
     #: Bytes per process id; None where the driver does not tell them apart.
@@ -240,7 +240,7 @@ class PynvmlNvml:
         try:
             rows = nvml.nvmlDeviceGetProcessUtilization(handle, since_us)
         except nvml.NVMLError as error:
-            # No sample since then: nobody has computed.
+            # No sample since then: no process has computed.
             nothing = (nvml.NVML_SUCCESS, nvml.NVML_ERROR_NOT_FOUND)
             return frozenset() if error.value in nothing else None
         self._seen_us[uuid] = max([since_us, *(int(row.timeStamp) for row in rows)])

@@ -1,4 +1,4 @@
-"""Names of the operations of the array door: what a client may ask for, and nothing else.
+"""Names of the operations of the array door: a client may call these alone.
 
 They are names of CuPy's functions. Aliases (``acos``, ``amax``, ``round_``) and functions that
 need no device are the drop-in's own affair and are not listed.

@@ -71,7 +71,7 @@ class Client(Protocol):
     """The connection, as the executor uses it."""
 
     def push(self, kind: array_wire.Kind, body: Any) -> None:
-        """Send a frame that nobody waits for."""
+        """Send a frame that answers no question."""
         ...
 
     def collect(self) -> bytes | None:
@@ -189,7 +189,7 @@ class Executor:
 
         Raises:
             RemoteProtocolError: the records are malformed; the session must end.
-            Exception: with ``ask``, what the last call raised.
+            Exception: with ``ask``, the error of the last call.
         """
         position, end = 0, len(body)
         self._body, self._at = body, 0

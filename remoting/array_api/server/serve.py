@@ -84,7 +84,7 @@ class Reader:
         return piece
 
     def into(self, target: memoryview) -> None:
-        """Fill ``target``: first from what was read ahead, then straight from the stream."""
+        """Fill ``target``: first with bytes read ahead, then straight from the stream."""
         have = min(target.nbytes, self._end - self._start)
         target[:have] = self._buffer[self._start : self._start + have]
         self._start += have
@@ -127,7 +127,7 @@ class Session:
     # --- the executor's client ------------------------------------------------------------------
 
     def push(self, kind: array_wire.Kind, body: Any) -> None:
-        """Send a frame that nobody waits for."""
+        """Send a frame that answers no question."""
         self.stream.send_buffers([array_wire.encode_frame(kind, array_wire.encode_body(body))])
 
     def collect(self) -> bytes | None:

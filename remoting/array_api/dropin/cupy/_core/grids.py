@@ -101,7 +101,7 @@ class flatiter:
         flat = self.base.ravel()
         ndarray: Any = state.hooks["ndarray"]
         if isinstance(index, slice) and isinstance(value, ndarray):
-            # As in NumPy, values are repeated, and what is too much is ignored.
+            # As in NumPy, values are repeated, and surplus ones are ignored.
             value = FUNCTIONS["resize"](value.ravel(), (len(range(*index.indices(flat.size))),))
         flat[index] = value
         if not self.base.flags.c_contiguous:

@@ -41,7 +41,7 @@ _memos: list[dict[Any, Any]] = []
 
 
 def clear_memo() -> None:
-    """Forget what all memoised functions returned."""
+    """Clear the memos of all memoised functions."""
     for memo in _memos:
         memo.clear()
 
@@ -54,7 +54,7 @@ def fuse(*args: Any, **kwargs: Any) -> Any:
 
 
 def show_config(*, _full: bool = False) -> None:
-    """Print what is known of the session."""
+    """Print the servers and devices of the session."""
     import sys
 
     from cupy._door import pool

@@ -73,7 +73,7 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True) -> Any:
 
 
 def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> Any:
-    """Return a copy on the device of what another library exports on the host."""
+    """Return a copy on the device of an array that another library exports on the host."""
     if is_array(array):
         return array
     try:
@@ -160,7 +160,7 @@ class _Archive:
 
 
 def load(file: Any, mmap_mode: Any = None, allow_pickle: Any = None) -> Any:
-    """Return what a file of this machine holds; pickles only where ``allow_pickle`` says so."""
+    """Return the arrays in a file of this machine; pickles only with ``allow_pickle``."""
     found = np.load(file, mmap_mode=mmap_mode, allow_pickle=bool(allow_pickle))
     return convert.array(found) if isinstance(found, np.ndarray) else _Archive(found)
 

@@ -8,7 +8,7 @@ from cupy._door import state
 
 
 class DoorError(RuntimeError):
-    """The drop-in cannot do what was asked."""
+    """The drop-in cannot do the operation."""
 
 
 class NotConnectedError(DoorError):
@@ -16,7 +16,7 @@ class NotConnectedError(DoorError):
 
 
 class MismatchError(DoorError):
-    """A result is not what this side had inferred: a bug of the drop-in, never a wrong result."""
+    """A result differs from the inferred one: the drop-in has a bug, and refuses the result."""
 
 
 def exception_named(name: str, message: str, details: Any) -> BaseException:

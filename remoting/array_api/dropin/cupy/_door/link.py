@@ -26,7 +26,7 @@ CHECK_S = 15.0
 """`gpupool run` answers a check within 5 s, even if a server is silent and a holder is asked."""
 AGENT_LINE_MAX = 1 << 18  # a lease of 256 GPUs on as many servers
 PATIENCE_US = 20_000
-"""How long the kernel may wait for room or for bytes before this side looks around."""
+"""How long the kernel may wait for room or for bytes, before this side checks the other socket."""
 ENDED = "`gpupool run` has ended"
 _MAGIC = b"gpupool\x01"
 # Linux refuses more buffers than this in one sendmsg (IOV_MAX).
@@ -45,7 +45,7 @@ class Agent:
         self.socket.settimeout(HANDSHAKE_S)
         self.buffer = b""
         self.sessions: list[Any] = []  # that are lost when the lease is
-        self.lost = ""  # what the program is told of the loss of its lease; empty while it is held
+        self.lost = ""  # why the lease was lost, for the program; empty while it is held
         self._reading = threading.Lock()  # every session's threads listen here
         try:
             self.socket.connect(path)
@@ -96,7 +96,7 @@ class Agent:
         return value
 
     def hear(self) -> str:
-        """Take in what the agent has pushed; return ``lost``. Never blocks."""
+        """Read the agent's pushed messages without blocking; return ``lost``."""
         if self._reading.acquire(blocking=False):
             try:
                 while not self.lost and (line := self._line(block=False)) is not None:
@@ -110,8 +110,8 @@ class Agent:
     def check(self) -> str:
         """Ask the agent whether the lease is lost with a worker that is; return ``lost``.
 
-        A worker that has gone says nothing of the reason, and the agent's news of it may be under
-        way. Without this, what a device says would be a matter of which of them is faster.
+        A worker that has gone gives no reason, and the agent's message with the reason may still be
+        under way. Without this check, the error would depend on which of them arrives first.
         """
         with self._reading:
             if self.lost:
@@ -124,7 +124,7 @@ class Agent:
                     answer = self._line(block=True) or {"op": "lost", "what": ENDED}
                     self._take(answer)
             except TimeoutError:
-                pass  # it is stopped, and says later what there is to say
+                pass  # the agent is stopped, and will push the loss later
             except (OSError, ValueError, DoorError) as error:
                 self._broken(error)
             finally:
@@ -243,7 +243,7 @@ class Link:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.tls = isinstance(connection, ssl.SSLSocket)
-        #: Counts of bytes that were read; whoever reads takes them from here. A list, because a
+        #: Counts of bytes that were read, for the reading thread to take. A list, because a
         #: signal's exception may take the place of a call's result, never of a list's item.
         self.counts: list[int] = []
         #: The same of bytes that were written.
@@ -267,7 +267,7 @@ class Link:
         self._stare = socket.MSG_WAITALL if self._patient else 0
 
     def receive_into(self, target: memoryview, *, all_of_it: bool = False) -> bool:
-        """Read what is there, and put its count into ``counts``; 0 if the other side closed.
+        """Read the bytes that are there, and put their count into ``counts``; 0 for a closed end.
 
         Args:
             target: where to.
@@ -306,7 +306,7 @@ class Link:
         return self._descriptors is not None
 
     def take_descriptor(self) -> int | None:
-        """Return the descriptor that came, if one did, and look for none any more."""
+        """Return the descriptor that came, if one did, and expect none from now on."""
         found, self._descriptors = self._descriptors, None
         for unwanted in (found or [])[1:]:
             os.close(unwanted)
@@ -343,12 +343,12 @@ class Link:
 
     @property
     def reads_in_doubt(self) -> bool:
-        """Whether a signal's exception hides how much was read; asked by whoever reads."""
+        """Whether a signal's exception hides how much was read; the reading thread asks."""
         return self._reads and not self.counts
 
     @property
     def writes_in_doubt(self) -> bool:
-        """Whether a signal's exception hides how much was written; asked by whoever writes."""
+        """Whether a signal's exception hides how much was written; the sending thread asks."""
         return self._writes and not self.sent
 
     def pending(self) -> bool:

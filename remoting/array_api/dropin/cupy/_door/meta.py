@@ -29,7 +29,7 @@ class _NoMemory:
 
 
 class Meta:
-    """What an array looks like. Equal ones are the same object, so plans are found by identity."""
+    """The dtype, shape and strides of an array. Equal ones are the same object, a key of plans."""
 
     __slots__ = ("_flags", "_shadow", "dtype", "nbytes", "ndim", "shape", "size", "strides")
 
@@ -132,7 +132,7 @@ def keep_order(meta: Meta, dtype: np.dtype[Any]) -> Meta:
 
 
 def reshaped(meta: Meta, shape: Shape, order: str) -> tuple[Meta, bool]:
-    """Return what ``reshape`` gives and whether it is a view; raises as NumPy does."""
+    """Return the result of ``reshape``, and whether it is a view; raise as NumPy does."""
     c, f = meta.contiguity
     if order == "A":
         order = "F" if f and not c else "C"

@@ -1,4 +1,4 @@
-"""Transfers between workers: what each is told, so that arrays do not pass through here."""
+"""Transfers between workers, which keep array data from passing through the program."""
 
 import itertools
 import os
@@ -13,8 +13,8 @@ from cupy._door.meta import Meta
 from cupy._door.session import Session
 
 _lock = threading.RLock()
-"""Held while both ends of a transfer are told, so that all workers hear of all transfers in one
-order: two of them would wait for each other for ever if each had heard of another one first."""
+"""Held while a transfer is announced to both ends, so that all workers get all transfers in one
+order. In different orders, two workers would wait for each other for ever."""
 _telling = False
 
 
@@ -25,7 +25,7 @@ def after_fork() -> None:
 
 
 def introductions(offers: list[dict[str, Any]]) -> list[dict[str, Any] | None]:
-    """Return what each worker is told of the others: where they are, and keys made for that."""
+    """Return an introduction for each worker: the others' addresses, and new keys for the links."""
     if len(offers) < 2 or not all("server_id" in offer for offer in offers):
         return [None] * len(offers)
     keys = [secrets.token_bytes(32) for _ in offers]
@@ -80,7 +80,7 @@ def move(source: Any, target: Session, handle: int, meta: Meta, *, existing: boo
         source: an array of another session.
         target: whose current device of this thread gets the elements, in memory order.
         handle: of the array there: a new one, or one that exists.
-        meta: what that array looks like; dense, and of as many bytes as ``source``.
+        meta: the dtype, shape and strides of that array; dense, with as many bytes as ``source``.
         existing: whether it exists.
 
     Returns:

@@ -22,14 +22,14 @@ def attach(
     connection: Any,
     agent: link.Agent | None = None,
     name: str = "the GPU server",
-    told: dict[str, Any] | None = None,
+    introduction: dict[str, Any] | None = None,
 ) -> Session:
     """Greet the worker at the other end of a connected socket; its devices come after others.
 
-    ``told`` is what the worker is told of the program's other workers.
+    ``introduction`` tells the worker about the program's other workers.
     """
     session = Session(link.Link(connection), agent, len(_devices), len(_sessions), name)
-    session.greet(VERSION, told)
+    session.greet(VERSION, introduction)
     with _lock:
         if agent is not None:
             agent.sessions.append(session)
@@ -51,8 +51,8 @@ def _open() -> None:
         for notice in answer.get("notices", []):
             sys.stderr.write(f"gpupool: {notice}\n")
         offers = answer["sessions"]
-        for offer, told in zip(offers, peers.introductions(offers), strict=True):
-            attach(link.connect(offer), agent, str(offer["server"]), told)
+        for offer, introduction in zip(offers, peers.introductions(offers), strict=True):
+            attach(link.connect(offer), agent, str(offer["server"]), introduction)
     except BaseException:
         agent.close()
         reset()

@@ -65,7 +65,7 @@ class CallQueue:
         self._sites: sites.Sites = sites.Sites(maxlen=sites.SITES_MAX)
 
     def welcome(self, operations: dict[str, int], version: str, room: list[int]) -> None:
-        """Take in what the worker said of itself: operations, version, memory of its devices."""
+        """Take the worker's description: operations, version, memory of its devices."""
         self._operations = operations
         self._version = version
         self._room = room
@@ -212,7 +212,7 @@ class CallQueue:
                 sender.transmit(wire.PUT, body, 0, data)
             except BaseException:
                 if not existing:
-                    self._garbage.append(handle)  # nobody will ever have it
+                    self._garbage.append(handle)  # no array object will ever own it
                 raise
             where = self._where
             if not existing:

@@ -29,7 +29,7 @@ SPIN_PAUSE = 32
 DEFERRED_MAX = 16
 _READ = 1 << 16
 _INTERRUPTED = "a transfer from the GPU server was interrupted half-way"
-#: Bodies of nearly all answers, decoded once; nobody changes the decoded values.
+#: Bodies of nearly all answers, decoded once; the decoded values are never changed.
 _COMMON = {cbor.encode(value): value for value in ({"value": ["w"]}, {"value": None})}
 
 Sink = Callable[[Any, int], memoryview]
@@ -58,7 +58,7 @@ class Receiver:
         self.replies: dict[int, Reply] = {}
         #: Arrays that the worker has yet to describe, by handle.
         self.described: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        #: Errors of calls that nobody waited for, each with the number of its call.
+        #: Errors of calls without a waiting thread, each with the number of its call.
         self.deferred: list[tuple[int, BaseException]] = []
         #: The worker is out of memory and waits for this program's garbage.
         self.collect_requested = False
@@ -104,7 +104,7 @@ class Receiver:
         return False
 
     def listen(self, *, agent: bool = False) -> None:
-        """Take in what has arrived, without waiting."""
+        """Read everything that has arrived, without waiting."""
         if self.reading.acquire(blocking=False):
             try:
                 while self.pump():

@@ -80,7 +80,7 @@ class Sender:
                 self.flush()
 
     def flush(self) -> None:
-        """Send what is queued."""
+        """Send the queued records."""
         with self.lock:
             if self._sending or not self.parts:
                 return
@@ -89,7 +89,7 @@ class Sender:
         self.listen()
 
     def listen(self, *, agent: bool = False) -> None:
-        """Take in what has arrived, without waiting, and answer a request for garbage."""
+        """Read everything that has arrived, without waiting, and answer a request for garbage."""
         self._receiver.listen(agent=agent)
         if self._receiver.collect_requested and not self._sending:
             self._answer_collect()
@@ -128,7 +128,7 @@ class Sender:
         queued: int = 0,
         reply: Reply | None = None,
     ) -> None:
-        """Send one frame whole, reading meanwhile what the worker may have to say.
+        """Send one frame whole; read the worker's frames meanwhile.
 
         A signal's exception, such as KeyboardInterrupt, leaves the frame either unsent as a
         whole, or to be continued before the next one. ``queued`` of the parts are in it, and

@@ -158,7 +158,7 @@ class Session:
         self.introduced = peers is not None
 
     def close(self) -> None:
-        """End the session. What is queued is run first, and what failed is reported."""
+        """End the session. Queued calls run first, and their errors are raised."""
         try:
             if self.failure is not None or self._sender.interrupted:
                 return  # there is nothing to send, or a frame that is never finished
@@ -327,7 +327,7 @@ class Session:
         self.forget(reply)
 
     def forget(self, reply: Reply) -> None:
-        """Drop an answer that nobody needs any more, whether it came or not."""
+        """Drop an answer that is not needed any more, whether it came or not."""
         self._receiver.replies.pop(reply.request, None)
 
     def synchronize(self) -> None:
@@ -338,7 +338,7 @@ class Session:
             self.ask("door.sync")
 
     def _raise_deferred(self) -> None:
-        """Raise the first error of the calls that nobody waited for."""
+        """Raise the first error of the calls that were not waited for."""
         deferred = self._receiver.deferred
         if not deferred:
             return

@@ -16,10 +16,10 @@ from cupy._door import wire
 
 
 class Shared:
-    """The slots of one session: the first half for what goes out, the rest for what comes in.
+    """The slots of one session: the first half for uploads, the second for downloads.
 
-    The worker made the memory and has sealed its size. What is in it is data and nothing else, so
-    it does not matter to either side when the other one writes there at a bad time.
+    The worker made the memory and has sealed its size. The slots hold array data only, so a write
+    by the other side at a wrong time can damage values, and nothing else.
     """
 
     def __init__(self, session: Any, descriptor: int) -> None:
@@ -32,8 +32,8 @@ class Shared:
         self._bytes = np.frombuffer(memory, np.uint8)
         self._uploading = threading.Lock()
         self._downloading = threading.Lock()
-        # Answers that are awaited, of the latest pieces that went out. The answer to one says
-        # that the slot of the one before may be used again.
+        # The questions of the latest pieces that were sent. An answer frees the slot of the piece
+        # before.
         self._sent: deque[Any] = deque()
         self._turn = 0
 

@@ -20,7 +20,7 @@ def set_device(number: int) -> None:
 
 
 def description(number: int) -> dict[str, Any]:
-    """Return what the server told of a device."""
+    """Return the server's description of a device."""
     found = pool.devices()
     if not 0 <= number < len(found):
         raise CUDARuntimeError(101, "cudaErrorInvalidDevice: invalid device ordinal")
@@ -71,7 +71,7 @@ class Device:
         set_device(self.id)
 
     def synchronize(self) -> None:
-        """Wait until all calls are done; raise what failed."""
+        """Wait until all calls are done; raise the first error."""
         with self:
             pool.current().ask("cuda.device.synchronize")
 

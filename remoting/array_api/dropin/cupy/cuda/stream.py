@@ -105,7 +105,7 @@ class _BaseStream:
         return f"<{type(self).__name__} {self.ptr} (device {self.device_id})>"
 
     def _use(self) -> tuple[int, Any]:
-        """Make it current; return its device, and what was current there before."""
+        """Make it current; return its device, and the stream that was current there before."""
         here = state.local.context[0]
         device = self.device_id if self.device_id >= 0 else here
         if device != here:
@@ -150,7 +150,7 @@ class _BaseStream:
         return 0
 
     def synchronize(self) -> None:
-        """Wait until everything in the stream has been computed; raise what failed."""
+        """Wait until everything in the stream has been computed; raise the first error."""
         self._ask("cuda.stream.synchronize")
 
     def record(self, event: Any = None) -> Any:
@@ -160,7 +160,7 @@ class _BaseStream:
         return made
 
     def wait_event(self, event: Event) -> None:
-        """Make what follows in this stream wait for an event.
+        """Make later work in this stream wait for an event.
 
         For an event of another server this program waits itself.
         """

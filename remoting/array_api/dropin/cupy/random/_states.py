@@ -1,4 +1,4 @@
-"""Random states on the servers; shapes and types of what they draw are known here."""
+"""Random states on the servers; this side knows the shapes and types of their draws."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
@@ -21,7 +21,7 @@ _REQUIRED = object()
 _FLOAT: Any = float
 _INT: Any = int
 
-# Parameters before size and dtype, and the default type of what is drawn.
+# Parameters before size and dtype, and the default type of the result.
 DISTRIBUTIONS: dict[str, tuple[dict[str, Any], Any]] = {
     "beta": ({"a": _REQUIRED, "b": _REQUIRED}, _FLOAT),
     "binomial": ({"n": _REQUIRED, "p": _REQUIRED}, _INT),

@@ -1,4 +1,4 @@
-"""Arrays as results of calls: what is sent, and the array object that stands for the result."""
+"""Arrays as results of calls: the record that is sent, and the array object for the result."""
 
 # The values that this module forwards have no static type: they are whatever a program passes.
 # pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
@@ -93,7 +93,7 @@ def in_place(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 
 def ask(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Run a call and wait for its result, whatever its structure."""
+    """Run a call and wait for its result, of any structure."""
     return session_of(*args, *kwargs.values()).ask(name, args, kwargs)
 
 
@@ -125,7 +125,7 @@ def send_pair(a: Any, b: Any, plan: Plan, frame: Any) -> Any:
 
 
 def looks(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what the plan of a call on arrays and floats depends on, as a key of a memo."""
+    """Return the key of a memo for the plan of a call on arrays and floats."""
     ndarray = classes.ndarray
     return tuple([arg._known if type(arg) is ndarray else type(arg) for arg in args])
 
