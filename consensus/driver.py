@@ -185,9 +185,13 @@ class RaftDriver:
         self._put(partial(self._node.disconnected, peer))
 
     def received(self, peer: ServerId, frame: bytes) -> None:
-        """Take one frame; when too much waits already it is dropped, which Raft survives."""
+        """Take one frame; when too much waits already, hang up.
+
+        A connection carries all frames in order or none: the rules of Raft's core rest on it.
+        """
         if self._inbox_bytes + len(frame) > INBOX_BYTES_MAX or len(frame) > FRAME_BYTES_MAX:
-            _log.warning("a frame of %d bytes from %s was dropped", len(frame), peer)
+            _log.warning("hung up on server %s: no room for a frame of %d bytes", peer, len(frame))
+            self._links.hang_up(peer)
             return
         self._inbox_bytes += len(frame)
         self._put(partial(self._node.receive, peer, frame))
@@ -271,7 +275,8 @@ class RaftDriver:
             self._peers = peers
             self._links.set_peers(peers)
         for peer, frame in ready.frames:
-            self._links.send(peer, frame)
+            if not self._links.send(peer, frame):
+                self._links.hang_up(peer)  # What comes after a lost frame must not arrive.
         for callback, outcome in ready.resolved:
             callback(outcome)
 

@@ -270,6 +270,7 @@ class RaftNode:
             StorageError: when that fails. The node must not be used any more.
         """
         self.storage.journal.sync()
+        self._core.synced()
 
     def ready(self) -> Ready:
         """Make everything durable, as ``sync`` does, and return what may leave now."""

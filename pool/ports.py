@@ -137,6 +137,10 @@ class PeerLinks(Protocol):
         """Say which servers to stay connected to; all others are disconnected."""
         ...
 
+    def hang_up(self, peer: ServerId) -> None:
+        """End the connection with ``peer``, if there is one, because a frame of it was lost."""
+        ...
+
 
 class PeerEvents(Protocol):
     """What the links report; implemented by consensus. Called on the trio thread, never blocks."""

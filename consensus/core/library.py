@@ -143,6 +143,8 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     _SyncObj__connectedNodes: set[Peer]
     _SyncObj__commandsWaitingCommit: dict[int, list[tuple[int, Callable[[Any, int], None]]]]
 
+    _commit_limit: int | None = None  # of the library's round, while it runs
+
     def __init__(
         self,
         server_id: ServerId,
@@ -164,6 +166,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         self._sorted_others: tuple[object, list[Peer]] = (None, [])
         self.server_id = server_id
         self._log = RaftLog(journal, base)
+        self._synced_index = journal.last_index
         self.configurations = self._log.configurations
         with self.stepping(now):
             _SyncObj.__init__(
@@ -224,6 +227,11 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             self._connected = tuple(sorted(nodes, key=_peer_id))
         return tuple([node.name for node in self._connected])
 
+    @property
+    def synced_index(self) -> int:
+        """The index up to which the log is on this server's disk."""
+        return self._synced_index
+
     def is_connected(self, peer: ServerId) -> bool:
         """Tell whether there is a connection with ``peer``."""
         return self._peer(peer) in self._SyncObj__connectedNodes
@@ -259,15 +267,37 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             or self._SyncObj__raftElectionDeadline < now
             or now - self._SyncObj__startTime > self._SyncObj__numOneSecondDumps
         ):
-            _SyncObj._onTick(self, 0.0)
+            leads = self._SyncObj__raftState == LEADER
+            self._commit_limit = self._durable_on_majority() if leads else self.commit_index
+            try:
+                _SyncObj._onTick(self, 0.0)
+            finally:
+                self._commit_limit = None
+
+    def synced(self) -> None:
+        """Take notice that the whole journal is on this server's disk."""
+        self._synced_index = self._journal.last_index
+
+    def _durable_on_majority(self) -> int:
+        """Return the index up to which a majority of the voters has the log on its disks.
+
+        The library counts a leader's own entries as soon as they are in its log. They count here
+        once they are synced, so that a single voter acts on nothing that a power loss undoes.
+        """
+        indices = [self._SyncObj__raftMatchIndex[peer] for peer in self._SyncObj__otherNodes]
+        indices.append(self._synced_index)
+        indices.sort(reverse=True)
+        return indices[len(indices) // 2]
 
     def library_receives(self, node: Peer, message: Message) -> None:
         """Let the library handle a request for a vote, or a vote."""
         _SyncObj._SyncObj__onMessageReceived(self, node, message)
 
     def library_becomes_leader(self) -> None:
-        """Let the library begin a leadership: with an entry of its own."""
+        """Let the library begin a leadership: with an entry of its own, at the end of the log."""
+        limit, self._commit_limit = self._commit_limit, None
         _SyncObj._SyncObj__onBecomeLeader(self)
+        self._commit_limit = limit
 
     def forward_to_host(self, node: Peer, message: Message) -> None:
         """Pass on what the library itself sends: requests for votes, and votes."""
@@ -284,6 +314,11 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         if command[:1] != COMMAND_TYPE:
             return None
         return self._host.apply(self._SyncObj__raftLastApplied + 1, command[1:])
+
+    def _SyncObj__getCurrentLogIndex(self) -> int:
+        """Return where the log ends; to a leader's commit rule, where it ends for a majority."""
+        last, limit = self._journal.last_index, self._commit_limit
+        return last if limit is None or self._SyncObj__raftState != LEADER else min(last, limit)
 
     def _SyncObj__onMessageReceived(self, node: Peer, message: Message) -> None:
         """Dispatch to the handlers above; the library's own runs for votes only."""

@@ -92,6 +92,8 @@ class Replication(Elections):
         stored = self._log.store(
             previous_index, previous_term, entries, commit_index=self.commit_index
         )
+        if stored.match is not None and entries:
+            self._synced_index = min(self._synced_index, previous_index)
         if stored.reconfigured:
             self._reconfigure()
         return stored
@@ -123,9 +125,10 @@ class Replication(Elections):
         ):
             _log.error("%s and %s both lead in term %d; ignored", leader, node, term)
             return False
-        if term > self.term:
+        known_term = self.term
+        if term > known_term:
             self._SyncObj__setCurrentTerm(term, None)
-        if leader is not node or self.state != FOLLOWER:
+        if leader is not node or self.state != FOLLOWER or term > known_term:
             self._matched_index = 0
         self._SyncObj__setState(FOLLOWER)
         self._SyncObj__raftLeader = node

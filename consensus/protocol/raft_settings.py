@@ -38,7 +38,7 @@ UNCOMMITTED_ENTRIES_MAX = 10_000
 most 160 MiB of commands, and a second of the highest rate of commits that was measured."""
 
 INBOX_BYTES_MAX = 64 * 1024 * 1024
-"""Frames received and not processed yet; beyond it they are dropped, which Raft survives."""
+"""Frames received and not processed yet; beyond it the connection ends, and begins anew."""
 
 WAITING_PULLS_MAX = 4096
 """Servers without a vote that one voter keeps up to date; a pool has far fewer."""

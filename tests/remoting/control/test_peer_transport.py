@@ -114,6 +114,20 @@ async def test_a_cut_is_reported_before_the_new_connection(
     assert network.links[A].send(B, b"again")
 
 
+async def test_hanging_up_begins_a_new_connection(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    network = MemoryNetwork(tmp_path)
+    await network.start(nursery, A, B)
+    await trio.sleep(5)
+    network.links[A].hang_up(B)
+    network.links[A].hang_up(C)  # to which there is no connection
+    await trio.sleep(5)
+    for server, peer in ((A, B), (B, A)):
+        expected = [("connected", peer), ("disconnected", peer), ("connected", peer)]
+        assert network.logs[server].events == expected
+
+
 async def test_the_larger_id_dials_when_the_smaller_cannot(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
 ) -> None:
