@@ -236,6 +236,7 @@ class RaftDriver:
         Raises:
             StorageError: when the journal or a snapshot cannot be written. The server must stop.
             SafetyError: when an invariant of Raft would be broken. The server must stop.
+            ApplyError: when this server alone could not apply a command. It must stop.
         """
         try:
             await self._step()

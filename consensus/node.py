@@ -59,14 +59,35 @@ from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer
 from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.voter_changes import VoterChanges
-from gpupool.pool.errors import RemoteProtocolError
+from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Outcome, RaftHealth, Randomness, Role, StateMachine
 
 # The library compares deadlines with "<": a step exactly at the deadline would do nothing.
 _JUST_AFTER_S = 0.0005
 
+_OWN_FAULTS = (MemoryError, RecursionError)
+"""What the codec reports as damage, and is a fault of this server."""
+
 _log = logging.getLogger(__name__)
+
+
+class ApplyError(GpupoolError):
+    """A committed command could not be carried out here; the server stops.
+
+    Its table would differ from those of the others otherwise.
+    """
+
+    code = "apply-failed"
+
+    def __init__(self, index: int, error: BaseException) -> None:
+        text = f": {error}" if str(error) else ""
+        super().__init__(
+            f"entry {index} of the pool's log could not be applied",
+            why=f"{type(error).__name__}{text}",
+            hint="nothing is lost: start the server again, with more memory if that was short; if "
+            "it happens again, or on every server, it is a bug of gpupool: install a newer version",
+        )
 
 
 class Ready(NamedTuple):
@@ -360,16 +381,23 @@ class RaftNode:
         self._frames.send(peer, message)
 
     def apply(self, index: int, command: bytes) -> Plain:
-        """Apply one committed command; whatever happens, the entry counts as applied.
+        """Apply one committed command.
 
-        A command that cannot be read, or a state machine that raises, must not stop the log
-        (finding L3): the entry gets an error as its result, the same on every server.
+        A command that cannot be read, or that the table's rules refuse by an error, must not stop
+        the log (finding L3): the entry gets an error as its result, the same on every server. Any
+        other error may be this server's alone, and going on would make its table another one.
+
+        Raises:
+            ApplyError: then. The entry is in the log, and is applied when the server starts again.
         """
         try:
             return self._machine.apply(index, closed_cbor.decode_command(command))
-        except Exception as error:  # noqa: BLE001 - the log must go on, whatever a command does.
-            _log.exception("entry %d could not be applied", index)
-            return {"error": type(error).__name__}
+        except Exception as error:
+            own = error.__cause__ if isinstance(error, RemoteProtocolError) else None
+            if isinstance(error, GpupoolError) and not isinstance(own, _OWN_FAULTS):
+                _log.warning("entry %d could not be applied: %s", index, error)
+                return {"error": type(error).__name__}
+            raise ApplyError(index, own or error) from error
 
     def send_snapshot(self, peer: ServerId, *, leading: bool) -> None:
         """Send the next piece of the newest snapshot, if the last one is answered or lost."""

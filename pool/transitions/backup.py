@@ -30,6 +30,7 @@ from gpupool.pool.model.state import (
 from gpupool.pool.scheduling.filters import LABEL_COUNT_MAX, label_refusal
 from gpupool.pool.transitions.audit import record
 from gpupool.pool.transitions.policy_versions import UnpackError, unpack_text
+from gpupool.pool.transitions.shallow_json import load_shallow
 from gpupool.pool.transitions.uploads import PART_COUNT_MAX, assemble, parts_of
 
 FORMAT = "gpupool-backup"
@@ -109,8 +110,8 @@ def from_file(data: bytes) -> Backup:
     if sha256(body).hexdigest() != words[2]:
         raise BackupError("it is damaged: its checksum does not match")
     try:
-        backup = decode(Backup, _from_json(json.loads(body)))
-    except (CodecError, ValueError, TypeError, RecursionError) as error:
+        backup = decode(Backup, _from_json(load_shallow(body)))
+    except (CodecError, ValueError, TypeError) as error:
         raise BackupError(f"it makes no sense: {error}"[:300]) from error
     if why := _limit_broken(backup):
         raise BackupError(f"it breaks a limit: {why}")

@@ -19,6 +19,7 @@ from gpupool.pool.model.policy import (
 )
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import PoolState
+from gpupool.pool.transitions.shallow_json import load_shallow
 from gpupool.pool.transitions.uploads import assemble
 
 DRAFT_SIZE_MAX = 4 << 20
@@ -79,10 +80,10 @@ def unpack_draft(data: bytes) -> Draft:
         UnpackError: when it is none.
     """
     try:
-        plain = json.loads(_inflate(data, DRAFT_SIZE_MAX))
+        plain = load_shallow(_inflate(data, DRAFT_SIZE_MAX))
         text = bytes.fromhex(plain["text"])
         policy = decode(Policy, _from_json(plain["policy"]))
-    except (CodecError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (CodecError, ValueError, KeyError, TypeError) as error:
         raise UnpackError(f"not a policy: {error}"[:200]) from error
     unpack_text(text)
     return Draft(text, policy)

@@ -14,6 +14,7 @@ from gpupool.consensus.node import RaftNode
 from gpupool.consensus.protocol.membership import encode_voters
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage, bootstrap
+from gpupool.pool.errors import ConflictError
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Committed, NotCommitted, Outcome
 from gpupool.simulations.cluster.simulated_driver import SimulatedDriver
@@ -40,7 +41,7 @@ class Register:
     def apply(self, index: int, command: Plain) -> Plain:
         if command == "raise":
             self.log.append("half done")
-            raise RuntimeError("a bug in a state machine")
+            raise ConflictError("a rule of the table")
         self.log.append(command)
         return len(self.log)
 

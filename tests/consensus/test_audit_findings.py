@@ -1,9 +1,13 @@
 """What an audit of consensus found (H3, H5, H6, H7), as it was shown, and that it is mended."""
 
+from typing import Any
+
+import pytest
 from lone_node import Lone, entry
 from raft_world import MemoryDisk
 
 from gpupool.consensus.core.library import COMMAND_TYPE
+from gpupool.consensus.node import ApplyError
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import encode_voters
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
@@ -15,6 +19,56 @@ def forward(lone: Lone, value: Plain) -> bytes:
     command = COMMAND_TYPE + closed_cbor.encode(value)
     term = lone.node.core.term
     return lone.frame("b", "forward", term=term, request_id=1, command=command, deadline_ms=10**9)
+
+
+# --- H3: an error that one server alone has ----------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), KeyError("a bug")])
+def test_h3_a_foreign_error_in_apply_stops_the_server(error: Exception) -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    real = lone.machine.apply
+
+    def apply(index: int, command: Plain) -> Plain:
+        if command == "grant":
+            raise error
+        return real(index, command)
+
+    lone.machine.apply = apply  # type: ignore[method-assign]
+    lone.append(2, 1, [entry("grant", 3, 5), entry("b", 4, 5)], term=5, commit=2)
+    with pytest.raises(ApplyError) as raised:
+        lone.append(4, 5, [], term=5, commit=4)
+    assert "entry 3" in str(raised.value)
+    assert type(error).__name__ in str(raised.value)
+    assert lone.node.core.applied_index == 2
+    assert lone.machine.log == []
+    lone.restart()  # Now there is memory.
+    lone.append(4, 5, [], term=5, commit=4)
+    assert lone.machine.log == ["grant", "b"]
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError])
+def test_h3_a_command_that_this_server_alone_cannot_read_stops_it(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    lone.append(2, 1, [entry("unread", 3, 5)], term=5, commit=2)
+
+    def decoder(*_arguments: object, **_options: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(closed_cbor.cbor2, "CBORDecoder", decoder)
+    closed_cbor.decode_command.cache_clear()
+    lone.node.core.commit_to(3)
+    with pytest.raises(ApplyError):
+        lone.tick()
+
+
+def test_h3_what_no_server_can_read_or_the_rules_refuse_is_a_result() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    broken = (COMMAND_TYPE + b"\xff", 3, 5)
+    lone.append(2, 1, [broken, entry("raise", 4, 5), entry("b", 5, 5)], term=5, commit=5)
+    assert lone.machine.log == ["half done", "b"]
 
 
 # --- H5: how far a follower may commit --------------------------------------------------------

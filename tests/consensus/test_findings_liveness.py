@@ -182,7 +182,7 @@ def test_l3_ours_goes_on_behind_a_failing_command() -> None:
     for value in ("before", "raise", "after"):
         world.propose(leader, value, then=outcomes.append)
     world.run(1.0)
-    assert [outcome.result for outcome in outcomes] == [1, {"error": "RuntimeError"}, 3]
+    assert [outcome.result for outcome in outcomes] == [1, {"error": "ConflictError"}, 3]
     for server in world.servers.values():
         assert server.machine.log == ["before", "half done", "after"]
 

@@ -1,0 +1,32 @@
+"""Uploads with deep JSON are refused the same everywhere, whatever a server's stack is."""
+
+import zlib
+from hashlib import sha256
+
+import pytest
+
+from gpupool.pool.transitions.backup import FORMAT, VERSION, BackupError, from_file
+from gpupool.pool.transitions.policy_versions import UnpackError, unpack_draft
+from gpupool.pool.transitions.shallow_json import DEPTH_MAX, load_shallow
+
+
+@pytest.mark.parametrize("pair", [b"[]", b"{}"])
+def test_depth_is_limited_by_count_not_by_the_stack(pair: bytes) -> None:
+    inner = b"" if pair == b"[]" else b'"k":'
+    deepest = (pair[:1] + inner) * (DEPTH_MAX - 1) + pair + pair[1:] * (DEPTH_MAX - 1)
+    load_shallow(deepest)
+    with pytest.raises(ValueError, match="nested"):
+        load_shallow(pair[:1] + inner + deepest + pair[1:])
+
+
+def test_brackets_in_strings_do_not_count() -> None:
+    text = '"' + "[{" * 500 + '\\"' + '"'
+    assert load_shallow(text.encode()) == "[{" * 500 + '"'
+
+
+def test_a_deep_policy_and_a_deep_backup_are_refused() -> None:
+    deep = b"[" * 100_000
+    with pytest.raises(UnpackError, match="nested"):
+        unpack_draft(zlib.compress(deep))
+    with pytest.raises(BackupError, match="nested"):
+        from_file(f"{FORMAT} {VERSION} {sha256(deep).hexdigest()}\n".encode() + deep)
