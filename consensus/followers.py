@@ -47,6 +47,7 @@ class Puller:
         self._deadline = context.now
         self._answered_at = context.now
         self._alive_at = context.now
+        self._asked_at = context.now
         self._excluded = False
 
     @property
@@ -121,7 +122,10 @@ class Puller:
         if helpful:
             self._answered_at = context.now
         leader = message["leader"]
-        core.observe_leader(None if leader is None else ServerId(leader), message)
+        # An answer is held back for ``pull_wait_s`` at most; a later one was held up on its way.
+        held_up_s = context.now - self._asked_at - context.settings.pull_wait_s
+        leader_id = None if leader is None else ServerId(leader)
+        core.observe_leader(leader_id, message, max(held_up_s, 0.0))
         stored = core.store(message["prevLogIdx"], message["prevLogTerm"], entries)
         if stored.match is not None:
             core.commit_to(min(message["commit_index"], stored.match))
@@ -146,7 +150,7 @@ class Puller:
     def pull(self, peer: ServerId) -> None:
         """Ask ``peer`` for what is behind this server's commit index."""
         context = self._context
-        self._source = peer
+        self._source, self._asked_at = peer, context.now
         self._deadline = context.now + context.settings.pull_timeout_s
         context.frames.send(peer, {"type": "pull", "next_index": context.core.commit_index + 1})
 

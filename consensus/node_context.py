@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from gpupool.consensus.core.freshness import LATE_S
 from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.consensus.peer_frames import PeerFrames
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
@@ -25,4 +26,7 @@ class NodeContext:
     def advance(self, now: float) -> None:
         """Take the time; it never goes back."""
         if now > self.now:
-            self.now = now
+            late, self.now = now - self.now > LATE_S, now
+            if late:
+                with self.core.stepping(now):
+                    self.core.doubt_messages()

@@ -48,6 +48,8 @@ class PeerFrames:
         self._connection_count += 1
         self._writers[peer] = FrameWriter((self._boot << 32) | self._connection_count)
         self._outbox = [item for item in self._outbox if item[0] != peer]
+        if (reader := self._readers.get(peer)) is not None:
+            reader.begin_connection()
 
     def disconnect(self, peer: ServerId) -> None:
         """End a connection."""

@@ -110,7 +110,6 @@ class SnapshotTransfer:
     def on_snapshot_ack(self, peer: ServerId, message: Message) -> None:
         """Send the piece after the one that arrived."""
         core = self._context.core
-        core.heard_from(peer)
         sender = self._senders.get(peer)
         if sender is not None and sender.acknowledged(message["index"], message["received"]):
             self.send(peer, leading=core.state == LEADER and peer in core.voters)

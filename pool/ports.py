@@ -73,7 +73,7 @@ class RaftHealth:
     applied_index: int
     voters: tuple[ServerId, ...]
     connected: tuple[ServerId, ...]  # peers with a live connection to us
-    majority_age_s: float  # since we were last known to be in touch with a majority
+    majority_age_s: float  # for which our table may lack what a majority has committed
     contact_age_s: dict[ServerId, float]  # since each peer was last heard of, leader's view
     elections: int
 

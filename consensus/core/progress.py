@@ -2,8 +2,12 @@
 
 from collections import deque
 from enum import Enum
+from typing import NamedTuple
 
 from gpupool.consensus.protocol.raft_settings import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MESSAGES_MAX
+
+ASKED_MAX = 4096
+"""Messages without an answer that one follower is remembered by: minutes of heartbeats."""
 
 
 class Mode(Enum):
@@ -20,6 +24,14 @@ class Mode(Enum):
     SNAPSHOT = "snapshot"  # the follower gets a whole table
 
 
+class _Asked(NamedTuple):
+    """A message that a follower answers, and when it was sent; a heartbeat has -1 and -1."""
+
+    previous_index: int
+    last_index: int
+    sent_at: float
+
+
 class Progress:
     """Flow control towards one follower; the library keeps its next and match index."""
 
@@ -29,6 +41,7 @@ class Progress:
         self.commit_sent = 0
         self._in_flight: deque[tuple[int, int]] = deque()
         self._in_flight_bytes = 0
+        self._asked: deque[_Asked] = deque()
 
     def become(self, mode: Mode) -> None:
         """Change the mode; whatever was in flight is not waited for any more."""
@@ -54,3 +67,28 @@ class Progress:
         """Note that the follower has everything up to ``match_index``."""
         while self._in_flight and self._in_flight[0][0] <= match_index:
             self._in_flight_bytes -= self._in_flight.popleft()[1]
+
+    # --- what the answers are answers to -----------------------------------------------------
+
+    def asked(self, previous_index: int, last_index: int, now: float) -> None:
+        """Note a message that will be answered; of a silent follower the oldest ones."""
+        if len(self._asked) < ASKED_MAX:
+            self._asked.append(_Asked(previous_index, last_index, now))
+
+    def connection_begins(self) -> None:
+        """Forget what was asked by a connection that is gone: its answers do not come any more."""
+        self._asked.clear()
+
+    def sent_at(self, *, match: int = -1, rejected: int = -1) -> float | None:
+        """Return when the message was sent that is answered now.
+
+        Answers come in the order of the messages, and each fits its message: it matches up to
+        ``match``, or was ``rejected``, or was a heartbeat. The first that fits is the one, or an
+        earlier one whose answer was lost; never a later one.
+        """
+        for position, (previous_index, last_index, sent_at) in enumerate(self._asked):
+            if 0 <= last_index <= match if match >= 0 else previous_index == rejected:
+                for _ in range(position + 1):
+                    self._asked.popleft()
+                return sent_at
+        return None

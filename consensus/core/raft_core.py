@@ -194,6 +194,8 @@ class RaftCore(Replication):
         node = self._peer(peer)
         self._SyncObj__connectedNodes.add(node)
         self._restart_probe(node)
+        if node is self._SyncObj__raftLeader:
+            self._leader_clock.forget()
 
     def disconnected_from(self, peer: ServerId) -> None:
         """End a connection."""

@@ -23,6 +23,8 @@ What is always true of them.
 - ``matchIndex`` only grows during a leadership; ``nextIndex`` is greater than it.
 - A follower takes the commit index no further than ``_matched_index``: up to there, in this term,
   this leader is known to have the same log.
+- An answer proves that a follower followed after the message was sent that it answers, and no
+  later; ``Progress`` knows which one that is. A table is as old as ``freshness.py`` says.
 - An answer leaves after the entries that it acknowledges are synced: it waits in the node's
   frames until then.
 """
@@ -31,6 +33,7 @@ import logging
 from typing import NamedTuple
 
 from gpupool.consensus.core.elections import Elections
+from gpupool.consensus.core.freshness import LeaderClock, TableAge
 from gpupool.consensus.core.library import FOLLOWER, LEADER, NEVER, Peer
 from gpupool.consensus.core.progress import Mode, Progress
 from gpupool.consensus.core.raft_log import Stored
@@ -64,8 +67,9 @@ class Replication(Elections):
 
     def _begin_replication(self) -> None:
         self._progress: dict[Peer, Progress] = {}
-        self._leader_majority_age_s = 0.0
         self._leader_clock_offset_s = 0.0
+        self._leader_clock = LeaderClock()
+        self._table_age = TableAge()
         self._matched_index = 0
         self._latest_sent: _SentEntries | None = None
 
@@ -135,22 +139,34 @@ class Replication(Elections):
         self._election_won = False
         if not self._hand_over:
             self._postpone_election()
-        self._leader_heard_at = self._active.now
+        now = self._leader_heard_at = self._active.now
         if "clock_ms" in message:
-            self._leader_clock_offset_s = message["clock_ms"] / 1000 - self._active.now
-            self._leader_majority_age_s = message["majority_age_ms"] / 1000
+            clock_s = message["clock_ms"] / 1000
+            self._leader_clock_offset_s = clock_s - now
+            delay_s = self._leader_clock.delay_s((sender, term), clock_s, now)
+            if "commit_index" in message:
+                as_of = now - delay_s - message["majority_age_ms"] / 1000
+                self._table_age.said(message["commit_index"], as_of, now)
         return True
 
-    def observe_leader(self, leader: ServerId | None, message: Message) -> None:
-        """Take what a voter said of the leader, at a server without a vote."""
+    def observe_leader(self, leader: ServerId | None, message: Message, delay_s: float) -> None:
+        """Take what a voter said of the leader, at a server without a vote.
+
+        ``delay_s`` is for how long the message may have been held up.
+        """
         if message["term"] > self.term:
             self._step_down(message["term"])
         if message["term"] == self.term and leader not in (None, self.server_id):
             self._SyncObj__raftLeader = self._peer(leader)
             # Hearsay is no fresher than what the voter itself has heard.
-            self._leader_heard_at = self._active.now - message["majority_age_ms"] / 1000
-            self._leader_clock_offset_s = message["clock_ms"] / 1000 - self._active.now
-            self._leader_majority_age_s = 0.0
+            now, age_s = self._active.now, message["majority_age_ms"] / 1000
+            self._leader_heard_at = now - age_s
+            self._leader_clock_offset_s = message["clock_ms"] / 1000 - now
+            self._table_age.said(message["commit_index"], now - delay_s - age_s, now)
+
+    def doubt_messages(self) -> None:
+        """Take notice that this server stood still: what arrives now may have waited."""
+        self._table_age.doubt(self._active.now)
 
     def clock_ms(self) -> int:
         """Return the leader's clock as this server knows it; its own if it leads."""
@@ -162,10 +178,15 @@ class Replication(Elections):
         return int((deadline + offset) * 1000)
 
     def majority_age_s(self) -> float:
-        """Seconds since this server was last known to be in touch with a majority."""
+        """Seconds for which this table may lack what a majority has committed since.
+
+        A follower's table is as of the newest heartbeat up to whose commit index it is applied;
+        a leader's as of the heartbeats that a majority has answered, when they were sent.
+        """
         now = self._active.now
-        if self.state != LEADER:
-            return now - self._leader_heard_at + self._leader_majority_age_s
+        as_of = self._table_age.as_of(self.applied_index)
+        if self.state != LEADER or self.applied_index < (self._SyncObj__noopIDx or 0):
+            return now - as_of  # A new leader does not know yet what others have committed.
         heard_at = self._SyncObj__lastResponseTime
         ages = [now - heard_at.get(peer, -NEVER) for peer in self._others()]
         if self.votes:
@@ -176,8 +197,9 @@ class Replication(Elections):
     def _SyncObj__setState(self, newState: int) -> None:
         """Let a leader that stops leading remember when it last heard from a majority."""
         if self.state == LEADER and newState != LEADER:
-            self._leader_heard_at = self._active.now - self.majority_age_s()
-            self._leader_majority_age_s = 0.0
+            as_of = self._active.now - self.majority_age_s()
+            self._table_age.known(as_of)
+            self._leader_heard_at = as_of
         super()._SyncObj__setState(newState)  # pyright: ignore[reportUnknownMemberType]
 
     def majority_age_ms(self) -> int:
@@ -215,8 +237,8 @@ class Replication(Elections):
         progress = self._progress.get(node)
         if message["term"] != self.term or self.state != LEADER or progress is None:
             return
-        self._heard(node)
         next_index, match = message["next_node_idx"], self._SyncObj__raftMatchIndex[node]
+        self._heard(node, progress, message)
         if message["success"]:
             if next_index > self._journal.last_index + 1:
                 _log.error("%s acknowledged an entry that does not exist; ignored", node.name)
@@ -241,15 +263,18 @@ class Replication(Elections):
             progress.become(Mode.PROBE)
             self._replicate_to(node, heartbeat=False)
 
-    def heard_from(self, peer: ServerId) -> None:
-        """Note that a voter answered its leader in another way than with ``next_node_idx``."""
-        node = self._peer(peer)
-        if self.state == LEADER and node in self._SyncObj__lastResponseTime:
-            self._heard(node)
+    def _heard(self, node: Peer, progress: Progress, answer: Message) -> None:
+        """Note that a follower followed when it got what it answers: after that was sent.
 
-    def _heard(self, node: Peer) -> None:
-        self._SyncObj__lastResponseTime[node] = self._active.now
-        self._latest_sent = None  # It says how fresh the contact with a majority is.
+        The answer itself may have waited, at the follower, on its way or in a socket here.
+        """
+        success = answer["success"]
+        sent_at = progress.sent_at(
+            match=answer["next_node_idx"] - 1 if success else -1, rejected=answer["rejected"]
+        )
+        if sent_at is not None and sent_at > self._SyncObj__lastResponseTime[node]:
+            self._SyncObj__lastResponseTime[node] = sent_at
+            self._latest_sent = None  # It says how fresh the contact with a majority is.
 
     def match_index(self, peer: ServerId) -> int:
         """Return the index up to which a voter is known to have the leader's log."""
@@ -272,6 +297,7 @@ class Replication(Elections):
             self._host.send_snapshot(peer.name, leading=True)
             if heartbeat:
                 self._host.send(peer.name, {"type": "heartbeat", **self._authority()})
+                progress.asked(-1, -1, self._active.now)
             return
         if progress.mode is Mode.PROBE:
             if heartbeat or not progress.probe_sent:
@@ -313,6 +339,7 @@ class Replication(Elections):
             }
             latest = self._latest_sent = _SentEntries(key, message)
         self._host.send(peer.name, latest.message)
+        self._progress[peer].asked(next_index - 1, last_index, self._active.now)
         return last_index, len(data)
 
     def encoded_entries(self, first: int, last: int, bytes_max: int) -> tuple[int, bytes]:
@@ -341,6 +368,7 @@ class Replication(Elections):
     def _restart_probe(self, node: Peer) -> None:
         progress = self._progress.get(node)
         if progress is not None and self.state == LEADER:
+            progress.connection_begins()
             progress.become(Mode.PROBE)
             match = self._SyncObj__raftMatchIndex[node]
             if match:

@@ -28,6 +28,7 @@ Message: TypeAlias = dict[str, Any]
 
 _FRAME_VERSION = 1
 _FRAME = struct.Struct("<BQQ")
+_SEQUENCE_MAX = (1 << 64) - 1
 _OPTIONAL_TEXT = (str, type(None))
 
 # Kind: number on the wire, and fields with their types. A field's type is compared exactly, so
@@ -230,6 +231,10 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._newest = (0, 0)
+
+    def begin_connection(self) -> None:
+        """Drop what the peer sent for an earlier connection, whichever one it arrives by."""
+        self._newest = (self._newest[0], _SEQUENCE_MAX)
 
     def body(self, frame: bytes) -> bytes | None:
         """Return the message in a new frame, None for an old one.

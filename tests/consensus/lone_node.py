@@ -117,6 +117,7 @@ class Lone:
         term: int = 5,
         commit: int = 1,
         leader: str = "b",
+        clock_runs: bool = False,
     ) -> list[tuple[str, dict[str, Any]]]:
         return self.take(
             leader,
@@ -126,7 +127,7 @@ class Lone:
             prevLogIdx=previous,
             prevLogTerm=previous_term,
             entries=encode_entries(entries),
-            clock_ms=0,
+            clock_ms=int(1000 * self.now) if clock_runs else 0,
             majority_age_ms=0,
         )
 

@@ -1,12 +1,15 @@
 """What an audit of consensus found (H3, H5, H6, H7), as it was shown, and that it is mended."""
 
+import math
 from typing import Any
 
 import pytest
 from lone_node import Lone, entry
 from raft_world import MemoryDisk
 
+from gpupool.consensus.core.freshness import TableAge
 from gpupool.consensus.core.library import COMMAND_TYPE
+from gpupool.consensus.core.progress import Progress
 from gpupool.consensus.node import ApplyError
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import encode_voters
@@ -164,3 +167,178 @@ def test_h7_entries_that_replaced_synced_ones_are_not_synced() -> None:
     assert lone.node.core.synced_index == 2
     lone.tick()
     assert lone.node.core.synced_index == 3
+
+
+# --- H6: how old the table is -------------------------------------------------------------------
+
+
+def age_s(lone: Lone) -> float:
+    return lone.node.majority_age_s(lone.now)
+
+
+def test_h6_heartbeats_alone_do_not_make_an_old_table_young() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    for _ in range(100):
+        lone.tick(0.06)
+        lone.append(100_000, 5, [], term=5, commit=100_000, clock_runs=True)
+    assert age_s(lone) == math.inf, "1 of 100,000 entries is applied"
+
+
+def test_h6_a_follower_is_as_young_as_the_newest_heartbeat_up_to_which_it_is_applied() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    lone.append(2, 1, [entry("a", 3, 5)], term=5, commit=3, clock_runs=True)
+    for number in range(1, 31):
+        lone.now += 0.1
+        # Ever more is committed, and the entries do not come.
+        lone.append(3, 5, [], term=5, commit=3 + number // 10, clock_runs=True)
+    assert lone.node.core.applied_index == 3
+    assert age_s(lone) == pytest.approx(2.1), "since then there is an entry that it lacks"
+    lone.append(
+        3,
+        5,
+        [entry(number, number, 5) for number in range(4, 6)],
+        term=5,
+        commit=6,
+        clock_runs=True,
+    )
+    assert age_s(lone) == pytest.approx(0.1), "as of the last heartbeat before the third one"
+    lone.append(5, 5, [entry(6, 6, 5)], term=5, commit=6, clock_runs=True)
+    assert age_s(lone) == 0.0
+
+
+def test_h6_a_follower_far_behind_remembers_few_heartbeats() -> None:
+    age = TableAge()
+    for number in range(10_000):
+        age.said(number, float(number), float(number))
+    assert age.as_of(40) == 40.0
+    assert age.as_of(9_998) == 62.0
+    assert age.as_of(9_999) == 9_999.0
+
+
+def test_h6_a_leader_that_was_stopped_believes_no_answer_that_waited_for_it() -> None:
+    lone = Lone(("me", "b", "c"), term=1)
+    term = lone.win("b", "c")
+    lone.acknowledge("b", lone.journal.last_index)
+    lone.tick(0.1)
+    assert age_s(lone) <= 0.1
+    last = lone.journal.last_index
+    answer = {"term": term, "next_node_idx": last + 1, "success": True, "rejected": -1}
+    waiting = lone.frame("b", "next_node_idx", **answer)
+    lone.now += 30.0  # The others have elected somebody in a later term, long ago.
+    lone.node.receive(ServerId("b"), waiting, lone.now)
+    assert age_s(lone) >= 30.0
+    lone.node.step(lone.now)
+    assert not lone.node.leads
+    assert age_s(lone) >= 30.0
+
+
+def test_h6_a_leader_counts_an_answer_from_when_its_question_was_sent() -> None:
+    lone = Lone(("me", "b", "c"), term=1)
+    lone.win("b", "c")
+    lone.acknowledge("b", lone.journal.last_index)
+    lone.acknowledge("c", lone.journal.last_index)
+    sent_at = lone.now
+    for _ in range(2):
+        lone.tick(0.1)  # Two heartbeats to each, which "b" gets, and answers late.
+    lone.now += 0.3
+    lone.acknowledge("b", lone.journal.last_index)
+    assert age_s(lone) == pytest.approx(lone.now - sent_at - 0.1)
+    lone.acknowledge("b", lone.journal.last_index)
+    assert age_s(lone) == pytest.approx(lone.now - sent_at - 0.2)
+
+
+def test_h6_answers_fit_their_messages_in_order() -> None:
+    progress = Progress()
+    progress.asked(0, 5, 1.0)
+    progress.asked(-1, -1, 2.0)
+    progress.asked(5, 9, 3.0)
+    progress.asked(9, 9, 4.0)
+    assert progress.sent_at(rejected=7) is None, "an answer to nothing proves nothing"
+    assert progress.sent_at(rejected=-1) == 2.0, "the answer before it was lost"
+    assert progress.sent_at(match=5) is None
+    assert progress.sent_at(rejected=5) == 3.0
+    assert progress.sent_at(match=20) == 4.0, "a follower's log may be longer"
+    progress.asked(9, 9, 5.0)
+    progress.connection_begins()
+    assert progress.sent_at(match=9) is None
+
+
+def test_h6_answers_of_an_earlier_connection_are_dropped() -> None:
+    lone = Lone(("me", "b", "c"), term=1)
+    term = lone.win("b", "c")
+    last = lone.journal.last_index
+    answer = {"term": term, "next_node_idx": last + 1, "success": True, "rejected": -1}
+    late = lone.frame("b", "next_node_idx", **answer)
+    lone.take("b", "alive", applied_index=1)
+    later = lone.frame("b", "next_node_idx", **answer)
+    lone.node.connected(ServerId("b"), lone.now)
+    for frame in (late, later):
+        lone.take_frame("b", frame)
+    assert lone.node.core.match_index(ServerId("b")) == 0
+
+
+def test_h6_a_new_leader_has_an_old_table_until_its_own_entry_is_applied() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    lone.append(2, 1, [entry("revoked", 3, 5)], term=5, commit=2, clock_runs=True)
+    heard_at = lone.now
+    lone.win("b", "c")
+    assert age_s(lone) == pytest.approx(lone.now - heard_at), "3 may be committed, and is unknown"
+    lone.acknowledge("b", lone.journal.last_index)
+    assert lone.machine.log == ["revoked"]
+    assert age_s(lone) < 0.1
+
+
+def test_h6_a_heartbeat_that_was_held_up_is_as_old_as_its_way_was_long() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    clock_ms = 1_000_000
+
+    def heartbeat() -> None:
+        lone.take(
+            "b",
+            "append_entries",
+            term=5,
+            commit_index=2,
+            prevLogIdx=2,
+            prevLogTerm=1,
+            entries=b"",
+            clock_ms=clock_ms,
+            majority_age_ms=0,
+        )
+
+    for _ in range(100):
+        lone.now += 0.06
+        clock_ms += 57  # Its clock is 5 % slower than this one's.
+        heartbeat()
+        assert age_s(lone) == 0.0
+    for _ in range(10):
+        lone.tick(0.3)  # It was sent at the beginning, and the network is dark for 3 s.
+    heartbeat()
+    assert 2.5 < age_s(lone) <= 3.0
+
+
+def test_h6_a_follower_that_was_stopped_believes_no_heartbeat_that_waited_for_it() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    for seconds in (0.06, 30.0):  # The second one is of a new leader, with another clock.
+        lone.now += seconds
+        leader = "b" if seconds < 1 else "c"
+        lone.append(2, 1, [], term=5 + (leader == "c"), commit=1, leader=leader, clock_runs=True)
+    assert age_s(lone) == pytest.approx(30.0)
+    lone.tick(0.11)
+    lone.append(2, 1, [], term=6, commit=1, leader="c", clock_runs=True)
+    assert age_s(lone) == 0.0
+
+
+def test_h6_an_answer_to_a_pull_is_no_younger_than_it_can_be() -> None:
+    lone = Lone((), peers=("b", "c"))
+    lone.node.set_servers([ServerId("b"), ServerId("c")])
+    while ("b", "pull") not in [(peer, message["type"]) for peer, message in lone.tick(0.5)]:
+        pass
+    fields = {"term": 3, "commit_index": 1, "prevLogIdx": 1, "prevLogTerm": 0, "entries": b""}
+    fields |= {"leader": "c", "clock_ms": 0, "majority_age_ms": 100}
+    lone.tick(0.7)
+    lone.tick(0.7)  # The voter holds it back for 0.5 s; so 0.9 s went by on the way.
+    lone.take("b", "pulled", **fields)
+    assert age_s(lone) == pytest.approx(1.0)
+    lone.tick(0.4)
+    lone.take("b", "pulled", **fields)
+    assert age_s(lone) == pytest.approx(0.1)
