@@ -1,11 +1,11 @@
 """What an audit of consensus found (H3, H5, H6, H7), as it was shown, and that it is mended."""
 
 import math
+from random import Random
 from typing import Any
 
 import pytest
 from lone_node import Lone, entry
-from raft_world import MemoryDisk
 
 from gpupool.consensus.core.freshness import TableAge
 from gpupool.consensus.core.library import COMMAND_TYPE
@@ -15,6 +15,7 @@ from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import encode_voters
 from gpupool.consensus.storage.store import MEMBERSHIP_TYPE, Storage
 from gpupool.pool.model.ids import Plain, ServerId
+from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 
 def forward(lone: Lone, value: Plain) -> bytes:
@@ -154,7 +155,7 @@ def test_h7_a_leader_counts_its_own_log_as_far_as_it_is_synced() -> None:
 
 def test_h7_entries_that_replaced_synced_ones_are_not_synced() -> None:
     """A follower that becomes the leader in the step in which entries gave way to others."""
-    disk = MemoryDisk()
+    disk = SimulatedDisk(Random(1))
     journal = Storage(disk, create=True).journal
     names = [ServerId(name) for name in ("me", "b", "c")]
     journal.append(MEMBERSHIP_TYPE + encode_voters(names), 2, 1)
