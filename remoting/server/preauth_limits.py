@@ -26,6 +26,9 @@ from enum import IntEnum
 from gpupool.pool.ports import Clock
 
 REMEMBERED_S = 3600.0
+KNOWN_FACTOR = 8
+"""How many times the places of an unknown address a known one has: a host that starts many jobs."""
+
 KNOWN_COUNT_MAX = 4096
 """Addresses that have proven themselves and are remembered; the oldest ones go first."""
 
@@ -80,7 +83,7 @@ class PreauthLimits:
         network = network_of(address)
         place = Place(network, not self._is_known(network), evict)
         mine = self._networks.get(network, {})
-        if len(mine) >= self._per_address:
+        if len(mine) >= self._per_address * (1 if place.counted else KNOWN_FACTOR):
             self._evict(mine)
         elif place.counted and self._counted >= self._total:
             self._evict(max(self._networks.values(), key=_counted))

@@ -1,0 +1,384 @@
+"""Attack a pool of three real servers, and measure what its users notice.
+
+    python tests/attacks/attack_pool.py [--seconds 60] [--only silent,drip] [--csv FILE]
+
+The pool's users ask for GPUs, log in and ping all the time: first without an attack, and then
+during each one. An attack passes when no server was silent for longer than 1 s, no leader was
+deposed, and every login worked. The attackers run at nice 10, because they share the machine.
+"""
+
+import argparse
+import os
+import selectors
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
+
+from grants import Servers
+from results import Results, add_options
+from tests.remoting.control.control_cluster import request
+
+from gpupool.pool.errors import GpupoolError
+from gpupool.pool.model.state import TokenKind
+from gpupool.pool.transitions.policy_versions import pack_text
+from gpupool.remoting.client.credentials import load_credentials, save_credentials
+from gpupool.remoting.client.enrolment import login
+from gpupool.remoting.client.pool_client import connect_pool
+from gpupool.remoting.protocol import messages as m
+from gpupool.remoting.protocol.addresses import Address
+from gpupool.remoting.transport.failures import explain, innermost
+
+SERVER_COUNT = 3
+SOURCE_COUNT = 100
+SILENT_MAX_S = 1.0
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+# --- what users notice ----------------------------------------------------------------------------
+
+
+@dataclass
+class Noticed:
+    """What the users noticed during one attack; times in seconds."""
+
+    grants: list[float] = field(default_factory=list[float])
+    pings: list[float] = field(default_factory=list[float])
+    logins: list[float] = field(default_factory=list[float])
+    failures: list[str] = field(default_factory=list[str])
+    terms: list[int] = field(default_factory=list[int])
+    cpu_s: float = 0.0
+    memory: int = 0
+    descriptors: int = 0
+    attempts: int = 0
+
+    def verdict(self) -> list[str]:
+        """Return what went wrong; empty when the pool held."""
+        wrong = list(dict.fromkeys(self.failures))[:3]
+        if max(self.pings, default=0.0) > SILENT_MAX_S:
+            wrong.append(f"a server was silent for {max(self.pings):.1f} s")
+        if len(set(self.terms)) > 1:
+            wrong.append(f"a leader was deposed: terms {min(self.terms)} to {max(self.terms)}")
+        return wrong
+
+
+async def use_pool(servers: Servers, noticed: Noticed, seconds: float) -> None:
+    """Be the pool's users for a while."""
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask_for_gpus, servers, noticed)
+            nursery.start_soon(log_in, servers, noticed)
+            for address in servers.addresses:
+                nursery.start_soon(ping, servers, address, noticed)
+
+
+async def ask_for_gpus(servers: Servers, noticed: Noticed) -> None:
+    async with connect_pool(servers.credentials("ada")) as pool:
+        while True:
+            before = time.perf_counter()
+            try:
+                hold = await pool.allocate(request(pool, 1, 0.5), wait_s=5)
+            except GpupoolError as error:
+                noticed.failures.append(f"no grant: {error}")
+                continue
+            noticed.grants.append(time.perf_counter() - before)
+            await hold.release()
+            noticed.terms.append((await pool.view()).raft.term)
+            await trio.sleep(0.05)
+
+
+async def log_in(servers: Servers, noticed: Noticed) -> None:
+    while True:
+        before = time.perf_counter()
+        try:
+            async with connect_pool(servers.credentials("ada"), timeout_s=5) as pool:
+                await pool.view()
+            noticed.logins.append(time.perf_counter() - before)
+        except (GpupoolError, ExceptionGroup) as error:
+            noticed.failures.append(f"no login: {explain(error)}: {innermost(error)}")
+        await trio.sleep(0.5)
+
+
+async def ping(servers: Servers, address: Address, noticed: Noticed) -> None:
+    async with connect_pool(servers.credentials("ada"), [address]) as pool:
+        connection = next(iter(pool.connections.by_server.values()))
+        while True:
+            before = time.perf_counter()
+            try:
+                await connection.call(m.Ping(), timeout_s=20)
+            except GpupoolError as error:
+                noticed.failures.append(f"a client in peace was hung up on: {error}")
+                return
+            noticed.pings.append(time.perf_counter() - before)
+            await trio.sleep(0.02)
+
+
+def usage(servers: Servers) -> tuple[float, int, int]:
+    """Return processor seconds, resident bytes and descriptors of all servers."""
+    cpu_s, memory, descriptors = 0.0, 0, 0
+    for process in servers.processes:
+        proc = Path("/proc") / str(process.pid)
+        stat = (proc / "stat").read_text().rpartition(")")[2].split()
+        cpu_s += (int(stat[11]) + int(stat[12])) / CLOCK_TICKS
+        memory += int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        descriptors += len(list((proc / "fd").iterdir()))
+    return cpu_s, memory, descriptors
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+def hello() -> bytes:
+    """Return a large TLS ClientHello for the control server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["x" * 200] * 10)
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        context.wrap_bio(incoming, outgoing, server_hostname="control.gpupool").do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+    return outgoing.read()
+
+
+class Strangers:
+    """Connections from many addresses to all servers; one that ends is opened again."""
+
+    def __init__(self, ports: list[int], count: int, act: Callable[[socket.socket], bool]) -> None:
+        self.ports, self.count, self.act = ports, count, act
+        self.selector = selectors.DefaultSelector()
+        self.opened = 0
+
+    def open(self) -> None:
+        one = socket.socket()
+        one.setblocking(False)
+        one.bind((f"127.0.1.{1 + self.opened % SOURCE_COUNT}", 0))
+        one.connect_ex(("127.0.0.1", self.ports[self.opened % len(self.ports)]))
+        self.selector.register(one, selectors.EVENT_WRITE)
+        self.opened += 1
+
+    def run(self, seconds: float) -> int:
+        """Attack for a while; return how many connections were opened."""
+        end = time.monotonic() + seconds
+        for _ in range(self.count):
+            self.open()
+        while time.monotonic() < end:
+            for key, events in self.selector.select(0.2):
+                one = key.fileobj
+                assert isinstance(one, socket.socket)
+                try:
+                    if events & selectors.EVENT_WRITE:
+                        if self.act(one):
+                            self.selector.modify(one, selectors.EVENT_READ)
+                    elif not one.recv(4096):
+                        raise ConnectionError
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self.selector.unregister(one)
+                    one.close()
+                    self.open()
+        return self.opened
+
+
+def silent(ports: list[int], seconds: float) -> int:
+    """Hold 10,000 connections from 100 addresses, and say nothing."""
+    return Strangers(ports, 10_000, lambda _one: True).run(seconds)
+
+
+def one_byte(ports: list[int], seconds: float) -> int:
+    """The same with one byte of a TLS record, which was polled for before."""
+    return Strangers(ports, 2_000, lambda one: one.send(b"\x16") == 1).run(seconds)
+
+
+def forgetful(ports: list[int], seconds: float) -> int:
+    """Connect, send one byte, and hang up."""
+
+    def act(one: socket.socket) -> bool:
+        one.send(b"\x16")
+        raise ConnectionError
+
+    return Strangers(ports, 200, act).run(seconds)
+
+
+def drip(ports: list[int], seconds: float) -> int:
+    """Send a ClientHello byte by byte."""
+    opening, sent = hello(), dict[int, int]()
+
+    def act(one: socket.socket) -> bool:
+        at = sent.get(id(one), 0)
+        sent[id(one)] = 0 if at > len(opening) - 3 else at + one.send(opening[at : at + 1])
+        if at > len(opening) - 3:
+            raise ConnectionError
+        return False
+
+    return Strangers(ports, 250, act).run(seconds)
+
+
+def handshakes(ports: list[int], seconds: float) -> int:
+    """Begin as many TLS handshakes as there is room for."""
+    opening = hello()
+    return Strangers(ports, 500, lambda one: one.send(opening) > 0).run(seconds)
+
+
+# --- a hostile user -------------------------------------------------------------------------------
+
+DRAFTS = (
+    "a" + ".a" * 100_000 + " = 1\n",
+    "x = " + "[" * 100_000,
+    "".join(f'[[window]]\nzone = "Etc/GMT+{n % 12}"\nfrom = "01:00"\n' for n in range(400)),
+    "".join(f"[user.u{n}]\nclass = 'k{n}'\n[class.c{n}]\nmax_gpus = 1\n" for n in range(2500)),
+)
+
+
+async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
+    """Send drafts, subscribe, or connect, as often as the servers let a user."""
+    credentials = load_credentials(folder / "mallory.json")
+    count = 0
+
+    async def drafts() -> None:
+        nonlocal count
+        async with connect_pool(credentials) as pool:
+            connections = list(pool.connections.by_server.values())
+            while True:
+                for connection in connections:
+                    call = m.CheckPolicy("ada", None, pack_text(DRAFTS[count % len(DRAFTS)]))
+                    count += 1
+                    try:
+                        await connection.call(call, timeout_s=20)
+                    except GpupoolError:
+                        await trio.sleep(0.01)
+
+    async def subscriptions() -> None:
+        nonlocal count
+        async with connect_pool(credentials) as pool:
+            for connection in list(pool.connections.by_server.values()):
+                count += 1
+                try:
+                    await connection.call(m.Subscribe(0.1), timeout_s=20)
+                except GpupoolError:
+                    pass
+            await trio.sleep_forever()
+
+    attack, times = {"drafts": (drafts, 8), "subscriptions": (subscriptions, 200)}[kind]
+    with trio.move_on_after(seconds):
+        async with trio.open_nursery() as nursery:
+            for _ in range(times):
+                nursery.start_soon(attack)
+                await trio.sleep(0.01)
+    return count
+
+
+STRANGERS = {each.__name__: each for each in (silent, one_byte, forgetful, drip, handshakes)}
+USERS = ("drafts", "subscriptions")
+ATTACKS = (*STRANGERS, *USERS)
+
+
+def attack(kind: str, folder: Path, seconds: float) -> int:
+    """Be one attacker, in a process of its own; return how often it tried."""
+    os.nice(10)
+    if kind in USERS:
+        return trio.run(hostile_user, folder, seconds, kind)
+    ports = [int(port) for port in (folder / "ports").read_text().split()]
+    return STRANGERS[kind](ports, seconds)
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+async def measure(servers: Servers, folder: Path, kind: str, seconds: float) -> Noticed:
+    """Use the pool during one attack, or without one; return what was noticed."""
+    noticed = Noticed()
+    before = usage(servers)
+    process = None
+    if kind:
+        command = [sys.executable, __file__, "--attack", kind, "--directory", str(folder)]
+        process = subprocess.Popen(
+            [*command, "--seconds", str(seconds)], stdout=subprocess.PIPE, text=True
+        )
+        await trio.sleep(1)
+    await use_pool(servers, noticed, seconds - 1 if kind else seconds)
+    after = usage(servers)
+    noticed.cpu_s, noticed.memory, noticed.descriptors = after[0] - before[0], after[1], after[2]
+    if process is not None:
+        said, _ = await trio.to_thread.run_sync(process.communicate)
+        noticed.attempts = int(said or 0)
+    return noticed
+
+
+def show(kind: str, noticed: Noticed, results: Results) -> bool:
+    """Print and record one line; return whether the pool held."""
+
+    def at(times: list[float], share: float) -> float:
+        ordered = sorted(times) or [float("nan")]
+        return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    figures = {
+        "grant p50": (at(noticed.grants, 0.5), "ms"),
+        "grant p99": (at(noticed.grants, 0.99), "ms"),
+        "longest silence": (at(noticed.pings, 1), "ms"),
+        "login p50": (at(noticed.logins, 0.5), "ms"),
+        "processor": (noticed.cpu_s, "s"),
+        "memory": (noticed.memory / 2**20, "MiB"),
+        "descriptors": (float(noticed.descriptors), ""),
+        "attempts": (float(noticed.attempts), ""),
+    }
+    for metric, (figure, unit) in figures.items():
+        results.add(kind or "quiet", metric, figure, unit)
+    wrong = noticed.verdict()
+    words = "  ".join(
+        f"{name} {figure:.1f} {unit}".rstrip() for name, (figure, unit) in figures.items()
+    )
+    print(f"{kind or 'quiet':14} {'held' if not wrong else 'FAILED'}  {words}", flush=True)
+    for line in wrong:
+        print(f"{'':14} {line}", flush=True)
+    return not wrong
+
+
+async def run(folder: Path, kinds: list[str], seconds: float, results: Results) -> bool:
+    """Run each attack for its share of the time; return whether the pool held in all."""
+    servers = Servers(folder)
+    held = True
+    try:
+        await servers.start([2] * SERVER_COUNT)
+        (folder / "ports").write_text(" ".join(str(each.port) for each in servers.addresses))
+        async with connect_pool(servers.credentials("root")) as pool:
+            token = await pool.create_token(TokenKind.USER, "mallory", 3600)
+        save_credentials(folder / "mallory.json", await login(token))
+        for kind in ("", *kinds, ""):
+            noticed = await measure(servers, folder, kind, seconds)
+            held = show(kind, noticed, results) and held
+    finally:
+        servers.stop()
+    return held
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each attack")
+    parser.add_argument("--only", default=",".join(ATTACKS))
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
+    add_options(parser)
+    options = parser.parse_args()
+    if options.attack:
+        print(attack(options.attack, options.directory, options.seconds))
+        return 0
+    results = Results.of("attack_pool.py", options)
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        kinds = [kind for kind in options.only.split(",") if kind]
+        return 0 if trio.run(run, Path(name), kinds, options.seconds, results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
