@@ -13,7 +13,7 @@ from cupy._core import convert
 from cupy._core.dispatch import arguments, make, transfers
 from cupy._core.dispatch.arguments import need
 from cupy._door import state
-from cupy._door.meta import Meta, fresh, intern, keep_order
+from cupy._door.meta import Meta, fresh, keep_order
 
 
 def empty(shape: Any, dtype: Any = float, order: str = "C") -> Any:
@@ -304,40 +304,13 @@ def _window(name: str) -> Any:
     return function
 
 
-def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
-    """Return a view with any shape and strides; they are not checked."""
-    meta: Meta = x._meta
-    lengths = meta.shape if shape is None else arguments.shape_of(shape)
-    steps = meta.strides if strides is None else tuple(strides)
-    return make.view(x, "ndarray.as_strided", (lengths, steps), intern(meta.dtype, lengths, steps))
-
-
 CREATION: dict[str, Any] = {
-    "empty": empty,
-    "zeros": zeros,
-    "ones": ones,
-    "full": full,
-    "empty_like": empty_like,
-    "zeros_like": zeros_like,
-    "ones_like": ones_like,
-    "full_like": full_like,
-    "eye": eye,
-    "identity": identity,
-    "arange": arange,
-    "linspace": linspace,
-    "logspace": logspace,
-    "tri": tri,
+    **make.public(globals()),
     "tril": _triangle("tril"),
     "triu": _triangle("triu"),
-    "diag": diag,
-    "diagflat": diagflat,
-    "vander": vander,
-    "meshgrid": meshgrid,
-    "indices": indices,
     "bartlett": _window("bartlett"),
     "blackman": _window("blackman"),
     "hamming": _window("hamming"),
     "hanning": _window("hanning"),
     "kaiser": _window("kaiser"),
 }
-state.hooks["as_strided"] = as_strided

@@ -143,19 +143,10 @@ def nan_to_num(
 
 
 ELEMENTWISE: dict[str, Any] = {
-    "clip": clip,
-    "around": around,
+    **make.public(globals()),
     "round": around,
-    "where": where,
     "isneginf": _truth("isneginf"),
     "isposinf": _truth("isposinf"),
     "iscomplex": _truth("iscomplex"),
     "isreal": _truth("isreal"),
-    "isclose": isclose,
-    "allclose": allclose,
-    "array_equal": array_equal,
-    "array_equiv": array_equiv,
-    "real": real,
-    "imag": imag,
-    "nan_to_num": nan_to_num,
 }

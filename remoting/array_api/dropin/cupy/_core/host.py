@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cupy._core.dispatch import make
 from cupy._core.grids import GRIDS
 from cupy._core.host_arrays import HOST_ARRAYS
 from cupy._core.queries import QUERIES
@@ -68,14 +69,11 @@ def show_config(*, _full: bool = False) -> None:
 
 
 HOST: dict[str, Any] = {
+    **make.public(globals()),
     **HOST_ARRAYS,
     **QUERIES,
     **GRIDS,
     **STANDARD,
-    "memoize": memoize,
-    "clear_memo": clear_memo,
-    "fuse": fuse,
-    "show_config": show_config,
     "base_repr": np.base_repr,
     "binary_repr": np.binary_repr,
     "format_float_positional": np.format_float_positional,

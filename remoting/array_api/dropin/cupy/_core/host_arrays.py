@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import transfers
+from cupy._core.dispatch import make, transfers
 from cupy._core.dispatch.arguments import is_array, need
 from cupy._door import state
 
@@ -85,7 +85,7 @@ def from_dlpack(array: Any, *, device: Any = None, copy: Any = None) -> Any:
     return transfers.upload(np.array(host))
 
 
-def from_dlpack_capsule(dltensor: Any) -> Any:
+def _from_dlpack_capsule(dltensor: Any) -> Any:
     """Raise: a bare capsule cannot be copied without knowing its device."""
     raise BufferError("fromDlpack is not possible on a remote GPU; use from_dlpack")
 
@@ -195,29 +195,9 @@ def _text(function: Callable[..., str]) -> Callable[..., str]:
 
 
 HOST_ARRAYS: dict[str, Any] = {
-    "asarray": asarray,
+    **make.public(globals()),
     "asanyarray": asarray,
-    "asarray_chkfinite": asarray_chkfinite,
-    "asfarray": asfarray,
-    "ascontiguousarray": ascontiguousarray,
-    "asfortranarray": asfortranarray,
-    "asnumpy": asnumpy,
-    "copy": copy,
-    "astype": astype,
-    "from_dlpack": from_dlpack,
-    "fromDlpack": from_dlpack_capsule,
-    "frombuffer": frombuffer,
-    "fromfile": fromfile,
-    "fromfunction": fromfunction,
-    "fromiter": fromiter,
-    "fromstring": fromstring,
-    "genfromtxt": genfromtxt,
-    "loadtxt": loadtxt,
-    "load": load,
-    "save": save,
-    "savez": savez,
-    "savez_compressed": savez_compressed,
-    "savetxt": savetxt,
+    "fromDlpack": _from_dlpack_capsule,
     "array2string": _text(np.array2string),
     "array_repr": _text(np.array_repr),
     "array_str": _text(np.array_str),

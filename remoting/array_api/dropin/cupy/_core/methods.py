@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core import convert
+from cupy._core import convert, elementwise, manipulation, products, searching, selection
 from cupy._core.dispatch import arguments, make
 from cupy._core.indexing import without_imaginary
 from cupy._core.reductions import REDUCTIONS
@@ -23,10 +23,6 @@ _frame = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
 TRANSPOSED: dict[Any, Plan] = {}
 _reshaped: dict[Any, tuple[Plan, bytes]] = {}
-
-
-def _function(name: str) -> Any:
-    return state.hooks["functions"][name]
 
 
 class Methods:
@@ -211,7 +207,7 @@ class Methods:
 
     def put(self, indices: Any, values: Any, mode: str = "wrap") -> None:
         """Set elements of the flattened array."""
-        _function("put")(self, indices, values, mode)
+        selection.put(self, indices, values, mode)
 
     def _scatter(self, name: str, slices: Any, value: Any) -> None:
         UFUNCS[name].at(self, slices, value)
@@ -235,108 +231,37 @@ class Methods:
 
     # --- functions as methods -------------------------------------------------------------------
 
-    # Themselves, not wrapped: these are called often.
+    # Themselves, not wrapped, where their parameters are the same: these are called often.
     all, any = REDUCTIONS["all"], REDUCTIONS["any"]
     max, min, ptp = REDUCTIONS["max"], REDUCTIONS["min"], REDUCTIONS["ptp"]
-    sum, mean = REDUCTIONS["sum"], REDUCTIONS["mean"]
-
-    def prod(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = None
-    ) -> Any:
-        """Return the product."""
-        return _function("prod")(self, axis, dtype, out, bool(keepdims))
-
-    def var(
-        self,
-        axis: Any = None,
-        dtype: Any = None,
-        out: Any = None,
-        ddof: int = 0,
-        keepdims: bool = False,
-    ) -> Any:
-        """Return the variance."""
-        return _function("var")(self, axis, dtype, out, ddof, keepdims)
-
-    def std(
-        self,
-        axis: Any = None,
-        dtype: Any = None,
-        out: Any = None,
-        ddof: int = 0,
-        keepdims: bool = False,
-    ) -> Any:
-        """Return the standard deviation."""
-        return _function("std")(self, axis, dtype, out, ddof, keepdims)
+    sum, prod, mean = REDUCTIONS["sum"], REDUCTIONS["prod"], REDUCTIONS["mean"]
+    var, std = REDUCTIONS["var"], REDUCTIONS["std"]
+    cumsum, cumprod = REDUCTIONS["cumsum"], REDUCTIONS["cumprod"]
+    round, repeat = elementwise.around, manipulation.repeat
+    trace, dot = products.trace, products.dot
+    take, choose = selection.take, selection.choose
+    argsort, argpartition = searching.argsort, searching.argpartition
+    nonzero, searchsorted = searching.nonzero, searching.searchsorted
 
     def argmax(
         self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
     ) -> Any:
         """Return the index of the maximum."""
-        return _function("argmax")(self, axis, dtype, out, keepdims)
+        return REDUCTIONS["argmax"](self, axis, dtype, out, keepdims)
 
     def argmin(
         self, axis: Any = None, out: Any = None, dtype: Any = None, keepdims: bool = False
     ) -> Any:
         """Return the index of the minimum."""
-        return _function("argmin")(self, axis, dtype, out, keepdims)
-
-    def cumsum(self, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-        """Return the running sum."""
-        return _function("cumsum")(self, axis, dtype, out)
-
-    def cumprod(self, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-        """Return the running product."""
-        return _function("cumprod")(self, axis, dtype, out)
+        return REDUCTIONS["argmin"](self, axis, dtype, out, keepdims)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Any:  # noqa: A002
         """Return the elements limited to a range."""
-        return _function("clip")(self, min, max, out)
-
-    def round(self, decimals: int = 0, out: Any = None) -> Any:
-        """Return the elements rounded to decimals."""
-        return _function("around")(self, decimals, out)
-
-    def trace(
-        self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
-    ) -> Any:
-        """Return the sum of a diagonal."""
-        return _function("trace")(self, offset, axis1, axis2, dtype, out)
-
-    def dot(self, b: Any, out: Any = None) -> Any:
-        """Return the dot product."""
-        return _function("dot")(self, b, out)
-
-    def take(self, indices: Any, axis: Any = None, out: Any = None) -> Any:
-        """Return elements at indices along an axis."""
-        return _function("take")(self, indices, axis, out)
-
-    def repeat(self, repeats: Any, axis: Any = None) -> Any:
-        """Return every element several times."""
-        return _function("repeat")(self, repeats, axis)
-
-    def choose(self, choices: Any, out: Any = None, mode: str = "raise") -> Any:
-        """Return elements of ``choices`` that this array's elements number."""
-        return _function("choose")(self, choices, out, mode)
+        return elementwise.clip(self, min, max, out)
 
     def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
         """Return the slices where a condition holds."""
-        return _function("compress")(condition, self, axis, out)
-
-    def nonzero(self) -> Any:
-        """Return the indices of elements that are not zero."""
-        return _function("nonzero")(self)
-
-    def argsort(self, axis: Any = -1, kind: Any = None) -> Any:
-        """Return the indices that would sort the array."""
-        return _function("argsort")(self, axis, kind)
-
-    def argpartition(self, kth: Any, axis: Any = -1) -> Any:
-        """Return the indices that would partition the array."""
-        return _function("argpartition")(self, kth, axis)
-
-    def searchsorted(self, v: Any, side: str = "left", sorter: Any = None) -> Any:
-        """Return where elements would be inserted to keep the order."""
-        return _function("searchsorted")(self, v, side, sorter)
+        return selection.compress(condition, self, axis, out)
 
     def conj(self) -> Any:
         """Return the complex conjugate; real arrays return themselves."""

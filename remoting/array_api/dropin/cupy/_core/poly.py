@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cupy._core import convert
-from cupy._core.dispatch import arguments
+from cupy._core.dispatch import arguments, make
 from cupy._core.functions import FUNCTIONS
 from cupy._door import state
 
@@ -236,11 +236,5 @@ class poly1d:
         raise NotImplementedError
 
 
-POLY: dict[str, Any] = {
-    "poly1d": poly1d,
-    "polyadd": polyadd,
-    "polysub": polysub,
-    "polymul": polymul,
-    "polyval": polyval,
-}
+POLY: dict[str, Any] = {**make.public(globals()), "poly1d": poly1d}
 state.hooks["poly1d"] = poly1d

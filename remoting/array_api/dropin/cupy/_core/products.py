@@ -76,7 +76,7 @@ def matmul(*args: Any, out: Any = None, **kwargs: Any) -> Any:
     return make.forward("matmul", (a, b), keywords, looks)
 
 
-def operator(a: Any, b: Any) -> Any:
+def _operator(a: Any, b: Any) -> Any:
     """Return ``a @ b`` of two arrays."""
     plan = _matmuls.get((a._known, b._known))
     # From the program by way of the array's own method.
@@ -286,16 +286,5 @@ def einsum(*operands: Any, **kwargs: Any) -> Any:
     return make.forward("einsum", (text, *arrays), keywords, fresh(kind, shape))
 
 
-PRODUCTS: dict[str, Any] = {
-    "matmul": matmul,
-    "dot": dot,
-    "vdot": vdot,
-    "inner": inner,
-    "outer": outer,
-    "tensordot": tensordot,
-    "kron": kron,
-    "trace": trace,
-    "cross": cross,
-    "einsum": einsum,
-}
-state.hooks["matmul"] = operator
+PRODUCTS: dict[str, Any] = make.public(globals())
+state.hooks["matmul"] = _operator

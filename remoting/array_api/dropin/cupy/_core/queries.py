@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cupy._core.dispatch import make
 from cupy._core.dispatch.arguments import is_array, need, weak_result
 from cupy._core.host_arrays import asnumpy
 from cupy._door import state
@@ -116,19 +117,4 @@ def is_available() -> bool:
     return state.hooks["module"].cuda.is_available()
 
 
-QUERIES: dict[str, Any] = {
-    "get_array_module": get_array_module,
-    "ndim": ndim,
-    "shape": shape,
-    "size": size,
-    "isscalar": isscalar,
-    "isfortran": isfortran,
-    "iscomplexobj": iscomplexobj,
-    "isrealobj": isrealobj,
-    "result_type": result_type,
-    "can_cast": can_cast,
-    "min_scalar_type": min_scalar_type,
-    "common_type": common_type,
-    "byte_bounds": byte_bounds,
-    "is_available": is_available,
-}
+QUERIES: dict[str, Any] = make.public(globals())

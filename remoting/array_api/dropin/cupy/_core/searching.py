@@ -92,15 +92,4 @@ def flatnonzero(a: Any) -> Any:
     return make.lazy("flatnonzero", (need(a),), {})
 
 
-SEARCHING: dict[str, Any] = {
-    "sort": sort,
-    "argsort": argsort,
-    "partition": partition,
-    "argpartition": argpartition,
-    "msort": msort,
-    "lexsort": lexsort,
-    "searchsorted": searchsorted,
-    "nonzero": nonzero,
-    "argwhere": argwhere,
-    "flatnonzero": flatnonzero,
-}
+SEARCHING: dict[str, Any] = make.public(globals())

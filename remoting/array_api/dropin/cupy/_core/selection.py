@@ -192,20 +192,4 @@ def ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "wrap", order: st
     )
 
 
-SELECTION: dict[str, Any] = {
-    "take": take,
-    "take_along_axis": take_along_axis,
-    "put": put,
-    "put_along_axis": put_along_axis,
-    "putmask": putmask,
-    "place": place,
-    "copyto": copyto,
-    "fill_diagonal": fill_diagonal,
-    "choose": choose,
-    "select": select,
-    "compress": compress,
-    "extract": extract,
-    "diagonal": diagonal,
-    "unravel_index": unravel_index,
-    "ravel_multi_index": ravel_multi_index,
-}
+SELECTION: dict[str, Any] = make.public(globals())

@@ -6,7 +6,7 @@
 
 from typing import Any, NamedTuple
 
-from cupy._core.dispatch import arguments
+from cupy._core.dispatch import arguments, make
 from cupy._core.dispatch.arguments import need
 from cupy._core.functions import FUNCTIONS
 
@@ -90,10 +90,7 @@ def _cumulative(name: str, start: int) -> Any:
 
 
 STANDARD: dict[str, Any] = {
-    "unique_all": unique_all,
-    "unique_counts": unique_counts,
-    "unique_inverse": unique_inverse,
-    "unique_values": unique_values,
+    **make.public(globals()),
     "cumulative_sum": _cumulative("cumsum", 0),
     "cumulative_prod": _cumulative("cumprod", 1),
 }

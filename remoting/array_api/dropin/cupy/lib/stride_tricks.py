@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from cupy._core.creation import as_strided as as_strided
 from cupy._core.dispatch.arguments import need
+from cupy._core.dispatch.make import as_strided as as_strided
 
 
 def sliding_window_view(

@@ -5,11 +5,12 @@
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 import struct
+from inspect import isfunction
 from typing import Any
 
 import numpy as np
 
-from cupy._core.dispatch.arguments import dtype_of
+from cupy._core.dispatch.arguments import dtype_of, shape_of
 from cupy._door import pool, state
 from cupy._door.calls import Plan, Remote, plan_of
 from cupy._door.meta import Meta, fresh, intern
@@ -241,3 +242,20 @@ def describe(target: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int
 
 state.hooks["adopt"] = adopt
 state.hooks["describe"] = describe
+
+
+def as_strided(x: Any, shape: Any = None, strides: Any = None) -> Any:
+    """Return a view with any shape and strides; they are not checked."""
+    meta: Meta = x._meta
+    lengths = meta.shape if shape is None else shape_of(shape)
+    steps = meta.strides if strides is None else tuple(strides)
+    return view(x, "ndarray.as_strided", (lengths, steps), intern(meta.dtype, lengths, steps))
+
+
+def public(module: dict[str, Any]) -> dict[str, Any]:
+    """Return the functions that a module defines for programs, by their own names."""
+    return {
+        name: value
+        for name, value in module.items()
+        if name[0] != "_" and isfunction(value) and value.__module__ == module["__name__"]
+    }
