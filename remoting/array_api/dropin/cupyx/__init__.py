@@ -1,9 +1,5 @@
 """The part of CuPy's extensions that the drop-in offers."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import contextlib
 from collections.abc import Generator
 from typing import Any

@@ -1,9 +1,5 @@
 """`cupy.ndarray`: an array that lives in a worker, described on this side."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import functools
 import pickle  # noqa: TID251 - arrays of this process, written where the program says
 import sys

@@ -1,9 +1,5 @@
 """Arrays from other values: `array`, `asarray` and `astype`."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import warnings
 from typing import Any
 

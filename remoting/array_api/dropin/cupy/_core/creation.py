@@ -1,9 +1,5 @@
 """Creation of arrays: everything about them is known here, so nothing waits."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import math
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Functions of single elements that are no ufuncs: the shape and type follow from the operands."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import sys
 from typing import Any
 

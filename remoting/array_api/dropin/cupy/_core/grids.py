@@ -1,9 +1,5 @@
 """Objects that index or walk arrays: `r_`, `mgrid`, `broadcast`, `flatiter`, index arrays."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable
 from typing import Any
 

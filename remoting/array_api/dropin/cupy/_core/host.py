@@ -1,9 +1,5 @@
 """Functions that need no device: helpers, and the table of all such functions."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,5 @@
 """Arrays from and to the host: conversions, files and text of this machine."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Reading and writing parts of arrays, with the shapes known before anything is sent."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import struct
 import sys
 import warnings

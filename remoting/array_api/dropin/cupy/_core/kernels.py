@@ -1,9 +1,5 @@
 """Kernels from source: sent once, compiled by the worker, called like any other operation."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import re
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Changing shapes, joining, splitting and rearranging arrays."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import itertools
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Methods of arrays: views derived here, everything else forwarded."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import sys
 from typing import Any
 

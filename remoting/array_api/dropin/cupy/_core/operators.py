@@ -1,9 +1,5 @@
 """Operators of arrays: the hot paths to ufuncs, and CuPy's rules of who computes."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,9 +1,5 @@
 """Questions about arrays and types that this machine answers by itself."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 import numpy as np

@@ -1,9 +1,5 @@
 """Reductions and scans: the shape and dtype follow from the axes, so nothing waits."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import sys
 from collections.abc import Callable
 from typing import Any

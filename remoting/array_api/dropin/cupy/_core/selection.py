@@ -1,9 +1,5 @@
 """Functions that pick elements, or set them, by numbers and by masks."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 import numpy as np

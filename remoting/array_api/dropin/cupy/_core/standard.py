@@ -1,9 +1,5 @@
 """Functions that the array API standard names: distinct elements and cumulative sums."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any, NamedTuple
 
 from cupy._core.dispatch import arguments, make

@@ -1,9 +1,5 @@
 """Universal functions: which loop CuPy would choose, and the shortest way to send the call."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import struct
 import sys
 from typing import Any

@@ -1,9 +1,5 @@
 """Discrete Fourier transforms; lengths and types follow from the arguments."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import warnings
 from typing import Any
 

@@ -1,9 +1,5 @@
 """Linear algebra. Shapes follow from the arguments, except for singular and structured results."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any, NamedTuple
 
 import numpy as np

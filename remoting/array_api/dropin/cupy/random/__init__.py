@@ -1,9 +1,5 @@
 """Random numbers, drawn on the server."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 from cupy._core.dispatch.transfers import download as _download

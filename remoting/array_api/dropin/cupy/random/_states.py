@@ -1,9 +1,5 @@
 """Random states on the servers; this side knows the shapes and types of their draws."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import os
 from collections.abc import Callable
 from typing import Any

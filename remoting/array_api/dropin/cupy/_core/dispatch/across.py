@@ -1,9 +1,5 @@
 """Copies between devices of different servers: from worker to worker where they can meet."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 from cupy._core.dispatch import make, transfers

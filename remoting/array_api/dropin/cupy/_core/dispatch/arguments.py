@@ -1,9 +1,5 @@
 """Arguments of CuPy's functions: operands, axes, shapes, orders and types, checked as CuPy does."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 import numpy as np

@@ -1,9 +1,5 @@
 """Arrays as results of calls: the record that is sent, and the array object for the result."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 import struct
 from inspect import isfunction
 from typing import Any

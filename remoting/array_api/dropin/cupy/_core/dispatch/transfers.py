@@ -1,9 +1,5 @@
 """Copies of whole arrays between this machine and a device."""
 
-# The values that this module forwards have no static type: they are whatever a program passes.
-# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false
-# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
-
 from typing import Any
 
 import numpy as np
