@@ -14,6 +14,8 @@ C_TYPES = {
     "int": "int",
     "float": "float",
     "CUdevice": "int",
+    "CUtexObject": "unsigned long long",
+    "CUsurfObject": "unsigned long long",
     "CUmemLocation": "uint64_t",  # two numbers in one register
 }
 KINDS = {

@@ -22,6 +22,7 @@ from gpupool.remoting.driver_api.schema.cuda_headers import (
     parse_versions,
     preprocess,
 )
+from gpupool.remoting.driver_api.schema.forwards import FORWARDS, render_forwards
 from gpupool.remoting.driver_api.schema.records import LAYOUTS, NUMBERS
 from gpupool.remoting.driver_api.schema.thread_stubs import NOT_BY_STREAM, thread_ex, thread_stub
 
@@ -55,7 +56,8 @@ def render(
     functions: dict[str, Function], rows: list[tuple[str, int, int, str]], version: int
 ) -> dict[str, str]:
     """Return the generated files by their names."""
-    done = {*CALLS, *HAND, *ALIASES}
+    forwarded = {name for rows in FORWARDS.values() for name in rows}
+    done = {*CALLS, *HAND, *ALIASES, *forwarded}
     unknown = sorted(done - set(functions))
     if unknown:
         raise ValueError(f"not in the headers: {', '.join(unknown)}")
@@ -66,6 +68,7 @@ def render(
     texts = {
         "shim/generated/generated_calls.c": render_calls(functions, numbers, threads),
         "shim/generated/generated_exports.c": render_exports(functions, rows, done, missing),
+        "shim/include/generated_forwards.h": [notice("//"), "", *render_forwards(functions)],
         "shim/include/generated_records.h": render_records(numbers, protocol, version),
         "schema/table.py": render_table(functions, numbers, protocol),
     }
@@ -220,7 +223,8 @@ def main() -> int:
         else:
             path.write_text(text)
     if not options.check:
-        missing = len(functions) - len(CALLS) - len(HAND) - len(ALIASES)
+        done = len(CALLS) + len(HAND) + len(ALIASES) + sum(map(len, FORWARDS.values()))
+        missing = len(functions) - done
         print(f"{len(functions)} functions, {len(rows)} look-ups, about {missing} not by hand")  # noqa: T201
     return stale
 

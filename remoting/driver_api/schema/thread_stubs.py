@@ -12,29 +12,32 @@ HANDLE_TYPES = {
     *("CUstream", "CUevent", "CUfunction", "CUkernel", "CUmodule", "CUlibrary", "CUcontext"),
     *("CUgraph", "CUgraphExec", "CUgraphNode", "CUmemoryPool", "CUarray", "CUmipmappedArray"),
     *("CUhostFn", "CUstreamCallback", "CUlogsCallback", "CUlogsCallbackHandle", "CUgreenCtx"),
-    *("CUoccupancyB2DSize",),
+    *("CUoccupancyB2DSize", "CUtexref", "CUsurfref"),
 }
 
 NOT_BY_STREAM = {"cuLaunchKernelEx", "cuGraphInstantiateWithParams"}
 """Their stream is a field of a structure, which the shim's own code reads."""
 
 
-def thread_stub(function: Function, plain: Function) -> str:
-    """Return the per-thread default stream variant of an implemented function."""
+def declared_as(types: tuple[str, ...]) -> list[str]:
+    """Return the parameters ``a0`` and so on, of the C types of the shim for those of CUDA."""
     declared: list[str] = []
-    passed: list[str] = []
-    types = plain.parameters
     for at, kind in enumerate(types):
         ctype = "void *" if "*" in kind or kind not in C_TYPES else C_TYPES[kind] + " "
-        if (
-            kind.startswith("CU")
-            and kind not in C_TYPES
-            and kind not in HANDLE_TYPES
-            and "*" not in kind
-        ):
-            ctype = "int "
+        if kind.startswith("CU") and not {kind} & {*C_TYPES, *HANDLE_TYPES} and "*" not in kind:
+            ctype = "int "  # an enumeration
         declared.append(f"{ctype}a{at}")
-        passed.append(f"gp_thread_stream(a{at})" if kind == "CUstream" else f"a{at}")
+    return declared
+
+
+def thread_stub(function: Function, plain: Function) -> str:
+    """Return the per-thread default stream variant of an implemented function."""
+    types = plain.parameters
+    declared = declared_as(types)
+    passed = [
+        f"gp_thread_stream(a{at})" if kind == "CUstream" else f"a{at}"
+        for at, kind in enumerate(types)
+    ]
     if function.variant == "_ptds":
         return without_stream(function, plain, declared, passed)
     prototype = ", ".join(d.rsplit("a", 1)[0].strip() for d in declared) or "void"

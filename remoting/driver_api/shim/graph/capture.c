@@ -30,10 +30,6 @@ static int begin_mode(void *stream, int mode) {
     return gp_post_begin_capture(handle->id, mode, gp_captured_graph(stream)->id);
 }
 
-GP_EXPORT int cuStreamBeginCapture_v2(void *stream, int mode) { return begin_mode(stream, mode); }
-
-GP_EXPORT int cuStreamBeginCapture(void *stream) { return begin_mode(stream, 0); }
-
 // The nodes that captured work is to depend on, with what is said of these edges, behind the fields
 // of an open record.
 static int send_nodes(unsigned char *at, void **nodes, const struct gp_edge_data *data,
@@ -140,21 +136,6 @@ static int capture_info(void *stream, int *status, uint64_t *id, void **graph, v
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuStreamGetCaptureInfo(void *stream, int *status, uint64_t *id) {
-    return capture_info(stream, status, id, NULL, NULL, NULL, NULL);
-}
-
-GP_EXPORT int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **graph,
-                                        void ***nodes, size_t *count) {
-    return capture_info(stream, status, id, graph, nodes, NULL, count);
-}
-
-GP_EXPORT int cuStreamGetCaptureInfo_v3(void *stream, int *status, uint64_t *id, void **graph,
-                                        void ***nodes, const struct gp_edge_data **data,
-                                        size_t *count) {
-    return capture_info(stream, status, id, graph, nodes, data, count);
-}
-
 static int update_dependencies(void *stream, void **nodes, const struct gp_edge_data *data,
                                size_t count, unsigned flags) {
     GP_ENTER_ON(stream);
@@ -167,17 +148,6 @@ static int update_dependencies(void *stream, void **nodes, const struct gp_edge_
     GP_CHECK(check_nodes(graph, nodes, count));
     if (count > GP_EDGES_AT_ONCE) return GP_INVALID_VALUE;
     return send_nodes(gp_open_capture_dependencies(handle->id, flags, count), nodes, data, count);
-}
-
-GP_EXPORT int cuStreamUpdateCaptureDependencies_v2(void *stream, void **nodes,
-                                                   const struct gp_edge_data *data, size_t count,
-                                                   unsigned flags) {
-    return update_dependencies(stream, nodes, data, count, flags);
-}
-
-GP_EXPORT int cuStreamUpdateCaptureDependencies(void *stream, void **nodes, size_t count,
-                                                unsigned flags) {
-    return update_dependencies(stream, nodes, NULL, count, flags);
 }
 
 GP_EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
@@ -240,3 +210,6 @@ GP_AT_LOAD register_hooks(void) {
     gp_hooks.capture_allocate = capture_allocate;
     gp_hooks.capture_free = capture_free;
 }
+
+#define GP_FORWARDS_CAPTURE
+#include "generated_forwards.h"

@@ -165,15 +165,6 @@ static int add_dependencies(void *graph, void **from, void **to, const struct gp
     return gp_send_edges(graph, 0, from, to, data, count);
 }
 
-GP_EXPORT int cuGraphAddDependencies_v2(void *graph, void **from, void **to,
-                                        const struct gp_edge_data *data, size_t count) {
-    return add_dependencies(graph, from, to, data, count);
-}
-
-GP_EXPORT int cuGraphAddDependencies(void *graph, void **from, void **to, size_t count) {
-    return add_dependencies(graph, from, to, NULL, count);
-}
-
 static void remove_edge(struct gp_node *node, struct gp_edge *edge) {
     size_t behind = (size_t)(node->edges + node->edge_count - edge - 1);
     memmove(edge, edge + 1, behind * sizeof *edge);
@@ -192,15 +183,6 @@ static int remove_dependencies(void *graph, void **from, void **to, const struct
         if (edge != NULL) remove_edge(GP_NODE_OF(to[at]), edge);
     }
     return gp_send_edges(graph, 1, from, to, data, count);
-}
-
-GP_EXPORT int cuGraphRemoveDependencies_v2(void *graph, void **from, void **to,
-                                           const struct gp_edge_data *data, size_t count) {
-    return remove_dependencies(graph, from, to, data, count);
-}
-
-GP_EXPORT int cuGraphRemoveDependencies(void *graph, void **from, void **to, size_t count) {
-    return remove_dependencies(graph, from, to, NULL, count);
 }
 
 GP_EXPORT int cuGraphDestroyNode(void *given) {
@@ -302,15 +284,6 @@ static int get_edges(void *graph, void **from, void **to, struct gp_edge_data *d
     return answer_all(&answer, count);
 }
 
-GP_EXPORT int cuGraphGetEdges_v2(void *graph, void **from, void **to, struct gp_edge_data *data,
-                                 size_t *count) {
-    return get_edges(graph, from, to, data, count);
-}
-
-GP_EXPORT int cuGraphGetEdges(void *graph, void **from, void **to, size_t *count) {
-    return get_edges(graph, from, to, NULL, count);
-}
-
 static int get_dependencies(void *handle, void **nodes, struct gp_edge_data *data, size_t *count) {
     GP_CHECK(ask(handle, GP_NODE, count));
     const struct gp_node *node = GP_NODE_OF(handle);
@@ -319,15 +292,6 @@ static int get_dependencies(void *handle, void **nodes, struct gp_edge_data *dat
         answer_one(&answer, node->edges[at].node, &node->edges[at].data);
     }
     return answer_all(&answer, count);
-}
-
-GP_EXPORT int cuGraphNodeGetDependencies_v2(void *handle, void **nodes, struct gp_edge_data *data,
-                                            size_t *count) {
-    return get_dependencies(handle, nodes, data, count);
-}
-
-GP_EXPORT int cuGraphNodeGetDependencies(void *node, void **nodes, size_t *count) {
-    return get_dependencies(node, nodes, NULL, count);
 }
 
 static int get_dependents(void *handle, void **nodes, struct gp_edge_data *data, size_t *count) {
@@ -341,15 +305,6 @@ static int get_dependents(void *handle, void **nodes, struct gp_edge_data *data,
     return answer_all(&answer, count);
 }
 
-GP_EXPORT int cuGraphNodeGetDependentNodes_v2(void *handle, void **nodes, struct gp_edge_data *data,
-                                              size_t *count) {
-    return get_dependents(handle, nodes, data, count);
-}
-
-GP_EXPORT int cuGraphNodeGetDependentNodes(void *node, void **nodes, size_t *count) {
-    return get_dependents(node, nodes, NULL, count);
-}
-
 GP_EXPORT int cuGraphNodeGetType(void *node, int *type) {
     GP_CHECK(gp_ready());
     GP_CHECK(gp_check(node, GP_NODE));
@@ -357,3 +312,6 @@ GP_EXPORT int cuGraphNodeGetType(void *node, int *type) {
     *type = GP_NODE_OF(node)->params.type;
     return GP_SUCCESS;
 }
+
+#define GP_FORWARDS_GRAPH
+#include "generated_forwards.h"

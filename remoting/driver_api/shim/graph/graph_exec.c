@@ -127,10 +127,6 @@ static int instantiate(void **made, void *graph, uint64_t flags, void *stream, v
     return flags & EXEC_DEVICE_LAUNCH ? move(made, reply[1]) : GP_SUCCESS;
 }
 
-GP_EXPORT int cuGraphInstantiateWithFlags(void **made, void *graph, unsigned long long flags) {
-    return instantiate(made, graph, flags, NULL, NULL, NULL);
-}
-
 GP_EXPORT int cuGraphInstantiate(void **made, void *graph, void **node, char *log, size_t size) {
     if (node != NULL) *node = NULL;
     if (log != NULL && size > 0) *log = '\0';
@@ -257,10 +253,6 @@ int gp_set_child(void *exec, void *node, void *child) {
     return status == GP_SUCCESS ? kept : status;
 }
 
-GP_EXPORT int cuGraphExecChildGraphNodeSetParams(void *exec, void *node, void *child) {
-    return gp_set_child(exec, node, child);
-}
-
 GP_EXPORT int cuGraphNodeSetEnabled(void *given, void *node, unsigned enabled) {
     GP_ON(given);
     GP_CHECK(find(given, node, -1));
@@ -339,10 +331,6 @@ static int update(void *exec, void *graph, struct update *out) {
     return replace_staged(GP_EXEC_OF(exec), graph);
 }
 
-GP_EXPORT int cuGraphExecUpdate_v2(void *exec, void *graph, struct update *out) {
-    return update(exec, graph, out);
-}
-
 GP_EXPORT int cuGraphExecUpdate(void *exec, void *graph, void **node, int *result) {
     struct update out;
     if (node == NULL || result == NULL) return GP_INVALID_VALUE;
@@ -378,3 +366,6 @@ GP_EXPORT int cuDeviceGraphMemTrim(int device) {
     GP_ROUTE(device);
     return gp_call_graph_trim(gp_server_device(device));
 }
+
+#define GP_FORWARDS_GRAPH_EXEC
+#include "generated_forwards.h"

@@ -10,6 +10,13 @@ static int find(void *handle, int type, const void *out, struct gp_node **node) 
     return (*node)->params.type != type || out == NULL ? GP_INVALID_VALUE : GP_SUCCESS;
 }
 
+static int get_part(void *handle, int type, void *out, size_t at, size_t size) {
+    struct gp_node *node;
+    GP_CHECK(find(handle, type, out, &node));
+    memcpy(out, (const unsigned char *)&node->params + at, size);
+    return GP_SUCCESS;
+}
+
 // Of a node, or of it in an executable unless that is 0.
 static int send_params(struct gp_handle *node, uint64_t exec, const struct gp_packed *packed) {
     unsigned char *at = gp_open_graph_set(node->id, exec, packed->size);
@@ -81,10 +88,6 @@ static int set_in_exec(void *exec, void *handle, const struct gp_node_params *gi
     return status;
 }
 
-GP_EXPORT int cuGraphNodeSetParams(void *node, struct gp_node_params *given) {
-    return given == NULL ? GP_INVALID_VALUE : set(node, given);
-}
-
 GP_EXPORT int cuGraphExecNodeSetParams(void *exec, void *node, struct gp_node_params *given) {
     if (given == NULL) return GP_INVALID_VALUE;
     if (given->type == GP_NODE_GRAPH) {
@@ -93,48 +96,11 @@ GP_EXPORT int cuGraphExecNodeSetParams(void *exec, void *node, struct gp_node_pa
     return set_in_exec(exec, node, given);
 }
 
-GP_EXPORT int cuGraphKernelNodeGetParams_v2(void *handle, struct gp_kernel_node *out) {
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_KERNEL, out, &node));
-    *out = node->params.kernel;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuGraphKernelNodeGetParams(void *handle, void *out) {
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_KERNEL, out, &node));
-    memcpy(out, &node->params.kernel, offsetof(struct gp_kernel_node, kernel));
-    return GP_SUCCESS;
-}
-
 static int kernel_set(void *exec, void *node, const void *given, bool old) {
     GP_NEW_PARAMS(full, GP_NODE_KERNEL);
     if (given == NULL) return GP_INVALID_VALUE;
     gp_widen_kernel(&full, given, old);
     return exec == NULL ? set(node, &full) : set_in_exec(exec, node, &full);
-}
-
-GP_EXPORT int cuGraphKernelNodeSetParams_v2(void *node, const void *given) {
-    return kernel_set(NULL, node, given, false);
-}
-
-GP_EXPORT int cuGraphKernelNodeSetParams(void *node, const void *given) {
-    return kernel_set(NULL, node, given, true);
-}
-
-GP_EXPORT int cuGraphExecKernelNodeSetParams_v2(void *exec, void *node, const void *given) {
-    return exec == NULL ? GP_INVALID_HANDLE : kernel_set(exec, node, given, false);
-}
-
-GP_EXPORT int cuGraphExecKernelNodeSetParams(void *exec, void *node, const void *given) {
-    return exec == NULL ? GP_INVALID_HANDLE : kernel_set(exec, node, given, true);
-}
-
-GP_EXPORT int cuGraphMemcpyNodeGetParams(void *handle, struct gp_copy_3d *out) {
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_MEMCPY, out, &node));
-    *out = node->params.memcpy.copy;
-    return GP_SUCCESS;
 }
 
 GP_EXPORT int cuGraphMemcpyNodeSetParams(void *handle, const struct gp_copy_3d *given) {
@@ -153,13 +119,6 @@ GP_EXPORT int cuGraphExecMemcpyNodeSetParams(void *exec, void *node, const struc
     return set_in_exec(exec, node, &full);
 }
 
-GP_EXPORT int cuGraphMemsetNodeGetParams(void *handle, void *out) {
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_MEMSET, out, &node));
-    memcpy(out, &node->params.memset, offsetof(struct gp_memset_node, context));
-    return GP_SUCCESS;
-}
-
 GP_EXPORT int cuGraphMemsetNodeSetParams(void *handle, const void *given) {
     GP_NEW_PARAMS(full, GP_NODE_MEMSET);
     struct gp_node *node;
@@ -176,27 +135,11 @@ GP_EXPORT int cuGraphExecMemsetNodeSetParams(void *exec, void *node, const void 
     return set_in_exec(exec, node, &full);
 }
 
-GP_EXPORT int cuGraphHostNodeGetParams(void *handle, struct gp_host_node *out) {
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_HOST, out, &node));
-    *out = node->params.host;
-    return GP_SUCCESS;
-}
-
 static int host_set(void *exec, void *node, const struct gp_host_node *given) {
     GP_NEW_PARAMS(full, GP_NODE_HOST);
     if (given == NULL || given->function == NULL) return GP_INVALID_VALUE;
     full.host = *given;
     return exec == NULL ? set(node, &full) : set_in_exec(exec, node, &full);
-}
-
-GP_EXPORT int cuGraphHostNodeSetParams(void *node, const struct gp_host_node *given) {
-    return host_set(NULL, node, given);
-}
-
-GP_EXPORT int cuGraphExecHostNodeSetParams(void *exec, void *node,
-                                           const struct gp_host_node *given) {
-    return exec == NULL ? GP_INVALID_HANDLE : host_set(exec, node, given);
 }
 
 static int get_event(void *handle, int type, void **event) {
@@ -214,65 +157,11 @@ static int set_event(void *exec, void *node, int type, void *event) {
     return exec == NULL ? set(node, &full) : set_in_exec(exec, node, &full);
 }
 
-GP_EXPORT int cuGraphEventRecordNodeGetEvent(void *node, void **event) {
-    return get_event(node, GP_NODE_RECORD_EVENT, event);
-}
-
-GP_EXPORT int cuGraphEventWaitNodeGetEvent(void *node, void **event) {
-    return get_event(node, GP_NODE_WAIT_EVENT, event);
-}
-
-GP_EXPORT int cuGraphEventRecordNodeSetEvent(void *node, void *event) {
-    return set_event(NULL, node, GP_NODE_RECORD_EVENT, event);
-}
-
-GP_EXPORT int cuGraphEventWaitNodeSetEvent(void *node, void *event) {
-    return set_event(NULL, node, GP_NODE_WAIT_EVENT, event);
-}
-
-GP_EXPORT int cuGraphExecEventRecordNodeSetEvent(void *exec, void *node, void *event) {
-    return exec == NULL ? GP_INVALID_HANDLE : set_event(exec, node, GP_NODE_RECORD_EVENT, event);
-}
-
-GP_EXPORT int cuGraphExecEventWaitNodeSetEvent(void *exec, void *node, void *event) {
-    return exec == NULL ? GP_INVALID_HANDLE : set_event(exec, node, GP_NODE_WAIT_EVENT, event);
-}
-
-GP_EXPORT int cuGraphMemAllocNodeGetParams(void *handle, struct gp_allocate_node *out) {
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_ALLOCATE, out, &node));
-    *out = node->params.allocate;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuGraphMemFreeNodeGetParams(void *handle, uint64_t *out) {
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_FREE, out, &node));
-    *out = node->params.address;
-    return GP_SUCCESS;
-}
-
-GP_EXPORT int cuGraphBatchMemOpNodeGetParams(void *handle, struct gp_batch_node *out) {
-    struct gp_node *node;
-    GP_CHECK(find(handle, GP_NODE_BATCH, out, &node));
-    *out = node->params.batch;
-    return GP_SUCCESS;
-}
-
 static int batch_set(void *exec, void *node, const struct gp_batch_node *given) {
     GP_NEW_PARAMS(full, GP_NODE_BATCH);
     if (given == NULL) return GP_INVALID_VALUE;
     full.batch = *given;
     return exec == NULL ? set(node, &full) : set_in_exec(exec, node, &full);
-}
-
-GP_EXPORT int cuGraphBatchMemOpNodeSetParams(void *node, const struct gp_batch_node *given) {
-    return batch_set(NULL, node, given);
-}
-
-GP_EXPORT int cuGraphExecBatchMemOpNodeSetParams(void *exec, void *node,
-                                                 const struct gp_batch_node *given) {
-    return exec == NULL ? GP_INVALID_HANDLE : batch_set(exec, node, given);
 }
 
 GP_EXPORT int cuGraphChildGraphNodeGetGraph(void *handle, void **graph) {
@@ -317,3 +206,10 @@ GP_EXPORT int cuGraphKernelNodeCopyAttributes(void *to, void *from) {
     return gp_post_graph_copy_attributes(((struct gp_handle *)to)->id,
                                          ((struct gp_handle *)from)->id);
 }
+
+#define AT(member) offsetof(struct gp_node_params, member)
+#define PART(member) AT(member), sizeof(((struct gp_node_params *)NULL)->member)
+#define FRONT(member, until) AT(member), AT(member.until) - AT(member)
+#define IN(exec, status) ((exec) == NULL ? GP_INVALID_HANDLE : (status))
+#define GP_FORWARDS_GRAPH_PARAMS
+#include "generated_forwards.h"

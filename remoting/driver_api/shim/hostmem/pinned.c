@@ -247,14 +247,6 @@ static int allocate(void **address, size_t size, unsigned flags) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuMemHostAlloc(void **address, size_t size, unsigned flags) {
-    return allocate(address, size, flags);
-}
-
-GP_EXPORT int cuMemAllocHost_v2(void **address, size_t size) {
-    return allocate(address, size, 0);
-}
-
 int gp_free_host(void *address) {
     GP_CHECK(gp_ready());
     if (address == NULL) return GP_SUCCESS;
@@ -269,8 +261,6 @@ int gp_free_host(void *address) {
     munmap(address, range.size);
     return GP_SUCCESS;
 }
-
-GP_EXPORT int cuMemFreeHost(void *address) { return gp_free_host(address); }
 
 // Whether this is memory in which NCCL's kernels of several processes, or of several GPUs, wait for
 // each other: files that it maps in all of them. No mirror is as fast as that, but on their server
@@ -361,8 +351,6 @@ int gp_unregister_host(void *address) {
     return gp_drain(address, range.size);
 }
 
-GP_EXPORT int cuMemHostUnregister(void *address) { return gp_unregister_host(address); }
-
 // --- addresses as kernels see them ----------------------------------------------------------------
 
 int gp_see(uint64_t *address) {
@@ -401,3 +389,6 @@ GP_EXPORT int cuMemHostGetFlags(unsigned *flags, void *address) {
     *flags = (range.flags & ~SAME_ADDRESS) | MAPPABLE;
     return GP_SUCCESS;
 }
+
+#define GP_FORWARDS_PINNED
+#include "generated_forwards.h"

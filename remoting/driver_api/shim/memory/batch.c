@@ -102,18 +102,6 @@ static int copy_all(const uint64_t *targets, const uint64_t *sources, const size
     return after(stream, read_later);
 }
 
-GP_EXPORT int cuMemcpyBatchAsync_v2(const uint64_t *targets, const uint64_t *sources,
-                                    const size_t *sizes, size_t count, const void *attributes,
-                                    const size_t *first, size_t kinds, void *stream) {
-    return copy_all(targets, sources, sizes, count, attributes, first, kinds, NULL, stream);
-}
-
-GP_EXPORT int cuMemcpyBatchAsync(const uint64_t *targets, const uint64_t *sources,
-                                 const size_t *sizes, size_t count, const void *attributes,
-                                 const size_t *first, size_t kinds, size_t *failed, void *stream) {
-    return copy_all(targets, sources, sizes, count, attributes, first, kinds, failed, stream);
-}
-
 // --- boxes ----------------------------------------------------------------------------------------
 
 // The elements of a box are those of its array; without one they are bytes.
@@ -192,12 +180,5 @@ static int copy_boxes(size_t count, const struct operation *operations, size_t *
     return after(stream, read_later);
 }
 
-GP_EXPORT int cuMemcpy3DBatchAsync_v2(size_t count, const void *operations,
-                                      unsigned long long flags, void *stream) {
-    return copy_boxes(count, operations, NULL, flags, stream);
-}
-
-GP_EXPORT int cuMemcpy3DBatchAsync(size_t count, const void *operations, size_t *failed,
-                                   unsigned long long flags, void *stream) {
-    return copy_boxes(count, operations, failed, flags, stream);
-}
+#define GP_FORWARDS_BATCH
+#include "generated_forwards.h"

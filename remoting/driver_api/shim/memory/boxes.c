@@ -236,29 +236,7 @@ static int copy_rectangle(const struct copy_2d *copy, void *stream, bool async) 
     return gp_copy_box(&full, stream, async);
 }
 
-GP_EXPORT int cuMemcpy2D_v2(const void *copy) { return copy_rectangle(copy, NULL, false); }
-
-GP_EXPORT int cuMemcpy2DUnaligned_v2(const void *copy) {
-    return copy_rectangle(copy, NULL, false);
-}
-
-GP_EXPORT int cuMemcpy2DAsync_v2(const void *copy, void *stream) {
-    return copy_rectangle(copy, stream, true);
-}
-
-GP_EXPORT int cuMemcpy3D_v2(const void *copy) { return gp_copy_box(copy, NULL, false); }
-
-GP_EXPORT int cuMemcpy3DAsync_v2(const void *copy, void *stream) {
-    return gp_copy_box(copy, stream, true);
-}
-
 // Both devices are reached by address, and contexts lie where CUDA_MEMCPY3D has reserved words.
-
-GP_EXPORT int cuMemcpy3DPeer(const void *copy) { return gp_copy_box(copy, NULL, false); }
-
-GP_EXPORT int cuMemcpy3DPeerAsync(const void *copy, void *stream) {
-    return gp_copy_box(copy, stream, true);
-}
 
 // --- copies of one dimension ---------------------------------------------------------------------
 
@@ -280,34 +258,5 @@ static int copy_row(struct gp_box target, struct gp_box source, size_t size, voi
     return gp_copy_box(&copy, stream, async);
 }
 
-GP_EXPORT int cuMemcpyHtoA_v2(void *array, size_t offset, const void *host, size_t size) {
-    return copy_row(in_array(array, offset), on_host(host), size, NULL, false);
-}
-
-GP_EXPORT int cuMemcpyHtoAAsync_v2(void *array, size_t offset, const void *host, size_t size,
-                                   void *stream) {
-    return copy_row(in_array(array, offset), on_host(host), size, stream, true);
-}
-
-GP_EXPORT int cuMemcpyAtoH_v2(void *host, void *array, size_t offset, size_t size) {
-    return copy_row(on_host(host), in_array(array, offset), size, NULL, false);
-}
-
-GP_EXPORT int cuMemcpyAtoHAsync_v2(void *host, void *array, size_t offset, size_t size,
-                                   void *stream) {
-    return copy_row(on_host(host), in_array(array, offset), size, stream, true);
-}
-
-GP_EXPORT int cuMemcpyDtoA_v2(void *array, size_t offset, uint64_t device, size_t size) {
-    return copy_row(in_array(array, offset), on_device(device), size, NULL, false);
-}
-
-GP_EXPORT int cuMemcpyAtoD_v2(uint64_t device, void *array, size_t offset, size_t size) {
-    return copy_row(on_device(device), in_array(array, offset), size, NULL, false);
-}
-
-GP_EXPORT int cuMemcpyAtoA_v2(void *target, size_t target_offset, void *source,
-                              size_t source_offset, size_t size) {
-    return copy_row(in_array(target, target_offset), in_array(source, source_offset), size, NULL,
-                    false);
-}
+#define GP_FORWARDS_BOXES
+#include "generated_forwards.h"

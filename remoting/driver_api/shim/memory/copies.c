@@ -200,10 +200,6 @@ static int write_now(uint64_t target, const void *source, size_t size) {
     return size > SMALL_COPY_MAX ? gp_synchronize(GP_SYNC_STREAM, id) : GP_SUCCESS;
 }
 
-GP_EXPORT int cuMemcpyHtoD_v2(uint64_t target, const void *source, size_t size) {
-    return write_now(target, source, size);
-}
-
 static int write_async(uint64_t target, const void *source, size_t size, void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
@@ -226,10 +222,6 @@ static int write_async(uint64_t target, const void *source, size_t size, void *s
     return copy_in(target, source, size, id);
 }
 
-GP_EXPORT int cuMemcpyHtoDAsync_v2(uint64_t target, const void *source, size_t size, void *stream) {
-    return write_async(target, source, size, stream);
-}
-
 static int read_now(void *target, uint64_t source, size_t size) {
     GP_ENTER();
     GP_ON_ADDRESS(source);
@@ -241,10 +233,6 @@ static int read_now(void *target, uint64_t source, size_t size) {
     if (gp_mirror_of(target, size, &mirror)) return copy_mapped(mirror, source, size);
     GP_CHECK(gp_see(&source));
     return copy_out(target, source, size, id);
-}
-
-GP_EXPORT int cuMemcpyDtoH_v2(void *target, uint64_t source, size_t size) {
-    return read_now(target, source, size);
 }
 
 static int read_async(void *target, uint64_t source, size_t size, void *stream) {
@@ -286,10 +274,6 @@ static int read_async(void *target, uint64_t source, size_t size, void *stream) 
         __atomic_store_n(&handle->clean, before + 1, __ATOMIC_RELAXED);
     }
     return GP_SUCCESS;
-}
-
-GP_EXPORT int cuMemcpyDtoHAsync_v2(void *target, uint64_t source, size_t size, void *stream) {
-    return read_async(target, source, size, stream);
 }
 
 int gp_copy_any(uint64_t target, uint64_t source, size_t size, void *stream, bool async) {
@@ -343,3 +327,6 @@ GP_EXPORT int cuMemcpyPeer(uint64_t target, void *to, uint64_t source, void *fro
     GP_CHECK(gp_context_of(from, &known));
     return copy_on_device(target, source, size, NULL);
 }
+
+#define GP_FORWARDS_COPIES
+#include "generated_forwards.h"

@@ -66,10 +66,6 @@ static int tell_default(void **pool, int device) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDeviceGetDefaultMemPool(void **pool, int device) {
-    return tell_default(pool, device);
-}
-
 static int tell_current(void **pool, int device) {
     GP_CHECK(tell_default(pool, device));
     pthread_mutex_lock(&pool_lock);
@@ -77,8 +73,6 @@ static int tell_current(void **pool, int device) {
     pthread_mutex_unlock(&pool_lock);
     return GP_SUCCESS;
 }
-
-GP_EXPORT int cuDeviceGetMemPool(void **pool, int device) { return tell_current(pool, device); }
 
 static int set_current(int device, void *pool) {
     GP_CHECK(gp_ready());
@@ -92,8 +86,6 @@ static int set_current(int device, void *pool) {
     pthread_mutex_unlock(&pool_lock);
     return GP_SUCCESS;
 }
-
-GP_EXPORT int cuDeviceSetMemPool(int device, void *pool) { return set_current(device, pool); }
 
 // Pools by location, since CUDA 13: only those of devices, for memory as cuMemAlloc gives it.
 
@@ -310,13 +302,12 @@ static int allocate_async(uint64_t *address, size_t size, struct gp_handle *pool
     return add_pooled(reply[0], size, device, from);
 }
 
-GP_EXPORT int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {
-    return allocate_async(address, size, NULL, stream);
-}
-
 GP_EXPORT int cuMemAllocFromPoolAsync(uint64_t *address, size_t size, void *pool, void *stream) {
     GP_CHECK(gp_check(pool, GP_POOL));
     GP_ON(stream);
     GP_REACH(pool);
     return allocate_async(address, size, pool, stream);
 }
+
+#define GP_FORWARDS_POOL
+#include "generated_forwards.h"

@@ -44,17 +44,9 @@ static int get_attribute(int *value, int attribute, void *kernel, int device) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuKernelGetAttribute(int *value, int attribute, void *kernel, int device) {
-    return get_attribute(value, attribute, kernel, device);
-}
-
 int gp_function_attribute(int *value, int attribute, void *function) {
     GP_ENTER_ON(function);
     return get_attribute(value, attribute, function, gp_current_device());
-}
-
-GP_EXPORT int cuFuncGetAttribute(int *value, int attribute, void *function) {
-    return gp_function_attribute(value, attribute, function);
 }
 
 static int set_attribute(int attribute, int value, void *kernel, int device) {
@@ -82,10 +74,6 @@ static int set_attribute(int attribute, int value, void *kernel, int device) {
                                           value);
 }
 
-GP_EXPORT int cuKernelSetAttribute(int attribute, int value, void *kernel, int device) {
-    return set_attribute(attribute, value, kernel, device);
-}
-
 GP_EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
     GP_ENTER_ON(function);
     return set_attribute(attribute, value, function, gp_current_device());
@@ -104,3 +92,6 @@ GP_EXPORT int cuKernelSetCacheConfig(void *kernel, int config, int device) {
     GP_CHECK(gp_function_here(kernel));
     return gp_post_cuFuncSetCacheConfig(((struct gp_handle *)kernel)->id, config);
 }
+
+#define GP_FORWARDS_ATTRIBUTES
+#include "generated_forwards.h"

@@ -41,18 +41,6 @@ static int active_blocks(int *blocks, void *function, int block_size, size_t sha
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, void *function,
-                                                                   int block_size, size_t shared,
-                                                                   unsigned flags) {
-    return active_blocks(blocks, function, block_size, shared, flags);
-}
-
-GP_EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function,
-                                                          int block_size, size_t shared) {
-    return active_blocks(blocks, function, block_size,
-                                                                shared, 0);
-}
-
 GP_EXPORT int cuOccupancyAvailableDynamicSMemPerBlock(size_t *size, void *function, int blocks,
                                                       int block_size) {
     if (size == NULL) return GP_INVALID_VALUE;
@@ -91,14 +79,6 @@ static int clusters(int *count, void *function, const struct launch_config *conf
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuOccupancyMaxActiveClusters(int *count, void *function, const void *config) {
-    return clusters(count, function, config, 0);
-}
-
-GP_EXPORT int cuOccupancyMaxPotentialClusterSize(int *count, void *function, const void *config) {
-    return clusters(count, function, config, 1);
-}
-
 // The rule of cuda_occupancy.h: the block size with the most resident threads; larger ones win.
 static int potential_block(int *grid, int *block, void *function, size_t (*shared_of)(int),
                            size_t shared, int limit, unsigned flags) {
@@ -125,15 +105,5 @@ static int potential_block(int *grid, int *block, void *function, size_t (*share
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, void *function,
-                                                        size_t (*shared_of)(int), size_t shared,
-                                                        int limit, unsigned flags) {
-    return potential_block(grid, block, function, shared_of, shared, limit, flags);
-}
-
-GP_EXPORT int cuOccupancyMaxPotentialBlockSize(int *grid, int *block, void *function,
-                                               size_t (*shared_of)(int), size_t shared,
-                                               int limit) {
-    return potential_block(grid, block, function, shared_of, shared,
-                                                     limit, 0);
-}
+#define GP_FORWARDS_OCCUPANCY
+#include "generated_forwards.h"

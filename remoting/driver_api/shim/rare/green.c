@@ -75,19 +75,11 @@ static int resource_of_device(int device, struct resource *resource, int type) {
     return ask(&of_device[device], device, 0, resource, type);
 }
 
-GP_EXPORT int cuDeviceGetDevResource(int device, struct resource *resource, int type) {
-    return resource_of_device(device, resource, type);
-}
-
 static int resource_of_green(void *green, struct resource *resource, int type) {
     GP_CHECK(gp_ready());
     if (gp_check(green, GP_GREEN) != GP_SUCCESS) return GP_INVALID_CONTEXT;
     struct green *known = green;
     return ask(&known->resource, known->handle.device, (uint64_t)known->context.place, resource, type);
-}
-
-GP_EXPORT int cuGreenCtxGetDevResource(void *green, struct resource *resource, int type) {
-    return resource_of_green(green, resource, type);
 }
 
 GP_EXPORT int cuCtxGetDevResource(void *context, struct resource *resource, int type) {
@@ -253,15 +245,9 @@ int gp_green_record(void *green, void *event) {
     return with_event(green, event, false);
 }
 
-GP_EXPORT int cuGreenCtxRecordEvent(void *green, void *event) {
-    return gp_green_record(green, event);
-}
-
 int gp_green_wait(void *green, void *event) {
     return with_event(green, event, true);
 }
-
-GP_EXPORT int cuGreenCtxWaitEvent(void *green, void *event) { return gp_green_wait(green, event); }
 
 static int green_of(void *stream, void **green) {
     GP_ENTER();
@@ -273,8 +259,6 @@ static int green_of(void *stream, void **green) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuStreamGetGreenCtx(void *stream, void **green) { return green_of(stream, green); }
-
 GP_EXPORT int cuStreamGetCtx_v2(void *stream, void **context, void **green) {
     void *found = NULL;
     GP_CHECK(green_of(stream, &found));
@@ -284,3 +268,6 @@ GP_EXPORT int cuStreamGetCtx_v2(void *stream, void **context, void **green) {
     *context = &gp.primaries[((struct green *)found)->handle.device];
     return GP_SUCCESS;
 }
+
+#define GP_FORWARDS_GREEN
+#include "generated_forwards.h"

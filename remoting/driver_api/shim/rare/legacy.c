@@ -72,18 +72,6 @@ static int set_parameter(void *function, int offset, const void *value, unsigned
     return status;
 }
 
-GP_EXPORT int cuParamSetv(void *function, int offset, const void *value, unsigned bytes) {
-    return set_parameter(function, offset, value, bytes);
-}
-
-GP_EXPORT int cuParamSeti(void *function, int offset, unsigned value) {
-    return set_parameter(function, offset, &value, sizeof value);
-}
-
-GP_EXPORT int cuParamSetf(void *function, int offset, float value) {
-    return set_parameter(function, offset, &value, sizeof value);
-}
-
 static int launch_grid(void *function, int width, int height, void *stream) {
     GP_ENTER();
     if (width <= 0 || height <= 0) return GP_INVALID_VALUE;
@@ -98,16 +86,6 @@ static int launch_grid(void *function, int width, int height, void *stream) {
     unsigned grid[3] = {(unsigned)width, (unsigned)height, 1};
     return gp_launch_kernel(function, grid, copy.block, copy.shared, stream, NULL, extra);
 }
-
-GP_EXPORT int cuLaunchGridAsync(void *function, int width, int height, void *stream) {
-    return launch_grid(function, width, height, stream);
-}
-
-GP_EXPORT int cuLaunchGrid(void *function, int width, int height) {
-    return launch_grid(function, width, height, NULL);
-}
-
-GP_EXPORT int cuLaunch(void *function) { return launch_grid(function, 1, 1, NULL); }
 
 // --- several devices together ---------------------------------------------------------------------
 
@@ -183,3 +161,6 @@ GP_EXPORT int cuCtxDetach(void *context) {
     __atomic_fetch_add(&known->attached, 1, __ATOMIC_RELAXED);
     return gp_destroy_context(context);
 }
+
+#define GP_FORWARDS_LEGACY
+#include "generated_forwards.h"

@@ -32,22 +32,6 @@ static int ask(void *answer, const void *array, enum gp_kind kind, int what, int
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuArrayGetMemoryRequirements(void *answer, void *array, int device) {
-    return ask(answer, array, GP_ARRAY, MEMORY, device);
-}
-
-GP_EXPORT int cuMipmappedArrayGetMemoryRequirements(void *answer, void *array, int device) {
-    return ask(answer, array, GP_MIPMAP, MEMORY, device);
-}
-
-GP_EXPORT int cuArrayGetSparseProperties(void *answer, void *array) {
-    return ask(answer, array, GP_ARRAY, SPARSE, 0);
-}
-
-GP_EXPORT int cuMipmappedArrayGetSparseProperties(void *answer, void *array) {
-    return ask(answer, array, GP_MIPMAP, SPARSE, 0);
-}
-
 // --- devices and contexts -------------------------------------------------------------------------
 
 GP_EXPORT int cuCtxGetExecAffinity(void *affinity, int type) {
@@ -234,14 +218,6 @@ GP_EXPORT int cuCoredumpSetAttribute(int attribute, const void *value, const siz
     return set_dump(attribute, value, size, gp_current_device());
 }
 
-GP_EXPORT int cuCoredumpGetAttributeGlobal(int attribute, void *value, size_t *size) {
-    return get_dump(attribute, value, size, -1);
-}
-
-GP_EXPORT int cuCoredumpSetAttributeGlobal(int attribute, const void *value, const size_t *size) {
-    return set_dump(attribute, value, size, -1);
-}
-
 // --- decompression by the device ------------------------------------------------------------------
 
 struct decompression {
@@ -285,3 +261,6 @@ GP_EXPORT int cuMemBatchDecompressAsync(const struct decompression *operations, 
     free(seen);
     return status;
 }
+
+#define GP_FORWARDS_QUERY
+#include "generated_forwards.h"

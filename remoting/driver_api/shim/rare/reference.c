@@ -94,14 +94,6 @@ static void end_references(const void *module) {
     pthread_mutex_unlock(&list_lock);
 }
 
-GP_EXPORT int cuModuleGetTexRef(void **reference, void *module, const char *name) {
-    return find(reference, module, name, GP_TEXTURE_REFERENCE);
-}
-
-GP_EXPORT int cuModuleGetSurfRef(void **reference, void *module, const char *name) {
-    return find(reference, module, name, GP_SURFACE_REFERENCE);
-}
-
 GP_EXPORT int cuTexRefCreate(void **reference) {
     GP_ENTER();
     if (reference == NULL) return GP_INVALID_VALUE;
@@ -169,7 +161,7 @@ static int bind(struct reference *reference, struct binding binding, uint64_t *o
     return status;
 }
 
-static int bind_object(void *reference, enum gp_kind kind, int to, void *object,
+static int tie(void *reference, enum gp_kind kind, int to, void *object,
                        enum gp_kind object_kind, unsigned flags) {
     GP_CHECK(check(reference, kind));
     GP_CHECK(gp_check(object, object_kind));
@@ -178,18 +170,6 @@ static int bind_object(void *reference, enum gp_kind kind, int to, void *object,
     // Whether a surface may be of an array is the driver's to say.
     bool usual = flags <= OVERRIDE_FORMAT && kind == GP_TEXTURE_REFERENCE;
     return bind(reference, binding, usual ? NULL : &offset);
-}
-
-GP_EXPORT int cuTexRefSetArray(void *reference, void *array, unsigned flags) {
-    return bind_object(reference, GP_TEXTURE_REFERENCE, TO_ARRAY, array, GP_ARRAY, flags);
-}
-
-GP_EXPORT int cuTexRefSetMipmappedArray(void *reference, void *array, unsigned flags) {
-    return bind_object(reference, GP_TEXTURE_REFERENCE, TO_MIPMAP, array, GP_MIPMAP, flags);
-}
-
-GP_EXPORT int cuSurfRefSetArray(void *reference, void *array, unsigned flags) {
-    return bind_object(reference, GP_SURFACE_REFERENCE, TO_SURFACE, array, GP_ARRAY, flags);
 }
 
 GP_EXPORT int cuTexRefSetAddress_v2(size_t *offset, void *reference, uint64_t address,
@@ -238,18 +218,6 @@ static int bound_object(void **object, void *reference, enum gp_kind kind, int t
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuTexRefGetArray(void **array, void *reference) {
-    return bound_object(array, reference, GP_TEXTURE_REFERENCE, TO_ARRAY);
-}
-
-GP_EXPORT int cuTexRefGetMipmappedArray(void **array, void *reference) {
-    return bound_object(array, reference, GP_TEXTURE_REFERENCE, TO_MIPMAP);
-}
-
-GP_EXPORT int cuSurfRefGetArray(void **array, void *reference) {
-    return bound_object(array, reference, GP_SURFACE_REFERENCE, TO_SURFACE);
-}
-
 GP_EXPORT int cuTexRefGetAddress_v2(uint64_t *address, void *reference) {
     GP_CHECK(check(reference, GP_TEXTURE_REFERENCE));
     const struct reference *known = reference;
@@ -290,33 +258,9 @@ static uint64_t bits(float value) {
     return found;
 }
 
-GP_EXPORT int cuTexRefSetFormat(void *reference, int format, int channels) {
-    return set(reference, FORMAT, (uint32_t)format, (uint32_t)channels);
-}
-
 GP_EXPORT int cuTexRefSetAddressMode(void *reference, int dimension, int mode) {
     if (dimension < 0 || dimension > 2) return GP_INVALID_VALUE;
     return set(reference, MODE + dimension, (uint32_t)mode, 0);
-}
-
-GP_EXPORT int cuTexRefSetFilterMode(void *reference, int mode) {
-    return set(reference, FILTER, (uint32_t)mode, 0);
-}
-
-GP_EXPORT int cuTexRefSetMipmapFilterMode(void *reference, int mode) {
-    return set(reference, MIP_FILTER, (uint32_t)mode, 0);
-}
-
-GP_EXPORT int cuTexRefSetMipmapLevelBias(void *reference, float bias) {
-    return set(reference, MIP_BIAS, bits(bias), 0);
-}
-
-GP_EXPORT int cuTexRefSetMipmapLevelClamp(void *reference, float low, float high) {
-    return set(reference, MIP_CLAMP, bits(low), bits(high));
-}
-
-GP_EXPORT int cuTexRefSetMaxAnisotropy(void *reference, unsigned most) {
-    return set(reference, ANISOTROPY, most, 0);
 }
 
 GP_EXPORT int cuTexRefSetBorderColor(void *reference, const float *color) {
@@ -324,10 +268,6 @@ GP_EXPORT int cuTexRefSetBorderColor(void *reference, const float *color) {
     uint64_t words[2];
     memcpy(words, color, sizeof words);
     return set(reference, BORDER, words[0], words[1]);
-}
-
-GP_EXPORT int cuTexRefSetFlags(void *reference, unsigned flags) {
-    return set(reference, FLAGS, flags, 0);
 }
 
 // Two numbers of 8 bytes, of which the first or both have a meaning; a colour fills both.
@@ -353,33 +293,9 @@ static int get_two(void *first, void *second, void *reference, int what) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuTexRefGetFormat(int *format, int *channels, void *reference) {
-    return get_two(format, channels, reference, FORMAT);
-}
-
 GP_EXPORT int cuTexRefGetAddressMode(int *mode, void *reference, int dimension) {
     if (dimension < 0 || dimension > 2) return GP_INVALID_VALUE;
     return get_one(mode, reference, MODE + dimension);
-}
-
-GP_EXPORT int cuTexRefGetFilterMode(int *mode, void *reference) {
-    return get_one(mode, reference, FILTER);
-}
-
-GP_EXPORT int cuTexRefGetMipmapFilterMode(int *mode, void *reference) {
-    return get_one(mode, reference, MIP_FILTER);
-}
-
-GP_EXPORT int cuTexRefGetMipmapLevelBias(float *bias, void *reference) {
-    return get_one(bias, reference, MIP_BIAS);
-}
-
-GP_EXPORT int cuTexRefGetMipmapLevelClamp(float *low, float *high, void *reference) {
-    return get_two(low, high, reference, MIP_CLAMP);
-}
-
-GP_EXPORT int cuTexRefGetMaxAnisotropy(int *most, void *reference) {
-    return get_one(most, reference, ANISOTROPY);
 }
 
 GP_EXPORT int cuTexRefGetBorderColor(float *color, void *reference) {
@@ -390,8 +306,7 @@ GP_EXPORT int cuTexRefGetBorderColor(float *color, void *reference) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuTexRefGetFlags(unsigned *flags, void *reference) {
-    return get_one(flags, reference, FLAGS);
-}
-
 GP_AT_LOAD register_hooks(void) { gp_hooks.module_unloaded = end_references; }
+
+#define GP_FORWARDS_REFERENCE
+#include "generated_forwards.h"

@@ -9,6 +9,7 @@ enum { OF_ARRAY, OF_MIPMAP, LINEAR, PITCHED };
 #define RESOURCE_SIZE 144  // of CUDA_RESOURCE_DESC
 #define TEXTURE_SIZE 104   // of CUDA_TEXTURE_DESC
 #define VIEW_SIZE 112      // of CUDA_RESOURCE_VIEW_DESC
+#define VIEW_AT (RESOURCE_SIZE + TEXTURE_SIZE)
 
 struct resource {
     int type;
@@ -111,26 +112,5 @@ GP_EXPORT int cuTexObjectCreate(unsigned long long *value, const void *resource,
     return create(value, resource, texture, view, false);
 }
 
-GP_EXPORT int cuTexObjectDestroy(unsigned long long value) { return destroy(value, false); }
-
-GP_EXPORT int cuTexObjectGetResourceDesc(void *resource, unsigned long long value) {
-    return describe(value, false, resource, 0, RESOURCE_SIZE);
-}
-
-GP_EXPORT int cuTexObjectGetTextureDesc(void *texture, unsigned long long value) {
-    return describe(value, false, texture, RESOURCE_SIZE, TEXTURE_SIZE);
-}
-
-GP_EXPORT int cuTexObjectGetResourceViewDesc(void *view, unsigned long long value) {
-    return describe(value, false, view, RESOURCE_SIZE + TEXTURE_SIZE, VIEW_SIZE);
-}
-
-GP_EXPORT int cuSurfObjectCreate(unsigned long long *value, const void *resource) {
-    return create(value, resource, NULL, NULL, true);
-}
-
-GP_EXPORT int cuSurfObjectDestroy(unsigned long long value) { return destroy(value, true); }
-
-GP_EXPORT int cuSurfObjectGetResourceDesc(void *resource, unsigned long long value) {
-    return describe(value, true, resource, 0, RESOURCE_SIZE);
-}
+#define GP_FORWARDS_TEXTURE
+#include "generated_forwards.h"

@@ -63,14 +63,6 @@ static int context_event(void *context, void *event, uint64_t how) {
     return gp_post_context_event(device, ((struct gp_handle *)event)->id, how);
 }
 
-GP_EXPORT int cuCtxRecordEvent(void *context, void *event) {
-    return context_event(context, event, 0);
-}
-
-GP_EXPORT int cuCtxWaitEvent(void *context, void *event) {
-    return context_event(context, event, EVENT_OF_CONTEXT_WAITS);
-}
-
 static int peer_access(void *peer, uint64_t on) {
     GP_ENTER();
     struct gp_context *known;
@@ -80,12 +72,6 @@ static int peer_access(void *peer, uint64_t on) {
     }
     return gp_call_peer_access(gp_server_device(known->handle.device), on);
 }
-
-GP_EXPORT int cuCtxEnablePeerAccess(void *peer, unsigned flags) {
-    return flags == 0 ? peer_access(peer, 1) : GP_INVALID_VALUE;
-}
-
-GP_EXPORT int cuCtxDisablePeerAccess(void *peer) { return peer_access(peer, 0); }
 
 GP_EXPORT int cuCtxSetFlags(unsigned flags) {
     GP_ENTER();
@@ -103,3 +89,6 @@ GP_EXPORT int cuDeviceGetProperties(int *properties, int device) {
     }
     return GP_SUCCESS;
 }
+
+#define GP_FORWARDS_VALUE
+#include "generated_forwards.h"

@@ -57,10 +57,6 @@ static int tell_device(int *device, void *context) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuCtxGetDevice_v2(int *device, void *context) { return tell_device(device, context); }
-
-GP_EXPORT int cuCtxGetDevice(int *device) { return tell_device(device, NULL); }
-
 GP_EXPORT int cuCtxGetFlags(unsigned *flags) {
     GP_CHECK(gp_enter());
     if (flags == NULL) return GP_INVALID_VALUE;
@@ -93,10 +89,6 @@ static int synchronize(void *context) {
     GP_ROUTE(known->handle.device);
     return gp_synchronize(GP_SYNC_DEVICE, (uint64_t)gp_server_device(known->handle.device));
 }
-
-GP_EXPORT int cuCtxSynchronize_v2(void *context) { return synchronize(context); }
-
-GP_EXPORT int cuCtxSynchronize(void) { return synchronize(NULL); }
 
 GP_EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     GP_CHECK(gp_enter());
@@ -148,18 +140,6 @@ void gp_forget_context(const struct gp_context *known) {
         if (contexts[at] == known) contexts[at] = NULL;
     }
     pthread_mutex_unlock(&context_lock);
-}
-
-GP_EXPORT int cuCtxCreate_v2(void **made, unsigned flags, int device) {
-    return create_context(made, flags, device);
-}
-
-GP_EXPORT int cuCtxCreate_v3(void **made, void *affinity, int count, unsigned flags, int device) {
-    return affinity != NULL || count != 0 ? GP_NOT_SUPPORTED : create_context(made, flags, device);
-}
-
-GP_EXPORT int cuCtxCreate_v4(void **made, void *parameters, unsigned flags, int device) {
-    return parameters != NULL ? GP_NOT_SUPPORTED : create_context(made, flags, device);
 }
 
 // --- primary contexts -----------------------------------------------------------------------------
@@ -243,3 +223,6 @@ GP_EXPORT int cuCtxSetLimit(unsigned limit, size_t value) {
     pthread_mutex_unlock(&limit_lock);
     return status;
 }
+
+#define GP_FORWARDS_CONTEXT
+#include "generated_forwards.h"

@@ -61,10 +61,6 @@ int gp_device_attribute(int *value, int attribute, int device) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    return gp_device_attribute(value, attribute, device);
-}
-
 GP_EXPORT int cuDeviceComputeCapability(int *major, int *minor, int device) {
     GP_CHECK(gp_device_attribute(major, 75, device));
     return gp_device_attribute(minor, 76, device);
@@ -142,10 +138,6 @@ GP_EXPORT int cuDeviceGetExecAffinitySupport(int *supported, int type, int devic
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuProfilerStart(void) { return gp_ready(); }
-
-GP_EXPORT int cuProfilerStop(void) { return gp_ready(); }
-
 // --- for libnvidia-ml.so.1, which is a library of its own -----------------------------------------
 
 // What cuMemGetInfo gives on the device of this UUID; only where this process has it in use.
@@ -174,3 +166,6 @@ GP_EXPORT int cuGpupoolLinkCount(const char *uuid, int *count) {
     }
     return GP_INVALID_DEVICE;
 }
+
+#define GP_FORWARDS_DEVICE
+#include "generated_forwards.h"

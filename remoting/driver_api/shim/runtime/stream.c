@@ -24,8 +24,6 @@ int gp_synchronize_stream(void *stream) {
     return GP_SUCCESS;
 }
 
-GP_EXPORT int cuStreamSynchronize(void *stream) { return gp_synchronize_stream(stream); }
-
 GP_EXPORT int cuStreamQuery(void *stream) {
     GP_ENTER_ON(stream);
     GP_ON(stream);
@@ -95,22 +93,12 @@ static int record(void *event, void *stream, unsigned flags) {
     return shared ? gp_call_settle() : GP_SUCCESS;
 }
 
-GP_EXPORT int cuEventRecordWithFlags(void *event, void *stream, unsigned flags) {
-    return record(event, stream, flags);
-}
-
-GP_EXPORT int cuEventRecord(void *event, void *stream) {
-    return record(event, stream, 0);
-}
-
 int gp_await_event(void *event) {
     GP_ENTER_ON(event);
     GP_CHECK(gp_check(event, GP_EVENT));
     GP_ON(event);
     return ask_event(event, GP_SYNC_EVENT);
 }
-
-GP_EXPORT int cuEventSynchronize(void *event) { return gp_await_event(event); }
 
 GP_EXPORT int cuEventQuery(void *event) {
     GP_ENTER_ON(event);
@@ -158,10 +146,6 @@ int gp_context_of_stream(void *stream, void **context) {
     if (handle == stream) return GP_SUCCESS;
     *context = gp_current();  // streams with a meaning of their own are those of any context
     return GP_SUCCESS;
-}
-
-GP_EXPORT int cuStreamGetCtx(void *stream, void **context) {
-    return gp_context_of_stream(stream, context);
 }
 
 GP_EXPORT int cuStreamGetDevice(void *stream, int *device) {
@@ -237,3 +221,6 @@ GP_EXPORT int cuStreamCopyAttributes(void *target, void *source) {
     pthread_mutex_unlock(&attribute_lock);
     return there ? GP_SUCCESS : GP_OUT_OF_MEMORY;
 }
+
+#define GP_FORWARDS_STREAM
+#include "generated_forwards.h"
