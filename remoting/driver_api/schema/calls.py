@@ -49,3 +49,14 @@ CALLS: dict[str, str] = {
     # Graphs.
     "cuGraphUpload": "async x s",
 }
+
+ALIASES = {
+    "cuEventDestroy": "cuEventDestroy_v2",
+    "cuEventElapsedTime": "cuEventElapsedTime_v2",
+    "cuStreamDestroy": "cuStreamDestroy_v2",
+    "cuStreamWaitValue32": "cuStreamWaitValue32_v2",
+    "cuStreamWaitValue64": "cuStreamWaitValue64_v2",
+    "cuStreamWriteValue32": "cuStreamWriteValue32_v2",
+    "cuStreamWriteValue64": "cuStreamWriteValue64_v2",
+}
+"""Other names of functions of ``CALLS``; those of functions by hand are aliases in their C."""
