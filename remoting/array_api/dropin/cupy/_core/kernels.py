@@ -7,7 +7,7 @@ import numpy as np
 
 from cupy._core.dispatch import arguments, make
 from cupy._core.ufunc import broadcast
-from cupy._door import pool, state, wire
+from cupy._door import pool, state
 from cupy._door.calls import Remote, remote_object
 from cupy._door.meta import fresh
 
@@ -63,8 +63,9 @@ class _Compiled:
                     f"{self._operation.removeprefix('kernel.')} needs a real GPU: this device is "
                     "emulated, it computes with NumPy and cannot compile CUDA source"
                 )
-            handle, _ = session.call(self._operation, self._args, self._kwargs, wire.META_OBJECT)
-            found = self._made[id(session)] = remote_object(_Kernel, session, handle)
+            found = self._made[id(session)] = remote_object(
+                _Kernel, session, self._operation, self._args, **self._kwargs
+            )
         return found
 
 
@@ -450,8 +451,8 @@ class _OfModule(_Compiled):
         found = self._made.get(id(session))
         if found is None or found._session is not session:
             args = (self._module.in_session(session), self._name)
-            handle, _ = session.call("kernel.function", args, {}, wire.META_OBJECT)
-            found = self._made[id(session)] = remote_object(_Kernel, session, handle)
+            found = remote_object(_Kernel, session, "kernel.function", args)
+            self._made[id(session)] = found
         return found
 
 

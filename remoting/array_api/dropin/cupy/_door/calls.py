@@ -55,9 +55,10 @@ class Remote:
             return  # creation failed before there was a handle
 
 
-def remote_object(kind: Any, session: Any, handle: int) -> Any:
-    """Return a new instance of ``kind``, a `Remote`, for a handle."""
-    made: Remote = kind.__new__(kind)
+def remote_object(kind: Any, session: Any, operation: str, args: Any, /, **kwargs: Any) -> Any:
+    """Have the worker make an object; return the instance of ``kind``, a `Remote`, for it."""
+    handle, _ = session.call(operation, args, kwargs, wire.META_OBJECT)
+    made: Remote = object.__new__(kind)
     made._handle = handle  # pyright: ignore[reportPrivateUsage]
     made._session = session  # pyright: ignore[reportPrivateUsage]
     return made

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from cupy._door import pool, state, wire
+from cupy._door import pool, state
 from cupy._door.calls import Remote, remote_object
 from cupy.cuda.errors import CUDARuntimeError
 
@@ -23,12 +23,8 @@ class Event(Remote):
         cls, block: bool = False, disable_timing: bool = False, interprocess: bool = False
     ) -> Any:
         """Make an event on the current device."""
-        session = pool.current()
-        handle, _ = session.call(
-            "cuda.event.create", (bool(block), bool(disable_timing)), {}, wire.META_OBJECT
-        )
-        made = remote_object(_Uninitialised, session, handle)
-        made.__class__ = Event
+        args = (bool(block), bool(disable_timing))
+        made = remote_object(cls, pool.current(), "cuda.event.create", args)
         made._timing = not disable_timing
         return made
 
@@ -52,14 +48,6 @@ class Event(Remote):
     def synchronize(self) -> None:
         """Wait for the event."""
         self._session.ask("cuda.event.synchronize", (self,))
-
-
-class _Uninitialised(Remote):
-    __slots__ = ("_timing",)
-
-    def __new__(cls) -> Any:
-        """Make an object without a call."""
-        return object.__new__(cls)
 
 
 def get_elapsed_time(start_event: Event, end_event: Event) -> float:
@@ -201,12 +189,9 @@ class Stream(_BaseStream):
         self._non_blocking = non_blocking
         self._priority = priority or 0
         if not (null or ptds):
-            session = pool.current()
-            handle, _ = session.call(
-                "cuda.stream.create", (bool(non_blocking), priority), {}, wire.META_OBJECT
-            )
-            self._remote = remote_object(_RemoteStream, session, handle)
-            _streams[handle] = self
+            args = (bool(non_blocking), priority)
+            self._remote = remote_object(_RemoteStream, pool.current(), "cuda.stream.create", args)
+            _streams[self._remote._handle] = self
 
     @property
     def is_non_blocking(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from cupy._core import convert
 from cupy._core.dispatch import arguments, make
 from cupy._core.ufunc import broadcast
-from cupy._door import pool, state, wire
+from cupy._door import pool, state
 from cupy._door.calls import Remote, remote_object
 from cupy._door.meta import fresh
 
@@ -107,23 +107,27 @@ def _draw_from(source: Any, name: str) -> Any:
     return getattr(source, name)
 
 
-class RandomState(Remote):
-    """A random state on the current device; the numbers are those of its generator."""
-
+class _Source(Remote):
     __slots__ = ()
-
-    def __new__(cls, seed: Any = None, method: int = 100) -> Any:
-        """Make a state with a seed, a random one by default."""
-        session = pool.current()
-        handle, _ = session.call("random.state", (_seed(seed), method), {}, wire.META_OBJECT)
-        return remote_object(_Bare, session, handle)._as(cls)
+    _family = ""
+    """What the names of its operations begin with."""
 
     def _draw(
         self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Any:
-        return make.forward(
-            f"random.{name}", (self, shape, dtype, *values), {}, fresh(dtype, shape)
-        )
+        args = (self, shape, dtype, *values)
+        return make.forward(f"{self._family}.{name}", args, {}, fresh(dtype, shape))
+
+
+class RandomState(_Source):
+    """A random state on the current device; the numbers are those of its generator."""
+
+    __slots__ = ()
+    _family = "random"
+
+    def __new__(cls, seed: Any = None, method: int = 100) -> Any:
+        """Make a state with a seed, a random one by default."""
+        return remote_object(cls, pool.current(), "random.state", (_seed(seed), method))
 
     def seed(self, seed: Any = None) -> None:
         """Start again from a seed."""
@@ -205,14 +209,6 @@ class RandomState(Remote):
         return self._draw("multivariate_normal", [centre, spread], shape, arguments.dtype_of(dtype))
 
 
-class _Bare(Remote):
-    __slots__ = ()
-
-    def _as(self, kind: Any) -> Any:
-        self.__class__ = kind
-        return self
-
-
 def _seed(seed: Any) -> Any:
     if seed is None:
         return int.from_bytes(os.urandom(4), "little")
@@ -248,25 +244,17 @@ class Philox4x3210(BitGenerator):
     """Counter-based generator."""
 
 
-class Generator(Remote):
+class Generator(_Source):
     """A random generator on the current device; see `numpy.random.Generator`."""
 
     __slots__ = ()
+    _family = "generator"
 
     def __new__(cls, bit_generator: Any = None) -> Any:
         """Make a generator over a bit generator."""
         source = bit_generator if isinstance(bit_generator, BitGenerator) else XORWOW(bit_generator)
-        session = pool.current()
         args = (type(source).__name__, source.seed)
-        handle, _ = session.call("random.generator", args, {}, wire.META_OBJECT)
-        return remote_object(_Bare, session, handle)._as(cls)
-
-    def _draw(
-        self, name: str, values: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]
-    ) -> Any:
-        return make.forward(
-            f"generator.{name}", (self, shape, dtype, *values), {}, fresh(dtype, shape)
-        )
+        return remote_object(cls, pool.current(), "random.generator", args)
 
     def random(self, size: Any = None, dtype: Any = float, out: Any = None) -> Any:
         """Draw uniformly from [0, 1)."""
