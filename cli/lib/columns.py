@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from gpupool.cli.lib.rows import GpuRow, LeaseRow, Rate, ServerRow
+from gpupool.cli.lib.rows import GpuRow, LeaseRow, ServerRow
 from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.pool.scheduling.filters import short_model
 from gpupool.pool.view import GpuTelemetry, GpuView, ServerView
@@ -95,6 +95,26 @@ def _optional(value: float | None, unit: str = "", digits: int = 0) -> str:
     return NOT_KNOWN if value is None else f"{value:.{digits}f}{unit}"
 
 
+def _number(
+    title: str,
+    read: Callable[[R], float | None],
+    unit: str = "",
+    *,
+    live: bool = True,
+) -> Column[R]:
+    """Return a column of numbers that sorts by the largest first."""
+
+    def cell(row: R, _glyphs: Glyphs) -> Cell:
+        return Cell(_optional(read(row), unit))
+
+    return Column(title, cell, lambda row: -(read(row) or 0), right=True, live=live)
+
+
+def _known(title: str, read: Callable[[R], str], *, wide: bool = False) -> Column[R]:
+    """Return a column of words, some of them not known."""
+    return Column(title, lambda row, _: Cell(read(row) or NOT_KNOWN), read, wide=wide)
+
+
 def _server_memory(row: ServerRow) -> tuple[int, int]:
     granted = sum(gpu.memory_granted for gpu in row.server.gpus)
     return granted, sum(gpu.capacity for gpu in row.server.gpus)
@@ -160,26 +180,9 @@ SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
         lambda r, glyphs: _memory_cell(*_server_memory(r), glyphs),
         lambda r: -_server_memory(r)[0],
     ),
-    Column(
-        "LEASES",
-        lambda r, _: Cell(str(r.server.lease_count)),
-        lambda r: -r.server.lease_count,
-        right=True,
-    ),
-    Column(
-        "POWER",
-        lambda r, _: Cell(_optional(_power(r), "W")),
-        lambda r: -(_power(r) or 0),
-        right=True,
-        live=True,
-    ),
-    Column(
-        "TEMP",
-        lambda r, _: Cell(_optional(_temperature(r), "C")),
-        lambda r: -(_temperature(r) or 0),
-        right=True,
-        live=True,
-    ),
+    _number("LEASES", lambda r: r.server.lease_count, live=False),
+    _number("POWER", _power, "W"),
+    _number("TEMP", _temperature, "C"),
     Column(
         "PING",
         lambda r, _: Cell(_optional(None if r.ping_s is None else r.ping_s * 1000, "ms", 1)),
@@ -188,18 +191,8 @@ SERVER_COLUMNS: tuple[Column[ServerRow], ...] = (
         live=True,
     ),
     Column("ADDRESS", lambda r, _: Cell(r.server.address), lambda r: r.server.address),
-    Column(
-        "VERSION",
-        lambda r, _: Cell(r.server.version or NOT_KNOWN),
-        lambda r: r.server.version,
-        wide=True,
-    ),
-    Column(
-        "DRIVER",
-        lambda r, _: Cell(r.server.driver_version or NOT_KNOWN),
-        lambda r: r.server.driver_version,
-        wide=True,
-    ),
+    _known("VERSION", lambda r: r.server.version, wide=True),
+    _known("DRIVER", lambda r: r.server.driver_version, wide=True),
     Column(
         "LINK",
         lambda r, _: Cell(_link_text(r.server)),
@@ -230,13 +223,9 @@ def _utilization_cell(row: GpuRow, glyphs: Glyphs) -> Cell:
 
 
 def _measured(
-    read: Callable[[GpuTelemetry], float | int | None], unit: str
-) -> Callable[[GpuRow, Glyphs], Cell]:
-    def cell(row: GpuRow, glyphs: Glyphs) -> Cell:
-        value = read(row.telemetry) if row.telemetry is not None else None
-        return Cell(_optional(value, unit))
-
-    return cell
+    read: Callable[[GpuTelemetry], float | None],
+) -> Callable[[GpuRow], float | None]:
+    return lambda row: read(row.telemetry) if row.telemetry is not None else None
 
 
 def _owners(row: GpuRow) -> str:
@@ -269,36 +258,14 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
         right=True,
         live=True,
     ),
-    Column(
-        "TEMP",
-        _measured(lambda t: t.temperature_c, "C"),
-        lambda r: -((r.telemetry and r.telemetry.temperature_c) or 0.0),
-        right=True,
-        live=True,
-    ),
-    Column(
-        "POWER",
-        _measured(lambda t: t.power_w, "W"),
-        lambda r: -((r.telemetry and r.telemetry.power_w) or 0.0),
-        right=True,
-        live=True,
-    ),
-    Column(
-        "ECC",
-        _measured(lambda t: t.ecc_errors, ""),
-        lambda r: -((r.telemetry and r.telemetry.ecc_errors) or 0),
-        right=True,
-        live=True,
-    ),
+    _number("TEMP", _measured(lambda t: t.temperature_c), "C"),
+    _number("POWER", _measured(lambda t: t.power_w), "W"),
+    _number("ECC", _measured(lambda t: t.ecc_errors)),
     Column("CC", lambda r, _: Cell(r.gpu.compute_capability or NOT_KNOWN), lambda r: 0, wide=True),
     Column("PCI", lambda r, _: Cell(r.gpu.pci_bus_id or NOT_KNOWN), lambda r: 0, wide=True),
     Column("LABELS", lambda r, _: Cell(_labels(r.server)), lambda r: _labels(r.server), wide=True),
     Column("UUID", lambda r, _: Cell(r.gpu.id, "dim"), lambda r: r.gpu.id, wide=True),
-    Column(
-        "OWNER",
-        lambda r, _: Cell(_owners(r) or NOT_KNOWN),
-        _owners,
-    ),
+    _known("OWNER", _owners),
     Column(
         "AGE",
         lambda r, _: Cell(
@@ -309,10 +276,6 @@ GPU_COLUMNS: tuple[Column[GpuRow], ...] = (
     ),
     Column("FAULT", lambda r, _: Cell(r.gpu.fault, "bold red"), lambda r: r.gpu.fault),
 )
-
-
-def _rate(row: LeaseRow, read: Callable[[Rate], float]) -> float:
-    return read(row.rate) if row.rate is not None else 0.0
 
 
 LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
@@ -338,17 +301,11 @@ LEASE_COLUMNS: tuple[Column[LeaseRow], ...] = (
     Column(
         "BYTES/S",
         lambda r, _: Cell(size_text(int(r.rate.bytes_per_s)) if r.rate else NOT_KNOWN),
-        lambda r: -_rate(r, lambda rate: rate.bytes_per_s),
+        lambda r: -(r.rate.bytes_per_s if r.rate else 0.0),
         right=True,
         live=True,
     ),
-    Column(
-        "CALLS/S",
-        lambda r, _: Cell(_optional(r.rate.calls_per_s if r.rate else None)),
-        lambda r: -_rate(r, lambda rate: rate.calls_per_s),
-        right=True,
-        live=True,
-    ),
+    _number("CALLS/S", lambda r: r.rate.calls_per_s if r.rate else None),
     Column("CLIENT", lambda r, _: Cell(r.client), lambda r: r.client, wide=True),
     Column("PROGRAM", lambda r, _: Cell(r.program), lambda r: r.program),
     Column("REASON", lambda r, _: Cell(r.reason), lambda r: r.reason),
