@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import cast
 
 import trio
@@ -55,12 +54,7 @@ class HeldLease(ProgramLease):
         self._lines = lines
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         assert self._lines is not None
         await self._lines.aclose()
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 
 import trio
 
@@ -205,12 +204,7 @@ class LeaseHandle:
     async def __aenter__(self) -> "LeaseHandle":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.release()
 
     def _check_held(self) -> None:

@@ -1,7 +1,6 @@
 """The trio adapter of ``connection``: messages in and out of any byte stream; no parsing here."""
 
 from collections import deque
-from types import TracebackType
 
 import trio
 
@@ -66,10 +65,5 @@ class MessageStream:
     async def __aenter__(self) -> "MessageStream":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
