@@ -302,11 +302,6 @@ def _window(name: str) -> Any:
 
 CREATION: dict[str, Any] = {
     **make.public(globals()),
-    "tril": _triangle("tril"),
-    "triu": _triangle("triu"),
-    "bartlett": _window("bartlett"),
-    "blackman": _window("blackman"),
-    "hamming": _window("hamming"),
-    "hanning": _window("hanning"),
-    "kaiser": _window("kaiser"),
+    **{name: _triangle(name) for name in ("tril", "triu")},
+    **{name: _window(name) for name in ("bartlett", "blackman", "hamming", "hanning", "kaiser")},
 }

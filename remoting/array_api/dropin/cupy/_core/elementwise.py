@@ -141,8 +141,5 @@ def nan_to_num(
 ELEMENTWISE: dict[str, Any] = {
     **make.public(globals()),
     "round": around,
-    "isneginf": _truth("isneginf"),
-    "isposinf": _truth("isposinf"),
-    "iscomplex": _truth("iscomplex"),
-    "isreal": _truth("isreal"),
+    **{name: _truth(name) for name in ("isneginf", "isposinf", "iscomplex", "isreal")},
 }
