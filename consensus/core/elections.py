@@ -1,8 +1,12 @@
 """Elections: asking before campaigning, counting each voter once, and sparing a live leader."""
 
+import logging
+
 from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER, LibraryCore, Peer
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.pool.model.ids import ServerId
+
+_log = logging.getLogger(__name__)
 
 
 class Elections(LibraryCore):
@@ -16,11 +20,28 @@ class Elections(LibraryCore):
         self._election_won = False
         self._hand_over = False
         self._leader_heard_at = -NEVER
+        self._asked_count = 0  # without success, since a leader was heard of
 
     def _election_is_due(self) -> bool:
         return self._SyncObj__raftElectionDeadline < self._active.now and bool(
             self._SyncObj__connectedNodes or not self._SyncObj__otherNodes
         )
+
+    def _defer_election(self) -> bool:
+        """Wait for one more heartbeat, once, when this server itself is late.
+
+        What the leader has sent meanwhile may wait in the sockets.
+        """
+        now, heartbeat_s = self._active.now, self._settings.heartbeat_s
+        late_s = now - self._SyncObj__raftElectionDeadline
+        alone = not self._SyncObj__otherNodes
+        if alone or not self._may_be_late or late_s < heartbeat_s / 2 or late_s == NEVER:
+            return False
+        self._may_be_late = False
+        self._lateness.note(late_s, now)
+        wait_s = heartbeat_s * (1 + self._active.randomness.random())
+        self._SyncObj__raftElectionDeadline = now + wait_s
+        return True
 
     def _before_election(self) -> None:
         """Let the library campaign only after a majority said that it would vote (PreVote).
@@ -33,7 +54,14 @@ class Elections(LibraryCore):
             self.elections += 1
             self._voters_of_term = {self.server_id}
             return
+        _log.info(
+            "asks for votes in term %d: no word of a leader for %.2f s; it was %.2f s late before",
+            self.term + 1,
+            self._active.now - self._leader_heard_at,
+            self._lateness.recent_s(self._active.now),
+        )
         self._postpone_election()
+        self._ask_again_soon()
         self._forget_leader()
         self._prevote_term = self.term + 1
         self._prevotes = {self.server_id}
@@ -46,6 +74,16 @@ class Elections(LibraryCore):
                 "last_log_term": last_term,
             }
             self._host.send(peer.name, message)
+
+    def _ask_again_soon(self) -> None:
+        """Ask again before the next timeout: the others may have heard the leader a little later.
+
+        Ever more seldom, for the sake of a server that alone cannot hear the leader.
+        """
+        wait_s = self._settings.heartbeat_s * (1 + self._active.randomness.random())
+        soon = self._active.now + wait_s * (1 << min(self._asked_count, 4))
+        self._asked_count += 1
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, soon)
 
     def _on_request_prevote(self, node: Peer, message: Message) -> None:
         granted = (
@@ -138,7 +176,8 @@ class Elections(LibraryCore):
         if self.state == LEADER:
             return True
         silence = self._active.now - self._leader_heard_at
-        return self._SyncObj__raftLeader is not None and silence < self._settings.election_min_s
+        patience_s = self._settings.election_min_s + self._slack_s()
+        return self._SyncObj__raftLeader is not None and silence < patience_s
 
     def _hurry_election(self) -> None:
         """Ask around soon when the leader's connection breaks: its process has likely ended.

@@ -18,6 +18,7 @@ from pysyncobj.node import Node
 from pysyncobj.transport import Transport
 
 from gpupool.consensus.core import library_copy
+from gpupool.consensus.core.punctuality import Lateness
 from gpupool.consensus.core.raft_log import RaftLog
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
@@ -139,6 +140,7 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
     _SyncObj__lastResponseTime: dict[Peer, float]
     _SyncObj__newAppendEntriesTime: float
     _SyncObj__noopIDx: int | None
+    _SyncObj__conf: Any
     _SyncObj__otherNodes: set[Peer]
     _SyncObj__connectedNodes: set[Peer]
     _SyncObj__commandsWaitingCommit: dict[int, list[tuple[int, Callable[[Any, int], None]]]]
@@ -158,6 +160,8 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         now: float,
     ) -> None:
         self._active = library_copy.Stepping(randomness)
+        self._lateness = Lateness()
+        self._may_be_late = True  # the next election that is due: see ``_defer_election``
         self._host = host
         self._journal = journal
         self._settings = settings
@@ -269,10 +273,22 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         ):
             leads = self._SyncObj__raftState == LEADER
             self._commit_limit = self._durable_on_majority() if leads else self.commit_index
+            if leads:
+                self._allow_for_lateness()
             try:
                 _SyncObj._onTick(self, 0.0)
             finally:
                 self._commit_limit = None
+
+    def _allow_for_lateness(self) -> None:
+        """Let a leader that was late itself hear answers before it gives up its office.
+
+        What it tells others and serves meanwhile is as old as its table is.
+        """
+        now = self._active.now
+        self._lateness.note(now - self._SyncObj__newAppendEntriesTime, now)
+        fallback_s = self._settings.leader_fallback_s + self._slack_s()
+        self._SyncObj__conf.leaderFallbackTimeout = fallback_s
 
     def synced(self) -> None:
         """Take notice that the whole journal is on this server's disk."""
@@ -359,10 +375,17 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
             self._sorted_others = (self._SyncObj__otherNodes, others)
         return others
 
+    def _slack_s(self) -> float:
+        """Return how much longer to wait than the settings say, on a machine that is busy."""
+        late_s = self._lateness.recent_s(self._active.now)
+        # The settings allow for a little by themselves: three heartbeats in the shortest timeout.
+        return max(1.5 * late_s - self._settings.election_min_s / 2, 0.0)
+
     def _postpone_election(self) -> None:
+        self._may_be_late = True
         spread = self._settings.election_max_s - self._settings.election_min_s
         timeout = self._settings.election_min_s + spread * self._active.randomness.random()
-        self._SyncObj__raftElectionDeadline = self._active.now + timeout
+        self._SyncObj__raftElectionDeadline = self._active.now + timeout + self._slack_s()
 
     def _forget_leader(self) -> None:
         self._SyncObj__raftLeader = None

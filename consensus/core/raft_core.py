@@ -115,7 +115,7 @@ class RaftCore(Replication):
             self._SyncObj__raftElectionDeadline = NEVER
         elif self._SyncObj__raftElectionDeadline == NEVER:
             self._postpone_election()
-        if self.state != LEADER and self._election_is_due():
+        if self.state != LEADER and self._election_is_due() and not self._defer_election():
             self._before_election()
         self.library_tick()
         self._hand_over = self._hand_over and self._SyncObj__raftElectionDeadline == -NEVER
@@ -192,6 +192,8 @@ class RaftCore(Replication):
     def connected_to(self, peer: ServerId) -> None:
         """Begin a connection: nothing that was sent before can be relied on."""
         node = self._peer(peer)
+        if not self._SyncObj__connectedNodes:
+            self._may_be_late = False  # Nobody could be asked; that was not for want of time.
         self._SyncObj__connectedNodes.add(node)
         self._restart_probe(node)
         if node is self._SyncObj__raftLeader:

@@ -71,6 +71,7 @@ class Replication(Elections):
         self._leader_clock = LeaderClock()
         self._table_age = TableAge()
         self._matched_index = 0
+        self._led_by: tuple[Peer, int] | None = None  # even while it is not heard of
         self._latest_sent: _SentEntries | None = None
 
     # --- at a follower -----------------------------------------------------------------------
@@ -134,9 +135,14 @@ class Replication(Elections):
             self._SyncObj__setCurrentTerm(term, None)
         if leader is not node or self.state != FOLLOWER or term > known_term:
             self._matched_index = 0
+        if self._led_by == (node, term):
+            silence_s = self._active.now - self._leader_heard_at
+            self._lateness.note(silence_s - self._settings.heartbeat_s, self._active.now)
+        self._led_by = (node, term)
         self._SyncObj__setState(FOLLOWER)
         self._SyncObj__raftLeader = node
         self._election_won = False
+        self._asked_count = 0
         if not self._hand_over:
             self._postpone_election()
         now = self._leader_heard_at = self._active.now
@@ -199,6 +205,8 @@ class Replication(Elections):
         if self.state == LEADER and newState != LEADER:
             as_of = self._active.now - self.majority_age_s()
             self._table_age.known(as_of)
+            age_s = self._active.now - as_of
+            _log.info("leads no more in term %d: a majority answered %.2f s ago", self.term, age_s)
             self._leader_heard_at = as_of
         super()._SyncObj__setState(newState)  # pyright: ignore[reportUnknownMemberType]
 

@@ -131,9 +131,13 @@ class Lone:
             majority_age_ms=0,
         )
 
+    def campaign(self) -> list[tuple[str, dict[str, Any]]]:
+        """Hear nothing until the election timeout, and step just then, as a punctual server."""
+        return self.tick(self.node.next_step_at() - self.now)
+
     def win(self, *voters: str) -> int:
         """Become leader with the votes of others; return the term."""
-        self.tick(1.0)
+        self.campaign()
         core = self.node.core
         asked = core.term + 1
         for voter in voters:

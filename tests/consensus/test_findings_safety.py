@@ -358,7 +358,7 @@ def test_s8_the_library_applies_a_repeated_command_twice() -> None:
 
 def test_s8_ours_counts_one_vote_once() -> None:
     lone = Lone(("me", "b", "c", "d", "e"))
-    lone.tick(1.0)
+    lone.campaign()
     asked = lone.node.core.term + 1
     for voter in ("b", "b", "b"):
         lone.take(voter, "response_prevote", term=asked, current_term=1, granted=True, member=True)

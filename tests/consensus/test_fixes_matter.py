@@ -80,7 +80,7 @@ SAFEGUARDS: dict[str, tuple[Patch, str, Sequence[int]]] = {
     "drop old frames": (old_frames_taken, "hostile", range(3)),
     # Nine of forty seeds notice it.
     "one change of voters": (two_changes_at_once, "everything", range(40)),
-    "covered is not refused": (covered_commands_called_refused, "everything", range(3)),
+    "covered is not refused": (covered_commands_called_refused, "everything", range(9)),
 }
 
 

@@ -633,7 +633,7 @@ def test_two_leaders_of_one_term_are_not_believed() -> None:
 def test_a_candidate_that_lost_its_vote_cannot_win() -> None:
     """The library counts itself among the voters; one of two would be taken for two of three."""
     lone = Lone()
-    lone.tick(1.0)
+    lone.campaign()
     asked = lone.node.core.term + 1
     promise = {"term": asked, "current_term": 1, "member": True}
     lone.take("b", "response_prevote", granted=True, **promise)

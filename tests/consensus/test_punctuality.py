@@ -1,0 +1,96 @@
+"""Leaders stay on busy machines, and are replaced soon when they hang."""
+
+import itertools
+import math
+
+import pytest
+from lone_node import Lone
+
+from gpupool.consensus.core.punctuality import LATENESS_MAX_S, Lateness
+
+
+def asks(lone: Lone, seconds: float) -> bool:
+    """Let a punctual server step at its timers for so long; tell whether it asked for votes."""
+    end, asked = lone.now + seconds, False
+    while (due := lone.node.next_step_at()) <= end:
+        sent = lone.tick(max(due - lone.now, 0.001))
+        asked = asked or any(m["type"] == "request_prevote" for _, m in sent)
+    lone.now = max(lone.now, end)
+    return asked
+
+
+def heartbeat(lone: Lone) -> None:
+    lone.append(2, 1, [], term=5, commit=2, clock_runs=True)
+
+
+def test_a_server_that_is_late_itself_waits_for_one_more_heartbeat() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    heartbeat(lone)
+    lone.now += 0.55  # The machine was busy; what "b" has sent meanwhile is not read yet.
+    assert lone.tick() == []
+    heartbeat(lone)
+    assert not asks(lone, 0.2)
+    lone = Lone(("me", "b", "c"), term=5)
+    heartbeat(lone)
+    lone.now += 0.55
+    assert lone.tick() == []
+    assert asks(lone, 0.13), "nothing was there to be read"
+
+
+def test_a_leader_whose_heartbeats_come_late_again_and_again_is_waited_for() -> None:
+    lone = Lone(("me", "b", "c"), term=5)
+    heartbeat(lone)
+    assert asks(lone, 0.45), "it was punctual so far"
+    for _ in range(10):
+        heartbeat(lone)
+        asks(lone, 0.35)
+    assert not asks(lone, 0.0)
+    for _ in range(10):
+        heartbeat(lone)
+        assert not asks(lone, 0.35)
+    answers = lone.take("c", "request_prevote", term=6, last_log_index=2, last_log_term=1)
+    assert [m["granted"] for _, m in answers if m["type"] == "response_prevote"] == [False]
+    assert asks(lone, 1.0), "but not for ever"
+
+
+def test_a_leader_that_was_late_itself_hears_answers_before_it_gives_up() -> None:
+    lone = Lone(("me", "b", "c"), term=1)
+    lone.win("b", "c")
+    lone.acknowledge("b", lone.journal.last_index)
+    lone.tick(0.06)
+    lone.now += 0.6
+    sent = lone.tick()
+    assert lone.node.leads
+    assert {peer for peer, m in sent if m["type"] == "append_entries"} == {"b", "c"}
+    lone.acknowledge("b", lone.journal.last_index)
+    lone.acknowledge("b", lone.journal.last_index)
+    assert lone.node.majority_age_s(lone.now) < 0.1
+    asks(lone, 2.0)
+    assert not lone.node.leads
+
+
+def test_a_candidate_asks_again_before_its_next_timeout_and_ever_more_seldom() -> None:
+    """Its first question came a little too early for a server that heard the leader later."""
+    lone = Lone(("me", "b", "c"), term=5)
+    heartbeat(lone)
+    at: list[float] = []
+    end = lone.now + 3.0
+    while lone.now < end:
+        sent = lone.tick(lone.node.next_step_at() - lone.now)
+        if any(m["type"] == "request_prevote" for _, m in sent):
+            at.append(lone.now)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
+    assert 0.06 <= gaps[0] <= 0.13
+    assert all(0.2 <= gap <= 0.41 for gap in gaps[3:])
+
+
+def test_lateness_fades_and_a_stop_is_none() -> None:
+    lateness = Lateness()
+    assert lateness.recent_s(100.0) == 0.0
+    lateness.note(0.3, 100.0)
+    lateness.note(0.1, 101.0)
+    assert lateness.recent_s(100.0) == pytest.approx(0.3)
+    assert lateness.recent_s(105.0) == pytest.approx(0.15)
+    lateness.note(LATENESS_MAX_S + 0.1, 105.0)
+    lateness.note(math.inf, 105.0)
+    assert lateness.recent_s(105.0) == pytest.approx(0.15)
