@@ -21,6 +21,7 @@ that any number of nodes can live in one process.
              -> PullResponder     -> SnapshotTransfer
              -> SnapshotTransfer  -> Puller
              -> Puller            (a server without a vote)
+             -> TableComparison   is this table that of the others?
              -> RaftCore          elections, replication, commit, apply; calls back ``CoreHost``
              -> PeerFrames        (what waits to leave)
 
@@ -46,7 +47,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from gpupool.consensus.contacts import Contacts
-from gpupool.consensus.core.library import CANDIDATE, LEADER
+from gpupool.consensus.core.library import CANDIDATE, LEADER, NEVER
 from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.consensus.followers import Puller, PullResponder
 from gpupool.consensus.node_context import NodeContext
@@ -58,6 +59,7 @@ from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer
 from gpupool.consensus.storage.store import Storage
+from gpupool.consensus.table_comparison import TableComparison
 from gpupool.consensus.voter_changes import VoterChanges
 from gpupool.pool.errors import GpupoolError, RemoteProtocolError
 from gpupool.pool.model.ids import Plain, ServerId
@@ -143,6 +145,7 @@ class RaftNode:
         self._snapshots = SnapshotTransfer(context, machine, self._puller)
         self._responder = PullResponder(context, self._snapshots)
         self._voter_changes = VoterChanges(context, self._responder)
+        self._comparison = TableComparison(context)
         self._proposals = ProposalQueue(
             self._core,
             storage.journal,
@@ -155,6 +158,7 @@ class RaftNode:
             "pull": self._responder.on_pull,
             "pulled": self._puller.on_pulled,
             "alive": self._responder.on_alive,
+            "table_hash": self._comparison.on_table_hash,
             "snapshot": self._snapshots.on_snapshot,
             "snapshot_ack": self._snapshots.on_snapshot_ack,
             "forward": self._proposals.on_forward,
@@ -203,7 +207,10 @@ class RaftNode:
         with self._core.stepping(self._context.now):
             handler = self._handlers.get(message["type"])
             if handler is not None:
+                applied_index = self._core.applied_index
                 handler(peer, message)
+                if self._core.applied_index != applied_index:
+                    self._comparison.begin(self._core.applied_index)  # It was a snapshot's end.
                 return
             if message["type"] == "next_node_idx" and message["success"]:
                 self._snapshots.not_needed_by(peer)
@@ -263,13 +270,19 @@ class RaftNode:
     # --- what the driver does ----------------------------------------------------------------
 
     def step(self, now: float) -> None:
-        """Do whatever is due: elections, commits, proposals, replication, snapshots."""
+        """Do whatever is due: elections, commits, proposals, replication, snapshots.
+
+        Raises:
+            ApplyError: when this server alone cannot apply a command. It must stop.
+            DivergedError: when its table is not that of a majority. It must stop.
+        """
         self._context.advance(now)
         core = self._core
         with core.stepping(self._context.now):
             self._proposals.expire(self._context.now)
             led = core.state == LEADER
             core.tick()
+            self._comparison.judge()
             leads = core.state == LEADER
             if leads and not led:
                 self._contacts.leadership_begins()
@@ -313,6 +326,7 @@ class RaftNode:
             self._proposals.next_expiry_at(),
             self._voter_changes.due_at(),
             self._responder.due_at(),
+            self._comparison.due_at(),
         )
         if not core.votes:
             due = min(due, self._puller.due_at())
@@ -359,10 +373,13 @@ class RaftNode:
             majority_age_s=self.majority_age_s(now),
             contact_age_s=self._contacts.ages_s(now),
             elections=core.elections,
+            diverged=self._comparison.differing,
         )
 
     def majority_age_s(self, now: float) -> float:
         """Return for how long this server has not been in touch with a majority; see ``health``."""
+        if self._comparison.is_leaving:
+            return NEVER
         return self._core.majority_age_s() + (max(now, self._context.now) - self._context.now)
 
     @property
@@ -391,13 +408,17 @@ class RaftNode:
             ApplyError: then. The entry is in the log, and is applied when the server starts again.
         """
         try:
-            return self._machine.apply(index, closed_cbor.decode_command(command))
+            result = self._machine.apply(index, closed_cbor.decode_command(command))
         except Exception as error:
             own = error.__cause__ if isinstance(error, RemoteProtocolError) else None
             if isinstance(error, GpupoolError) and not isinstance(own, _OWN_FAULTS):
                 _log.warning("entry %d could not be applied: %s", index, error)
-                return {"error": type(error).__name__}
-            raise ApplyError(index, own or error) from error
+                refused: Plain = {"error": type(error).__name__}
+                result = refused
+            else:
+                raise ApplyError(index, own or error) from error
+        self._comparison.applied(index, command, result)
+        return result
 
     def send_snapshot(self, peer: ServerId, *, leading: bool) -> None:
         """Send the next piece of the newest snapshot, if the last one is answered or lost."""

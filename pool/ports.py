@@ -76,6 +76,7 @@ class RaftHealth:
     majority_age_s: float  # for which our table may lack what a majority has committed
     contact_age_s: dict[ServerId, float]  # since each peer was last heard of, leader's view
     elections: int
+    diverged: tuple[ServerId, ...] = ()  # whose table is not that of a majority of the voters
 
 
 class StateMachine(Protocol):

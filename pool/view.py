@@ -356,6 +356,12 @@ def _waiting_views(state: PoolState, wall_ms: int) -> tuple[WaitingView, ...]:
 
 def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -> tuple[str, ...]:
     warnings = [f"the pool's table is wrong, which is a bug of gpupool: {v}" for v in violations]
+    for server in health.diverged:
+        name = state.servers[server].name if server in state.servers else server
+        warnings.append(
+            f"the table of server {name} differs from that of the others: stop it, check its "
+            "memory and disk, and let it join anew (gpupool rejoin)"
+        )
     if not has_quorum(health):
         age_s = health.majority_age_s
         contact = f" (last contact {age_s:.0f} s ago)" if age_s < LONG_AGO_S else ""

@@ -118,6 +118,8 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     ),
     # A server without a vote lives, and has applied so much.
     "alive": (16, {"applied_index": (int,)}),
+    # What the sender's table made of the entries of one run of the log; ``index`` is behind it.
+    "table_hash": (17, {"index": (int,), "hash": (bytes,)}),
 }
 _VARYING = {"entries", "data", "command", "clock_ms"}
 _REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYING & fields.keys())

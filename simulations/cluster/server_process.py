@@ -44,6 +44,9 @@ CONTROL = "control"
 
 POLL_DELAY_S = 0.0001
 
+COMPARE_ENTRIES = 32
+"""Servers compare tables more often than real ones do, so that each run sees it many times."""
+
 
 @dataclass(slots=True)
 class Packet:
@@ -143,7 +146,10 @@ class ServerProcess(Process):
             machine=self.table,
             random=self.scheduler.random(f"raft/{name}"),
             links=self.links,
-            settings=ConsensusSettings(snapshot_entries=environment.options.snapshot_entries),
+            settings=ConsensusSettings(
+                snapshot_entries=environment.options.snapshot_entries,
+                compare_entries=COMPARE_ENTRIES,
+            ),
             after_step=self._stepped,
             guard=self._guard,
         )

@@ -1,0 +1,95 @@
+"""A server whose table differs leaves; the others say so."""
+
+import logging
+
+import pytest
+from raft_world import World
+
+from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.table_comparison import DivergedError
+from gpupool.pool.model.ids import Plain, ServerId
+
+SETTINGS = ConsensusSettings(compare_entries=16, snapshot_entries=40)
+
+
+def a_world(voters: int, learners: int = 0) -> World:
+    world = World(4, voters=voters, learners=learners, settings=SETTINGS)
+    world.run_until(lambda: world.leader() is not None)
+    return world
+
+
+def commit(world: World, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        leader = world.leader()
+        assert leader is not None
+        world.propose(leader, ["command", number])
+        world.run(0.05)
+
+
+def falsify(world: World, name: ServerId, number: int) -> None:
+    """Let one server apply one command in another way."""
+    machine = world.servers[name].machine
+    real = machine.apply
+
+    def apply(index: int, command: Plain) -> Plain:
+        return real(index, "another" if command == ["command", number] else command) and (
+            -1 if command == ["command", number] else len(machine.log)
+        )
+
+    machine.apply = apply  # type: ignore[method-assign]
+
+
+def health(world: World, name: ServerId) -> tuple[ServerId, ...]:
+    return world.node(name).health(world.local(world.servers[name])).diverged
+
+
+@pytest.mark.parametrize(("voters", "learners", "who"), [(3, 0, 0), (3, 0, 2), (3, 1, 3)])
+def test_a_server_that_differs_from_a_majority_stops_and_the_others_say_so(
+    voters: int, learners: int, who: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = a_world(voters, learners)
+    commit(world, 20)
+    bad = world.names[who]
+    falsify(world, bad, 40)
+    with pytest.raises(DivergedError) as raised:
+        commit(world, 60, first=20)
+    assert "rejoin" in raised.value.hint
+    assert world.node(bad).majority_age_s(0.0) == float("inf"), "it serves nobody"
+    with pytest.raises(DivergedError):
+        world.node(bad).step(world.local(world.servers[bad]))
+    world.crash(bad)
+    world.run(1.0)
+    others = [name for name in world.names if name != bad]
+    assert all(health(world, name) == (bad,) for name in others)
+    assert f"server {bad}: another table" in caplog.text
+    commit(world, 5, first=100)
+
+
+def test_two_servers_that_differ_both_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = a_world(2)
+    commit(world, 20)
+    falsify(world, world.names[1], 30)
+    commit(world, 60, first=20)
+    for name in world.names:
+        assert health(world, name) == tuple(sorted(world.names))
+    assert "no majority has the same" in caplog.text
+
+
+def test_servers_that_start_and_that_get_snapshots_agree() -> None:
+    logging.disable(logging.WARNING)
+    try:
+        world = a_world(3, 1)
+        for round_ in range(6):
+            name = world.names[round_ % 4]
+            world.crash(name)
+            if world.leader() is None:
+                world.run_until(lambda: world.leader() is not None)
+            commit(world, 70 if round_ % 2 else 9, first=100 * round_)
+            world.boot(name)
+            world.run(1.0)
+            commit(world, 25, first=100 * round_ + 70)
+        assert all(health(world, name) == () for name in world.names)
+        known = [world.node(name)._comparison._hashes for name in world.names]  # pyright: ignore[reportPrivateUsage]
+        assert all(any(len(hashes) == 4 for hashes in each.values()) for each in known)
+    finally:
+        logging.disable(logging.NOTSET)
