@@ -25,7 +25,7 @@ import trio
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
 
-from grants import Servers
+from grants import Servers  # noqa: E402
 from results import Results, add_options
 from tests.remoting.control.control_cluster import request
 
