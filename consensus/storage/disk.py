@@ -36,6 +36,10 @@ class Disk(Protocol):
         """Create a file, or replace its content; neither atomic nor durable."""
         ...
 
+    def overwrite(self, name: str, offset: int, data: bytes) -> None:
+        """Replace bytes within an existing file, whose size stays; not durable before ``sync``."""
+        ...
+
     def sync(self, name: str) -> None:
         """Make a file's content durable."""
         ...
@@ -132,6 +136,15 @@ class FileDisk:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         os.close(os.open(name, flags, 0o600, dir_fd=self._directory_fd))
         self.append(name, data)
+
+    def overwrite(self, name: str, offset: int, data: bytes) -> None:
+        """Replace bytes by one write, through a descriptor that does not append."""
+        key = f"{name} in place"
+        descriptor = self._files.get(key)
+        if descriptor is None:
+            flags = os.O_WRONLY | os.O_CLOEXEC
+            descriptor = self._files[key] = os.open(name, flags, dir_fd=self._directory_fd)
+        os.pwrite(descriptor, data, offset)
 
     def sync(self, name: str) -> None:
         """Make the content durable; ``fdatasync`` also writes the size, which is all we need."""

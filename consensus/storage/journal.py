@@ -5,7 +5,9 @@ batch, so the disk can tear only the last one: a later batch is written only aft
 earlier one succeeded. Hence the rule of recovery:
 
 - a broken batch with nothing intact behind it was torn by a crash, and was never acknowledged to
-  anyone: it is cut off, and the log says so in one sentence;
+  anyone: it is cut off, and the log says so in one sentence; unless the superblock knows of more
+  synced batches than are found. Then some of them are lost, and may have been acknowledged: term
+  and vote are taken from the superblock, and this server gets the entries from the others;
 - a broken batch with an intact batch header behind it had been synced: the file is damaged, and
   the server refuses to start rather than forget what it promised.
 
@@ -34,6 +36,7 @@ from typing import TypeAlias
 
 from gpupool.consensus.protocol.raft_settings import RESERVE_BYTES
 from gpupool.consensus.storage.disk import Disk, storage_errors
+from gpupool.consensus.storage.superblock import Floor, Superblock, Synced
 from gpupool.pool.errors import StorageError
 
 Entry: TypeAlias = tuple[bytes, int, int]
@@ -43,6 +46,7 @@ JOURNAL = "journal"
 JOURNAL_NEW = "journal.new"
 RESERVE = "reserve"
 FORMAT_VERSION = 1
+REJOIN_HINT = '"gpupool rejoin" makes it a new member of the pool, with a new id'
 PLACEHOLDER = b"\x01"
 """The command of the base entry: the library's no-op. Index 1, term 0 in an empty log."""
 
@@ -75,8 +79,10 @@ class Journal:
     entry: its command is a placeholder.
     """
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, superblock: Superblock | None = None) -> None:
         self._disk = disk
+        self._superblock = superblock
+        self._name = 0
         self.entries: list[Entry] = [(PLACEHOLDER, 1, 0)]
         self.term = 0
         self.vote: str | None = None
@@ -91,23 +97,23 @@ class Journal:
     # --- life --------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, disk: Disk) -> "Journal":
+    def create(cls, disk: Disk, superblock: Superblock | None = None) -> "Journal":
         """Write the journal of a server that has never run; refuse to replace an existing one."""
         if JOURNAL in disk.names():
             raise StorageError("the journal exists already", hint="start without creating it")
-        journal = cls(disk)
+        journal = cls(disk, superblock)
         journal._keep_reserve()
         journal._write_new_file()
         return journal
 
     @classmethod
-    def open(cls, disk: Disk) -> "Journal":
+    def open(cls, disk: Disk, superblock: Superblock | None = None) -> "Journal":
         """Read the journal, and make what was read durable in a new file, without a torn tail.
 
         Raises:
             StorageError: when there is no journal, or when it is damaged.
         """
-        journal = cls(disk)
+        journal = cls(disk, superblock)
         with storage_errors("the journal cannot be read"):
             try:
                 data = disk.read(JOURNAL)
@@ -115,7 +121,7 @@ class Journal:
                 raise StorageError(
                     "the journal is missing",
                     why="the state directory has no file named journal",
-                    hint="remove this server from the pool and let it join again",
+                    hint=REJOIN_HINT,
                 ) from error
         journal._recover(data)
         journal._keep_reserve()
@@ -170,6 +176,9 @@ class Journal:
         self.boot += 1
         self._pending.append(_BOOT.pack(_Record.BOOT, self.boot))
         self.sync()
+        if self._superblock is not None:
+            with storage_errors("the superblock cannot be written"):
+                self._superblock.sync()
         return self.boot
 
     # --- durability --------------------------------------------------------------------------
@@ -225,11 +234,12 @@ class Journal:
             with storage_errors("the journal cannot be written"):
                 self._disk.append(JOURNAL, batch)
                 self._disk.sync(JOURNAL)
+                self._sequence += 1
+                self._note_synced()
         except StorageError:
             self._drop_reserve()
             raise
         self._failure = None
-        self._sequence += 1
         self._offset += len(batch)
         self.bytes_since_rewrite += len(batch)
 
@@ -243,22 +253,33 @@ class Journal:
         for command, index, term in self.entries[1:]:
             records.append(_ENTRY.pack(_Record.ENTRY, len(command), index, term) + command)
         header = _pack_file_header()
-        batch = _pack_batch(b"".join(records), 0, len(header))
+        first = b"".join(records)
+        batch = _pack_batch(first, 0, len(header))
         seal = _pack_batch(b"", 1, len(header) + len(batch))
         data = header + batch + seal
         self._failure = "an earlier write failed"
+        self._name, self._sequence = zlib.crc32(first), 2
         try:
             with storage_errors("the journal cannot be written"):
                 self._disk.write(JOURNAL_NEW, data)
                 self._disk.sync(JOURNAL_NEW)
                 self._disk.rename(JOURNAL_NEW, JOURNAL)
                 self._disk.sync_directory()
+                self._note_synced()
         except StorageError:
             self._drop_reserve()
             raise
         self._failure = None
-        self._sequence, self._offset, self._sealed = 2, len(data), True
+        self._offset, self._sealed = len(data), True
         self.bytes_since_rewrite = 0
+
+    def _note_synced(self) -> None:
+        if self._superblock is not None:
+            self._superblock.note(
+                Synced(
+                    self._name, self._sequence, self.boot, self.term, self.vote, self.last_index
+                )
+            )
 
     # --- the reserve -------------------------------------------------------------------------
 
@@ -282,11 +303,14 @@ class Journal:
             if payload is None:
                 self._check_torn(data, offset)
                 break
+            if self._sequence == 0:
+                self._name = zlib.crc32(payload)
             self._replay(payload, offset)
             self._sequence += 1
             offset += _BATCH_HEADER.size + len(payload)
         if self._sequence == 0:
             raise _damaged(offset, "its first batch is missing")
+        self._check_lost(offset)
 
     def _check_torn(self, data: bytes, offset: int) -> None:
         """Tell a batch that a crash tore from one that is damaged."""
@@ -298,12 +322,42 @@ class Journal:
             raise _damaged(offset, "more was written behind a batch that is broken")
         if self._sequence == 0:
             raise _damaged(offset, "its first batch is broken")
+        if self._lost_batches():
+            return  # ``_check_lost`` says so.
         _log.warning(
             "the journal's last %d bytes were torn by a crash, and were never acknowledged: "
             "cut off at byte %d",
             len(data) - offset,
             offset,
         )
+
+    def _lost_batches(self) -> int:
+        """Return how many batches are missing that the superblock knows to have been synced."""
+        known = self._superblock.known if self._superblock is not None else None
+        same = known is not None and known.journal == self._name
+        return max(known.batches - self._sequence, 0) if same and known is not None else 0
+
+    def _check_lost(self, offset: int) -> None:
+        """Take from the superblock what synced batches said that are missing now.
+
+        The boot, the term and the vote are in it. The entries are not: the others have them.
+        """
+        count = self._lost_batches()
+        if self._superblock is None or self._superblock.known is None or not count:
+            return
+        known = self._superblock.known
+        _log.error(
+            "the journal's newest %d synced batches, up to entry %d, are missing or damaged from "
+            "byte %d on: they may have been acknowledged. This server does not vote until it has "
+            "got them back from the others",
+            count,
+            known.last_index,
+            offset,
+        )
+        self._superblock.lose(Floor(known.term, known.last_index))
+        self.boot = max(self.boot, known.boot)
+        if known.term >= self.term:
+            self.term, self.vote = known.term, known.vote
 
     def _replay(self, payload: bytes, batch_offset: int) -> None:
         position = 0
@@ -441,6 +495,5 @@ def _damaged(offset: int, why: str) -> StorageError:
     return StorageError(
         f"the journal is damaged at byte {offset}",
         why=why,
-        hint="do not delete it: restore this directory from a backup, or remove this server from "
-        "the pool and let it join again",
+        hint=f"do not delete it: {REJOIN_HINT}",
     )

@@ -3,14 +3,19 @@
 from pathlib import Path
 
 from gpupool.consensus.protocol import membership
-from gpupool.consensus.storage.disk import Disk, FileDisk
-from gpupool.consensus.storage.journal import JOURNAL, Journal
+from gpupool.consensus.storage.disk import Disk, FileDisk, storage_errors
+from gpupool.consensus.storage.journal import JOURNAL, REJOIN_HINT, Journal
+from gpupool.consensus.storage.peer_memory import PeerMemory
 from gpupool.consensus.storage.snapshot import Snapshot, SnapshotStore
+from gpupool.consensus.storage.superblock import Superblock
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
 
 DIRECTORY = "consensus"
 """Name of consensus's own directory in a server's state directory."""
+
+FORGOTTEN = "forgotten"
+"""A file that says why this storage must not be used any more."""
 
 MEMBERSHIP_TYPE = b"\x02"
 """First byte of a log entry that holds a configuration, as in pysyncobj."""
@@ -22,6 +27,8 @@ class Storage:
     Attributes:
         journal: the log behind the older snapshot, with term and vote.
         snapshots: the snapshot files; ``snapshots.latest`` is where a start begins.
+        superblock: what the journal held at its last sync, and what is missing from it.
+        memory: what is known of the other servers.
     """
 
     def __init__(self, disk: Disk, *, create: bool) -> None:
@@ -37,7 +44,14 @@ class Storage:
                 "there is a snapshot but no journal",
                 hint="remove this server from the pool and let it join again",
             )
-        self.journal = Journal.create(disk) if create else Journal.open(disk)
+        if FORGOTTEN in names:
+            why = disk.read(FORGOTTEN).decode(errors="replace")
+            raise StorageError("this server may not take part any more", why=why, hint=REJOIN_HINT)
+        self.superblock = Superblock(disk)
+        self.superblock.keep()
+        self.memory = PeerMemory(disk)
+        open_journal = Journal.create if create else Journal.open
+        self.journal = open_journal(disk, self.superblock)
         self.snapshots = SnapshotStore(disk)
         self._reconcile()
 
@@ -76,6 +90,13 @@ class Storage:
         if dropped > 0 and term is not None and worth_it:
             self.journal.rewrite(base, term, keep=True)
 
+    def forget(self, why: str) -> None:
+        """Note, durably, that this storage must never be used again."""
+        with storage_errors("the end of this server's membership cannot be written"):
+            self.disk.write(FORGOTTEN, why.encode())
+            self.disk.sync(FORGOTTEN)
+            self.disk.sync_directory()
+
     def close(self) -> None:
         """Seal the journal and let the directory go."""
         self.journal.close()
@@ -96,8 +117,7 @@ class Storage:
                 f"the journal starts after entry {journal.base_index}, and no intact snapshot "
                 "reaches so far",
                 why=f"damaged: {damaged}",
-                hint="restore this directory from a backup, or remove this server from the pool "
-                "and let it join again",
+                hint=REJOIN_HINT,
             )
         if snapshot is not None and journal.term_at(snapshot.index) != snapshot.term:
             journal.rewrite(snapshot.index, snapshot.term, keep=False)

@@ -440,6 +440,10 @@ class _ReadOnlyDisk:
     def write(self, name: str, data: bytes) -> None:
         self._files[name] = data
 
+    def overwrite(self, name: str, offset: int, data: bytes) -> None:
+        content = self._files[name]
+        self._files[name] = content[:offset] + data + content[offset + len(data) :]
+
     def sync(self, name: str) -> None:
         del name
 

@@ -172,6 +172,15 @@ class SimulatedDisk:
         if self.power_fails_after == 0:
             self._fail_power()
 
+    def overwrite(self, name: str, offset: int, data: bytes) -> None:
+        """Replace bytes within a file, which needs no room."""
+        self._begin()
+        file = self._file(name)
+        file.touch(offset)
+        file.content[offset : offset + len(data)] = data
+        if self.power_fails_after == 0:
+            self._fail_power()
+
     def sync(self, name: str) -> None:
         """Make a file's content durable."""
         self._begin("sync")
