@@ -126,6 +126,7 @@ class RaftDriver:
             randomness=randomness,
             now=clock.monotonic(),
             settings=settings,
+            incarnation=1 + int.from_bytes(randomness.randbytes(7), "little"),
         )
 
     # --- ReplicatedLog ----------------------------------------------------------------------------

@@ -22,6 +22,7 @@ that any number of nodes can live in one process.
              -> SnapshotTransfer  -> Puller
              -> Puller            (a server without a vote)
              -> TableComparison   is this table that of the others?
+             -> Promises          who has forgotten, who is a clone, who is repaired
              -> RaftCore          elections, replication, commit, apply; calls back ``CoreHost``
              -> PeerFrames        (what waits to leave)
 
@@ -52,12 +53,14 @@ from gpupool.consensus.core.raft_core import RaftCore
 from gpupool.consensus.followers import Puller, PullResponder
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.peer_frames import PeerFrames
+from gpupool.consensus.promises import Promises
 from gpupool.consensus.proposal_queue import ProposalQueue
 from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.snapshot_transfer import SnapshotTransfer
+from gpupool.consensus.storage.peer_memory import Start
 from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.table_comparison import TableComparison
 from gpupool.consensus.voter_changes import VoterChanges
@@ -111,8 +114,13 @@ class RaftNode:
         randomness: Randomness,
         now: float,
         settings: ConsensusSettings | None = None,
+        incarnation: int = 0,
     ) -> None:
-        """Start from what ``storage`` holds; restores ``machine`` from its newest snapshot."""
+        """Start from what ``storage`` holds; restores ``machine`` from its newest snapshot.
+
+        ``incarnation`` is drawn anew at each start, so that the others know a copy of this server
+        from this server; 0 tells them nothing.
+        """
         self.server_id = server_id
         self.settings = settings or ConsensusSettings()
         self._machine = machine
@@ -121,7 +129,8 @@ class RaftNode:
         snapshot = storage.snapshots.latest
         if snapshot is not None:
             machine.restore(snapshot.state)
-        self._frames = PeerFrames(storage.journal.begin())
+        boot = storage.journal.begin()
+        self._frames = PeerFrames(boot)
         self._core = RaftCore(
             server_id,
             journal=storage.journal,
@@ -140,6 +149,7 @@ class RaftNode:
             frames=self._frames,
             now=now,
         )
+        self._promises = Promises(context, Start(boot, incarnation))
         self._contacts = Contacts(context)
         self._puller = Puller(context)
         self._snapshots = SnapshotTransfer(context, machine, self._puller)
@@ -163,6 +173,9 @@ class RaftNode:
             "snapshot_ack": self._snapshots.on_snapshot_ack,
             "forward": self._proposals.on_forward,
             "forward_response": self._proposals.on_forward_response,
+            "hello": self._promises.on_hello,
+            "refused": self._promises.on_refused,
+            "promised": self._promises.on_promised,
         }
 
     # --- what the driver reports -------------------------------------------------------------
@@ -172,6 +185,7 @@ class RaftNode:
         self._context.advance(now)
         self._frames.connect(peer)
         self._drop_transfers(peer)
+        self._promises.connected(peer)
         self._contacts.heard(peer)
         with self._core.stepping(self._context.now):
             self._core.connected_to(peer)
@@ -181,6 +195,7 @@ class RaftNode:
         """End the connection with ``peer``."""
         self._context.advance(now)
         self._frames.disconnect(peer)
+        self._promises.disconnected(peer)
         self._drop_transfers(peer)
         with self._core.stepping(self._context.now):
             self._core.disconnected_from(peer)
@@ -190,7 +205,8 @@ class RaftNode:
         """Take one frame; what makes no sense is logged and dropped, and changes nothing.
 
         Raises:
-            StorageError: when a snapshot that is complete cannot be stored.
+            StorageError: when a snapshot that is complete cannot be stored, or when this server
+                has forgotten what it promised to others.
         """
         self._context.advance(now)
         if peer not in self._frames:
@@ -203,18 +219,24 @@ class RaftNode:
             _log.warning("a frame from %s was dropped: %s", peer, error)
 
     def _take(self, peer: ServerId, message: Message) -> None:
-        self._contacts.heard(peer)
         with self._core.stepping(self._context.now):
+            if message["type"] in _ABOUT_PROMISES:
+                self._handlers[message["type"]](peer, message)
+                return
+            if not self._promises.admits(peer, message):
+                return
+            self._contacts.heard(peer)
             handler = self._handlers.get(message["type"])
             if handler is not None:
                 applied_index = self._core.applied_index
                 handler(peer, message)
                 if self._core.applied_index != applied_index:
                     self._comparison.begin(self._core.applied_index)  # It was a snapshot's end.
-                return
-            if message["type"] == "next_node_idx" and message["success"]:
-                self._snapshots.not_needed_by(peer)
-            self._core.receive(peer, message)
+            else:
+                if message["type"] == "next_node_idx" and message["success"]:
+                    self._snapshots.not_needed_by(peer)
+                self._core.receive(peer, message)
+            self._promises.took(peer, message)
 
     def propose(
         self, command: Plain, ttl_s: float, callback: Callable[[Outcome], None], now: float
@@ -305,6 +327,7 @@ class RaftNode:
         """
         self.storage.journal.sync()
         self._core.synced()
+        self._promises.synced()
 
     def ready(self) -> Ready:
         """Make everything durable, as ``sync`` does, and return what may leave now."""
@@ -356,7 +379,10 @@ class RaftNode:
         answer from voters, or knows of none, to all that it was told of.
         """
         everyone = self._core.votes or self._puller.is_lost
-        return self._contacts.to_connect(everyone=everyone)
+        peers = self._contacts.to_connect(everyone=everyone)
+        if to_tell := self._promises.to_tell():
+            peers = tuple(sorted({*peers, *to_tell}))
+        return peers
 
     def health(self, now: float) -> RaftHealth:
         """Return what this server knows of the state of consensus."""
@@ -374,7 +400,19 @@ class RaftNode:
             contact_age_s=self._contacts.ages_s(now),
             elections=core.elections,
             diverged=self._comparison.differing,
+            unfit=self._unfit(),
+            alarm=self._promises.alarm(),
         )
+
+    def _unfit(self) -> dict[ServerId, str]:
+        """Return the voters that cannot be counted on, and why."""
+        found, core = self._promises.unfit(), self._core
+        if core.state == LEADER:
+            far = core.commit_index - self.settings.learner_lag_max
+            for voter in core.voters:
+                if voter != self.server_id and core.match_index(voter) < far:
+                    found.setdefault(voter, "it lacks most of the newest entries")
+        return found
 
     def majority_age_s(self, now: float) -> float:
         """Return for how long this server has not been in touch with a majority; see ``health``."""
@@ -443,3 +481,4 @@ class RaftNode:
 
 
 _NO_VOTERS = Configuration(0, ())
+_ABOUT_PROMISES = frozenset({"hello", "refused", "promised"})

@@ -1,7 +1,9 @@
 """Frames from and to the connected peers of one node; a frame holds one message.
 
 Each frame carries the sender's boot, its connection and a number that counts up, so that a frame
-that arrives twice, late, or from an earlier connection is dropped. Messages wait here until
+that arrives twice, late, or from an earlier connection is dropped. One exception: the ``hello`` of
+a new connection is read whatever its boot is, because a server that presents an old one must be
+noticed, not ignored. Messages wait here until
 ``take``, which the node calls after the journal's sync and never before.
 """
 
@@ -24,6 +26,7 @@ class PeerFrames:
         self._connection_count = 0
         self._writers: dict[ServerId, FrameWriter] = {}
         self._readers: dict[ServerId, FrameReader] = {}
+        self._fresh: set[ServerId] = set()  # nothing has come by this connection yet
         self._outbox: list[tuple[ServerId, Message]] = []
 
     @property
@@ -47,6 +50,7 @@ class PeerFrames:
         """Begin a connection: everything that waits for an older one is dropped."""
         self._connection_count += 1
         self._writers[peer] = FrameWriter((self._boot << 32) | self._connection_count)
+        self._fresh.add(peer)
         self._outbox = [item for item in self._outbox if item[0] != peer]
         if (reader := self._readers.get(peer)) is not None:
             reader.begin_connection()
@@ -61,7 +65,14 @@ class PeerFrames:
         Raises:
             RemoteProtocolError: when it is no frame or no message of ours.
         """
-        body = self._readers.setdefault(peer, FrameReader()).body(frame)
+        reader = self._readers.setdefault(peer, FrameReader())
+        body = reader.body(frame)
+        if body is None and peer in self._fresh:
+            again = FrameReader()
+            first = again.body(frame)
+            if first is not None and decode_message(first)["type"] == "hello":
+                self._readers[peer], body = again, first
+        self._fresh.discard(peer)
         return None if body is None else decode_message(body)
 
     def send(self, peer: ServerId, message: Message) -> None:

@@ -48,11 +48,18 @@ def replay(storage: Storage, machine: StateMachine) -> Survivor:
     return Survivor(last_index, last_term, voters)
 
 
-def recover(storage: Storage, server_id: ServerId, commands: Sequence[Plain]) -> None:
+def recover(
+    storage: Storage,
+    server_id: ServerId,
+    commands: Sequence[Plain],
+    *,
+    others: Sequence[ServerId] = (),
+) -> None:
     """Make ``server_id`` the only voter, and ``commands`` the first that it commits as such.
 
-    Never do this while a majority of the voters may still live. It is written with one sync, so
-    a crash leaves all of it or nothing.
+    Never do this while a majority of the voters may still live. The log is written with one sync,
+    so a crash leaves all of it or nothing. After that, ``others`` are fenced: this server refuses
+    them for good, and dials them to tell them so.
 
     Raises:
         StorageError: when it cannot be written.
@@ -65,4 +72,9 @@ def recover(storage: Storage, server_id: ServerId, commands: Sequence[Plain]) ->
     for entry in entries:
         journal.append(entry, journal.last_index + 1, term)
     journal.sync()
+    if storage.superblock.floor is not None:
+        storage.superblock.found()  # What is lost is lost for good now.
+    if fenced := [other for other in others if other != server_id]:
+        storage.memory.fence(fenced)
+        storage.memory.save()
     _log.info("%s is now the only voter, from entry %d on", server_id, journal.last_index)

@@ -3,8 +3,8 @@
 ``cli/server/compose.py`` connects real parts by these Protocols; the simulator connects fakes.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -77,6 +77,9 @@ class RaftHealth:
     contact_age_s: dict[ServerId, float]  # since each peer was last heard of, leader's view
     elections: int
     diverged: tuple[ServerId, ...] = ()  # whose table is not that of a majority of the voters
+    unfit: Mapping[ServerId, str] = field(default_factory=dict[ServerId, str])
+    """Servers that cannot be counted on as voters, and why."""
+    alarm: str = ""  # what an operator must know beyond that
 
 
 class StateMachine(Protocol):

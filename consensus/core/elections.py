@@ -9,8 +9,15 @@ from gpupool.pool.model.ids import ServerId
 _log = logging.getLogger(__name__)
 
 
+VOTE_LOST = "?"
+"""A vote for a candidate that is not known any more; no server has this id."""
+
+
 class Elections(LibraryCore):
     """What stands around the library's own campaign and vote."""
+
+    abstains = False
+    """While True, this voter neither votes nor campaigns: it may lack what it acknowledged."""
 
     def _begin_elections(self) -> None:
         self.elections = 0
@@ -154,6 +161,14 @@ class Elections(LibraryCore):
             return
         self._voters_of_term.add(node.name)
         self.library_receives(node, message)
+
+    def forget_votes_up_to(self, term: int) -> None:
+        """Never vote in a term up to ``term``, in which this server may have voted before."""
+        if term > self.term:
+            self._step_down(term)
+        if term == self.term and self._journal.vote is None:
+            self._SyncObj__votedForNodeId = VOTE_LOST
+            self._journal.set_vote(term, VOTE_LOST)
 
     def _on_timeout_now(self, node: Peer, message: Message) -> None:
         if self.votes and message["term"] == self.term and node == self._SyncObj__raftLeader:

@@ -103,13 +103,14 @@ class RaftCore(Replication):
         """Return the instant at which a step is due if nothing arrives before."""
         if self.state == LEADER:
             return self._SyncObj__newAppendEntriesTime
-        if not self.votes or not (self._SyncObj__connectedNodes or len(self.voters) == 1):
+        alone = not (self._SyncObj__connectedNodes or len(self.voters) == 1)
+        if not self.votes or self.abstains or alone:
             return NEVER
         return self._SyncObj__raftElectionDeadline
 
     def tick(self) -> None:
         """Hold elections that are due, commit, apply, and send heartbeats that are due."""
-        if not self.votes:
+        if not self.votes or self.abstains:
             # A server without a vote never campaigns, so that one that was removed, or has not
             # been admitted, cannot disturb the others.
             self._SyncObj__raftElectionDeadline = NEVER

@@ -288,6 +288,19 @@ class Replication(Elections):
         """Return the index up to which a voter is known to have the leader's log."""
         return self._SyncObj__raftMatchIndex.get(self._peer(peer), 0)
 
+    @property
+    def matched_index(self) -> int:
+        """The index up to which this follower's log is known to be the leader's."""
+        return self._matched_index
+
+    def forget_match(self, peer: ServerId) -> None:
+        """Count no more on what a voter acknowledged: its disk has lost some of it."""
+        node = self._peer(peer)
+        if (progress := self._progress.get(node)) is not None:
+            progress.become(Mode.PROBE)
+            self._SyncObj__raftMatchIndex[node] = 0
+            self._SyncObj__raftNextIndex[node] = self._journal.last_index + 1
+
     def replicate(self) -> None:
         """Send every voter what it lacks, as far as flow control allows."""
         if self.state == LEADER:

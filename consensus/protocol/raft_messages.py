@@ -120,6 +120,21 @@ _KINDS: dict[str, tuple[int, dict[str, tuple[type, ...]]]] = {
     "alive": (16, {"applied_index": (int,)}),
     # What the sender's table made of the entries of one run of the log; ``index`` is behind it.
     "table_hash": (17, {"index": (int,), "hash": (bytes,)}),
+    # The first message of each connection; see ``promises.py``. An older build drops it.
+    "hello": (
+        18,
+        {
+            "boot": (int,),
+            "incarnation": (int,),
+            "term": (int,),
+            "last_index": (int,),
+            "repairing": (bool,),
+        },
+    ),
+    # The receiver's start ``boot`` must end: it has forgotten what it promised.
+    "refused": (19, {"boot": (int,), "reason": (str,)}),
+    # What the receiver, which repairs its log, promised to the sender.
+    "promised": (20, {"term": (int,), "index": (int,)}),
 }
 _VARYING = {"entries", "data", "command", "clock_ms"}
 _REPEATED = frozenset(kind for kind, (_, fields) in _KINDS.items() if not _VARYING & fields.keys())

@@ -421,6 +421,7 @@ def test_a_real_directory_does_what_the_fake_does(tmp_path: Path) -> None:
         "reserve",
         "snapshot-00000000000000000020",
         "snapshot-00000000000000000040",
+        "superblock",
     ]
     assert {path.stat().st_mode & 0o077 for path in directory.iterdir()} == {0}
     again = open_storage(tmp_path)

@@ -169,8 +169,9 @@ class Cluster:
             reader = self.servers[peer].readers.setdefault(server.name, FrameReader())
             body = reader.body(frame)
             assert body is not None, "a node numbers its frames"
-            text = describe(decode_message(body))
-            self.notes.append(f"{server.name} -> {peer} {text}")
+            message = decode_message(body)
+            if message["type"] != "hello":  # Every connection begins with it, at both ends.
+                self.notes.append(f"{server.name} -> {peer} {describe(message)}")
             self.in_flight.append((server.name, peer, frame))
         for callback, outcome in ready.resolved:
             callback(outcome)

@@ -1,0 +1,315 @@
+"""What servers promised each other: who has forgotten, who is a clone, who must be repaired.
+
+Raft is safe only while a voter remembers its votes and its acknowledged entries. A state directory
+that was restored from an older copy has forgotten some, and a copied one lives twice. Neither can
+notice that alone, so the others do (``storage/peer_memory.py``).
+
+On each new connection both ends say ``hello``: boot, incarnation, term and last index. The
+receiver compares that with what it remembers::
+
+    what the hello says                              what it means           what is done
+    a lower boot; the same with another incarnation  an older copy           refused
+    a term below the highest one heard from it       an older copy           refused
+    in that term, an index below an acknowledged one an older copy           refused
+    the start before the last one heard, again       the last one is a clone clone refused, this not
+    a start that was found to be a clone             a clone                 refused
+    "repairing"                                      its disk lost something told what it promised
+    a server that ``gpupool recover`` left behind    another pool            refused
+    anything else                                    a restart               remembered
+
+Refused means: nothing that it says counts here, and it is told so. It then writes that down, and
+ends: only as a new member, with a new id, may it come back.
+
+**Clones.** A clone that starts looks like a restart. But a restarted process never speaks again as
+its former self: when the former start is heard after the newer one, both live, and the newer one is
+the clone. A start that takes the place of a connection that had not ended is therefore not listened
+to for ``PROBATION_S``, within which the original dials again.
+
+**Repair.** A server whose superblock says that synced batches are missing (``floor``) neither votes
+nor campaigns. It takes entries from the leader, and what it acknowledges it holds. It serves again
+once its log reaches its floor under a leader of the floor's term or a later one; or reaches an entry
+that a leader of a later term committed in that term: such a leader was elected without this server's
+lost vote, so its log has everything that was ever committed.
+
+An older build says no hello and remembers nothing; it is not refused for that.
+"""
+
+import logging
+from dataclasses import replace
+
+from gpupool.consensus.core.library import LEADER
+from gpupool.consensus.node_context import NodeContext
+from gpupool.consensus.protocol.raft_messages import Message
+from gpupool.consensus.storage.journal import REJOIN_HINT
+from gpupool.consensus.storage.peer_memory import Remembered, Start
+from gpupool.consensus.storage.superblock import Floor
+from gpupool.pool.errors import StorageError
+from gpupool.pool.model.ids import ServerId
+
+PROBATION_S = 2.5
+"""The original dials again within 1.5 s: the pause of the server with the larger id, and TLS."""
+
+SAVE_EVERY_S = 5.0
+"""How often promises are written; starts and refusals are written at once."""
+
+FENCED = "the pool was recovered without this server, and goes on without it"
+
+_ELECTION = frozenset({"request_vote", "request_prevote", "timeout_now"})
+_TERM_ONLY = frozenset({"request_vote", "response_vote", "heartbeat", "pulled", "snapshot"})
+"""Messages whose term is the sender's own, and durable there, and which acknowledge nothing."""
+
+_log = logging.getLogger(__name__)
+
+
+class Promises:
+    """One node's memory of the others, and its own state of repair."""
+
+    def __init__(self, context: NodeContext, start: Start) -> None:
+        """Begin at ``start``; whether something must be repaired, the storage says."""
+        self._context = context
+        self._memory = context.storage.memory
+        self._superblock = context.storage.superblock
+        self._start = start
+        self._refused: dict[ServerId, str] = {}
+        self._ended_at: dict[ServerId, float] = {}
+        self._displaced: set[ServerId] = set()
+        self._probation: dict[ServerId, float] = {}
+        self._repairing: set[ServerId] = set()
+        self._save_at = context.now
+        self._urgent = False
+        self._committed = (0, 0) if self.repairing else self._memory.committed
+        self._alarm = ""
+        self._repaired = False
+        context.core.abstains = self.repairing
+
+    @property
+    def repairing(self) -> bool:
+        """True while this server may lack something that it acknowledged."""
+        return self._superblock.floor is not None
+
+    def unfit(self) -> dict[ServerId, str]:
+        """Return the servers whose votes and acknowledgements do not count, and why."""
+        found = dict.fromkeys(self._repairing, "it gets back from the others what its disk lost")
+        found |= self._refused
+        if self.repairing:
+            found[self._context.server_id] = "it gets back from the others what its disk lost"
+        return found
+
+    def alarm(self) -> str:
+        """Return what an operator must know beyond ``unfit``, or nothing."""
+        return self._alarm
+
+    def to_tell(self) -> list[ServerId]:
+        """Return the servers to dial only to tell them that they are fenced."""
+        return [server for server, told in self._memory.fenced.items() if not told]
+
+    # --- connections -------------------------------------------------------------------------
+
+    def connected(self, peer: ServerId) -> None:
+        """Say hello; a connection that takes the place of a living one is suspicious."""
+        context = self._context
+        self._probation.pop(peer, None)
+        self._displaced.discard(peer)
+        if self._ended_at.get(peer) == context.now:
+            self._displaced.add(peer)
+        self._greet(peer)
+
+    def _greet(self, peer: ServerId) -> None:
+        journal = self._context.storage.journal
+        hello: Message = {
+            "type": "hello",
+            "boot": self._start.boot,
+            "incarnation": self._start.incarnation,
+            "term": journal.term,
+            "last_index": journal.last_index,
+            "repairing": self.repairing,
+        }
+        self._context.frames.send(peer, hello)
+
+    def disconnected(self, peer: ServerId) -> None:
+        """Note when a connection ended."""
+        self._ended_at[peer] = self._context.now
+
+    # --- messages ----------------------------------------------------------------------------
+
+    def admits(self, peer: ServerId, message: Message) -> bool:
+        """Tell whether a message may have any effect here."""
+        if peer in self._refused or peer in self._memory.fenced:
+            return False
+        if peer in self._probation and self._context.now < self._probation[peer]:
+            return False
+        return not (self.repairing and message["type"] in _ELECTION)
+
+    def took(self, peer: ServerId, message: Message) -> None:
+        """Remember what a message promised; called after it had its effect."""
+        kind = message["type"]
+        if kind == "next_node_idx":
+            index = message["next_node_idx"] - 1 if message["success"] else 0
+            self._memory.promised(peer, message["term"], index)
+        elif kind == "append_entries":
+            # A leader sends only what is durable there.
+            index = max(message["prevLogIdx"], message["commit_index"])
+            self._memory.promised(peer, message["term"], index)
+            self._check_repair(message)
+            self._check_committed()
+        elif kind == "commit":
+            self._memory.promised(peer, message["term"], message["commit_index"])
+        elif kind in _TERM_ONLY:
+            self._memory.promised(peer, message["term"], 0)
+
+    def on_hello(self, peer: ServerId, message: Message) -> None:
+        """Compare a server's hello with what is remembered of it."""
+        known = self._memory.of(peer)
+        start = Start(message["boot"], message["incarnation"])
+        if peer in self._memory.fenced:
+            self._refuse(peer, FENCED, start.boot)
+            return
+        if start == known.former != Start():
+            _log.error(
+                "server %s lives twice: its start %d is heard after start %d, whose state "
+                "directory must be a copy; that one is refused",
+                peer,
+                start.boot,
+                known.start.boot,
+            )
+            known = replace(known, start=known.former, former=Start(), clone=known.start)
+            self._memory.set(peer, known)
+            self._urgent = True
+        reason = _objection(known, start, message)
+        if reason:
+            self._refuse(peer, reason, start.boot)
+            return
+        self._refused.pop(peer, None)
+        if start != known.start:
+            self._begin(peer, known, start)
+        if message["repairing"]:
+            self._help(peer)
+        else:
+            self._repairing.discard(peer)
+
+    def _begin(self, peer: ServerId, known: Remembered, start: Start) -> None:
+        self._memory.set(peer, replace(known, start=start, former=known.start))
+        self._urgent = True
+        if peer in self._displaced and known.start != Start():
+            self._probation[peer] = self._context.now + PROBATION_S
+
+    def _help(self, peer: ServerId) -> None:
+        """Tell a server that is being repaired what it promised here; count on none of it."""
+        self._repairing.add(peer)
+        known = self._memory.of(peer)
+        told: Message = {"type": "promised", "term": known.term, "index": known.index}
+        self._context.frames.send(peer, told)
+        if self._context.core.state == LEADER:
+            self._context.core.forget_match(peer)
+
+    def _refuse(self, peer: ServerId, reason: str, boot: int) -> None:
+        if self._refused.get(peer) != reason:
+            self._refused[peer] = reason
+            _log.error("server %s is refused: %s; on it: gpupool rejoin", peer, reason)
+        if self._memory.fenced.get(peer) is False:
+            self._memory.fenced[peer] = True
+            self._memory.dirty = self._urgent = True
+        refused: Message = {"type": "refused", "boot": boot, "reason": reason}
+        self._context.frames.send(peer, refused)
+
+    def on_refused(self, peer: ServerId, message: Message) -> None:
+        """End: another server remembers what this one has forgotten.
+
+        Raises:
+            StorageError: always, unless an earlier start was meant.
+        """
+        if message["boot"] != self._start.boot:
+            return
+        why = f"server {peer} says: {message['reason'][:500]}"
+        self._context.storage.forget(why)
+        raise StorageError("this server may not take part any more", why=why, hint=REJOIN_HINT)
+
+    def on_promised(self, peer: ServerId, message: Message) -> None:
+        """Learn what this server promised, which its own superblock may not know."""
+        if self._superblock.floor is not None:
+            _log.info("%s remembers entry %d of this server", peer, message["index"])
+            self._superblock.lose(Floor(message["term"], message["index"]))
+            self._context.core.forget_votes_up_to(message["term"])
+
+    # --- repair ------------------------------------------------------------------------------
+
+    def _check_repair(self, message: Message) -> None:
+        """End the repair when the log reaches what was promised; see the module."""
+        floor, core = self._superblock.floor, self._context.core
+        if floor is None or message["term"] != core.term:
+            return
+        match, commit, term = core.matched_index, message["commit_index"], core.term
+        whole = term >= floor.term and match >= floor.index > 0
+        later = term > floor.term and commit <= match
+        if whole or (later and self._context.storage.journal.term_at(commit) == term):
+            self._repaired = True
+
+    def synced(self) -> None:
+        """After a sync: end a repair whose entries are durable now, and write what is due."""
+        if self._repaired:
+            self._repaired = False
+            self._superblock.found()
+            self._context.core.abstains = False
+            _log.warning("this server has back what its disk had lost, and votes again")
+            for peer in sorted(self._context.frames.connected()):
+                self._greet(peer)
+        now = self._context.now
+        if not self._urgent and now < self._save_at:
+            return
+        self._note_committed()
+        if self._memory.dirty:
+            self._memory.save()
+        self._urgent, self._save_at = False, now + SAVE_EVERY_S
+
+    # --- entries that were committed -----------------------------------------------------------
+
+    def _note_committed(self) -> None:
+        core = self._context.core
+        index = core.commit_index
+        term = self._context.storage.journal.term_at(index)
+        if term is not None and index > self._memory.committed[1] and term > 0:
+            self._memory.committed = (term, index)
+            self._memory.dirty = True
+
+    def _check_committed(self) -> None:
+        """Raise the alarm when an entry that was known to be committed had to give way."""
+        term, index = self._committed
+        if not index:
+            return
+        journal = self._context.storage.journal
+        if index > journal.base_index and journal.term_at(index) != term:
+            self._alarm = (
+                f"entry {index} of term {term} was committed and is lost: most of the servers "
+                "that had acknowledged it have forgotten it"
+            )
+            _log.error("%s", self._alarm)
+            self._committed = (0, 0)
+        elif self._context.core.commit_index >= index:
+            self._committed = (0, 0)
+
+
+def _objection(known: Remembered, start: Start, hello: Message) -> str:
+    """Return what a server has forgotten, or why it is a clone; nothing when all is well."""
+    if start == known.clone != Start():
+        return "its state directory is a copy of one that is in use"
+    if hello["repairing"]:
+        return ""
+    if start.boot < known.start.boot:
+        return (
+            f"its state directory is an old copy: it has started {known.start.boot} times, and "
+            f"knows of {start.boot}"
+        )
+    told = start.incarnation and known.start.incarnation
+    if start.boot == known.start.boot and told and start != known.start:
+        return f"its state directory is an old copy: another process made its start {start.boot}"
+    if hello["term"] < known.term:
+        return (
+            f"its state directory is an old copy: it was in term {known.term}, and knows of "
+            f"{hello['term']}"
+        )
+    if hello["term"] == known.term and hello["last_index"] < known.index:
+        return (
+            f"its state directory is an old copy: it had entry {known.index}, and its log ends "
+            f"at {hello['last_index']}"
+        )
+    return ""

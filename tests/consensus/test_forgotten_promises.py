@@ -1,0 +1,471 @@
+"""Servers that forgot, live twice, lost a part of their disk, or were left behind by ``recover``."""
+
+import copy
+import logging
+from collections.abc import Sequence
+
+import pytest
+from raft_world import MemoryDisk, Register, World
+
+from gpupool.consensus.node import RaftNode
+from gpupool.consensus.recovery import recover, replay
+from gpupool.consensus.storage.journal import JOURNAL
+from gpupool.consensus.storage.peer_memory import MEMORY, PeerMemory, Remembered, Start
+from gpupool.consensus.storage.store import Storage
+from gpupool.consensus.storage.superblock import SUPERBLOCK, Superblock
+from gpupool.pool.errors import StorageError
+from gpupool.pool.model.ids import Plain, ServerId
+
+
+class ForgetfulWorld(World):
+    """A world whose servers draw incarnations, and whose directories can be swapped."""
+
+    starts = 0
+    ended: dict[ServerId, StorageError]
+
+    def __init__(self, seed: int, **arguments: int) -> None:
+        self.ended = {}
+        super().__init__(seed, **arguments)
+
+    def boot(self, name: ServerId) -> None:
+        self.starts += 1
+        starts = self.starts
+        make = RaftNode.__init__
+
+        def with_incarnation(node: RaftNode, server: ServerId, **arguments: object) -> None:
+            make(node, server, incarnation=starts, **arguments)  # type: ignore[arg-type]
+
+        RaftNode.__init__ = with_incarnation  # type: ignore[method-assign]
+        try:
+            super().boot(name)
+        finally:
+            RaftNode.__init__ = make  # type: ignore[method-assign]
+
+    def _deliver(self, source: ServerId, target: ServerId, epoch: int, frame: bytes) -> None:
+        try:
+            super()._deliver(source, target, epoch, frame)
+        except StorageError as error:
+            self.ended[target] = error
+            self.crash(target)
+
+    def put(self, name: ServerId, command: Plain) -> None:
+        """Propose at ``name`` until it is acknowledged."""
+        known = len(self.acknowledged)
+        for _ in range(20):
+            self.propose(name, command, ttl_s=1.0)
+            self.run(0.5)
+            if len(self.acknowledged) > known:
+                return
+        pytest.fail(f"{command!r} was not committed")
+
+    def healthy(self) -> None:
+        self.run_until(lambda: self.leader() is not None)
+        self.run(1.0)
+
+    def followers(self) -> list[ServerId]:
+        return [name for name in self.names if name != self.leader()]
+
+    def cut(self, name: ServerId, to: int | None = None, *, flip: int | None = None) -> None:
+        """Damage the journal of a stopped server."""
+        inode = self.servers[name].disk.inodes[JOURNAL]
+        if to is not None:
+            del inode.data[to:]
+        if flip is not None:
+            inode.data[flip] ^= 1
+        inode.synced = bytes(inode.data)
+
+
+def started(seed: int = 1, *, voters: int = 3) -> ForgetfulWorld:
+    world = ForgetfulWorld(seed, voters=voters)
+    world.healthy()
+    return world
+
+
+def logs(world: World) -> Sequence[Register]:
+    return [server.machine for server in world.alive()]
+
+
+# --- old copies ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("while_running", [False, True])
+def test_a_voter_restored_under_the_same_leader_is_refused(while_running: bool) -> None:
+    world = started()
+    leader = world.leader()
+    assert leader is not None
+    victim = world.followers()[0]
+    if while_running:
+        old = copy.deepcopy(world.servers[victim].disk)
+    else:
+        world.crash(victim)
+        old = copy.deepcopy(world.servers[victim].disk)
+        world.boot(victim)
+    world.run(1.0)
+    for number in range(3):
+        world.put(leader, f"after {number}")
+    world.crash(victim)
+    world.run(0.2)
+    world.servers[victim].disk = old
+    world.boot(victim)
+    world.run(2.0)
+    assert "old copy" in str(world.ended[victim].why)
+    assert "gpupool rejoin" in world.ended[victim].hint
+    health = world.node(leader).health(world.local(world.servers[leader]))
+    assert "old copy" in health.unfit[victim]
+    with pytest.raises(StorageError, match="may not take part"):
+        world.boot(victim)  # Not even after its peers have gone.
+    world.put(leader, "the two others go on")
+
+
+def test_amnesia_raises_the_alarm_when_one_that_knows_comes_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = started()
+    leader = world.leader()
+    assert leader is not None
+    a, b = world.followers()
+    world.crash(b)
+    world.crash(a)
+    old = copy.deepcopy(world.servers[a].disk)
+    world.boot(a)
+    world.healthy()
+    leader = world.leader()
+    assert leader is not None
+    knows = leader if leader != a else next(n for n in world.names if n not in (a, b))
+    world.put(leader, "gone 1")
+    world.put(leader, "gone 2")
+    world.run(6.0)  # What is known is written down now and then.
+    world.crash(a)
+    world.crash(knows)
+    world.servers[a].disk = old
+    world.boot(a)
+    world.boot(b)
+    world.run(2.0)
+    assert world.leader() is not None, "nobody alive remembers: two of three go on"
+    world.applied.clear()
+    # The world's own checks would stop here, as they should: acknowledged entries are lost.
+    world.acknowledged.clear()
+    caplog.clear()
+    world.boot(knows)
+    world.run(3.0)
+    assert "old copy" in str(world.ended[a].why)
+    health = world.node(knows).health(world.local(world.servers[knows]))
+    assert "was committed and is lost" in health.alarm
+    assert "is refused" in caplog.text
+    survivor = world.leader()
+    assert survivor in (b, knows)
+    assert survivor is not None
+    world.put(survivor, "the others go on")
+
+
+def test_true_restarts_are_welcome_at_once() -> None:
+    world = started()
+    for number in range(12):
+        victim = world.names[number % 3]
+        world.crash(victim, power=number % 2 == 0)
+        world.run(0.05 * number)
+        world.boot(victim)
+        world.healthy()
+        leader = world.leader()
+        assert leader is not None
+        world.put(leader, number)
+    world.run(1.0)
+    assert not world.ended
+    for name in world.names:
+        health = world.node(name).health(world.local(world.servers[name]))
+        assert (dict(health.unfit), health.alarm) == ({}, "")
+
+
+# --- clones ----------------------------------------------------------------------------------
+
+
+class Pair:
+    """A node and the peer that a test plays, with the greeting of each of its processes."""
+
+    def __init__(self) -> None:
+        from lone_node import Lone
+
+        self.lone = Lone(("me", "b", "c"))
+        self.node = self.lone.node
+
+    def hello(self, boot: int, incarnation: int, *, last_index: int = 2, term: int = 1) -> None:
+        from gpupool.consensus.protocol.raft_messages import FrameWriter
+
+        peer = ServerId("b")
+        self.lone.writers[peer] = FrameWriter(boot << 32 | 1)
+        self.node.disconnected(peer, self.lone.now)
+        self.node.connected(peer, self.lone.now)
+        self.sent = self.lone.take(
+            "b",
+            "hello",
+            boot=boot,
+            incarnation=incarnation,
+            term=term,
+            last_index=last_index,
+            repairing=False,
+        )
+
+    def refusals(self) -> list[str]:
+        return [m["reason"] for peer, m in self.sent if peer == "b" and m["type"] == "refused"]
+
+    def votes(self) -> bool:
+        sent = self.lone.take(
+            "b", "request_prevote", term=50, last_log_index=90, last_log_term=40
+        )
+        return any(m["type"] == "response_prevote" and m["granted"] for _, m in sent)
+
+
+def test_a_clone_is_refused_and_the_original_stays() -> None:
+    pair = Pair()
+    pair.hello(4, 44)
+    assert pair.votes()
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)  # It takes the place of a connection that lives.
+    assert not pair.refusals()
+    assert not pair.votes(), "a start that may be a clone's is not listened to yet"
+    pair.lone.tick(1.0)
+    pair.hello(4, 44)  # The original is still there.
+    assert not pair.refusals()
+    assert pair.votes()
+    pair.hello(5, 55)
+    assert pair.refusals() == ["its state directory is a copy of one that is in use"]
+    assert not pair.votes()
+    pair.hello(4, 44)
+    assert pair.votes()
+    pair.lone.tick(1.0)
+    pair.lone.restart()
+    pair.node = pair.lone.node
+    pair.hello(5, 55)
+    assert pair.refusals(), "that is remembered"
+    pair.hello(5, 66)
+    assert not pair.refusals(), "a restart of the original"
+
+
+def test_a_restart_that_takes_the_place_of_a_dead_connection_is_heard_soon() -> None:
+    pair = Pair()
+    pair.hello(4, 44)
+    pair.lone.tick(1.0)
+    pair.hello(5, 55)
+    assert not pair.votes()
+    pair.lone.tick(3.0)
+    assert pair.votes()
+
+
+@pytest.mark.parametrize(
+    ("boot", "incarnation", "term", "last_index", "said"),
+    [
+        (3, 33, 9, 99, "it has started 4 times, and knows of 3"),
+        (4, 45, 9, 99, "another process made its start 4"),
+        (5, 55, 6, 99, "it was in term 7, and knows of 6"),
+        (5, 55, 7, 39, "it had entry 40, and its log ends at 39"),
+        (5, 55, 7, 40, None),
+        (5, 55, 8, 3, None),
+        (4, 44, 7, 40, None),
+    ],
+)
+def test_what_is_remembered_and_what_is_said(
+    boot: int, incarnation: int, term: int, last_index: int, said: str | None
+) -> None:
+    pair = Pair()
+    pair.hello(4, 44)
+    pair.node.storage.memory.promised(ServerId("b"), 7, 40)
+    pair.lone.tick(6.0)
+    pair.lone.restart()  # It is written down.
+    pair.node = pair.lone.node
+    pair.hello(boot, incarnation, term=term, last_index=last_index)
+    assert [said in reason for reason in pair.refusals() if said] == [True] * bool(said)
+    assert bool(pair.refusals()) == bool(said)
+
+
+def test_a_memory_that_was_lost_accuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    disk = MemoryDisk()
+    memory = PeerMemory(disk)
+    memory.set(ServerId("b"), Remembered(Start(4, 44), term=7, index=40))
+    memory.fence([ServerId("c")])
+    memory.save()
+    assert PeerMemory(disk).servers == memory.servers
+    assert PeerMemory(disk).fenced == {"c": False}
+    whole = bytes(disk.inodes[MEMORY].data)
+    for position in range(len(whole)):
+        disk.inodes[MEMORY].data = bytearray(whole)
+        disk.inodes[MEMORY].data[position] ^= 4
+        assert not PeerMemory(disk).servers
+    assert "is lost" in caplog.text
+
+
+# --- lost tails --------------------------------------------------------------------------------
+
+
+def with_entries() -> tuple[ForgetfulWorld, ServerId, list[int]]:
+    """Return a world, a stopped follower of it, and the ends of the batches of its journal."""
+    world = started()
+    leader = world.leader()
+    assert leader is not None
+    for number in range(6):
+        world.put(leader, f"entry {number}")
+    victim = world.followers()[0]
+    world.crash(victim)
+    return world, victim, batch_ends(bytes(world.servers[victim].disk.inodes[JOURNAL].data))
+
+
+def batch_ends(data: bytes) -> list[int]:
+    ends, offset = list[int](), 16
+    while offset < len(data):
+        offset += 24 + int.from_bytes(data[offset + 4 : offset + 8], "little")
+        ends.append(offset)
+    return ends
+
+
+@pytest.mark.parametrize("part", [0.14, 0.3, 0.34, 0.53, 0.74, 0.77, 0.99, 1.0])
+def test_a_cut_in_the_synced_part_is_noticed_and_repaired(
+    part: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, victim, ends = with_entries()
+    size = ends[-2] if part == 1.0 else max(int(ends[-1] * part), ends[1] - 1)
+    world.cut(victim, to=size)
+    caplog.set_level(logging.WARNING)
+    world.boot(victim)
+    node = world.node(victim)
+    assert "may have been acknowledged" in caplog.text
+    assert "never acknowledged" not in caplog.text
+    assert victim in node.health(0.0).unfit
+    assert node.core.abstains
+    world.run(2.0)
+    assert "votes again" in caplog.text
+    assert not world.node(victim).core.abstains
+    world.settle()
+    assert not world.ended
+    assert not world.node(victim).storage.superblock.floor
+    for name in world.names:
+        assert not world.node(name).health(0.0).unfit
+
+
+def test_a_flip_in_the_newest_batch_is_repaired(caplog: pytest.LogCaptureFixture) -> None:
+    world, victim, ends = with_entries()
+    data = world.servers[victim].disk.inodes[JOURNAL].data
+    # The newest batch may be a seal; cut that, so that the newest one holds entries.
+    while ends[-1] - ends[-2] == 24:
+        ends.pop()
+    world.cut(victim, to=ends[-1], flip=(ends[-2] + ends[-1]) // 2)
+    assert len(data) == ends[-1]
+    caplog.set_level(logging.WARNING)
+    world.boot(victim)
+    assert "may have been acknowledged" in caplog.text
+    world.run(2.0)
+    assert "votes again" in caplog.text
+    world.settle()
+
+
+def test_a_server_under_repair_elects_nobody_that_lacks_what_it_acknowledged() -> None:
+    world = started()
+    leader = world.leader()
+    assert leader is not None
+    behind, victim = world.followers()
+    world.crash(behind)
+    world.put(leader, "acknowledged by two")
+    world.crash(victim)
+    world.crash(leader)
+    journal = world.servers[victim].disk.inodes[JOURNAL].data
+    world.cut(victim, to=batch_ends(bytes(journal))[1])
+    world.boot(victim)
+    world.boot(behind)
+    world.run(5.0)
+    assert world.leader() is None, "the one that has the entry must come first"
+    world.boot(leader)
+    world.run(3.0)
+    world.settle()
+    assert not world.ended
+
+
+def test_the_repair_goes_on_after_another_crash() -> None:
+    world, victim, ends = with_entries()
+    others = [name for name in world.names if name != victim]
+    for name in others:
+        world.crash(name)
+    term = world.servers[victim].disk
+    known = Superblock(term).known
+    assert known is not None
+    world.cut(victim, to=ends[2])
+    for _ in range(3):
+        world.boot(victim)
+        world.run(1.0)
+        assert world.node(victim).core.abstains
+        assert world.node(victim).core.term >= known.term, "votes are not lost"
+        world.crash(victim, power=True)
+    world.settle()
+
+
+def test_what_no_superblock_knows_is_torn_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    world, victim, ends = with_entries()
+    disk = world.servers[victim].disk
+    disk.inodes[SUPERBLOCK].data[:] = disk.inodes[SUPERBLOCK].synced = bytes(8192)
+    world.cut(victim, to=ends[-3] + 30)
+    world.boot(victim)
+    assert "never acknowledged" in caplog.text
+    world.run(2.0)
+    # The leader remembers, where the disk does not.
+    assert "its log ends at" in str(world.ended[victim].why)
+
+
+def test_one_sync_for_each_batch_is_all_that_a_superblock_costs() -> None:
+    disk = MemoryDisk()
+    storage = Storage(disk, create=True)
+    syncs = disk.syncs
+    for index in range(2, 30):
+        storage.journal.append(b"\x00x", index, 1)
+        storage.journal.sync()
+    assert disk.syncs == syncs + 28
+    known = Superblock(disk).known
+    assert known is not None
+    assert known.last_index == 29
+
+
+def test_a_superblock_that_a_power_loss_undid_raises_no_alarm() -> None:
+    import random
+
+    for seed in range(200):
+        rng = random.Random(seed)
+        disk = MemoryDisk()
+        journal = Storage(disk, create=True).journal
+        for index in range(2, 12):
+            journal.append(b"\x00" + bytes(rng.randrange(3000)), index, 1)
+            if rng.random() < 0.8:
+                journal.sync()
+            if rng.random() < 0.1:
+                disk.lose_power(rng)
+                storage = Storage(disk, create=False)
+                assert storage.superblock.floor is None
+                break
+
+
+# --- recover -----------------------------------------------------------------------------------
+
+
+def test_recover_fences_those_that_it_left_behind() -> None:
+    world = started()
+    leader = world.leader()
+    assert leader is not None
+    world.put(leader, "before")
+    survivor, *others = world.names
+    for name in world.names:
+        world.crash(name)
+    storage = Storage(world.servers[survivor].disk, create=False)
+    replay(storage, Register())
+    recover(storage, survivor, [], others=others)
+    storage.close()
+    world.boot(survivor)
+    assert set(world.node(survivor).peers()) >= set(others), "it dials them to tell them"
+    world.healthy()
+    assert world.leader() == survivor
+    world.leaders.clear()
+    for name in others:
+        world.boot(name)
+    world.run(3.0)
+    assert set(world.ended) == set(others)
+    for name in others:
+        assert "the pool was recovered without this server" in str(world.ended[name].why)
+        with pytest.raises(StorageError, match="may not take part"):
+            world.boot(name)
+    world.put(survivor, "it goes on alone")
+    told = world.node(survivor).storage.memory.fenced
+    assert told == dict.fromkeys(others, True), "told once is enough"
