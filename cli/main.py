@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "restore": ("restore", "Restore a backup into a new pool."),
     "door": ("run:door", "Show what the array door covers."),
     "doctor": ("doctor:command", "Check the path from here to the pool."),
+    "rejoin": ("rejoin:command", "Make a server that has forgotten something a new member."),
     "recover": ("recover:command", "Go on alone, after most servers were lost for good."),
     "config": ("about:config", "Show every setting and where it comes from."),
     "completion": ("about:completion", "Print the completion script of a shell."),

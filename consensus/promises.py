@@ -27,9 +27,9 @@ to for ``PROBATION_S``, within which the original dials again.
 
 **Repair.** A server whose superblock says that synced batches are missing (``floor``) neither votes
 nor campaigns. It takes entries from the leader, and what it acknowledges it holds. It serves again
-once its log reaches its floor under a leader of the floor's term or a later one; or reaches an entry
-that a leader of a later term committed in that term: such a leader was elected without this server's
-lost vote, so its log has everything that was ever committed.
+once its log reaches its floor under a leader of the floor's term or a later one; or reaches an
+entry that a leader of a later term committed in that term: no vote that this server may have lost
+made it the leader, so its log has everything that was ever committed.
 
 An older build says no hello and remembers nothing; it is not refused for that.
 """
@@ -51,8 +51,6 @@ PROBATION_S = 2.5
 
 SAVE_EVERY_S = 5.0
 """How often promises are written; starts and refusals are written at once."""
-
-FENCED = "the pool was recovered without this server, and goes on without it"
 
 _ELECTION = frozenset({"request_vote", "request_prevote", "timeout_now"})
 _TERM_ONLY = frozenset({"request_vote", "response_vote", "heartbeat", "pulled", "snapshot"})
@@ -162,7 +160,7 @@ class Promises:
         known = self._memory.of(peer)
         start = Start(message["boot"], message["incarnation"])
         if peer in self._memory.fenced:
-            self._refuse(peer, FENCED, start.boot)
+            self._refuse(peer, self._memory.why_fenced, start.boot)
             return
         if start == known.former != Start():
             _log.error(

@@ -2,7 +2,9 @@
 
 Raft has no safe way out of that, so this happens offline and by a person's order. Everything in
 the survivor's log becomes committed, whether it ever was; what only the others had is lost. The
-others must never return with what they remember: a majority of them would grant on their own.
+others must never return with what they remember: a majority of them would grant on their own. So
+they are fenced: the survivor dials them, and one that hears of it ends for good. Those that return
+where the survivor cannot be reached do not hear of it.
 """
 
 import logging
@@ -54,12 +56,13 @@ def recover(
     commands: Sequence[Plain],
     *,
     others: Sequence[ServerId] = (),
+    why: str = "the pool was recovered without this server",
 ) -> None:
     """Make ``server_id`` the only voter, and ``commands`` the first that it commits as such.
 
     Never do this while a majority of the voters may still live. The log is written with one sync,
     so a crash leaves all of it or nothing. After that, ``others`` are fenced: this server refuses
-    them for good, and dials them to tell them so.
+    them for good, and dials them to tell them ``why``.
 
     Raises:
         StorageError: when it cannot be written.
@@ -75,6 +78,6 @@ def recover(
     if storage.superblock.floor is not None:
         storage.superblock.found()  # What is lost is lost for good now.
     if fenced := [other for other in others if other != server_id]:
-        storage.memory.fence(fenced)
+        storage.memory.fence(fenced, why)
         storage.memory.save()
     _log.info("%s is now the only voter, from entry %d on", server_id, journal.last_index)

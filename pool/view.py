@@ -178,6 +178,10 @@ class Telemetry:
     counters: dict[str, int] = field(default_factory=dict[str, int])
 
 
+ALARM = "alarm: "
+"""Begins a warning that makes the pool unhealthy although it may still grant."""
+
+
 def visible(text: str) -> str:
     """Return ``text`` without what would move a terminal's cursor or change its colours.
 
@@ -212,7 +216,8 @@ def build_view(
         commit_index=health.commit_index,
         applied_index=health.applied_index,
         voters=health.voters,
-        connected=health.connected,
+        # What cannot be counted on is no part of a quorum, connected or not.
+        connected=tuple(peer for peer in health.connected if peer not in health.unfit),
         quorum=has_quorum(health),
         majority_age_s=health.majority_age_s,
         elections=health.elections,
@@ -369,6 +374,12 @@ def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -
             "this server is not in touch with a majority of the voters: nothing is granted here, "
             f"and what it shows may be old{contact}"
         )
+    for server, why in sorted(health.unfit.items()):
+        name = state.servers[server].name if server in state.servers else server
+        hint = "; on it: gpupool rejoin" if "gets back" not in why and "lacks" not in why else ""
+        warnings.append(f"{ALARM}{visible(name)} does not count as a voter: {visible(why)}{hint}")
+    if health.alarm:
+        warnings.append(f"{ALARM}{health.alarm}")
     if len(state.voters()) == 2:
         warnings.append(
             "with two servers the failure of either stops all grants; a third one cures that, "

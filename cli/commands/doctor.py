@@ -14,6 +14,7 @@ from gpupool.cli.lib.connect import connected, credentials_file, run_async, stor
 from gpupool.cli.lib.output import print_json
 from gpupool.cli.lib.values import duration_text
 from gpupool.pool.errors import ExitCode, GpupoolError
+from gpupool.pool.view import ALARM
 
 if TYPE_CHECKING:
     from gpupool.pool.view import PoolView
@@ -98,7 +99,12 @@ async def _pool(given: str | None, credentials: "Credentials") -> tuple[bool, li
     if view is not None:
         findings.append(_quorum(view))
         findings.append(_clock(view.now))
-        findings += [Finding("pool", WARN, warning) for warning in view.warnings[:5]]
+        findings += [
+            Finding(
+                "pool", FAIL if warning.startswith(ALARM) else WARN, warning.removeprefix(ALARM)
+            )
+            for warning in view.warnings[:5]
+        ]
     return any(f.check == "server" and f.result == GOOD for f in findings), findings
 
 

@@ -129,7 +129,7 @@ def command(
     Runs until it is told to stop (SIGTERM or Ctrl-C): then it takes no new leases, gives running
     programs --drain-timeout, and ends. A second signal ends it at once.
     """
-    token = _given_token(token, token_file, address)
+    token = given_token(token, token_file, address)
     if ca and token:
         raise UsageError("--ca is for a new pool", hint="leave out --ca or --token")
     if witness and emulate is not None:
@@ -166,7 +166,8 @@ def command(
     run_async(partial(serve, options, log))
 
 
-def _given_token(token: str | None, token_file: str | None, address: Address | None) -> str | None:
+def given_token(token: str | None, token_file: str | None, address: Address | None) -> str | None:
+    """Return the token of either option; raises ``UsageError`` when they do not fit."""
     if token and token_file:
         raise UsageError("--token and --token-file exclude each other", hint="give one of them")
     if token_file:

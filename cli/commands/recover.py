@@ -16,6 +16,7 @@ from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 if TYPE_CHECKING:
     from gpupool.cli.server.state_dir import StateDir
     from gpupool.consensus.recovery import Survivor
+    from gpupool.pool.model.ids import ServerId
     from gpupool.pool.model.state import PoolState, Server
 
 ANSWER_S = 2.0
@@ -37,8 +38,11 @@ def command(state_dir: str | None, force: bool) -> int:
     1. On every survivor: stop it, then "gpupool recover". Choose the one with the highest term,
        and of these the one with the most entries.
     2. There: "gpupool recover --force", then "gpupool join".
-    3. Everywhere else: delete the old state directory, then join with a new token. A server that
-       starts with its old directory would go on with the old pool.
+    3. Everywhere else: "gpupool rejoin" with a new token. The survivor dials the others and tells
+       them that they were removed, which ends them; where it cannot reach them, a majority of them
+       would go on with the old pool.
+
+    The only server of a pool whose journal has lost its end goes on in the same way, without it.
     """
     from gpupool.cli.server.state_dir import open_state_dir
 
@@ -72,6 +76,10 @@ class _Case:
         """Return the servers that would be removed."""
         return [server for server in self.pool.servers.values() if server.id != self.me.id]
 
+    def other_ids(self) -> "list[ServerId]":
+        """Return the others' ids, voters that the table does not know included."""
+        return sorted({*(s.id for s in self.others), *self.survivor.voters} - {self.me.id})
+
     def voter_names(self) -> str:
         """Return who votes, for people."""
         servers = self.pool.servers
@@ -93,7 +101,8 @@ def _recover(state: "StateDir", *, force: bool) -> int:
     try:
         machine = PoolMachine(PoolState())
         survivor = replay(storage, machine)
-        case = _examined(state, machine.state, survivor)
+        lost = storage.superblock.floor is not None
+        case = _examined(state, machine.state, survivor, lost=lost)
         _require_loss(case)
         _describe(case)
         if not force:
@@ -107,7 +116,8 @@ def _recover(state: "StateDir", *, force: bool) -> int:
             wrap(RemoveServer(server.id, "gpupool recover"), at_ms=at_ms, ttl_ms=0)
             for server in case.others
         ]
-        recover(storage, case.me.id, removals)
+        why = f"this server was removed from pool {case.pool.name}, which was recovered without it"
+        recover(storage, case.me.id, removals, others=case.other_ids(), why=why)
     finally:
         storage.close()
     say(f"gpupool: {case.me.name} is now the only server of pool {case.pool.name}")
@@ -115,7 +125,7 @@ def _recover(state: "StateDir", *, force: bool) -> int:
     return 0
 
 
-def _examined(state: "StateDir", pool: "PoolState", survivor: "Survivor") -> _Case:
+def _examined(state: "StateDir", pool: "PoolState", survivor: "Survivor", *, lost: bool) -> _Case:
     """Return the case; raises when this server cannot carry the pool on."""
     from gpupool.cli.server.state_dir import CA_KEY
 
@@ -127,7 +137,7 @@ def _examined(state: "StateDir", pool: "PoolState", survivor: "Survivor") -> _Ca
             why="its table does not know it: it was removed, or never got that far",
             hint="recover another server",
         )
-    if set(survivor.voters) == {me.id}:
+    if set(survivor.voters) == {me.id} and not lost:
         raise UsageError(
             f"{me.name} is the only voter already",
             hint='there is nothing to recover: "gpupool join" starts it',
@@ -143,7 +153,7 @@ def _require_loss(case: _Case) -> None:
     answering = run_async(lambda: _answering(voters))
     needed = len(case.survivor.voters) // 2 + 1
     mine = case.me.id in case.survivor.voters
-    if len(answering) + mine >= needed:
+    if voters and len(answering) + mine >= needed:
         also = f", and with {case.me.name} that is" if mine else ":"
         raise GpupoolError(
             f"pool {case.pool.name} is not lost",
@@ -194,8 +204,9 @@ def _describe(case: _Case) -> None:
         "has not heard of. What its log holds is kept, even if it was never confirmed to anybody.",
         "",
         "The others must never start again with their old state directories: together they would",
-        "go on with the old pool and grant their GPUs a second time. Delete the directories; a",
-        'machine comes back with a token of "gpupool token create --server".',
+        "go on with the old pool and grant their GPUs a second time. Those that this server reaches",
+        'are told, and end. A machine comes back by "gpupool rejoin" with a token of',
+        '"gpupool token create --server".',
     ]
     if not case.has_ca_key:
         lines += [

@@ -13,6 +13,7 @@ from gpupool.cli.tui.screen import gpu_counts, quorum_counts
 from gpupool.pool.errors import ExitCode, StorageError
 from gpupool.pool.model.state import Filter
 from gpupool.pool.scheduling.filters import filter_text, first_mismatch
+from gpupool.pool.view import ALARM
 
 SVG_WIDTH, SVG_HEIGHT = 130, 34
 
@@ -22,6 +23,7 @@ def problems(snapshot: PoolSnapshot) -> list[str]:
     found: list[str] = []
     if not snapshot.view.raft.quorum:
         found.append(f"server {snapshot.view.answered_by} is not in touch with a majority")
+    found += [w.removeprefix(ALARM) for w in snapshot.view.warnings if w.startswith(ALARM)]
     for row in server_rows(snapshot):
         if row.server.state == "down":
             found.append(f"server {row.server.name} is down: {row.server.reason}")
@@ -35,7 +37,8 @@ def problems(snapshot: PoolSnapshot) -> list[str]:
 def status(credentials: str | None, wide: bool, in_ascii: bool, as_json: bool) -> int:
     """Show servers, GPUs, leases and the health of the pool.
 
-    Exits with 3 when the pool answers and is not healthy: no quorum, or a server is down.
+    Exits with 3 when the pool answers and is not healthy: no quorum, a server is down, or a voter
+    does not count.
     """
     snapshot = fetch_snapshot(credentials)
     wrong = problems(snapshot)
@@ -77,7 +80,8 @@ def _print_summary(snapshot: PoolSnapshot) -> None:
         f"leases {len(view.leases)}, waiting {len(view.waiting)}"
     )
     for warning in view.warnings:
-        console.print(Text(f"! {warning}", "bold red" if not view.raft.quorum else "yellow"))
+        bad = not view.raft.quorum or warning.startswith(ALARM)
+        console.print(Text(f"! {warning}", "bold red" if bad else "yellow"))
     console.print()
 
 

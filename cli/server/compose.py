@@ -44,9 +44,9 @@ from gpupool.cli.server.state_dir import (
 from gpupool.cli.server.systemd import make_runtime_dir, notify_systemd
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.storage.store import Storage, open_storage
-from gpupool.pool.errors import GpupoolError
+from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
-from gpupool.pool.model.commands import Command, DrainServer, EndLease
+from gpupool.pool.model.commands import Command, DrainServer, EndLease, RemoveServer
 from gpupool.pool.model.ids import LeaseId, ServerId
 from gpupool.pool.model.state import PartStatus, PoolState
 from gpupool.pool.transitions.leases import encryption_of
@@ -141,6 +141,7 @@ class _Server:
         tls = self._state.tls_identity()
         authority = self._authority(tls.ca_pem)
         storage = open_storage(self._state.path)
+        self._refuse_lone_loss(storage)
         links = PeerTransport(
             tls,
             clock=self._clock,
@@ -183,7 +184,9 @@ class _Server:
             save_key=lambda pem: self._state.write(CA_KEY, pem),
         )
         try:
-            await self._run_parts(listeners, replicated_log, links, host, server, founded=founded)
+            await self._run_parts(
+                listeners, storage, replicated_log, links, host, server, founded=founded
+            )
         finally:
             replicated_log.close()
             remove_tree(runtime_dir)
@@ -192,6 +195,7 @@ class _Server:
     async def _run_parts(
         self,
         listeners: list[trio.SocketListener],
+        storage: Storage,
         replicated_log: RaftDriver,
         links: PeerTransport,
         host: HostSupervisor,
@@ -234,7 +238,8 @@ class _Server:
                         self._state,
                     )
                 nursery.start_soon(self._undo_stopping, replicated_log)
-                nursery.start_soon(self._stop_when_removed, links)
+                nursery.start_soon(self._remove_former, replicated_log)
+                nursery.start_soon(self._stop_when_removed, links, storage)
                 await stop.wait()
                 notify_systemd("STOPPING=1")
                 await self._wind_down(replicated_log, host)
@@ -258,11 +263,29 @@ class _Server:
         The table is empty at every start, until the log is known to be committed. With other
         voters in the log the pool has been founded, and they may not be reachable now.
         """
-        if not self._identity.founder or replicated_log.health().voters != (self._identity.server,):
+        health, me = replicated_log.health(), self._identity.server
+        if not self._identity.founder or health.voters != (me,) or me in health.unfit:
             return False
         if not await replicated_log.barrier(timeout_s=FIRST_COMMIT_S):
             raise GpupoolError("this server cannot lead the pool of which it is the only voter")
         return not self.machine.state.cluster_id
+
+    def _refuse_lone_loss(self, storage: Storage) -> None:
+        """Leave it to a person to go on without lost entries when no other server has them.
+
+        Raises:
+            StorageError: when the journal lost its end, and there is no other server.
+        """
+        floor = storage.superblock.floor
+        if floor is None or self._members.keys() - {self._identity.server}:
+            return
+        storage.close()
+        raise StorageError(
+            "the end of this server's journal is missing or damaged",
+            why=f"entries up to {floor.index} may have been acknowledged, and no other server of "
+            "the pool has them",
+            hint='restore the directory; or go on without them: "gpupool recover --force"',
+        )
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -354,8 +377,24 @@ class _Server:
                 await self._commit(replicated_log, command)
             await trio.sleep(0.5)
 
-    async def _stop_when_removed(self, links: PeerTransport) -> None:
+    async def _remove_former(self, replicated_log: RaftDriver) -> None:
+        """Take the member that this machine was before ``gpupool rejoin`` out of the pool."""
+        former, me = self._identity.former, self._identity.server
+        if former is None:
+            return
+        while former not in self.machine.state.removed:
+            if me in self.machine.state.servers:
+                by = f"{self._identity.name}, by gpupool rejoin"
+                await self._commit(replicated_log, RemoveServer(former, by))
+                if me in self.machine.state.servers and former not in self.machine.state.servers:
+                    break
+            await trio.sleep(0.5)
+        self._state.forget_former()
+
+    async def _stop_when_removed(self, links: PeerTransport, storage: Storage) -> None:
         """End this server once it is no longer in the pool; its workers end with it.
+
+        That is written down: with its old directory it must not form a pool with others like it.
 
         Raises:
             GpupoolError: then.
@@ -364,9 +403,11 @@ class _Server:
         # Removal is for good and peers are authenticated, so the word of one is enough: a server
         # that was away cannot read the table any more.
         await _until(lambda: me in self.machine.state.removed or bool(links.removed_by))
+        what = f"{self._identity.name} was removed from pool {self._identity.pool}"
+        storage.forget(what)
         raise GpupoolError(
-            f"{self._identity.name} was removed from pool {self._identity.pool}",
-            hint="to come back it needs a new token and an empty --state-dir",
+            what,
+            hint='to come back: "gpupool rejoin" with a token of "gpupool token create --server"',
         )
 
     async def _wind_down(self, replicated_log: RaftDriver, host: HostSupervisor) -> None:

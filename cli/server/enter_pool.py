@@ -28,10 +28,10 @@ from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.errors import GpupoolError, StorageError, UsageError
 from gpupool.pool.model.ids import ServerId
 from gpupool.pool.model.state import TokenKind
-from gpupool.remoting.client.enrolment import join_pool
+from gpupool.remoting.client.enrolment import JoinedPool, join_pool
 from gpupool.remoting.devices.nvml import PynvmlNvml
 from gpupool.remoting.host.inventory import Inventory
-from gpupool.remoting.protocol.addresses import parse_address
+from gpupool.remoting.protocol.addresses import Address, parse_address
 from gpupool.remoting.protocol.token_text import format_token, parse_token
 from gpupool.remoting.transport.pki import (
     Authority,
@@ -167,6 +167,49 @@ async def _join_pool(
         csr_pem=csr,
         version=__version__,
     )
+    _settle(state, identity, key, joined)
+    log.info("admitted to pool %s as %s (%s)", joined.pool, name, server)
+
+
+async def rejoin_pool(state: StateDir, token_text: str, address: Address, name: str) -> None:
+    """Make the server that lives here a new member of its pool, with a new id.
+
+    Nothing of the old one is touched before the pool has admitted the new one. Then all of it is
+    replaced; only the name, the address to listen on and whether it is a witness stay. The new one
+    removes the old one from the pool once it runs.
+
+    Raises:
+        UsageError: the token is of another pool, or of a user.
+        GpupoolError: the pool does not admit it.
+    """
+    old = state.identity
+    assert old is not None
+    token = parse_token(token_text)
+    if token.kind is not TokenKind.SERVER or token.cluster_id != old.cluster_id:
+        raise UsageError(
+            f"this token lets no server join pool {old.pool}",
+            hint='"gpupool token create --server" there makes one',
+        )
+    server = ServerId(secrets.token_hex(6))
+    key, csr = create_key_and_csr(server)
+    joined = await join_pool(
+        token_text,
+        server=server,
+        name=name,
+        address=address,
+        witness=old.witness,
+        csr_pem=csr,
+        version=__version__,
+    )
+    identity = replace(
+        old, server=server, name=name, founder=False, complete=False, former=old.server
+    )
+    state.begin_again(identity)
+    _settle(state, identity, key, joined)
+
+
+def _settle(state: StateDir, identity: ServerIdentity, key: bytes, joined: JoinedPool) -> None:
+    """Write what a pool has given to a new server, which lives here from now on."""
     members = tuple(Member(m.server, m.address) for m in joined.members)
     state.write(CA_CERTIFICATE, joined.ca_pem)
     if joined.ca_key_pem:
@@ -175,4 +218,3 @@ async def _join_pool(
     state.write(CERTIFICATE, joined.certificate_pem)
     open_storage(state.path, create=True).close()
     state.finish(replace(identity, pool=joined.pool, members=members))
-    log.info("admitted to pool %s as %s (%s)", joined.pool, name, server)

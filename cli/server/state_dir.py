@@ -55,6 +55,7 @@ class ServerIdentity:
     members: tuple[Member, ...] = ()
     complete: bool = False
     listen: str = ""  # as --listen said last; a start without the option does the same
+    former: ServerId | None = None  # this machine's id before "gpupool rejoin", to be removed
 
 
 @dataclass(slots=True)
@@ -83,6 +84,17 @@ class StateDir:
         self._write_identity(replace(identity, complete=False))
         shutil.rmtree(self.path / CONSENSUS, ignore_errors=True)
         self.write(INCARNATION, b"0\n")
+
+    def begin_again(self, identity: ServerIdentity) -> None:
+        """Start to create another server here, in the place of the one that lives here."""
+        self._write_identity(replace(identity, complete=False))
+        self.begin(identity)
+        (self.path / CA_KEY).unlink(missing_ok=True)
+
+    def forget_former(self) -> None:
+        """Note that the member that this machine was before is out of the pool."""
+        assert self.identity is not None
+        self._write_identity(replace(self.identity, former=None))
 
     def finish(self, identity: ServerIdentity) -> None:
         """End the creation: from now on a start resumes this server."""
@@ -175,6 +187,8 @@ class StateDir:
             "complete": identity.complete,
             "listen": identity.listen,
         }
+        if identity.former is not None:
+            body["former"] = identity.former
         self.write(IDENTITY, json.dumps(body, indent=2).encode() + b"\n")
         self.identity = identity
 
@@ -266,6 +280,9 @@ def _identity_of(body: object) -> ServerIdentity:
     if fields["schema"] != SCHEMA:
         raise ValueError("it was written by another version of gpupool")
     texts = [fields[name] for name in ("server", "cluster_id", "pool", "name", "listen")]
+    former = fields.get("former")
+    if not isinstance(former, str | None):
+        raise TypeError("a name is no text")
     flags = [fields[name] for name in ("witness", "founder", "complete")]
     members = cast("Mapping[str, Any]", fields["members"])
     if not all(isinstance(text, str) for text in (*texts, *members, *members.values())):
@@ -282,6 +299,7 @@ def _identity_of(body: object) -> ServerIdentity:
         members=tuple(Member(ServerId(k), v) for k, v in members.items()),
         complete=flags[2],
         listen=texts[4],
+        former=None if former is None else ServerId(former),
     )
 
 

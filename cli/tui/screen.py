@@ -36,7 +36,7 @@ from gpupool.cli.lib.rows import (
 )
 from gpupool.cli.lib.values import duration_text, size_text
 from gpupool.cli.tui.keys import KEYS, PANELS, Extent, Mode, UiState
-from gpupool.pool.view import PoolView
+from gpupool.pool.view import ALARM, PoolView
 
 R = TypeVar("R", ServerRow, GpuRow, LeaseRow)
 
@@ -269,7 +269,8 @@ def _memory_line(snapshot: PoolSnapshot, glyphs: Glyphs) -> Text:
         f"   policy v{view.policy_version}" if view.policy_version else "",
     )
     if view.warnings:
-        line.append(f"   ! {view.warnings[0]}", "yellow")
+        bad = view.warnings[0].startswith(ALARM)
+        line.append(f"   ! {view.warnings[0]}", "bold red" if bad else "yellow")
     return line
 
 

@@ -276,9 +276,7 @@ class Journal:
     def _note_synced(self) -> None:
         if self._superblock is not None:
             self._superblock.note(
-                Synced(
-                    self._name, self._sequence, self.boot, self.term, self.vote, self.last_index
-                )
+                Synced(self._name, self._sequence, self.boot, self.term, self.vote, self.last_index)
             )
 
     # --- the reserve -------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class PeerMemory:
         self.servers: dict[ServerId, Remembered] = {}
         self.fenced: dict[ServerId, bool] = {}
         """Servers that ``gpupool recover`` left behind, and whether they were told."""
+        self.why_fenced = ""
         self.committed = (0, 0)
         """Term and index of an entry that this server knew to be committed."""
         self.dirty = False
@@ -84,9 +85,10 @@ class PeerMemory:
         elif term == known.term and index > known.index:
             self.set(server, replace(known, index=index))
 
-    def fence(self, servers: list[ServerId]) -> None:
+    def fence(self, servers: list[ServerId], why: str) -> None:
         """Refuse these servers from now on, for good."""
         self.fenced |= dict.fromkeys(servers, False)
+        self.why_fenced = why
         self.dirty = True
 
     def save(self) -> None:
@@ -98,6 +100,7 @@ class PeerMemory:
         body: dict[str, Plain] = {
             "servers": servers,
             "fenced": dict(sorted(self.fenced.items())),
+            "why": self.why_fenced,
             "committed": list(self.committed),
         }
         data = _MAGIC + closed_cbor.encode(body)
@@ -112,9 +115,15 @@ class PeerMemory:
         if data[: len(_MAGIC)] != _MAGIC or data[-4:] != checksum:
             raise ValueError("its checksum does not match")
         match closed_cbor.decode(data[len(_MAGIC) : -4]):
-            case {"servers": dict(servers), "fenced": dict(fenced), "committed": [int(t), int(i)]}:
+            case {
+                "servers": dict(servers),
+                "fenced": dict(fenced),
+                "why": str(why),
+                "committed": [int(t), int(i)],
+            }:
                 self.servers = {ServerId(s): _remembered(fields) for s, fields in servers.items()}
                 self.fenced = {ServerId(server): told is True for server, told in fenced.items()}
+                self.why_fenced = why
                 self.committed = (t, i)
             case _:
                 raise ValueError("its fields are not those of such a file")

@@ -15,6 +15,7 @@ is removed when the server has its log back from the others (``promises.py``).
 
 import struct
 import zlib
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gpupool.consensus.storage.disk import Disk, storage_errors
@@ -43,7 +44,8 @@ class Synced(NamedTuple):
     last_index: int
 
 
-class Floor(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Floor:
     """How far a server may have made promises that it does not hold any more."""
 
     term: int
@@ -94,9 +96,8 @@ class Superblock:
 
     def lose(self, floor: Floor) -> None:
         """Note, durably, that promises up to ``floor`` may have been made and are missing."""
-        known = self.floor or floor
-        self.floor = max(known, floor)
-        data = _FLOOR.pack(_MAGIC, *self.floor)
+        self.floor = max(self.floor or floor, floor)
+        data = _FLOOR.pack(_MAGIC, self.floor.term, self.floor.index)
         with storage_errors("the state of repair cannot be written"):
             self._disk.write(_REPAIR_NEW, data + zlib.crc32(data).to_bytes(4, "little"))
             self._disk.sync(_REPAIR_NEW)

@@ -1,4 +1,4 @@
-"""Servers that forgot, live twice, lost a part of their disk, or were left behind by ``recover``."""
+"""Servers that forgot, live twice, lost a part of their disk, or were left by ``recover``."""
 
 import copy
 import logging
@@ -23,9 +23,9 @@ class ForgetfulWorld(World):
     starts = 0
     ended: dict[ServerId, StorageError]
 
-    def __init__(self, seed: int, **arguments: int) -> None:
+    def __init__(self, seed: int, *, voters: int = 3) -> None:
         self.ended = {}
-        super().__init__(seed, **arguments)
+        super().__init__(seed, voters=voters)
 
     def boot(self, name: ServerId) -> None:
         self.starts += 1
@@ -209,9 +209,7 @@ class Pair:
         return [m["reason"] for peer, m in self.sent if peer == "b" and m["type"] == "refused"]
 
     def votes(self) -> bool:
-        sent = self.lone.take(
-            "b", "request_prevote", term=50, last_log_index=90, last_log_term=40
-        )
+        sent = self.lone.take("b", "request_prevote", term=50, last_log_index=90, last_log_term=40)
         return any(m["type"] == "response_prevote" and m["granted"] for _, m in sent)
 
 
@@ -281,7 +279,7 @@ def test_a_memory_that_was_lost_accuses_nobody(caplog: pytest.LogCaptureFixture)
     disk = MemoryDisk()
     memory = PeerMemory(disk)
     memory.set(ServerId("b"), Remembered(Start(4, 44), term=7, index=40))
-    memory.fence([ServerId("c")])
+    memory.fence([ServerId("c")], "why")
     memory.save()
     assert PeerMemory(disk).servers == memory.servers
     assert PeerMemory(disk).fenced == {"c": False}

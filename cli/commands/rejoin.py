@@ -1,0 +1,113 @@
+"""``gpupool rejoin``: make a server that must not go on as itself a new member of its pool."""
+
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpupool.cli.lib import paths
+from gpupool.cli.lib.common_options import verbose_option
+from gpupool.cli.lib.output import say
+from gpupool.cli.lib.values import ADDRESS, NAME_TYPE
+from gpupool.pool.errors import GpupoolError, StorageError, UsageError
+from gpupool.remoting.protocol.addresses import PORT_DEFAULT, Address, parse_address
+
+if TYPE_CHECKING:
+    from gpupool.cli.server.state_dir import ServerIdentity, StateDir
+
+
+@click.command()
+@click.option("--token", help='Made by "gpupool token create --server" in the same pool.')
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, exists=True),
+    help="Read the token from this file, so that it shows in no list of processes.",
+)
+@click.option("--state-dir", type=click.Path(file_okay=False), help="Where this server lives.")
+@click.option("--name", type=NAME_TYPE, help="Another name than before.")
+@click.option("--advertise", type=ADDRESS, help="Address that others are told.")
+@click.option("--force", is_flag=True, help="Also when nothing is wrong with this server.")
+@verbose_option
+def command(
+    token: str | None,
+    token_file: str | None,
+    state_dir: str | None,
+    name: str | None,
+    advertise: Address | None,
+    force: bool,
+) -> int:
+    r"""Make this machine's server a new member of its pool, with a new id.
+
+    A server whose state directory was restored from an old copy, cloned, damaged, or left behind
+    by "gpupool recover" has forgotten what it promised to the others, and they refuse it. Its
+    machine comes back as another server. Its leases have ended, and nothing else is lost: the pool
+    keeps its table on the others. The server must not run meanwhile.
+
+    \b
+    1. As an operator: "gpupool token create --server", and "gpupool remove NAME", or choose
+       another --name below. Then the new member removes the old one by itself.
+    2. Here: "gpupool rejoin --token TOKEN", then "gpupool join" with the same options as before.
+    """
+    from gpupool.cli.commands.join import given_token
+    from gpupool.cli.server.state_dir import open_state_dir
+
+    text = given_token(token, token_file, None)
+    if not text:
+        raise UsageError(
+            "coming back to a pool needs a token",
+            hint='"gpupool token create --server" makes one',
+        )
+    folder = Path(state_dir) if state_dir else paths.state_dir()
+    if not folder.is_dir():
+        raise UsageError(f"no server lives in {folder}", hint="--state-dir says where it lives")
+    state = open_state_dir(folder)
+    try:
+        if state.is_new or state.identity is None:
+            raise UsageError(f"no server lives in {folder}", hint="--state-dir says where it lives")
+        if not force:
+            _require_need(folder, state.identity)
+        _rejoin(state, text, advertise, name or state.identity.name)
+    finally:
+        state.close()
+    return 0
+
+
+def _require_need(folder: Path, identity: "ServerIdentity") -> None:
+    """Refuse while nothing says that this server may not go on as itself."""
+    from gpupool.consensus.storage.store import open_storage
+
+    try:
+        storage = open_storage(folder)
+    except StorageError:
+        return
+    lost = storage.superblock.floor is not None
+    storage.close()
+    if not lost:
+        raise UsageError(
+            f"nothing seems to be wrong with {identity.name}",
+            why="it may start as the member that it is",
+            hint="to replace it by a new member all the same: --force",
+        )
+
+
+def _rejoin(state: "StateDir", token: str, advertise: Address | None, name: str) -> None:
+    from gpupool.cli.lib.connect import run_async
+    from gpupool.cli.server.enter_pool import rejoin_pool
+
+    old = state.identity
+    assert old is not None
+    known = next((m.address for m in old.members if m.server == old.server), "")
+    address = advertise or (
+        parse_address(known) if known else Address(socket.gethostname(), PORT_DEFAULT)
+    )
+    try:
+        run_async(lambda: rejoin_pool(state, token, address, name))
+    except GpupoolError as error:
+        if f"a server named {name}" in f"{error.what} {error.why}":
+            hint = f'an operator removes it: "gpupool remove {name}"; or choose another --name'
+            raise GpupoolError(error.what, why=error.why, hint=hint) from error
+        raise
+    assert state.identity is not None
+    say(f"gpupool: {name} is admitted to pool {old.pool} as a new member, {state.identity.server}")
+    say(f'  hint: start it with "gpupool join"; it removes its former self, {old.server}')
