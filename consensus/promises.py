@@ -201,9 +201,10 @@ class Promises:
             self._context.core.forget_match(peer)
 
     def _refuse(self, peer: ServerId, reason: str, boot: int) -> None:
-        if self._refused.get(peer) != reason:
-            self._refused[peer] = reason
-            _log.error("server %s is refused: %s; on it: gpupool rejoin", peer, reason)
+        text = f"{reason}; on it: gpupool rejoin"
+        if self._refused.get(peer) != text:
+            self._refused[peer] = text
+            _log.error("server %s is refused: %s", peer, text)
         if self._memory.fenced.get(peer) is False:
             self._memory.fenced[peer] = True
             self._memory.dirty = self._urgent = True

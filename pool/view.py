@@ -375,9 +375,9 @@ def _warnings(state: PoolState, health: RaftHealth, violations: Sequence[str]) -
             f"and what it shows may be old{contact}"
         )
     for server, why in sorted(health.unfit.items()):
-        name = state.servers[server].name if server in state.servers else server
-        hint = "; on it: gpupool rejoin" if "gets back" not in why and "lacks" not in why else ""
-        warnings.append(f"{ALARM}{visible(name)} does not count as a voter: {visible(why)}{hint}")
+        if (known := state.servers.get(server)) is not None:
+            text = f"{visible(known.name)} does not count as a voter: {visible(why)}"
+            warnings.append(ALARM + text)
     if health.alarm:
         warnings.append(f"{ALARM}{health.alarm}")
     if len(state.voters()) == 2:

@@ -204,7 +204,7 @@ def _describe(case: _Case) -> None:
         "has not heard of. What its log holds is kept, even if it was never confirmed to anybody.",
         "",
         "The others must never start again with their old state directories: together they would",
-        "go on with the old pool and grant their GPUs a second time. Those that this server reaches",
+        "go on with the old pool and grant their GPUs a second time. Those that this one reaches",
         'are told, and end. A machine comes back by "gpupool rejoin" with a token of',
         '"gpupool token create --server".',
     ]
