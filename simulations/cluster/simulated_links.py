@@ -92,6 +92,13 @@ class SimulatedTransport:
         if self.events is None:
             end.close()
             return
+        machine = self._locate(peer)
+        if machine is None or self._identify(machine) != peer:
+            # While the attempt was held up the machine has become another server, which cannot
+            # prove that it is the former one.
+            end.close()
+            self.lost(peer, None)
+            return
         if (old := self._links.get(peer)) is not None:
             old.close()
             self._lost(peer, old)
