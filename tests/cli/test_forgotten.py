@@ -43,6 +43,12 @@ def follower(pool: LivePool) -> LiveServer:
     return next(server for name, server in pool.servers.items() if name != leader)
 
 
+def code(server: LiveServer) -> int:
+    """Wait until a server has ended, and return how."""
+    assert server.process is not None
+    return server.process.wait(DEADLINE_S)
+
+
 def put(pool: LivePool, user: str) -> None:
     done = pool.run("token", "create", "--user", user)
     assert done.returncode == 0, done.stderr
@@ -68,7 +74,7 @@ def test_an_old_copy_is_refused_and_comes_back_by_rejoin(own_pool: LivePool) -> 
 
     server.log.unlink()
     server.start()
-    assert server.process.wait(20) == 1
+    assert code(server) == 1
     said = server.log.read_text()
     assert "its state directory is an old copy" in said
     assert "gpupool rejoin" in said
@@ -82,7 +88,7 @@ def test_an_old_copy_is_refused_and_comes_back_by_rejoin(own_pool: LivePool) -> 
 
     # It does not start again as itself, and comes back as another member.
     server.start()
-    assert server.process.wait(20) == 1
+    assert code(server) == 1
     here = ["--state-dir", str(server.state_dir)]
     taken = pool.run("rejoin", *here, "--token", token(pool))
     assert taken.returncode == 1, taken.stdout + taken.stderr
@@ -104,6 +110,7 @@ def test_an_old_copy_is_refused_and_comes_back_by_rejoin(own_pool: LivePool) -> 
 def test_a_clone_is_refused_and_the_original_goes_on(own_pool: LivePool) -> None:
     pool = own_pool
     server = follower(pool)
+    assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)
     clone = LiveServer("clone", pool.folder, pool.env)
     shutil.copytree(server.state_dir, clone.state_dir)
@@ -112,7 +119,7 @@ def test_a_clone_is_refused_and_the_original_goes_on(own_pool: LivePool) -> None
         port = free.getsockname()[1]
     pool.servers["clone"] = clone
     clone.start("--listen", f"127.0.0.1:{port}")
-    assert clone.process.wait(30) == 1
+    assert code(clone) == 1
     said = clone.log.read_text()
     assert "is a copy of one that is in use" in said, said
     assert "gpupool rejoin" in said
@@ -144,7 +151,7 @@ def test_a_cut_journal_is_repaired_by_the_others(own_pool: LivePool) -> None:
     assert pool.run("status").returncode == 0
 
 
-def test_a_lone_server_leaves_a_cut_journal_to_its_operator(tmp_path: Path) -> None:
+def test_a_lone_server_leaves_a_cut_journal_to_its_operator() -> None:
     folder = Path(tempfile.mkdtemp(prefix="gpupool-test-"))
     pool = LivePool(folder)
     try:
@@ -158,7 +165,7 @@ def test_a_lone_server_leaves_a_cut_journal_to_its_operator(tmp_path: Path) -> N
         journal.write_bytes(data[:-40])
         server.log.unlink()
         server.start()
-        assert server.process.wait(20) == 1
+        assert code(server) == 1
         said = server.log.read_text()
         assert "the end of this server's journal is missing or damaged" in said
         assert "gpupool recover --force" in said

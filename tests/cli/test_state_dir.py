@@ -4,11 +4,18 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpupool.cli.server.state_dir import Member, ServerIdentity, StateDir, open_state_dir
+from gpupool.cli.server.state_dir import (
+    CA_KEY,
+    Member,
+    ServerIdentity,
+    StateDir,
+    open_state_dir,
+)
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.ids import ServerId
 
@@ -149,3 +156,19 @@ def test_a_disk_that_is_nearly_full_is_refused_at_the_start(
     monkeypatch.setattr(os, "statvfs", lambda _path: Free())  # pyright: ignore
     with pytest.raises(StorageError, match="no space left"):
         open_state_dir(tmp_path)
+
+
+def test_a_former_self_is_remembered_until_it_is_removed(tmp_path: Path) -> None:
+    state = created(tmp_path)
+    state.write(CA_KEY, b"key")
+    again = replace(IDENTITY, server=ServerId("new"), founder=False, former=IDENTITY.server)
+    state.begin_again(again)
+    assert state.is_new, "a start in between knows that nothing here was ever used"
+    assert not state.read(CA_KEY)
+    state.finish(again)
+    state.close()
+    state = open_state_dir(tmp_path)
+    assert state.identity == replace(again, complete=True)
+    state.forget_former()
+    assert b"former" not in state.read("identity.json")
+    state.close()

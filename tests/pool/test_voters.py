@@ -1,7 +1,10 @@
 """Who votes: at most seven, given to those that are there, and what people are told of it."""
 
+from dataclasses import replace
+
 import pytest
 
+from gpupool.cli.tui.screen import quorum_counts
 from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.ids import Incarnation, Milliseconds, ServerId, TokenId
@@ -9,7 +12,7 @@ from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import PoolState, ServerStatus, TokenKind
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.state_machine import PoolMachine
-from gpupool.pool.view import build_view
+from gpupool.pool.view import ALARM, build_view
 
 ONE = Incarnation(1)
 
@@ -104,6 +107,22 @@ def test_a_removed_server_shows_it() -> None:
     gone = health(pool.state, role=Role.REMOVED)
     view = build_view(pool.state, gone, answered_by=ServerId("s1"), wall_ms=1000)
     assert "this server was removed from the pool" in view.warnings
+
+
+def test_voters_that_cannot_be_counted_on_are_no_part_of_the_quorum() -> None:
+    pool = Pool(3)
+    s1, s2 = ServerId("s1"), ServerId("s2")
+    ill = replace(
+        health(pool.state),
+        connected=(s1, s2),
+        unfit={s2: "it is an old copy", ServerId("gone"): "it is an old copy"},
+        alarm="entry 7 is lost",
+    )
+    view = build_view(pool.state, ill, answered_by=ServerId("s0"), wall_ms=1000)
+    assert quorum_counts(view) == (2, 3)
+    name = pool.state.servers[s2].name
+    told = [text.removeprefix(ALARM) for text in view.warnings if text.startswith(ALARM)]
+    assert told == [f"{name} does not count as a voter: it is an old copy", "entry 7 is lost"]
 
 
 def health(state: PoolState, role: Role = Role.LEADER) -> RaftHealth:
