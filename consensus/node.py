@@ -407,10 +407,10 @@ class RaftNode:
     def _unfit(self) -> dict[ServerId, str]:
         """Return the voters that cannot be counted on, and why."""
         found, core = self._promises.unfit(), self._core
-        if core.state == LEADER:
+        if core.settled:
             far = core.commit_index - self.settings.learner_lag_max
             for voter in core.voters:
-                if voter != self.server_id and core.match_index(voter) < far:
+                if voter in self._frames and core.match_index(voter) < far:
                     found.setdefault(voter, "it lacks most of the newest entries")
         return found
 

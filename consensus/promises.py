@@ -50,7 +50,10 @@ PROBATION_S = 2.5
 """The original dials again within 1.5 s: the pause of the server with the larger id, and TLS."""
 
 SAVE_EVERY_S = 5.0
-"""How often promises are written; starts and refusals are written at once."""
+"""How often promises are written."""
+
+SAVE_URGENT_S = 0.25
+"""Starts and refusals are written at once, but for many in a row, as when a pool comes back."""
 
 _ELECTION = frozenset({"request_vote", "request_prevote", "timeout_now"})
 _TERM_ONLY = frozenset({"request_vote", "response_vote", "heartbeat", "pulled", "snapshot"})
@@ -73,7 +76,7 @@ class Promises:
         self._displaced: set[ServerId] = set()
         self._probation: dict[ServerId, float] = {}
         self._repairing: set[ServerId] = set()
-        self._save_at = context.now
+        self._saved_at = float("-inf")
         self._urgent = False
         self._committed = (0, 0) if self.repairing else self._memory.committed
         self._alarm = ""
@@ -253,12 +256,12 @@ class Promises:
             for peer in sorted(self._context.frames.connected()):
                 self._greet(peer)
         now = self._context.now
-        if not self._urgent and now < self._save_at:
+        if now < self._saved_at + (SAVE_URGENT_S if self._urgent else SAVE_EVERY_S):
             return
         self._note_committed()
         if self._memory.dirty:
             self._memory.save()
-        self._urgent, self._save_at = False, now + SAVE_EVERY_S
+        self._urgent, self._saved_at = False, now
 
     # --- entries that were committed -----------------------------------------------------------
 

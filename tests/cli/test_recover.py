@@ -85,6 +85,11 @@ def test_survivor_of_a_lost_majority_goes_on_alone(lost_pool: Any) -> None:
     pool.servers["b"].start()
     assert pool.servers["b"].process.wait(20) == 1
     assert "was removed from pool lab" in pool.servers["b"].log.read_text()
+    # It has written that down: it cannot form a pool with others that were left behind.
+    pool.servers["b"].log.unlink()
+    pool.servers["b"].start()
+    assert pool.servers["b"].process.wait(20) == 1
+    assert "may not take part any more" in pool.servers["b"].log.read_text()
     token = pool.run("token", "create", "--server").stdout.strip().splitlines()[-1]
     shutil.rmtree(pool.servers["a"].state_dir)
     pool.servers["a"].start("--token", token)

@@ -467,3 +467,32 @@ def test_recover_fences_those_that_it_left_behind() -> None:
     world.put(survivor, "it goes on alone")
     told = world.node(survivor).storage.memory.fenced
     assert told == dict.fromkeys(others, True), "told once is enough"
+
+
+def test_a_voter_far_behind_does_not_count() -> None:
+    from lone_node import Lone
+
+    lone = Lone()
+    lone.win("b")
+    core = lone.node.core
+    for number in range(1200):
+        lone.propose(number)
+    lone.tick()
+    lone.acknowledge("c", 2)
+    lone.acknowledge("b", core._journal.last_index)  # pyright: ignore[reportPrivateUsage]
+    lone.tick()
+    assert core.settled
+    assert set(lone.node.health(lone.now).unfit) == {"c"}
+    lone.acknowledge("c", core.commit_index - 10)
+    assert not lone.node.health(lone.now).unfit
+
+
+def test_many_starts_are_written_a_few_times() -> None:
+    pair = Pair()
+    syncs = pair.lone.disk.syncs
+    for boot in range(2, 40):
+        pair.hello(boot, boot + 100)
+        pair.lone.tick(0.01)
+    assert pair.lone.disk.syncs - syncs <= 3
+    pair.lone.tick(0.5)
+    assert PeerMemory(pair.lone.disk).of(ServerId("b")).start == Start(39, 139)
