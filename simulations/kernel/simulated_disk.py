@@ -12,7 +12,7 @@ PAGE_BYTES = 4096
 """What reaches the platter as one piece; a power loss may fall between any two."""
 
 Operation = Literal[
-    "read", "append", "write", "sync", "rename", "remove", "sync_directory", "reserve"
+    "read", "append", "overwrite", "write", "sync", "rename", "remove", "sync_directory", "reserve"
 ]
 """A method of ``consensus.disk.Disk`` that may fail."""
 
@@ -174,7 +174,7 @@ class SimulatedDisk:
 
     def overwrite(self, name: str, offset: int, data: bytes) -> None:
         """Replace bytes within a file, which needs no room."""
-        self._begin()
+        self._begin("overwrite")
         file = self._file(name)
         file.touch(offset)
         file.content[offset : offset + len(data)] = data
