@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from gpupool.pool.model.commands import Command, EndLease, FreeLease, ServerContact, Tick
 from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
-from gpupool.pool.model.memo import Memo
-from gpupool.pool.model.state import WAITING_LAPSE_MS, Lease, PartStatus, PoolState, ServerStatus
+from gpupool.pool.model.state import WAITING_LAPSE_MS, PartStatus, PoolState, ServerStatus
 from gpupool.pool.policy import notices
 
 UNREACHABLE_AFTER_S = 10.0
@@ -51,8 +50,7 @@ def plan_leader(
             plan.append(ServerContact(server.id, server.incarnation, reachable=False))
         elif server.status is ServerStatus.UNREACHABLE and age < REACHABLE_WITHIN_S:
             plan.append(ServerContact(server.id, server.incarnation, reachable=True))
-    lapsed = any(w.renewed + WAITING_LAPSE_MS < wall_ms for w in state.waiting.values())
-    if lapsed and wall_ms > state.now:
+    if wall_ms > state.now and state.waiting.renewed_before(wall_ms - WAITING_LAPSE_MS):
         plan.append(Tick())
     plan += notices.due(state, max(wall_ms, state.now))
     return tuple(plan)
@@ -80,7 +78,7 @@ def plan_host(
     current = server is not None and server.incarnation == incarnation
     held: set[LeaseId] = set()
     propose: list[Command] = []
-    for lease in leases_at(state, self_id) if current else ():
+    for lease in state.leases.at(self_id).values() if current else ():
         part = lease.parts[self_id]
         if part is PartStatus.HELD and lease.held:
             held.add(lease.id)
@@ -93,15 +91,3 @@ def plan_host(
     # Fencing: a worker must end when the table does not hold its lease here.
     kill = [lease for lease, count in worker_count.items() if count and lease not in held]
     return HostPlan(tuple(kill), tuple(propose)) if kill or propose else NOTHING_TO_DO
-
-
-def leases_at(state: PoolState, server: ServerId) -> tuple[Lease, ...]:
-    """Return the leases that have a part at ``server``, freed parts included."""
-    known = _leases_at.get(state.leases, server)
-    if known is None:
-        found = tuple(lease for lease in state.leases.values() if server in lease.parts)
-        known = _leases_at.put(found, state.leases, server)
-    return known
-
-
-_leases_at: Memo[tuple[Lease, ...]] = Memo(16)

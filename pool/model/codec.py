@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from gpupool.pool.model.ids import Plain
+from gpupool.pool.model.persistent_map import PersistentMap
 
 T = TypeVar("T")
 Decoder = Callable[[Any], Any]
@@ -86,8 +87,8 @@ def _encoder(kind: Any) -> Encoder:
         if item is _identity:
             return list
         return lambda value: [item(each) for each in value]
-    if origin is dict:
-        key, item = _encoder(args[0]), _encoder(args[1])
+    if (types_of := map_types(kind)) is not None:
+        key, item = _encoder(types_of[1]), _encoder(types_of[2])
         return lambda value: [[key(k), item(v)] for k, v in value.items()]
     if origin in (typing.Union, types.UnionType):
         inner = [_encoder(arg) for arg in args if arg is not type(None)]
@@ -111,8 +112,10 @@ def _decoder(kind: Any, unknown: bool) -> Decoder:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         return _tuple_decoder(_decoder(args[0], unknown))
-    if origin is dict:
-        return _dict_decoder(_decoder(args[0], unknown), _decoder(args[1], unknown))
+    if (types_of := map_types(kind)) is not None:
+        decoder = _dict_decoder(_decoder(types_of[1], unknown), _decoder(types_of[2], unknown))
+        make = types_of[0]
+        return decoder if make is dict else lambda value: make(decoder(value))
     if origin in (typing.Union, types.UnionType):
         inner = [arg for arg in args if arg is not type(None)]
         if len(inner) == 1:
@@ -126,6 +129,19 @@ def _strip(kind: Any) -> Any:
     while isinstance(kind, typing.NewType):
         kind = kind.__supertype__
     return kind
+
+
+def map_types(kind: Any) -> tuple[Callable[[Any], Any], Any, Any] | None:
+    """Return the class of a map with the types of its keys and values; None for another kind."""
+    origin: Any = typing.get_origin(kind)
+    args = typing.get_args(kind)
+    if origin is dict or origin is PersistentMap:
+        return origin, args[0], args[1]
+    if isinstance(origin, type) and issubclass(origin, PersistentMap):
+        table = cast(Any, origin)
+        base: Any = table.__orig_bases__[0]  # a table names its keys itself
+        return table, typing.get_args(base)[0], args[0]
+    return None
 
 
 def _scalar_decoder(kind: Any) -> Decoder:

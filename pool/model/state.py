@@ -17,7 +17,9 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.policy import Policy, PolicyVersion, Usage
+from gpupool.pool.model.tables import LeaseTable, WaitingTable
 
 VOTER_COUNT_MAX = 7
 """More voters make every commit slower and tolerate failures that never happen together."""
@@ -315,11 +317,15 @@ class PoolState:
     index: int = 0  # of the last applied command
     now: Milliseconds = Milliseconds(0)
     data_encryption: str = "tls"  # or "off": for the data plane only
-    servers: dict[ServerId, Server] = field(default_factory=dict[ServerId, Server])
-    leases: dict[LeaseId, Lease] = field(default_factory=dict[LeaseId, Lease])
-    by_request: dict[RequestId, LeaseId] = field(default_factory=dict[RequestId, LeaseId])
-    closed: dict[RequestId, str] = field(default_factory=dict[RequestId, str])
-    waiting: dict[RequestId, Waiting] = field(default_factory=dict[RequestId, Waiting])
+    servers: PersistentMap[ServerId, Server] = field(
+        default_factory=PersistentMap[ServerId, Server]
+    )
+    leases: LeaseTable[Lease] = field(default_factory=LeaseTable[Lease])
+    by_request: PersistentMap[RequestId, LeaseId] = field(
+        default_factory=PersistentMap[RequestId, LeaseId]
+    )
+    closed: PersistentMap[RequestId, str] = field(default_factory=PersistentMap[RequestId, str])
+    waiting: WaitingTable[Waiting] = field(default_factory=WaitingTable[Waiting])
     tokens: dict[TokenId, Token] = field(default_factory=dict[TokenId, Token])
     removed: dict[ServerId, Milliseconds] = field(default_factory=dict[ServerId, Milliseconds])
     events: tuple[Event, ...] = ()

@@ -48,9 +48,7 @@ def notice_text(lease: Lease) -> str:
 def due(state: PoolState, now: int) -> tuple[EndLease | GiveNotice, ...]:
     """Return what the leader should propose at ``now``, which is not before the table's time."""
     found: list[EndLease | GiveNotice] = [
-        EndLease(lease.id, lease.ends_why)
-        for lease in state.leases.values()
-        if lease.ends_at and lease.ends_at <= now and lease.held
+        EndLease(lease.id, lease.ends_why) for lease in state.leases.ended_by(now)
     ]
     if rulebook(state.policy).ends_leases:
         at = with_changes(state, now=Milliseconds(max(now, state.now)))
@@ -100,6 +98,6 @@ def give_notice(state: PoolState, command: GiveNotice) -> Step:
         ends_why=f'window "{window.name}" {what} (policy v{state.policy.version}, '
         f"line {window.line})",
     )
-    return with_changes(state, leases=state.leases | {lease.id: lease}), Result(
+    return with_changes(state, leases=state.leases.set(lease.id, lease)), Result(
         ok=True, lease=lease.id
     )

@@ -26,7 +26,7 @@ def oldest_starved(state: PoolState) -> Waiting | None:
     One that a limit of the policy holds back reserves nothing: memory alone would not help it.
     """
     limit = state.now - STARVED_AFTER_MS
-    starved = [w for w in state.waiting.values() if w.since <= limit]
+    starved = state.waiting.since_at_most(limit)
     if not starved:
         return None
     starved.sort(key=lambda w: (-w.priority, w.since, w.request.id))

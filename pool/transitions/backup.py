@@ -236,14 +236,14 @@ def restore_backup(state: PoolState, command: RestoreBackup) -> Step:
         return state, refuse(
             RefusalKind.DENIED, f"the pool would have more than {TOKEN_COUNT_MAX} tokens"
         )
-    servers = dict(state.servers)
+    servers = state.servers
     awaited = dict(backup.labels)
     for server in state.servers.values():
         if (labels := awaited.pop(server.name, None)) is not None:
             # What this server was started with counts more than what it was called before.
             both = labels | server.labels
             if len(both) <= LABEL_COUNT_MAX:
-                servers[server.id] = replace(server, labels=both)
+                servers = servers.set(server.id, replace(server, labels=both))
     state = replace(
         state,
         tokens=tokens,

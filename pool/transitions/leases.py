@@ -81,9 +81,9 @@ def grant(state: PoolState, command: Grant) -> Step:
     state = _count(_charge(state, lease.partitions, sign=1), lease.user, usage_of(lease), sign=1)
     state = with_changes(
         state,
-        leases=state.leases | {lease.id: lease},
-        by_request=state.by_request | {request.id: lease.id},
-        waiting={k: w for k, w in state.waiting.items() if k != request.id},
+        leases=state.leases.set(lease.id, lease),
+        by_request=state.by_request.set(request.id, lease.id),
+        waiting=state.waiting.without(request.id),
     )
     names = ", ".join(sorted({state.servers[p.server].name for p in lease.partitions}))
     text = f"{len(lease.partitions)} GPU(s) on {names} to {lease.user}"
@@ -221,16 +221,18 @@ def wait(state: PoolState, command: Wait) -> Step:
         renewed=state.now,
         reason=command.reason[:TEXT_LENGTH_MAX],
     )
-    return with_changes(state, waiting=state.waiting | {request.id: entry}), Result(ok=True)
+    return with_changes(state, waiting=state.waiting.set(request.id, entry)), Result(ok=True)
 
 
 def lapse_waiting(state: PoolState) -> PoolState:
     """Return ``state`` without the waiting entries that nobody renewed."""
-    limit = state.now - WAITING_LAPSE_MS
-    if all(entry.renewed >= limit for entry in state.waiting.values()):
+    lapsed = state.waiting.renewed_before(state.now - WAITING_LAPSE_MS)
+    if not lapsed:
         return state
-    kept = {k: w for k, w in state.waiting.items() if w.renewed >= limit}
-    return with_changes(state, waiting=kept)
+    waiting = state.waiting
+    for entry in lapsed:
+        waiting = waiting.without(entry.request.id)
+    return with_changes(state, waiting=waiting)
 
 
 # --- ending ---------------------------------------------------------------------------------------
@@ -245,12 +247,12 @@ def cancel_request(state: PoolState, command: CancelRequest) -> Step:
     lease_id = state.by_request.get(command.request)
     if lease_id is not None:
         return end(state, lease_id, command.reason), Result(ok=True, lease=lease_id)
-    waiting = {k: w for k, w in state.waiting.items() if k != command.request}
+    waiting = state.waiting.without(command.request)
     entry = state.waiting.get(command.request)
     successor = command.successor
     if entry and successor and len(successor) == 16 and not _is_known(state, successor):
         request = replace(entry.request, id=successor)
-        waiting[successor] = replace(entry, request=request, renewed=state.now)
+        waiting = waiting.set(successor, replace(entry, request=request, renewed=state.now))
     state = with_changes(state, waiting=waiting)
     return _close(state, command.request, "the request was cancelled"), Result(ok=True)
 
@@ -288,7 +290,7 @@ def end(state: PoolState, lease_id: LeaseId, reason: str) -> PoolState:
     }
     reason = reason[:TEXT_LENGTH_MAX] or "ended"
     lease = with_changes(lease, parts=parts, end_reason=reason, ended_at=state.now)
-    state = with_changes(state, leases=state.leases | {lease_id: lease})
+    state = with_changes(state, leases=state.leases.set(lease_id, lease))
     return emit_event(state, "ended", lease_name(lease_id), reason)
 
 
@@ -304,7 +306,7 @@ def note_idle(state: PoolState, command: NoteIdle) -> Step:
     if command.idle:
         idle_on = (*idle_on, command.server)
     changed = with_changes(lease, idle_on=idle_on)
-    return with_changes(state, leases=state.leases | {lease.id: changed}), Result(ok=True)
+    return with_changes(state, leases=state.leases.set(lease.id, changed)), Result(ok=True)
 
 
 def free_lease(state: PoolState, command: FreeLease) -> Step:
@@ -322,8 +324,8 @@ def free_lease(state: PoolState, command: FreeLease) -> Step:
 
 def free_all_of(state: PoolState, server: ServerId, reason: str) -> PoolState:
     """Free every part that ``server`` has, because no worker of those leases can live there."""
-    for lease_id, lease in list(state.leases.items()):
-        if lease.parts.get(server, PartStatus.FREED) is PartStatus.FREED:
+    for lease_id, lease in state.leases.at(server).items():
+        if lease.parts[server] is PartStatus.FREED:
             continue
         state = end(state, lease_id, reason)
         state = _free_part(state, state.leases[lease_id], server)
@@ -339,32 +341,30 @@ def _free_part(state: PoolState, lease: Lease, server: ServerId) -> PoolState:
     given_back = plus(usage_of(lease), usage_of(with_changes(lease, parts=parts)), -1)
     state = _count(state, lease.user, given_back, sign=-1)
     if any(part is not PartStatus.FREED for part in parts.values()):
-        return with_changes(
-            state, leases=state.leases | {lease.id: with_changes(lease, parts=parts)}
-        )
-    leases = {k: each for k, each in state.leases.items() if k != lease.id}
-    by_request = {k: each for k, each in state.by_request.items() if k != lease.request}
+        lease = with_changes(lease, parts=parts)
+        return with_changes(state, leases=state.leases.set(lease.id, lease))
+    leases, by_request = state.leases.without(lease.id), state.by_request.without(lease.request)
     state = with_changes(state, leases=leases, by_request=by_request)
     return _close(state, lease.request, f"its lease has ended: {lease.end_reason}")
 
 
 def _close(state: PoolState, request: RequestId, why: str) -> PoolState:
-    closed = {k: v for k, v in state.closed.items() if k != request}
+    closed = state.closed.without(request)  # closed anew, it is the latest
     if len(closed) >= CLOSED_REQUEST_COUNT_MAX:
-        del closed[next(iter(closed))]
-    closed[request] = why
-    return with_changes(state, closed=closed)
+        closed = closed.without(next(iter(closed)))
+    return with_changes(state, closed=closed.set(request, why))
 
 
 def _charge(state: PoolState, partitions: tuple[Partition, ...], *, sign: int) -> PoolState:
-    servers = dict(state.servers)
+    servers = state.servers
     for partition in partitions:
         server = servers.get(partition.server)
         gpu = server.gpus.get(partition.gpu) if server else None
         if server is None or gpu is None:
             continue  # the server left, and its books with it
         charged = with_changes(gpu, memory_granted=gpu.memory_granted + sign * partition.memory)
-        servers[server.id] = with_changes(server, gpus=server.gpus | {gpu.id: charged})
+        server = with_changes(server, gpus=server.gpus | {gpu.id: charged})
+        servers = servers.set(server.id, server)
     return with_changes(state, servers=servers)
 
 

@@ -23,6 +23,7 @@ from gpupool.pool.model.commands import (
 )
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import GpuId, ServerId
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import RefusalKind, Result, Step, refuse
 from gpupool.pool.model.state import (
     NAME_LENGTH_MAX,
@@ -84,7 +85,7 @@ def join_server(state: PoolState, command: JoinServer) -> Step:
         token = replace(tokens[command.token], used_by=command.server)
         tokens = tokens | {token.id: token}
         by, how = token.created_by, f"{how}, with token {token.id}"
-    servers = state.servers | {server.id: server}
+    servers = state.servers.set(server.id, server)
     state = with_changes(state, servers=servers, tokens=tokens, labels_awaited=awaited)
     state = record(state, "server-joined", by=by, subject=server.name, text=how)
     state = emit_event(state, "joined", server.name, f"joined from {server.address}")
@@ -121,11 +122,11 @@ def remove_server(state: PoolState, command: RemoveServer) -> Step:
     if len(state.servers) == 1:
         return state, refuse(RefusalKind.DENIED, "it is the last server of the pool")
     state = leases.free_all_of(state, server.id, f"server {server.name} left the pool")
-    servers = {key: each for key, each in state.servers.items() if key != server.id}
+    servers = state.servers.without(server.id)
     if server.voter:
         successor = _successor(servers)
         if successor is not None:
-            servers[successor.id] = with_changes(successor, voter=True)
+            servers = servers.set(successor.id, with_changes(successor, voter=True))
     state = with_changes(state, servers=servers, removed=state.removed | {server.id: state.now})
     state = settle_clashes(state)
     by = f" (by {command.by})" if command.by else ""
@@ -179,7 +180,7 @@ def server_up(state: PoolState, command: ServerUp) -> Step:
         rdma=command.rdma,
         changed_at=state.now,
     )
-    state = settle_clashes(with_changes(state, servers=state.servers | {server.id: server}))
+    state = settle_clashes(with_changes(state, servers=state.servers.set(server.id, server)))
     if restarted:
         state = emit_event(state, "up", server.name, f"up with {len(gpus)} GPUs")
     return state, Result(ok=True)
@@ -195,7 +196,7 @@ def server_contact(state: PoolState, command: ServerContact) -> Step:
     if server.status is not before:
         return state, Result(ok=True)
     server = with_changes(server, status=after, changed_at=state.now)
-    servers = state.servers | {server.id: server}
+    servers = state.servers.set(server.id, server)
     if command.reachable:
         state = with_changes(state, servers=servers)
         return emit_event(state, "reachable", server.name, "in contact again"), Result(ok=True)
@@ -203,14 +204,14 @@ def server_contact(state: PoolState, command: ServerContact) -> Step:
     successor = _successor(servers) if server.voter else None
     if successor is not None and successor.status is ServerStatus.UP:
         # An unreachable voter counts for the majority and cannot answer. It returns as a follower.
-        servers[server.id] = with_changes(server, voter=False)
-        servers[successor.id] = with_changes(successor, voter=True)
+        servers = servers.set(server.id, with_changes(server, voter=False))
+        servers = servers.set(successor.id, with_changes(successor, voter=True))
         text += f"; {successor.name} votes in its place"
     state = with_changes(state, servers=servers)
     return emit_event(state, "unreachable", server.name, text), Result(ok=True)
 
 
-def _successor(servers: dict[ServerId, Server]) -> Server | None:
+def _successor(servers: PersistentMap[ServerId, Server]) -> Server | None:
     """Return the server that gets the next vote: the first follower, one that is up if any is."""
     followers = [server for server in servers.values() if not server.voter]
     up = [server for server in followers if server.status is ServerStatus.UP]
@@ -234,7 +235,7 @@ def report_gpus(state: PoolState, command: ReportGpus) -> Step:
             gpu, memory_foreign=max(0, reading.memory_foreign), fault=reading.fault[:200]
         )
     server = with_changes(server, gpus=gpus)
-    return with_changes(state, servers=state.servers | {server.id: server}), Result(ok=True)
+    return with_changes(state, servers=state.servers.set(server.id, server)), Result(ok=True)
 
 
 # --- GPUs that several servers show ---------------------------------------------------------------
@@ -251,7 +252,7 @@ def settle_clashes(state: PoolState) -> PoolState:
         for gpu in server.gpus.values():
             if not gpu.clash:
                 owners[gpu.id] = server
-    servers = dict(state.servers)
+    servers = state.servers
     for server in state.servers.values():
         changed: dict[GpuId, Gpu] = {}
         for gpu in server.gpus.values():
@@ -263,7 +264,7 @@ def settle_clashes(state: PoolState) -> PoolState:
                     what = f"{server.name}/{gpu.index}"
                     state = emit_event(state, "gpu-clash", what, clash)
         if changed:
-            servers[server.id] = with_changes(server, gpus=server.gpus | changed)
+            servers = servers.set(server.id, with_changes(server, gpus=server.gpus | changed))
     return with_changes(state, servers=servers)
 
 
@@ -304,7 +305,7 @@ def drain_server(state: PoolState, command: DrainServer) -> Step:
         changed_at=state.now,
         orders=_with_order(server, command.order),
     )
-    state = with_changes(state, servers=state.servers | {server.id: server})
+    state = with_changes(state, servers=state.servers.set(server.id, server))
     if was == command.reason:
         return state, Result(ok=True, why=f"it was {'not ' if was is None else ''}drained")
     if command.reason is None:
@@ -333,7 +334,7 @@ def label_server(state: PoolState, command: LabelServer) -> Step:
         changed_at=state.now if changed else server.changed_at,
         orders=_with_order(server, command.order),
     )
-    state = with_changes(state, servers=state.servers | {server.id: server})
+    state = with_changes(state, servers=state.servers.set(server.id, server))
     if not changed:
         return state, Result(ok=True)
     changes = [f"{k}={v}" for k, v in command.labels.items()] + [f"{k}-" for k in command.without]

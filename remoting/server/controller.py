@@ -67,7 +67,8 @@ from collections.abc import Callable
 
 from gpupool.pool.errors import AuthenticationError, DeniedError, GpupoolError, NotNowError
 from gpupool.pool.model.ids import Incarnation, ServerId
-from gpupool.pool.model.state import PoolState, TokenKind
+from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.state import PoolState, Server, TokenKind
 from gpupool.pool.ports import Clock, Outcome, RaftHealth, Randomness, Role
 from gpupool.pool.transitions.policy_versions import Draft
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -153,7 +154,7 @@ class Controller:
         self._actions = actions
         self._seen: PoolState | None = None
         self._members: tuple[m.Member, ...] = ()
-        self._members_of: object = None
+        self._members_of: PersistentMap[ServerId, Server] = PersistentMap()
         self._followed: tuple[object, ...] = (None, None, None)
         self._reconcile_at = float("-inf")
         self._key_at = float("-inf")
@@ -347,15 +348,10 @@ class Controller:
     def _known_members(self) -> tuple[m.Member, ...]:
         """Return the members: the same tuple for as long as they are the same."""
         servers = self._context.state.servers
-        if self._members_of is not servers:
+        before = self._members_of
+        if before is not servers:
             self._members_of = servers
-            known = self._members
-            same = len(known) == len(servers) and all(
-                (member.server, member.name, member.address, member.voter)
-                == (server.id, server.name, server.address, server.voter)
-                for member, server in zip(known, servers.values(), strict=True)
-            )
-            if not same:
+            if not _say_alike(before, servers):
                 self._members = self._context.members()
         return self._members
 
@@ -380,3 +376,15 @@ class Controller:
         actions = list(self._actions)
         self._actions.clear()
         return actions
+
+
+def _say_alike(
+    before: PersistentMap[ServerId, Server], after: PersistentMap[ServerId, Server]
+) -> bool:
+    """Return whether the members are the same: most changes of a server are its GPUs'."""
+    changed = after.changed_since(before)
+    return changed is not None and all(
+        (was.name, was.address, was.voter) == (server.name, server.address, server.voter)
+        for server_id, server in changed
+        if (was := before[server_id])
+    )

@@ -15,7 +15,7 @@ from gpupool.pool.model.ids import GpuId, LeaseId
 from gpupool.pool.model.state import Gpu, PartStatus, PoolState, Server, ServerStatus
 from gpupool.pool.policy.idleness import idle_notice, idle_plan
 from gpupool.pool.ports import RaftHealth, Role
-from gpupool.pool.reconcile import leases_at, plan_host, plan_leader
+from gpupool.pool.reconcile import plan_host, plan_leader
 from gpupool.remoting.protocol import messages as m
 from gpupool.remoting.server.proposer import Decision
 from gpupool.remoting.server.service_context import ServiceContext
@@ -93,7 +93,7 @@ class Reconciler:
         """Note since when each lease held here has had no client."""
         held = {
             lease.id
-            for lease in leases_at(state, self._self)
+            for lease in state.leases.at(self._self).values()
             if lease.held and lease.parts[self._self] is PartStatus.HELD
         }
         used_since, unattached = self._used_since, self._unattached

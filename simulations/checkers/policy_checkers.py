@@ -1,6 +1,6 @@
 """Checkers of the policy and of waiting: limits, places, terms, fairness and the ends of leases."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
 from gpupool.pool.model.copies import with_changes
@@ -202,7 +202,7 @@ class PlacesInLine:
 
     def __init__(self, failures: FailureReporter) -> None:
         self._failures = failures
-        self._before: dict[RequestId, Waiting] = {}
+        self._before: Mapping[RequestId, Waiting] = {}
         self._without_since: dict[RequestId, float] = {}
 
     def applied(self, state: PoolState) -> None:

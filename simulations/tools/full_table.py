@@ -11,7 +11,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -22,8 +22,8 @@ import trio
 from gpupool.consensus.driver import RaftDriver
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
 from gpupool.consensus.storage.store import bootstrap, open_storage
-from gpupool.pool.model.commands import Command, EndLease, FreeLease, Grant, Tick, wrap
-from gpupool.pool.model.ids import Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
+from gpupool.pool.model.commands import Command, EndLease, FreeLease, GpuReading, Grant, Tick, wrap
+from gpupool.pool.model.ids import GpuId, Incarnation, LeaseId, Plain, RequestId, ServerId, TokenId
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request
 from gpupool.pool.policy import notices
 from gpupool.pool.ports import Committed, PeerEvents, RaftHealth, Role
@@ -121,7 +121,7 @@ class _IdleHost:
     def gpus(self) -> tuple[Gpu, ...]:
         return self._gpus
 
-    def readings(self) -> Mapping[object, object]:
+    def readings(self) -> dict[GpuId, GpuReading]:
         return readings_of(self._gpus)
 
     def worker_count(self) -> dict[LeaseId, int]:
@@ -143,7 +143,7 @@ def _controller(machine: PoolMachine, server: ServerId) -> Controller:
         signer=lambda: None,
         host=_IdleHost(tuple(me.gpus.values())),  # type: ignore[arg-type]
         clock=SystemClock(),
-        rng=Random(1),
+        rng=Random(1),  # noqa: S311
         health=lambda: health,
         majority_age_s=lambda: 0.0,
         role=lambda: Role.LEARNER,
@@ -193,17 +193,17 @@ class _Wire:
     def set_peers(self, peers: object) -> None:
         del peers
 
-    def send(self, peer: ServerId, frame: bytes) -> None:
-        if (events := self._servers.get(peer)) is not None:
-            events.received(self._me, frame)
+    def send(self, peer: ServerId, frame: bytes) -> bool:
+        if (events := self._servers.get(peer)) is None:
+            return False
+        events.received(self._me, frame)
+        return True
 
 
 async def _measure_loop(machine: PoolMachine, directory: Path) -> tuple[float, ...]:
     """Return the longest step and the latest timer: while taking, and while installing."""
     steps = _Steps()
-    settings = ConsensusSettings(
-        snapshot_entries=SNAPSHOT_ENTRIES, snapshots_per_rewrite=1
-    )
+    settings = ConsensusSettings(snapshot_entries=SNAPSHOT_ENTRIES, snapshots_per_rewrite=1)
     servers: dict[ServerId, PeerEvents] = {}
 
     def start(server: ServerId, table: PoolMachine, *, first: bool) -> RaftDriver:
@@ -215,7 +215,7 @@ async def _measure_loop(machine: PoolMachine, directory: Path) -> tuple[float, .
             storage=storage,
             machine=table,
             clock=SystemClock(),
-            randomness=Random(1),
+            randomness=Random(1),  # noqa: S311
             links=_Wire(server, servers),
             settings=settings,
         )
@@ -241,7 +241,7 @@ async def _measure_loop(machine: PoolMachine, directory: Path) -> tuple[float, .
         leader.set_servers([b])
         leader.connected(b)
         follower.connected(a)
-        while copy.state.index < machine.state.index:
+        while copy.state.index < machine.state.index:  # noqa: ASYNC110 - nothing tells of it
             await trio.sleep(0.05)
         assert copy.state == machine.state
         installing = steps.take()

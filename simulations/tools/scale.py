@@ -29,6 +29,7 @@ from gpupool.pool.model.ids import (
     ServerId,
     TokenId,
 )
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.state import (
     VOTER_COUNT_MAX,
     Gpu,
@@ -146,7 +147,11 @@ def big_state(servers: int) -> PoolState:
             gpus=gpus,
         )
     return PoolState(
-        cluster_id="scale", name="scale", index=BASE_INDEX, servers=table, tokens={token.id: token}
+        cluster_id="scale",
+        name="scale",
+        index=BASE_INDEX,
+        servers=PersistentMap(table),
+        tokens={token.id: token},
     )
 
 

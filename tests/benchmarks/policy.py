@@ -23,6 +23,7 @@ from gpupool.pool.model.commands import unwrap, wrap
 from gpupool.pool.model.ids import GpuId, Incarnation, Milliseconds, RequestId, ServerId, TokenId
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Gpu, Partition, PoolState, Request, TokenKind
+from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.policy.policy_document import parse_policy
 from gpupool.pool.policy.rulebook import rulebook
 from gpupool.pool.transitions import policy_versions
@@ -140,7 +141,7 @@ def main() -> None:
 
         # In a real log every command meets a table that the one before has changed.
         states = [
-            replace(granted, leases=dict(granted.leases), usage=dict(granted.usage))
+            replace(granted, leases=LeaseTable(granted.leases), usage=dict(granted.usage))
             for _ in range(options.rounds)
         ]
 

@@ -11,6 +11,8 @@ import typing
 from hashlib import sha256
 from typing import Any, TypeVar
 
+from gpupool.pool.model.codec import map_types
+
 T = TypeVar("T")
 
 
@@ -78,10 +80,11 @@ def _full(kind: Any, label: str) -> Any:
     if origin is tuple:
         assert args[1:] == (Ellipsis,), f"no sample of {kind}"
         return tuple(_full(args[0], f"{label}.{n}") for n in range(2))
-    if origin is dict:
+    if (of_map := map_types(kind)) is not None:
         # The larger key first: an order that sorting would change.
-        keys = sorted((_full(args[0], f"{label}.key{n}") for n in range(2)), reverse=True)
-        return {key: _full(args[1], f"{label}.{n}") for n, key in enumerate(keys)}
+        make_map, key_kind, item = of_map
+        keys = sorted((_full(key_kind, f"{label}.key{n}") for n in range(2)), reverse=True)
+        return make_map({key: _full(item, f"{label}.{n}") for n, key in enumerate(keys)})
     if (inner := _inner(kind)) is not None:
         return _full(inner, label)
     return _scalar(kind, label)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from tests.golden import table_samples as samples
@@ -80,8 +81,8 @@ def _note_fields(value: object, seen: dict[str, bool]) -> None:
             is_used = each not in (None, 0, "", b"", (), {}) and each != field.default
             seen[place] = seen.get(place, False) or is_used
             _note_fields(each, seen)
-    elif isinstance(value, dict):
-        for each in typing.cast("dict[Any, object]", value).values():
+    elif isinstance(value, Mapping):
+        for each in typing.cast("Mapping[Any, object]", value).values():
             _note_fields(each, seen)
     elif isinstance(value, tuple):
         for each in typing.cast("tuple[object, ...]", value):

@@ -9,6 +9,7 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import Incarnation, LeaseId, RequestId, ServerId
 from gpupool.pool.model.state import Partition, PoolState, Request
+from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.policy.idleness import (
     duration,
     effective_timeout_s,
@@ -110,7 +111,7 @@ def test_only_the_current_incarnation_speaks() -> None:
         state = machine.state
         if not held:
             ended = replace(state.leases[lease], end_reason="over")
-            state = replace(state, leases={lease: ended})
+            state = replace(state, leases=LeaseTable({lease: ended}))
         plan = idle_plan(state, A, incarnation, {lease: 1e6}, {lease: 1e6})
         assert (plan.nearly, plan.propose) == (frozenset(), ())
 

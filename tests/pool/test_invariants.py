@@ -13,8 +13,10 @@ from gpupool.pool.model import commands as c
 from gpupool.pool.model.codec import decode
 from gpupool.pool.model.commands import wrap
 from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.persistent_map import PersistentMap
 from gpupool.pool.model.results import Result
 from gpupool.pool.model.state import Lease, PartStatus, PoolState, Server
+from gpupool.pool.model.tables import LeaseTable
 from gpupool.pool.ports import RaftHealth, Role
 from gpupool.pool.transitions.state_machine import PoolMachine
 from gpupool.pool.view import build_view
@@ -57,11 +59,11 @@ def broken_tables() -> dict[str, PoolState]:
         "books say": with_gpu(state, memory_granted=1),
         "granted of": with_gpu(state, memory_total=1),
         "offered by two servers": with_server(state, replace(b, gpus=a.gpus | b.gpus)),
-        "granted but not in the table": replace(state, servers={b.id: b}),
+        "granted but not in the table": replace(state, servers=PersistentMap({b.id: b})),
         "the policy's books": replace(state, usage={}),
-        "points at no lease": replace(state, leases={}),
-        "is closed and has a lease": replace(state, closed={lease.request: "over"}),
-        "not found by its request": replace(state, by_request={}),
+        "points at no lease": replace(state, leases=LeaseTable()),
+        "is closed and has a lease": replace(state, closed=PersistentMap({lease.request: "over"})),
+        "not found by its request": replace(state, by_request=PersistentMap()),
         "name different servers": with_lease(state, parts={b.id: PartStatus.HELD}),
         "freed everywhere": with_lease(state, parts=freed),
         "held, with a part ending": with_lease(

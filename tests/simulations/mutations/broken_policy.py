@@ -162,7 +162,7 @@ def waits_anew() -> AbstractContextManager[None]:
     original = leases.wait
 
     def wait(state: PoolState, command: Wait) -> tuple[PoolState, Result]:
-        others = {k: w for k, w in state.waiting.items() if k != command.request.id}
+        others = state.waiting.without(command.request.id)
         return original(replace(state, waiting=others), command)
 
     return patched_handler(Wait, wait)

@@ -1,0 +1,173 @@
+"""The table's maps of leases and of waiting requests, with the indexes that its readers need.
+
+A map and its indexes change together, in one place, so an index is never older than its map.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from gpupool.pool.model.ids import LeaseId, RequestId, ServerId
+from gpupool.pool.model.persistent_map import PersistentMap
+from gpupool.pool.model.sorted_set import SortedSet
+
+_FAR = 2**64
+
+
+class LeaseRow(Protocol):
+    """What the indexes of leases need of one."""
+
+    @property
+    def id(self) -> LeaseId:
+        """Return its id."""
+        ...
+
+    @property
+    def parts(self) -> Mapping[ServerId, object]:
+        """Return its servers, which are those of its grant."""
+        ...
+
+    @property
+    def ends_at(self) -> int:
+        """Return when it ends by the policy; 0: never."""
+        ...
+
+    @property
+    def held(self) -> bool:
+        """Return whether it has not ended."""
+        ...
+
+
+class WaitingRow(Protocol):
+    """What the bounds of waiting requests need of one."""
+
+    @property
+    def since(self) -> int:
+        """Return since when it waits."""
+        ...
+
+    @property
+    def renewed(self) -> int:
+        """Return when it was renewed."""
+        ...
+
+
+L = TypeVar("L", bound=LeaseRow)
+W = TypeVar("W", bound=WaitingRow)
+
+
+class LeaseTable(PersistentMap[LeaseId, L], Generic[L]):
+    """Leases by id, by server, and by the end that the policy sets."""
+
+    __slots__ = ("_at", "_ends")
+
+    _at: PersistentMap[ServerId, PersistentMap[LeaseId, L]]
+    _ends: SortedSet[tuple[int, LeaseId]]
+
+    def __init__(self, content: Mapping[LeaseId, L] | Iterable[tuple[LeaseId, L]] = ()) -> None:
+        """Make a table of ``content``, in its order."""
+        super().__init__(content)
+        at: dict[ServerId, dict[LeaseId, L]] = {}
+        for lease in self.values():
+            for server in lease.parts:
+                at.setdefault(server, {})[lease.id] = lease
+        self._at = PersistentMap({server: PersistentMap(each) for server, each in at.items()})
+        self._ends = SortedSet()
+        for lease in self.values():
+            if _ends(lease):
+                self._ends = self._ends.including((lease.ends_at, lease.id))
+
+    def at(self, server: ServerId) -> PersistentMap[LeaseId, L]:
+        """Return the leases that have a part at ``server``, freed parts included.
+
+        It is the same object for as long as none of them changes.
+        """
+        return self._at.get(server, _NONE)
+
+    def ended_by(self, now: int) -> list[L]:
+        """Return the held leases that end by the policy at ``now`` or before, by id."""
+        found: list[LeaseId] = []
+        for ends_at, lease in self._ends:
+            if ends_at > now:
+                break
+            found.append(lease)
+        return [self[each] for each in sorted(found)]
+
+    def set(self, key: LeaseId, value: L) -> Self:
+        """Return the table with a lease set; its servers never change."""
+        before = self.get(key)
+        changed = super().set(key, value)
+        at, ends = self._at, self._ends
+        for server in value.parts:
+            at = at.set(server, at.get(server, _NONE).set(key, value))
+        was, is_ = before is not None and _ends(before), _ends(value)
+        if before is not None and was and (not is_ or before.ends_at != value.ends_at):
+            ends, was = ends.excluding((before.ends_at, key)), False
+        if is_ and not was:
+            ends = ends.including((value.ends_at, key))
+        changed._at, changed._ends = at, ends
+        return changed
+
+    def without(self, key: LeaseId) -> Self:
+        """Return the table without a lease."""
+        before = self.get(key)
+        changed = super().without(key)
+        if before is None:
+            return changed
+        at, ends = self._at, self._ends
+        for server in before.parts:
+            rest = at[server].without(key)
+            at = at.set(server, rest) if rest else at.without(server)
+        if _ends(before):
+            ends = ends.excluding((before.ends_at, key))
+        changed._at, changed._ends = at, ends
+        return changed
+
+
+_NONE: PersistentMap[LeaseId, Any] = PersistentMap()
+
+
+def _ends(lease: LeaseRow) -> bool:
+    return bool(lease.ends_at) and lease.held
+
+
+class WaitingTable(PersistentMap[RequestId, W], Generic[W]):
+    """Waiting requests, with bounds that tell at once that none has lapsed or starves."""
+
+    __slots__ = ("_renewed_min", "_since_min")
+
+    _renewed_min: int  # no entry was renewed before
+    _since_min: int  # no entry has waited since before
+
+    def __init__(self, content: Mapping[RequestId, W] | Iterable[tuple[RequestId, W]] = ()) -> None:
+        """Make a table of ``content``, in its order."""
+        super().__init__(content)
+        self._renewed_min = min((entry.renewed for entry in self.values()), default=_FAR)
+        self._since_min = min((entry.since for entry in self.values()), default=_FAR)
+
+    def renewed_before(self, limit: int) -> list[W]:
+        """Return the entries that were not renewed since ``limit``, in their order."""
+        if self._renewed_min >= limit:
+            return []
+        self._renewed_min = min((entry.renewed for entry in self.values()), default=_FAR)
+        return [entry for entry in self.values() if entry.renewed < limit]
+
+    def since_at_most(self, limit: int) -> list[W]:
+        """Return the entries that have waited since ``limit`` or longer, in their order."""
+        if self._since_min > limit:
+            return []
+        self._since_min = min((entry.since for entry in self.values()), default=_FAR)
+        return [entry for entry in self.values() if entry.since <= limit]
+
+    def set(self, key: RequestId, value: W) -> Self:
+        """Return the table with an entry set."""
+        changed = super().set(key, value)
+        changed._renewed_min = min(self._renewed_min, value.renewed)
+        changed._since_min = min(self._since_min, value.since)
+        return changed
+
+    def without(self, key: RequestId) -> Self:
+        """Return the table without an entry."""
+        changed = super().without(key)
+        if changed is not self:
+            changed._renewed_min, changed._since_min = self._renewed_min, self._since_min
+        return changed
