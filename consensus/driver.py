@@ -30,8 +30,10 @@ that ``set_servers`` tells it of, until the leader, by ``reconcile_voters``, giv
 should accept connections from every authenticated server of the pool: a server that was away may
 hear first from voters that it does not know yet.
 
-**The loop.** Everything runs on the trio thread, but for syncs of a slow disk. Others only put
-events into the inbox and wake the loop; ``run`` alone touches the node's time::
+**The loop.** Everything runs on the trio thread, but for long syncs, and for the steps of long
+work: encoding a snapshot, or decoding one. Such steps pause after each millisecond or so, because
+only one thread runs Python at a time. Others only put events into the inbox and wake the loop;
+``run`` alone touches the node's time::
 
     waiting --(an event, a proposal, or next_step_at)--> stepping --> syncing --> letting out --+
        ^                                                                                        |
@@ -51,6 +53,7 @@ than ``INBOX_BYTES_MAX`` of frames; that anything is proposed after ``run`` has 
 
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -63,6 +66,7 @@ from gpupool.consensus.protocol.raft_settings import (
     INBOX_BYTES_MAX,
     ConsensusSettings,
 )
+from gpupool.consensus.snapshot_transfer import Work
 from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import (
@@ -92,6 +96,9 @@ SYNC_INLINE_MAX_S = 0.002
 """Smoothed duration of a sync above which it moves to another thread; a tenth of the time that a
 step of the event loop may take."""
 
+WORK_PAUSE_S = 0.0005
+"""Between two steps of long work; as long as the steps themselves, so that half is left."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -119,6 +126,8 @@ class RaftDriver:
         self._barrier: _SharedBarrier | None = None
         self._stopped = False
         self._sync_s = 0.0
+        self._work_over = trio.Event()
+        self._work_over.set()
         self._node = RaftNode(
             server_id,
             storage=storage,
@@ -127,6 +136,7 @@ class RaftDriver:
             now=clock.monotonic(),
             settings=settings,
             incarnation=1 + int.from_bytes(randomness.randbytes(7), "little"),
+            run_work=self._run_work,
         )
 
     # --- ReplicatedLog ----------------------------------------------------------------------------
@@ -253,6 +263,8 @@ class RaftDriver:
                 await self._step()
         finally:
             self._stopped = True
+            with trio.CancelScope(shield=True):
+                await self._work_over.wait()  # a step at most; it may be writing a file
 
     def close(self) -> None:
         """Seal the journal and let the state directory go; after ``run`` has ended."""
@@ -282,12 +294,47 @@ class RaftDriver:
         for callback, outcome in ready.resolved:
             callback(outcome)
 
+    def _run_work(self, work: Work) -> None:
+        """Run the steps of ``work`` on a thread of its own; its end is an event of the node."""
+        self._work_over = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        failure: list[Exception] = []
+
+        def steps() -> None:
+            try:
+                for _ in work.steps:
+                    if self._stopped:
+                        return
+                    # To sleep, even so shortly, lets the loop have the interpreter.
+                    time.sleep(WORK_PAUSE_S)
+            except Exception as error:  # noqa: BLE001 - the loop raises it
+                failure.append(error)
+
+        def ended(_: object) -> None:
+            token.run_sync_soon(self._work_ended, work, failure)
+
+        trio.lowlevel.start_thread_soon(steps, ended, "snapshot")
+
+    def _work_ended(self, work: Work, failure: list[Exception]) -> None:
+        self._work_over.set()
+
+        def done(now: float) -> None:
+            if failure:
+                raise failure[0]
+            self._node.work_done(work, now)
+
+        if not self._stopped:
+            self._put(done)
+
     async def _sync(self) -> None:
         """Sync on this thread while that is quick, else on another, so that others can go on.
 
         A quick disk (0.1 ms) would lose more by the change of threads than by the wait.
         """
         began = self._clock.monotonic()
+        if self._node.storage.sync_is_long:
+            await trio.to_thread.run_sync(self._node.sync)
+            return
         if self._sync_s < SYNC_INLINE_MAX_S:
             self._node.sync()
         else:

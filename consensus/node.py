@@ -59,7 +59,7 @@ from gpupool.consensus.protocol import closed_cbor
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
-from gpupool.consensus.snapshot_transfer import SnapshotTransfer
+from gpupool.consensus.snapshot_transfer import RunWork, SnapshotTransfer, Work, run_at_once
 from gpupool.consensus.storage.peer_memory import Start
 from gpupool.consensus.storage.store import Storage
 from gpupool.consensus.table_comparison import TableComparison
@@ -115,11 +115,13 @@ class RaftNode:
         now: float,
         settings: ConsensusSettings | None = None,
         incarnation: int = 0,
+        run_work: RunWork = run_at_once,
     ) -> None:
         """Start from what ``storage`` holds; restores ``machine`` from its newest snapshot.
 
         ``incarnation`` is drawn anew at each start, so that the others know a copy of this server
-        from this server; 0 tells them nothing.
+        from this server; 0 tells them nothing. ``run_work`` runs what takes long, on another
+        thread or at once; see ``Work``.
         """
         self.server_id = server_id
         self.settings = settings or ConsensusSettings()
@@ -152,7 +154,7 @@ class RaftNode:
         self._promises = Promises(context, Start(boot, incarnation))
         self._contacts = Contacts(context)
         self._puller = Puller(context)
-        self._snapshots = SnapshotTransfer(context, machine, self._puller)
+        self._snapshots = SnapshotTransfer(context, machine, self._puller, run_work)
         self._responder = PullResponder(context, self._snapshots)
         self._voter_changes = VoterChanges(context, self._responder)
         self._comparison = TableComparison(context)
@@ -289,6 +291,12 @@ class RaftNode:
         self._context.advance(now)
         return self._voter_changes.begin_hand_over(self._core.voters)
 
+    def work_done(self, work: Work, now: float) -> None:
+        """Take the result of long work whose steps have all run."""
+        self._context.advance(now)
+        with self._core.stepping(self._context.now):
+            work.finish()
+
     # --- what the driver does ----------------------------------------------------------------
 
     def step(self, now: float) -> None:
@@ -325,7 +333,7 @@ class RaftNode:
         Raises:
             StorageError: when that fails. The node must not be used any more.
         """
-        self.storage.journal.sync()
+        self.storage.sync()
         self._core.synced()
         self._promises.synced()
 

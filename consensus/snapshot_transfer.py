@@ -13,14 +13,27 @@ that a piece counts for another snapshot than the one it was cut from.
 """
 
 import logging
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
+from zlib import crc32
 
 from gpupool.consensus.core.library import LEADER
 from gpupool.consensus.node_context import NodeContext
 from gpupool.consensus.protocol.raft_messages import Message
-from gpupool.consensus.storage.snapshot import Snapshot, SnapshotReceiver, SnapshotSender
+from gpupool.consensus.storage.snapshot import (
+    Snapshot,
+    SnapshotReceiver,
+    SnapshotSender,
+    decode_in_pieces,
+    decode_snapshot,
+    encode_in_pieces,
+    encode_snapshot,
+)
+from gpupool.pool.model.codec import CodecError
 from gpupool.pool.model.ids import ServerId
-from gpupool.pool.ports import StateMachine
+from gpupool.pool.ports import SlicedStateMachine, StateMachine
 
 _log = logging.getLogger(__name__)
 
@@ -41,43 +54,105 @@ class PullingEnd(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Work:
+    """Something that takes too long for the loop.
+
+    ``steps`` may run on another thread, and pauses after a millisecond or so each time; it touches
+    nothing that a node changes. ``finish`` is called once they are through, as an event of the
+    node. One work at a time is under way.
+    """
+
+    steps: Iterator[None]
+    finish: Callable[[], None]
+
+
+RunWork = Callable[[Work], None]
+
+
+def run_at_once(work: Work) -> None:
+    """Run a work here and now."""
+    for _ in work.steps:
+        pass
+    work.finish()
+
+
 class SnapshotTransfer:
     """The snapshots of one node; stepped by ``RaftNode`` only."""
 
-    def __init__(self, context: NodeContext, machine: StateMachine, puller: PullingEnd) -> None:
+    def __init__(
+        self, context: NodeContext, machine: StateMachine, puller: PullingEnd, run_work: RunWork
+    ) -> None:
         """Begin with the storage's newest snapshot, which ``machine`` has been restored from."""
         self._context = context
         self._machine = machine
         self._puller = puller
+        self._run_work = run_work
         latest = context.storage.snapshots.latest
         self._index = latest.index if latest else 1
         self._log_mark = context.storage.journal.bytes_since_rewrite
         self._senders: dict[ServerId, SnapshotSender] = {}
         self._receiving: SnapshotReceiver | None = None
+        self._works = False
+        self._installs = False
 
     # --- of this server's own table ----------------------------------------------------------
 
     def take_if_due(self) -> None:
         """Take a snapshot once enough was applied or written since the last one."""
-        context, settings = self._context, self._context.settings
-        core, journal = context.core, context.storage.journal
-        entries = core.applied_index - self._index
-        written = journal.bytes_since_rewrite - self._log_mark
-        if entries < settings.snapshot_entries and (
-            entries <= 0 or written < settings.snapshot_log_bytes
-        ):
+        if self._works or not self._is_due():
             return
+        context = self._context
+        core, journal, snapshots = context.core, context.storage.journal, context.storage.snapshots
         index = core.applied_index
         term = journal.term_at(index)
         assert term is not None, "what is applied is in the log"
-        voters = core.configurations.at(index).voters
-        context.storage.take(
-            Snapshot(index, term, voters, self._machine.snapshot()),
-            drop_entries_min=settings.snapshots_per_rewrite * settings.snapshot_entries,
-            drop_bytes_min=settings.snapshots_per_rewrite * settings.snapshot_log_bytes,
-        )
+        snapshot = Snapshot(index, term, core.configurations.at(index).voters, None)
+        encoding = _encoding(snapshot, self._machine)
+        data = b""
+
+        def steps() -> Iterator[None]:
+            nonlocal data
+            data = yield from encoding
+            snapshots.write(index, data)
+
+        def finish() -> None:
+            self._works = False
+            snapshots.saved(snapshot, data)
+            settings = context.settings
+            context.storage.taken(
+                drop_entries_min=settings.snapshots_per_rewrite * settings.snapshot_entries,
+                drop_bytes_min=settings.snapshots_per_rewrite * settings.snapshot_log_bytes,
+            )
+
+        self._works = True
         self._index = index
         self._log_mark = journal.bytes_since_rewrite
+        self._run_work(Work(steps(), finish))
+
+    def _is_due(self) -> bool:
+        """Return whether a snapshot is to be taken: each server at its own time.
+
+        The voters all apply the same entries, and would all be slower at the same moment.
+        """
+        context, settings = self._context, self._context.settings
+        entries = context.core.applied_index - self._index
+        if entries <= 0:
+            return False
+        turn = self._turn()
+        written = context.storage.journal.bytes_since_rewrite - self._log_mark
+        if written >= settings.snapshot_log_bytes * (1 + turn / 2):
+            return True
+        every = settings.snapshot_entries
+        soonest = self._index + (every + 1) // 2
+        return context.core.applied_index >= soonest + (int(turn * every) + 1 - soonest) % every
+
+    def _turn(self) -> float:
+        """Return when this server's turn is among all that take snapshots: 0 to 1."""
+        voters, me = self._context.core.voters, self._context.server_id
+        if me in voters:
+            return sorted(voters).index(me) / len(voters)
+        return crc32(me.encode()) / 2**32
 
     # --- to a peer ---------------------------------------------------------------------------
 
@@ -133,6 +208,8 @@ class SnapshotTransfer:
         if not leading and not self._puller.takes_from(peer):
             return
         self._puller.snapshot_piece_arrived()
+        if self._installs:
+            return
         if index <= core.commit_index:
             self._receiving = None
             self._have_all_up_to(peer, index, leading=leading)
@@ -142,24 +219,20 @@ class SnapshotTransfer:
         if receiving is None or key != (receiving.peer, receiving.index, receiving.total):
             receiving = self._receiving = SnapshotReceiver(peer, index, message["total"])
         receiving.add(message["offset"], message["data"])
-        try:
-            snapshot = receiving.complete()
-        except ValueError as error:
-            _log.warning("a snapshot from %s is damaged, and asked for again: %s", peer, error)
-            receiving = self._receiving = SnapshotReceiver(peer, index, message["total"])
-            snapshot = None
-        if snapshot is not None and snapshot.index == index:
-            self._receiving = None
-            self._install(snapshot)
-            self._have_all_up_to(peer, index, leading=leading)
-            return
+        data = receiving.complete()
+        if data is None:
+            self._ask_on(receiving)
+        elif not self._works:  # else the last piece comes again
+            self._install(receiving, data, leading=leading)
+
+    def _ask_on(self, receiving: SnapshotReceiver) -> None:
         answer: Message = {
             "type": "snapshot_ack",
-            "term": core.term,
-            "index": index,
+            "term": self._context.core.term,
+            "index": receiving.index,
             "received": receiving.received,
         }
-        context.frames.send(peer, answer)
+        self._context.frames.send(receiving.peer, answer)
 
     def disconnected(self, peer: ServerId) -> None:
         """Drop both directions of what was under way by a connection that is gone."""
@@ -173,10 +246,66 @@ class SnapshotTransfer:
         else:
             self._puller.pull(peer)
 
-    def _install(self, snapshot: Snapshot) -> None:
-        storage = self._context.storage
-        storage.install(snapshot)
-        self._machine.restore(snapshot.state)
-        self._context.core.installed(snapshot.index, snapshot.voters)
-        self._index = snapshot.index
-        self._log_mark = storage.journal.bytes_since_rewrite
+    def _install(self, receiving: SnapshotReceiver, data: bytes, *, leading: bool) -> None:
+        """Install a snapshot that is all here, once it is decoded and written."""
+        peer, index = receiving.peer, receiving.index
+        storage, machine = self._context.storage, self._machine
+        decoded: tuple[Snapshot, Callable[[], None]] | None = None
+
+        def steps() -> Iterator[None]:
+            nonlocal decoded
+            try:
+                decoded = yield from _decoding(data, machine)
+            except CodecError:
+                raise
+            except ValueError as error:
+                _log.warning("a snapshot from %s is damaged, and asked for again: %s", peer, error)
+                return
+            if decoded[0].index == index:
+                storage.snapshots.write(index, data)
+
+        def finish() -> None:
+            self._works = self._installs = False
+            self._receiving = None
+            if decoded is None or decoded[0].index != index:
+                self._receiving = SnapshotReceiver(peer, index, receiving.total)
+                self._ask_on(self._receiving)
+                return
+            snapshot, restore = decoded
+            if index <= self._context.core.commit_index:
+                storage.snapshots.saved(snapshot, data)  # entries were quicker
+            else:
+                storage.installed(snapshot, data)
+                restore()
+                self._context.core.installed(index, snapshot.voters)
+                self._index = index
+                self._log_mark = storage.journal.bytes_since_rewrite
+            self._have_all_up_to(peer, index, leading=leading)
+
+        self._works = self._installs = True
+        self._run_work(Work(steps(), finish))
+
+
+def _encoding(snapshot: Snapshot, machine: StateMachine) -> Generator[None, None, bytes]:
+    """Return the steps that encode the state of this moment."""
+    if isinstance(machine, SlicedStateMachine):
+        fields = machine.snapshot_fields()
+        return encode_in_pieces(snapshot.index, snapshot.term, snapshot.voters, fields)
+    return _encoding_whole(replace(snapshot, state=machine.snapshot()))
+
+
+def _encoding_whole(snapshot: Snapshot) -> Generator[None, None, bytes]:
+    yield
+    return encode_snapshot(snapshot)
+
+
+def _decoding(
+    data: bytes, machine: StateMachine
+) -> Generator[None, None, tuple[Snapshot, Callable[[], None]]]:
+    """Return a snapshot without its state, and what puts the state into the machine."""
+    if isinstance(machine, SlicedStateMachine):
+        snapshot, state = yield from decode_in_pieces(data, machine.restoring())
+        return snapshot, partial(machine.adopt, state)
+    yield
+    snapshot = decode_snapshot(data)
+    return snapshot, partial(machine.restore, snapshot.state)

@@ -6,9 +6,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gpupool.pool.model.ids import Plain, ServerId
+from gpupool.pool.model.pieces import Field, PieceDecoder
 
 # --- the replicated table, as the rest of the system sees it -----------------------------------
 
@@ -95,6 +96,23 @@ class StateMachine(Protocol):
 
     def restore(self, snapshot: Plain) -> None:
         """Replace the whole state by an earlier ``snapshot()``."""
+        ...
+
+
+@runtime_checkable
+class SlicedStateMachine(StateMachine, Protocol):
+    """A state machine whose state is too large to be encoded or decoded at one go."""
+
+    def snapshot_fields(self) -> list[Field]:
+        """Return the state of this moment, to be encoded in pieces on any thread."""
+        ...
+
+    def restoring(self) -> PieceDecoder[Any]:
+        """Return what makes a state of a snapshot in pieces, on any thread."""
+        ...
+
+    def adopt(self, state: Any) -> None:
+        """Replace the whole state by one that ``restoring`` made."""
         ...
 
 

@@ -66,7 +66,33 @@ def decode_unchecked(data: bytes) -> Any:
             knows and this format does not.
     """
     stream = BytesIO(data)
-    decoder = cbor2.CBORDecoder(
+    value = _decode_next(_decoder(stream))
+    if stream.tell() != len(data):
+        raise RemoteProtocolError("a CBOR value is followed by other bytes")
+    return value
+
+
+class SequenceDecoder:
+    """Decodes values that follow each other, in part of some bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._stream = BytesIO(data)
+
+    def decode(self, start: int, count: int) -> tuple[list[Plain], int]:
+        """Return the ``count`` values at ``start``, and the place behind them.
+
+        Raises:
+            RemoteProtocolError: as ``decode``.
+        """
+        self._stream.seek(start)
+        decoder = _decoder(self._stream)
+        values = [_decode_next(decoder) for _ in range(count)]
+        _check_closed(values, RemoteProtocolError)
+        return values, self._stream.tell()
+
+
+def _decoder(stream: BytesIO) -> cbor2.CBORDecoder:
+    return cbor2.CBORDecoder(
         stream,
         tag_hook=_refuse,
         semantic_decoders=_REFUSED,
@@ -75,13 +101,13 @@ def decode_unchecked(data: bytes) -> Any:
         allow_duplicate_keys=False,
         strict_hashable_types=True,
     )
+
+
+def _decode_next(decoder: cbor2.CBORDecoder) -> Any:
     try:
-        value: Any = decoder.decode()
+        return decoder.decode()
     except (cbor2.CBORError, ValueError, RecursionError, MemoryError, OverflowError) as error:
         raise RemoteProtocolError("a CBOR value cannot be read", why=str(error)) from error
-    if stream.tell() != len(data):
-        raise RemoteProtocolError("a CBOR value is followed by other bytes")
-    return value
 
 
 def _check_closed(value: object, error: type[Exception]) -> None:

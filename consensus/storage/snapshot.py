@@ -4,13 +4,16 @@ import hashlib
 import logging
 import re
 import struct
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any
 
-from gpupool.consensus.protocol import closed_cbor
+from gpupool.consensus.protocol import cbor_pieces, closed_cbor
 from gpupool.consensus.protocol.raft_settings import SNAPSHOT_BYTES_MAX, SNAPSHOT_CHUNK_BYTES
 from gpupool.consensus.storage.disk import Disk, storage_errors
 from gpupool.pool.errors import RemoteProtocolError, StorageError
 from gpupool.pool.model.ids import Plain, ServerId
+from gpupool.pool.model.pieces import Field, PieceDecoder
 
 FORMAT_VERSION = 1
 SNAPSHOTS_KEPT = 2
@@ -49,8 +52,78 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     return _HEADER.pack(_MAGIC, FORMAT_VERSION, len(body), digest) + body
 
 
+def encode_in_pieces(
+    index: int, term: int, voters: tuple[ServerId, ...], fields: list[Field]
+) -> Generator[None, None, bytes]:
+    """Return what ``encode_snapshot`` does, in steps of a millisecond or so."""
+    known: dict[str, Plain] = {"index": index, "term": term, "voters": [*voters]}
+    body = [cbor_pieces.map_head(len(known) + 1)]
+    body += [closed_cbor.encode(name) + closed_cbor.encode(each) for name, each in known.items()]
+    body += [closed_cbor.encode("state"), cbor_pieces.map_head(len(fields))]
+    for piece in cbor_pieces.encode_fields(fields):
+        body.append(piece)
+        yield
+    digest = hashlib.sha256()
+    for piece in body:
+        digest.update(piece)
+    length = sum(map(len, body))
+    header = _HEADER.pack(_MAGIC, FORMAT_VERSION, length, digest.digest())
+    return b"".join([header, *body])
+
+
+def decode_in_pieces(
+    data: bytes, restoring: PieceDecoder[Any]
+) -> Generator[None, None, tuple[Snapshot, Any]]:
+    """Return the snapshot in ``data`` without its state, and the state that was made of it.
+
+    Raises:
+        ValueError: as ``decode_snapshot``; it is a ``CodecError`` when the state is not one.
+    """
+    reader = cbor_pieces.PieceReader(_checked_body(data))
+    known: dict[str, Plain] = {}
+    state: Any = None
+    try:
+        for _ in range(reader.map_length()):
+            name = reader.text()
+            if name in known:
+                raise ValueError(f"it has {name!r} twice")
+            known[name] = None
+            if name == "state":
+                state = yield from _decode_state(reader, restoring)
+            else:
+                known[name] = reader.value()
+        reader.finish()
+    except RemoteProtocolError as error:
+        raise ValueError(str(error)) from error
+    return _snapshot_of(known), state
+
+
+def _decode_state(
+    reader: cbor_pieces.PieceReader, restoring: PieceDecoder[Any]
+) -> Generator[None, None, Any]:
+    for _ in range(reader.map_length()):
+        name, length = reader.text(), reader.list_length()
+        if length is None:
+            restoring.field(name, reader.value())
+        else:
+            restoring.begin_rows(name, length)
+            for rows in reader.rows(length):
+                restoring.rows(name, rows)
+                yield
+        yield
+    return restoring.finish()
+
+
 def decode_snapshot(data: bytes) -> Snapshot:
     """Return the snapshot in ``data``; raises ``ValueError`` that says what is wrong."""
+    try:
+        value = closed_cbor.decode(_checked_body(data))
+    except RemoteProtocolError as error:
+        raise ValueError(str(error)) from error
+    return _snapshot_of(value)
+
+
+def _checked_body(data: bytes) -> bytes:
     if len(data) < _HEADER.size:
         raise ValueError("it is empty" if not data else "it is cut short")
     magic, version, length, digest = _HEADER.unpack_from(data)
@@ -61,10 +134,10 @@ def decode_snapshot(data: bytes) -> Snapshot:
     body = data[_HEADER.size :]
     if len(body) != length or hashlib.sha256(body).digest() != digest:
         raise ValueError("its checksum does not match")
-    try:
-        value = closed_cbor.decode(body)
-    except RemoteProtocolError as error:
-        raise ValueError(str(error)) from error
+    return body
+
+
+def _snapshot_of(value: Plain) -> Snapshot:
     match value:
         case {"index": int(index), "term": int(term), "voters": list(voters), "state": state}:
             names = tuple(ServerId(voter) for voter in voters if isinstance(voter, str))
@@ -105,13 +178,25 @@ class SnapshotStore:
     def save(self, snapshot: Snapshot) -> None:
         """Write a snapshot durably under its final name, then drop all but the newest two."""
         data = encode_snapshot(snapshot)
+        self.write(snapshot.index, data)
+        self.saved(snapshot, data)
+
+    def write(self, index: int, data: bytes) -> None:
+        """Write a snapshot durably under its final name; ``saved`` takes note of it.
+
+        May run on any thread, since it uses files that nobody else does meanwhile.
+        """
         if len(data) > SNAPSHOT_BYTES_MAX:
             raise StorageError("the table is too large for a snapshot", why=f"{len(data)} bytes")
         with storage_errors("a snapshot cannot be written"):
             self._disk.write(_TEMPORARY, data)
             self._disk.sync(_TEMPORARY)
-            self._disk.rename(_TEMPORARY, _name(snapshot.index))
+            self._disk.rename(_TEMPORARY, _name(index))
             self._disk.sync_directory()
+
+    def saved(self, snapshot: Snapshot, data: bytes) -> None:
+        """Take note of a snapshot that is written, and drop all but the newest two."""
+        with storage_errors("a snapshot cannot be written"):
             self._indices = sorted({*self._indices, snapshot.index})
             while len(self._indices) > SNAPSHOTS_KEPT:
                 self._disk.remove(_name(self._indices.pop(0)))
@@ -126,7 +211,8 @@ class SnapshotStore:
                 if not (match := _NAME.fullmatch(name)):
                     continue
                 try:
-                    snapshot = decode_snapshot(self._disk.read(name))
+                    data = self._disk.read(name)
+                    snapshot = decode_snapshot(data)
                     if snapshot.index != int(match[1]):
                         raise ValueError("its name does not fit its content")
                 except ValueError as error:
@@ -134,8 +220,7 @@ class SnapshotStore:
                     _log.error("the snapshot %s is damaged and ignored: %s", name, error)
                 else:
                     self._indices.append(snapshot.index)
-                    self.latest = snapshot
-        self._encoded = None
+                    self.latest, self._encoded = snapshot, data
 
 
 class SnapshotSender:
@@ -179,9 +264,9 @@ class SnapshotReceiver:
         if offset == len(self._data) and len(piece) <= self.total - offset:
             self._data += piece
 
-    def complete(self) -> Snapshot | None:
-        """Return the snapshot once all of it is here; raises ``ValueError`` if it is damaged."""
-        return decode_snapshot(bytes(self._data)) if len(self._data) == self.total else None
+    def complete(self) -> bytes | None:
+        """Return the snapshot's file once all of it is here, not checked yet."""
+        return bytes(self._data) if len(self._data) == self.total else None
 
 
 def _name(index: int) -> str:

@@ -38,6 +38,7 @@ class Storage:
             StorageError: when something is damaged, missing, or would be overwritten.
         """
         self.disk = disk
+        self._drops = False
         names = disk.names()
         if create and JOURNAL not in names and any(n.startswith("snapshot-") for n in names):
             raise StorageError(
@@ -73,6 +74,11 @@ class Storage:
         self.snapshots.save(snapshot)
         self._reconcile()
 
+    def installed(self, snapshot: Snapshot, data: bytes) -> None:
+        """Do what ``install`` does for a snapshot whose file is written."""
+        self.snapshots.saved(snapshot, data)
+        self._reconcile()
+
     def take(
         self, snapshot: Snapshot, *, drop_entries_min: int = 1, drop_bytes_min: int = 0
     ) -> None:
@@ -83,12 +89,28 @@ class Storage:
         """
         assert self.journal.term_at(snapshot.index) == snapshot.term, "only what is in the log"
         self.snapshots.save(snapshot)
-        base = self.snapshots.oldest_index
-        term = self.journal.term_at(base)
-        dropped = base - self.journal.base_index
+        self.taken(drop_entries_min=drop_entries_min, drop_bytes_min=drop_bytes_min)
+        self.sync()
+
+    def taken(self, *, drop_entries_min: int = 1, drop_bytes_min: int = 0) -> None:
+        """Let the next ``sync`` drop the entries that no snapshot needs, as ``take`` does."""
+        dropped = self.snapshots.oldest_index - self.journal.base_index
         worth_it = dropped >= drop_entries_min or self.journal.bytes_since_rewrite >= drop_bytes_min
-        if dropped > 0 and term is not None and worth_it:
+        self._drops = dropped > 0 and worth_it
+
+    @property
+    def sync_is_long(self) -> bool:
+        """True when the next ``sync`` writes the journal anew, which takes 10 ms and more."""
+        return self._drops
+
+    def sync(self) -> None:
+        """Make the journal durable, written anew without what no snapshot needs if that is due."""
+        base = self.snapshots.oldest_index
+        drops, self._drops = self._drops, False
+        if drops and (term := self.journal.term_at(base)) is not None:
             self.journal.rewrite(base, term, keep=True)
+        else:
+            self.journal.sync()
 
     def forget(self, why: str) -> None:
         """Note, durably, that this storage must never be used again."""

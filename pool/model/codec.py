@@ -53,6 +53,16 @@ def decode(kind: type[T], plain: object, *, unknown_fields: bool = False) -> T:
     return cast(T, _decoder(kind, unknown_fields)(plain))
 
 
+def encoder_of(kind: Any) -> Encoder:
+    """Return what encodes a value of type ``kind``, as ``encode`` does inside a dataclass."""
+    return _encoder(kind)
+
+
+def decoder_of(kind: Any) -> Decoder:
+    """Return what decodes a value of type ``kind``, as ``decode`` does inside a dataclass."""
+    return _decoder(kind, False)
+
+
 def _identity(value: Any) -> Any:
     return value
 

@@ -8,6 +8,7 @@ from gpupool.pool.model.codec import CodecError, decode, encode
 from gpupool.pool.model.commands import unwrap
 from gpupool.pool.model.copies import with_changes
 from gpupool.pool.model.ids import Plain
+from gpupool.pool.model.pieces import Field, PieceDecoder, fields_of
 from gpupool.pool.model.results import RefusalKind, refuse
 from gpupool.pool.model.state import Act, PoolState
 from gpupool.pool.transitions.apply import apply
@@ -55,7 +56,19 @@ class PoolMachine:
 
     def restore(self, snapshot: Plain) -> None:
         """Replace the table. Raises ``CodecError`` when the snapshot is not one of ours."""
-        self.state = decode(PoolState, snapshot)
+        self.adopt(decode(PoolState, snapshot))
+
+    def snapshot_fields(self) -> list[Field]:
+        """Return the table of this moment, to be encoded in pieces on any thread."""
+        return fields_of(self.state)
+
+    def restoring(self) -> PieceDecoder[PoolState]:
+        """Return what makes a table of a snapshot in pieces, on any thread; see ``adopt``."""
+        return PieceDecoder(PoolState)
+
+    def adopt(self, state: PoolState) -> None:
+        """Replace the table by one that was restored."""
+        self.state = state
         self._notify()
 
     def _notify(self) -> None:

@@ -7,6 +7,7 @@ from random import Random
 
 from gpupool.consensus.node import RaftNode, Ready
 from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.snapshot_transfer import Work
 from gpupool.consensus.storage.store import Storage
 from gpupool.pool.model.commands import Command
 from gpupool.pool.model.ids import Plain, ServerId
@@ -20,6 +21,9 @@ from gpupool.simulations.kernel.simulated_disk import SimulatedDisk
 
 STEP_DELAY_S = 0.0002
 """From the first event to the step that handles it: what one loop of the real driver takes."""
+
+WORK_S = 0.04
+"""What encoding, decoding and writing a snapshot takes beside the loop."""
 
 Callback = Callable[[Outcome], None]
 
@@ -78,6 +82,7 @@ class SimulatedDriver:
             randomness=random,
             now=clock.monotonic(),
             settings=settings,
+            run_work=self._run_work,
         )
         links.events = self
         disk.take_latency()
@@ -120,6 +125,12 @@ class SimulatedDriver:
         return self.node.role
 
     # --- the loop ---------------------------------------------------------------------------------
+
+    def _run_work(self, work: Work) -> None:
+        """Run long work at once, and report its end later: others go on meanwhile."""
+        for _ in work.steps:
+            pass
+        self._process.after(WORK_S, partial(self._put, partial(self.node.work_done, work)))
 
     def start(self) -> None:
         """Make the first step."""

@@ -40,8 +40,8 @@ class WatchedMachine(PoolMachine):
             tables.plain = (self.state, super().snapshot())
         return tables.plain[1]
 
-    def restore(self, snapshot: Plain) -> None:
+    def adopt(self, state: PoolState) -> None:
         """Take a snapshot's table, and let the checkers compare."""
-        super().restore(snapshot)
+        super().adopt(state)
         self._environment.checkers.logs.restored(self._server, self.state)
         self.state = self._environment.tables.restored(self.state)

@@ -384,7 +384,9 @@ def test_a_snapshot_travels_in_pieces() -> None:
         assert not sender.acknowledged(10, receiver.received)
         assert not sender.acknowledged(11, 0)
         pieces += 1
-    assert receiver.complete() == original
+    data = receiver.complete()
+    assert data is not None
+    assert decode_snapshot(data) == original
     assert pieces == 3
     with pytest.raises(RemoteProtocolError):
         SnapshotReceiver(ME, 10, 1 << 40)
