@@ -51,6 +51,7 @@ it rests on; that ``propose`` waits longer than its time and ``GRACE_S``; that t
 than ``INBOX_BYTES_MAX`` of frames; that anything is proposed after ``run`` has ended.
 """
 
+import gc
 import logging
 import math
 import time
@@ -115,8 +116,11 @@ class RaftDriver:
         randomness: Randomness,
         links: PeerLinks,
         settings: ConsensusSettings | None = None,
+        after_work: Callable[[], None] = lambda: None,
     ) -> None:
+        """Start the node; ``after_work`` is called when a snapshot was encoded or decoded."""
         self._clock = clock
+        self._after_work = after_work
         self._links = links
         self._storage = storage
         self._inbox: deque[Callable[[float], None]] = deque()
@@ -301,6 +305,7 @@ class RaftDriver:
         failure: list[Exception] = []
 
         def steps() -> None:
+            gc.disable()  # rows by the hundred thousand would all be visited, for nothing
             try:
                 for _ in work.steps:
                     if self._stopped:
@@ -309,6 +314,9 @@ class RaftDriver:
                     time.sleep(WORK_PAUSE_S)
             except Exception as error:  # noqa: BLE001 - the loop raises it
                 failure.append(error)
+            finally:
+                self._after_work()
+                gc.enable()
 
         def ended(_: object) -> None:
             token.run_sync_soon(self._work_ended, work, failure)

@@ -43,6 +43,7 @@ from gpupool.cli.server.state_dir import (
 )
 from gpupool.cli.server.systemd import make_runtime_dir, notify_systemd
 from gpupool.consensus.driver import RaftDriver
+from gpupool.consensus.garbage import Exemption
 from gpupool.consensus.storage.store import Storage, open_storage
 from gpupool.pool.errors import GpupoolError, StorageError
 from gpupool.pool.invariants import InvariantSampler
@@ -321,6 +322,8 @@ class _Server:
         return Authority(ca_pem, key) if key else None
 
     def _replicated_log(self, storage: Storage, links: PeerTransport) -> RaftDriver:
+        exempt = Exemption()
+        exempt()
         replicated_log = RaftDriver(
             self._identity.server,
             storage=storage,
@@ -328,6 +331,7 @@ class _Server:
             clock=self._clock,
             randomness=self._rng,
             links=links,
+            after_work=exempt,
         )
         replicated_log.set_servers(tuple(self.machine.state.servers) or tuple(self._members))
         return replicated_log
