@@ -9,12 +9,16 @@ next commit. Committed entries are safe to take from anyone at any time.
 
     event                       what it does
     connected                   pulls at once, when it pulls from nobody
-    an answer that helps        pulls from the same server again
+    an answer that helps        pulls from the same server again, or from the first in order
+                                unless one failed to help in the last ``RETURN_S``
     an answer that does not     pulls from the next one in order
     no answer in time           pulls from the next one in order
     no help for ``lost_s``      takes every server of the pool for a source, not voters only
     "you have no vote"          pulls from the sender, though this server takes itself for a voter
     a vote of its own           stops
+
+Each server has an order of sources of its own, by rendezvous hashing: the voters have about as many
+followers each, and when one goes, its followers spread over all the others.
 
 ``PullResponder`` is a voter's end. It also knows how far each follower has applied the log, which
 decides when one may get a vote.
@@ -24,6 +28,8 @@ pulled entry is beyond the answering server's commit index.
 """
 
 import logging
+from functools import lru_cache, partial
+from hashlib import sha256
 from typing import NamedTuple
 
 from gpupool.consensus.core.library import NEVER
@@ -34,7 +40,16 @@ from gpupool.consensus.snapshot_transfer import SnapshotTransfer
 from gpupool.consensus.storage.journal import decode_entries
 from gpupool.pool.model.ids import ServerId
 
+RETURN_S = 30.0
+"""After a source did not help, the first in order is not asked again before."""
+
 _log = logging.getLogger(__name__)
+
+
+@lru_cache(maxsize=8192)
+def _weight(follower: ServerId, source: ServerId) -> bytes:
+    """Return by what ``follower`` orders its sources (rendezvous hashing): the smallest first."""
+    return sha256(f"{follower} {source}".encode()).digest()
 
 
 class Puller:
@@ -49,6 +64,7 @@ class Puller:
         self._alive_at = context.now
         self._asked_at = context.now
         self._excluded = False
+        self._return_at = context.now
 
     @property
     def is_lost(self) -> bool:
@@ -132,7 +148,8 @@ class Puller:
         if core.votes and not entries:
             self._excluded, self._source = False, None  # It was the other who did not know.
         elif helpful:
-            self.pull(peer)
+            sources = self._sources() if context.now >= self._return_at else []
+            self.pull(sources[0] if sources else peer)
         else:
             self._pull_next(self._sources() or [peer])
 
@@ -158,14 +175,19 @@ class Puller:
 
     def _pull_next(self, sources: list[ServerId]) -> None:
         """Pull from the next one in order after the one that did not help."""
-        later = [peer for peer in sources if self._source is None or peer > self._source]
-        self.pull(later[0] if later else sources[0])
+        if self._source is None:
+            self.pull(sources[0])
+            return
+        self._return_at = self._context.now + RETURN_S
+        place = sources.index(self._source) + 1 if self._source in sources else 0
+        self.pull(sources[place % len(sources)])
 
     def _sources(self) -> list[ServerId]:
         candidates = set(self._context.core.voters)
         if self.is_lost:
             candidates.update(self._context.servers)
-        return sorted(peer for peer in candidates if peer in self._context.frames)
+        connected = [peer for peer in candidates if peer in self._context.frames]
+        return sorted(connected, key=partial(_weight, self._context.server_id))
 
 
 class _WaitingPull(NamedTuple):

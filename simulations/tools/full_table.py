@@ -60,6 +60,7 @@ class Costs:
     snapshot_late: float  # how late a timer of the loop came at most, wall time
     install_step: float  # longest step of the loop while a snapshot is installed
     install_late: float
+    rest_late: float  # the same while there is nothing to do: what other work on the machine costs
     snapshot_bytes: int
 
 
@@ -232,6 +233,8 @@ async def _measure_loop(machine: PoolMachine, directory: Path) -> tuple[float, .
         await nursery.start(leader.run)
         await trio.sleep(1.0)
         steps.take()
+        await trio.sleep(3.0)
+        resting = steps.take()
         async with trio.open_nursery() as proposers:
             for _ in range(IN_FLIGHT):
                 proposers.start_soon(_propose, leader, COMMANDS_WHILE_TAKING // IN_FLIGHT)
@@ -249,7 +252,7 @@ async def _measure_loop(machine: PoolMachine, directory: Path) -> tuple[float, .
         assert copy.state == machine.state
         installing = steps.take()
         nursery.cancel_scope.cancel()
-    return (*taking, *installing)
+    return (*taking, *installing, resting[1])
 
 
 async def _propose(driver: RaftDriver, count: int) -> None:
@@ -301,6 +304,7 @@ def measure(servers: int, leases: int, rounds: int = 300) -> Costs:
         snapshot_late=loop[1],
         install_step=loop[2],
         install_late=loop[3],
+        rest_late=loop[4],
         snapshot_bytes=size,
     )
 
