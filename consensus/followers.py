@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=8192)
-def _weight(follower: ServerId, source: ServerId) -> bytes:
+def source_weight(follower: ServerId, source: ServerId) -> bytes:
     """Return by what ``follower`` orders its sources (rendezvous hashing): the smallest first."""
     return sha256(f"{follower} {source}".encode()).digest()
 
@@ -187,7 +187,7 @@ class Puller:
         if self.is_lost:
             candidates.update(self._context.servers)
         connected = [peer for peer in candidates if peer in self._context.frames]
-        return sorted(connected, key=partial(_weight, self._context.server_id))
+        return sorted(connected, key=partial(source_weight, self._context.server_id))
 
 
 class _WaitingPull(NamedTuple):

@@ -349,6 +349,8 @@ class RaftNode:
         core = self._core
         if self._proposals.waiting or self._resolved or self._frames.waiting:
             return self._context.now
+        if core.applied_index < core.commit_index:
+            return self._context.now
         alone = core.state == LEADER and core.voters == (self.server_id,)
         if alone and core.commit_index < self.storage.journal.last_index:
             return self._context.now

@@ -22,7 +22,7 @@ from gpupool.consensus.core.punctuality import Lateness
 from gpupool.consensus.core.raft_log import RaftLog
 from gpupool.consensus.protocol.membership import Configuration
 from gpupool.consensus.protocol.raft_messages import Message
-from gpupool.consensus.protocol.raft_settings import ConsensusSettings
+from gpupool.consensus.protocol.raft_settings import APPLIED_AT_ONCE_MAX, ConsensusSettings
 from gpupool.consensus.storage.journal import Journal
 from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.ports import Randomness
@@ -324,6 +324,19 @@ class LibraryCore(_SyncObj):  # pyright: ignore[reportUntypedBaseClass]
         raise NotImplementedError
 
     # --- overridden methods of the library ---------------------------------------------------
+
+    def _SyncObj__applyLogEntries(self) -> Any:
+        """Apply some of what is committed; the rest follows with the next steps.
+
+        A server that was away would apply a second's worth of commands in one step.
+        """
+        commit_index = self._SyncObj__raftCommitIndex
+        bound = self._SyncObj__raftLastApplied + APPLIED_AT_ONCE_MAX
+        self._SyncObj__raftCommitIndex = min(commit_index, bound)
+        try:
+            return _SyncObj._SyncObj__applyLogEntries(self)
+        finally:
+            self._SyncObj__raftCommitIndex = commit_index
 
     def _SyncObj__doApplyCommand(self, command: bytes) -> Plain:
         """Apply an entry; replaces unpickling and calling a method by number (finding L3)."""

@@ -33,6 +33,9 @@ IN_FLIGHT_MESSAGES_MAX = 256
 QUEUE_COMMANDS_MAX = 10_000
 """Proposals of this server that are not decided yet. More would only wait longer than they may."""
 
+APPLIED_AT_ONCE_MAX = 100
+"""Entries that one step applies: 10 ms of grants."""
+
 UNCOMMITTED_ENTRIES_MAX = 10_000
 """What a leader appends without hearing from a majority; beyond it proposals are refused. At
 most 160 MiB of commands, and a second of the highest rate of commits that was measured."""

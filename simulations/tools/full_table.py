@@ -111,6 +111,14 @@ class _Table:
         )
 
 
+def full_machine(servers: int, leases: int) -> PoolMachine:
+    """Return a state machine whose table has so many servers and leases."""
+    table = _Table(servers)
+    for _ in range(leases):
+        table.apply(table.grant_command())
+    return table.machine
+
+
 # --- a controller that has nothing to do ----------------------------------------------------------
 
 
