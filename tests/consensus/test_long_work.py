@@ -25,7 +25,7 @@ from gpupool.consensus.storage.snapshot import (
 from gpupool.consensus.storage.store import bootstrap, open_storage
 from gpupool.pool.errors import StorageError
 from gpupool.pool.model.commands import Tick, wrap
-from gpupool.pool.model.ids import ServerId
+from gpupool.pool.model.ids import Plain, ServerId
 from gpupool.pool.model.state import PoolState
 from gpupool.pool.ports import Committed
 from gpupool.pool.transitions.state_machine import PoolMachine
@@ -78,7 +78,7 @@ def test_what_a_snapshot_says_is_checked_in_pieces_as_well() -> None:
     """The checksum tells of damage only; the sender made it."""
     table = PoolMachine(PoolState()).snapshot()
     assert isinstance(table, dict)
-    for wrong in (
+    tables: list[Plain] = [
         {**table, "servers": 5},
         {**table, "servers": [["a"]]},
         {**table, "leases": [[1, {}]]},
@@ -87,7 +87,8 @@ def test_what_a_snapshot_says_is_checked_in_pieces_as_well() -> None:
         {**table, "name": []},
         {**table, "unknown": 1},
         [],
-    ):
+    ]
+    for wrong in tables:
         data = encode_snapshot(Snapshot(7, 3, (ME,), wrong))
         with pytest.raises(ValueError, match=r".+"):
             run(decode_in_pieces(data, PoolMachine(PoolState()).restoring()))
