@@ -230,10 +230,7 @@ class RaftNode:
             self._contacts.heard(peer)
             handler = self._handlers.get(message["type"])
             if handler is not None:
-                applied_index = self._core.applied_index
                 handler(peer, message)
-                if self._core.applied_index != applied_index:
-                    self._comparison.begin(self._core.applied_index)  # It was a snapshot's end.
             else:
                 if message["type"] == "next_node_idx" and message["success"]:
                     self._snapshots.not_needed_by(peer)
@@ -294,8 +291,11 @@ class RaftNode:
     def work_done(self, work: Work, now: float) -> None:
         """Take the result of long work whose steps have all run."""
         self._context.advance(now)
+        applied_index = self._core.applied_index
         with self._core.stepping(self._context.now):
             work.finish()
+        if self._core.applied_index != applied_index:
+            self._comparison.begin(self._core.applied_index)  # It was a snapshot's installation.
 
     # --- what the driver does ----------------------------------------------------------------
 
