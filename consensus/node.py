@@ -166,7 +166,11 @@ class RaftNode:
             is_handing_over=lambda: self._voter_changes.is_handing_over,
             resolved=self._resolve,
         )
-        self._handlers: dict[str, Callable[[ServerId, Message], None]] = {
+        self._handlers = self._handlers_by_type()
+
+    def _handlers_by_type(self) -> dict[str, Callable[[ServerId, Message], None]]:
+        """Return the handler of each message that is not the core's."""
+        return {
             "pull": self._responder.on_pull,
             "pulled": self._puller.on_pulled,
             "alive": self._responder.on_alive,

@@ -74,7 +74,7 @@ def error_lines(error: GpupoolError) -> list[str]:
     )
     return [
         *(f"{'' if at else 'gpupool: '}{line}" for at, line in enumerate(what)),
-        *(f"  {line}" for line in why),
+        *(f"{'' if at else '  '}{line}" for at, line in enumerate(why)),
         *(f"  {'' if at else 'hint: '}{line}" for at, line in enumerate(hint)),
     ]
 

@@ -209,6 +209,9 @@ class _Wire:
         events.received(self._me, frame)
         return True
 
+    def hang_up(self, peer: ServerId) -> None:
+        del peer
+
 
 async def _measure_loop(machine: PoolMachine, directory: Path) -> tuple[float, ...]:
     """Return the longest step and the latest timer: while taking, and while installing."""

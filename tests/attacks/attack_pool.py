@@ -8,6 +8,7 @@ deposed, and every login worked. The attackers run at nice 10, because they shar
 """
 
 import argparse
+import contextlib
 import os
 import selectors
 import socket
@@ -18,14 +19,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import trio
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "benchmarks")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grants import Servers  # noqa: E402
+from grants import Servers
 from results import Results, add_options
 from tests.remoting.control.control_cluster import request
 
@@ -144,10 +146,8 @@ def hello() -> bytes:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["x" * 200] * 10)
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    try:
+    with contextlib.suppress(ssl.SSLWantReadError):
         context.wrap_bio(incoming, outgoing, server_hostname="control.gpupool").do_handshake()
-    except ssl.SSLWantReadError:
-        pass
     return outgoing.read()
 
 
@@ -197,7 +197,7 @@ def silent(ports: list[int], seconds: float) -> int:
 
 
 def one_byte(ports: list[int], seconds: float) -> int:
-    """The same with one byte of a TLS record, which was polled for before."""
+    """Hold connections with one byte of a TLS record, which was polled for before."""
     return Strangers(ports, 2_000, lambda one: one.send(b"\x16") == 1).run(seconds)
 
 
@@ -264,10 +264,8 @@ async def hostile_user(folder: Path, seconds: float, kind: str) -> int:
         async with connect_pool(credentials) as pool:
             for connection in list(pool.connections.by_server.values()):
                 count += 1
-                try:
+                with contextlib.suppress(GpupoolError):
                     await connection.call(m.Subscribe(0.1), timeout_s=20)
-                except GpupoolError:
-                    pass
             await trio.sleep_forever()
 
     attack, times = {"drafts": (drafts, 8), "subscriptions": (subscriptions, 200)}[kind]
@@ -303,9 +301,9 @@ async def measure(servers: Servers, folder: Path, kind: str, seconds: float) -> 
     process = None
     if kind:
         command = [sys.executable, __file__, "--attack", kind, "--directory", str(folder)]
-        process = subprocess.Popen(
-            [*command, "--seconds", str(seconds)], stdout=subprocess.PIPE, text=True
-        )
+        command += ["--seconds", str(seconds)]
+        start = partial(subprocess.Popen, command, stdout=subprocess.PIPE, text=True)
+        process = await trio.to_thread.run_sync(start)
         await trio.sleep(1)
     await use_pool(servers, noticed, seconds - 1 if kind else seconds)
     after = usage(servers)
