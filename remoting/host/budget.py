@@ -30,7 +30,7 @@ class _Share:
 
     reserved: int = 0
     charged: int = 0
-    pledged: int = 0  # of memory in common, what the driver counts as this worker's
+    pledged: int = 0  # of shared memory, the bytes that the driver counts as this worker's
 
 
 @dataclass(slots=True)
@@ -167,13 +167,13 @@ class Budget:
             book.used[common.gpu] -= size
 
     def hold(self, worker: WorkerKey, token: bytes) -> None:
-        """Note that ``worker`` opens what is under this token; harmless if nothing is charged."""
+        """Note that ``worker`` opens the memory of this token; harmless if nothing is charged."""
         book, common = self._common(worker, token)
         if common is not None:
             self._hold(book, token, worker, common.holds[worker] + 1)
 
     def let_go(self, worker: WorkerKey, token: bytes) -> None:
-        """Note that ``worker`` has closed, or freed, what is under this token.
+        """Note that ``worker`` has closed, or freed, the memory of this token.
 
         Raises:
             BudgetError: when it has no hold.
@@ -238,12 +238,12 @@ class Budget:
         return book, book.common.get(token)
 
     def _grow(self, book: _LeaseBook, common: _Common, size: int) -> None:
-        """Make memory in common larger, or smaller; what is charged stays as it is."""
+        """Change the size of shared memory; the charge stays the same."""
         common.size += size
         self._attribute(book, common, size)
 
     def _hold(self, book: _LeaseBook, token: bytes, worker: WorkerKey, count: int) -> None:
-        """Have a worker hold memory in common so often; return memory that nobody holds."""
+        """Set how often a worker holds shared memory; release memory without a holder."""
         common = book.common[token]
         self._attribute(book, common, -common.size)
         common.holds[worker] = count

@@ -1,4 +1,4 @@
-"""One gpupool server per physical GPU of a machine, whatever pools the servers belong to.
+"""The lock on a physical GPU: one gpupool server of a machine holds it, whatever its pool is.
 
 The table keeps two servers of one pool from offering the same GPU. Two pools know nothing of each
 other, so a server also claims each GPU from the machine: a Unix socket whose abstract name is the

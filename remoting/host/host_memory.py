@@ -1,7 +1,7 @@
-"""What workers take of the server's own memory, and how much of it a lease may have.
+"""The use of the server's own memory by workers, and a lease's limit of it.
 
-What a client asks for is bounded call by call, for each worker. The driver keeps more, such as
-images of modules, nodes of graphs and events, of which nobody says how much; so the sum is watched.
+Memory that a client asks for is bounded call by call, for each worker. The driver allocates more,
+for images of modules, nodes of graphs and events, and reports no sizes; so the sum is watched.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 RESIDENT = re.compile(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
-"""Not what is mapped of files: libraries are there once for all."""
+"""Anonymous and shared memory. Mapped files do not count: all workers share their libraries."""
 
 
 def machine_memory() -> int:
@@ -33,7 +33,7 @@ def resident(pid: int) -> int:
 
 
 def allowance(machine: int, partition: int, gpus: int, floor: int) -> int:
-    """Return what a lease may take, at least ``floor``: as of the GPUs, so of the machine.
+    """Return a lease's limit, at least ``floor``: its share of the machine is that of the GPUs.
 
     Args:
         machine: bytes of the machine's memory.

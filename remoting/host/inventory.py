@@ -1,7 +1,7 @@
-"""The GPUs of one server: what they are, what strangers use of them, and how they are.
+"""The GPUs of one server: their identity, the memory that foreign processes use, and their faults.
 
-NVML's calls can hang on a sick GPU, so they run on a thread that nobody waits for longer than
-``SAMPLE_TIMEOUT_S``; everyone else reads what was last found.
+NVML's calls can hang on a faulty GPU, so they run on a thread of their own, and the caller waits
+at most ``SAMPLE_TIMEOUT_S``. All other readers get the last result.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class OwnUse:
-    """What our workers hold on one GPU: how NVML's readings are told apart."""
+    """The memory of our workers on one GPU, by which foreign memory is found in NVML's readings."""
 
     pids: frozenset[int]
     accounted: int  # bytes that the budget counts as taken
@@ -230,7 +230,7 @@ class Inventory:
         """Return the inventory of this machine; blocks while the driver wakes the GPUs.
 
         Args:
-            server_id: what the emulated GPUs are named after.
+            server_id: the prefix of the names of emulated GPUs.
             nvml: None offers emulated GPUs only.
             emulated_count: how many emulated GPUs to offer after the real ones.
             emulated_memory: bytes that each pretends to have; only accounted, not allocated.
@@ -284,7 +284,7 @@ class Inventory:
         }
 
     def telemetry(self, accounted: Mapping[GpuId, int]) -> tuple[GpuTelemetry, ...]:
-        """Return the latest telemetry; an emulated GPU uses what the budget accounts for it."""
+        """Return the latest telemetry; the use of an emulated GPU is that in the budget."""
         return tuple(
             replace(state.telemetry, memory_used=accounted.get(uuid, 0))
             if state.gpu.emulated
@@ -301,7 +301,7 @@ class Inventory:
         return self._states[uuid].computing or frozenset()
 
     async def sample(self, own: Callable[[], Mapping[GpuId, OwnUse]]) -> None:
-        """Read all real GPUs; returns within ``SAMPLE_TIMEOUT_S`` whatever NVML does.
+        """Read all real GPUs; return within ``SAMPLE_TIMEOUT_S`` even if NVML hangs.
 
         Args:
             own: asked after the reading, for what our workers hold.

@@ -1,8 +1,7 @@
-"""Compares the memory that workers use with what their leases may take, and kills who is far over.
+"""Compares the memory use of workers with their leases' limits, and kills those far over them.
 
-NVML says what each process holds of a GPU. What it finds beyond the bytes that a worker reserved is
-charged to its lease as overhead, such as CUDA contexts. The kernel says what each worker holds of
-the server's memory.
+NVML reports the GPU memory of each process. Memory beyond a worker's reservations is charged to its
+lease as overhead, such as CUDA contexts. The kernel reports the host memory of each worker.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +33,7 @@ class MemoryWatchdog:
 
         Args:
             inventory: the GPUs of this server.
-            budget: what was reserved and charged.
+            budget: the reservations and charges.
             workers: all live workers by number, as the worker pool keeps them.
             limits: bounds, and the interval of samples.
             note_use: called for each worker that was seen computing.
@@ -55,7 +54,7 @@ class MemoryWatchdog:
             await trio.sleep(self._limits.sample_interval_s)
 
     async def measure_contexts(self, worker: WorkerHandle) -> None:
-        """Charge what the worker's contexts take while it has allocated nothing."""
+        """Charge the memory of the worker's contexts, while it has allocated nothing else."""
         await self._inventory.sample(self.own_use)
         if worker.state is WorkerState.ENDED:
             return
@@ -69,14 +68,14 @@ class MemoryWatchdog:
             worker.kill(str(error))
 
     def own_use(self) -> dict[GpuId, OwnUse]:
-        """Return the processes of workers and what they reserved: what is not foreign on a GPU."""
+        """Return the processes of workers with their reservations, which are not foreign memory."""
         pids = frozenset(worker.process.pid for worker in self._workers.values())
         return {
             gpu.id: OwnUse(pids, self._budget.used_on(gpu.id)) for gpu in self._inventory.gpus()
         }
 
     def _reconcile(self) -> None:
-        """Charge what NVML finds beyond the reservations; kill who is far over the partition."""
+        """Charge the memory beyond the reservations; kill workers far over the partition."""
         over: dict[tuple[LeaseId, GpuId], list[tuple[int, WorkerHandle]]] = {}
         found: dict[tuple[LeaseId, GpuId], int] = {}
         for worker in self._workers.values():

@@ -82,11 +82,11 @@ class Sharing:
         return len(owners) < self._descriptors and own < self._descriptors // LEASE_PART
 
     def find(self, lease: LeaseId, token: bytes) -> Shared | None:
-        """Return what a worker of ``lease`` has shared under this token."""
+        """Return the handle that a worker of ``lease`` has shared under this token."""
         return self._shared.get((lease, token))
 
     def forget(self, worker: WorkerKey, lease: LeaseId, token: bytes) -> None:
-        """Forget what a worker has shared under this token.
+        """Remove the handle that a worker has shared under this token.
 
         Raises:
             BudgetError: when it has shared nothing under it.

@@ -82,7 +82,7 @@ class HostSupervisor:
                 lets other users of the machine reach the socket.
             state_dir: where live workers are recorded, for ``reap_orphans``.
             warm_workers: warm workers that wait for sessions.
-            data_encryption: asked for each connection: what holds for its lease, "tls" or "off".
+            data_encryption: called for each connection: the setting of its lease, "tls" or "off".
             limits: bounds and intervals.
             doors: name of each door to its "module:function"; by default the array door.
             own_uids: whether workers get uids of their own where that is possible.
@@ -184,7 +184,7 @@ class HostSupervisor:
         return self.inventory.telemetry(accounted), sessions
 
     def confinement(self) -> tuple[str, ...]:
-        """Return what separates the live workers from this server; for ``doctor`` and tests."""
+        """Return the confinement of the live workers; for ``doctor`` and tests."""
         found = [set(w.confinement) for w in self.worker_pool.workers.values() if w.ready.is_set()]
         return tuple(sorted(found[0].intersection(*found[1:]))) if found else ()
 
@@ -205,7 +205,7 @@ class HostSupervisor:
             lease: as the table of this server holds it.
             partitions: those of the lease on this server, in the program's order.
             door: how the program talks to its worker.
-            program: what runs, for people.
+            program: the program's name, shown in views.
             settings: variables for the worker's driver.
 
         Raises:
@@ -282,7 +282,7 @@ class HostSupervisor:
             worker.connected.set()
             self._note_use(worker)
         elif isinstance(message, worker_messages.Report):
-            # Sent for use only: what the worker does by itself changes no total.
+            # The program's use only: the worker's own allocations change no total.
             worker.totals = message
             self._note_use(worker)
         elif isinstance(message, worker_messages.Rejected):

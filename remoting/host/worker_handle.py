@@ -1,4 +1,4 @@
-"""One worker process as its host sees it: its state, what can be sent to it, how it ends."""
+"""The host's handle of one worker process: its state, its messages, its end."""
 
 import array
 import os
@@ -47,7 +47,7 @@ class WorkerState(Enum):
 
 
 class WorkerFailedError(GpupoolError):
-    """A worker died, or does not do what it must."""
+    """A worker died, or broke its protocol."""
 
     code = "worker"
 
@@ -164,7 +164,7 @@ async def wait_exit(worker: WorkerHandle) -> None:
 async def read_messages(
     worker: WorkerHandle, handle: Callable[[worker_messages.WorkerMessage], None]
 ) -> None:
-    """Hand on everything that ``worker`` says, until it closes or says what it may not."""
+    """Pass on the messages of ``worker``, until it closes or sends one that is not allowed."""
     reader = worker_messages.frame_reader()
     control = trio.socket.from_stdlib_socket(worker.control)
     try:
@@ -184,7 +184,7 @@ async def read_messages(
 
 
 async def serve_budget(worker: WorkerHandle, budget: Budget, sharing: Sharing) -> None:
-    """Answer the calls of ``worker`` on the budget, until it closes or asks what it may not."""
+    """Answer the budget calls of ``worker``, until it closes or makes one that is not allowed."""
     assert worker.budget is not None
     sock = worker.budget
     buffer = bytearray()
@@ -233,7 +233,7 @@ def answer_sharing(
     A shared descriptor is taken out of ``descriptors``.
 
     Raises:
-        BudgetError: when the worker asks for what it cannot have.
+        BudgetError: when the worker asks for more than it may have.
     """
     if worker.lease is None or len(call.payload) < TOKEN_SIZE:
         raise BudgetError("a handle without a token, or without a lease")
@@ -266,7 +266,7 @@ def answer_holding(worker: WorkerHandle, budget: Budget, call: worker_messages.B
     """Note who holds shared memory; return the answer, which only a pledge has.
 
     Raises:
-        BudgetError: when the worker says what it cannot do.
+        BudgetError: when the worker reports something impossible.
     """
     token, rest = call.payload[:TOKEN_SIZE], call.payload[TOKEN_SIZE:]
     if call.operation == worker_messages.LET_GO:
@@ -290,7 +290,7 @@ def answer_budget_call(
     """Carry out one call and return its answer; a release has none.
 
     Raises:
-        BudgetError: when the worker asks for what it cannot have.
+        BudgetError: when the worker asks for more than it may have.
     """
     if call.device >= len(worker.devices) or worker.lease is None:
         raise BudgetError(f"no device {call.device}")
@@ -305,7 +305,7 @@ def answer_budget_call(
 
 
 async def read_errors(worker: WorkerHandle, log: Callable[[str], None]) -> None:
-    """Log what ``worker`` prints, up to a limit, and keep reading so that it never blocks."""
+    """Log the output of ``worker`` up to a limit, and read on so that it never blocks."""
     pending = b""
     async with trio.lowlevel.FdStream(worker.errors) as stream:
         async for data in stream:

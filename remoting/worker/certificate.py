@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 _NOT_BEFORE = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)
 _NOT_AFTER = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
-"""Clients pin the hash, and look at no date; a server's clock may be wrong."""
+"""Clients pin the hash and check no date, because a server's clock may be wrong."""
 
 
 def worker_context(directory: Path) -> tuple[ssl.SSLContext, bytes]:

@@ -44,7 +44,7 @@ class PeerLostError(Exception):
 
 
 class PeerFailedError(Exception):
-    """The other worker has nothing to send, because what should have made it failed there."""
+    """The other worker has nothing to send, because the call that makes the data failed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Links(Protocol):
         ...
 
     def cut(self, index: int) -> None:
-        """End both links with a worker, in the middle of whatever travels there."""
+        """End both links with a worker, also in the middle of a transfer."""
         ...
 
     def close(self) -> None:
@@ -103,13 +103,13 @@ class Peers:
     """The links of one worker. Its door's thread uses them; others may only `accept`."""
 
     def __init__(self, dial: Callable[[str], socket.socket], expect: Callable[[], None]) -> None:
-        """Make links that nobody has introduced yet.
+        """Make links without an introduction.
 
         Args:
             dial: returns a connection to the server with that id; raises OSError.
             expect: called before other workers connect here.
         """
-        self.key = b""  # what the others prove themselves with; empty before the introduction
+        self.key = b""  # by which other workers prove themselves; empty before the introduction
         self._dial = dial
         self._expect = expect
         self._index = 0
@@ -222,7 +222,7 @@ class Peers:
             size -= len(piece)
 
     def cut(self, index: int) -> None:
-        """End both links with a worker, in the middle of whatever travels there."""
+        """End both links with a worker, also in the middle of a transfer."""
         for links in (self._outgoing, self._incoming):
             if index in links:
                 links[index].hang_up()
@@ -255,7 +255,7 @@ class Peers:
         return bytes(data)
 
     def _lose(self, index: int, why: str) -> PeerLostError:
-        """End the links with a worker; what is asked of them later fails at once."""
+        """End the links with a worker; later transfers over them fail at once."""
         self._lost.setdefault(index, why)
         for links in (self._outgoing, self._incoming):
             if index in links:

@@ -29,7 +29,7 @@ class WorkerChannel:
         """Send one message.
 
         Raises:
-            HostGoneError: when nobody listens any more.
+            HostGoneError: when the host has closed its end.
         """
         try:
             with self._send_lock:
@@ -120,20 +120,20 @@ class BudgetClient:
         return (value, self._descriptors.pop() if granted > 1 else -1) if granted else None
 
     def forget(self, token: bytes) -> None:
-        """Let nobody find a handle any more that this worker has shared, from the return on."""
+        """Withdraw a handle that this worker has shared; it cannot be found after the return."""
         with self._lock:
             self._send(worker_messages.FORGET, 0, len(token), token)
             self._answer()
 
     def pledge(self, token: bytes, device_index: int, nbytes: int) -> None:
-        """Have bytes that were reserved be charged as long as anybody holds what was shared."""
+        """Charge reserved bytes for as long as any worker holds the shared memory."""
         payload = token + worker_messages.PLEDGED.pack(nbytes)
         with self._lock:
             self._send(worker_messages.PLEDGE, device_index, len(payload), payload)
             self._answer()
 
     def take_back(self, token: bytes, nbytes: int) -> None:
-        """Return bytes that were pledged, unless others hold what was shared."""
+        """Return pledged bytes, unless other workers hold the shared memory."""
         payload = token + worker_messages.PLEDGED.pack(nbytes)
         with self._lock:
             self._send(worker_messages.TAKE_BACK, 0, len(payload), payload)

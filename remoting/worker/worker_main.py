@@ -37,7 +37,7 @@ HANDSHAKE_COUNT_MAX = 8
 """Handshakes at a time: a stranger who saw the session's name can hold up no more than these."""
 
 HANGUP_GRACE_S = 2.0
-"""A door that has not noticed so long after its client hung up is busy with nobody's work."""
+"""A door that still runs so long after its client hung up works for no client; its worker ends."""
 
 REPORT_INTERVAL_S = 1.0
 
@@ -45,7 +45,7 @@ KEEPALIVE_CLIENT = (4, 2, 3)
 KEEPALIVE_LINK = (1, 1, 3)
 """Seconds before the first probe and between probes, and how many. A client has 10 s before its
 session ends; another worker, for which a copy waits, has 4 s."""
-"""A client that vanished without a word is noticed in 10 s, as on its control connection."""
+"""A client that vanished silently is noticed within 10 s, as on its control connection."""
 
 PRELOADED = (
     *("numpy", "numpy.fft", "numpy.linalg", "numpy.random", "numpy.polynomial", "numpy.ma"),
@@ -158,7 +158,7 @@ class Worker:
         self._peers = Peers(self._dial, lambda: channel.send(worker_messages.Expecting()))
 
     def run(self) -> None:
-        """Do what the host says until it closes its end."""
+        """Carry out the host's messages until it closes its end."""
         while True:
             message = self._channel.receive()
             if isinstance(message, worker_messages.Assign):
