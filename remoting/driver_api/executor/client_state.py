@@ -1,4 +1,4 @@
-"""One client process as the areas of the executor see it, and what an area is.
+"""The state of one client process for the areas of the executor, and the base class of areas.
 
 ``executor.py`` decodes frames and calls one method per record. The methods live in areas: one
 module each for memory, transfers, kernels and so on. All that areas share is here.
@@ -62,7 +62,7 @@ class Green:
 
 
 class Client:
-    """The objects of a client process, the record at hand, and what has failed."""
+    """The objects of a client process, the present record, and the first failure."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class Client:
     # --- failures ---------------------------------------------------------------------------------
 
     def fail(self, op: int, status: int) -> None:
-        """Remember the first failure of a record that nobody waits for."""
+        """Remember the first failure of a record without an answer."""
         if self.failed[0] == 0:
             self.failed = (status, op)
             self.log(f"CUDA session: record {op} failed with {status}")
 
     def take_failure(self, request: int) -> bool:
-        """Answer a synchronising call with the first failure that nobody has heard of."""
+        """Answer a synchronising call with the first failure that was not reported yet."""
         status, op = self.failed
         if not status:
             return False

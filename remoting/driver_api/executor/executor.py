@@ -47,7 +47,7 @@ LAUNCH = BY_NAME["LAUNCH"].struct
 
 
 def handler_groups(client: Client, images: Images, links: Links | None) -> list[HandlerGroup]:
-    """Return what executes the records of a client; no two areas have a record in common."""
+    """Return the areas that execute the records of a client; no two of them share a record."""
     direct, slots, tokens = Direct(), Slots(client), Tokens(client)
     out_of_band_replies = OutOfBandReplies(client.session.reader, client.waiter)
     pools, hosts = Pools(client, direct, tokens), HostFunctions(client, direct, out_of_band_replies)
@@ -87,7 +87,7 @@ def handler_groups(client: Client, images: Images, links: Links | None) -> list[
 
 
 class Executor:
-    """Decodes frames and calls what executes each of their records."""
+    """Decodes frames and calls the method that executes each of their records."""
 
     def __init__(
         self,

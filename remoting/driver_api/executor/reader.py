@@ -1,8 +1,8 @@
-"""A client's frames, as they are read: when they are executed, or ahead of that.
+"""The reader of a client's frames, which are read for execution or ahead of it.
 
-Whoever executes frames can stand still in a call of the driver, for example because a stream's
-queue is full. What that waits for may lie behind (``out_of_band.py``). Then another thread reads
-ahead, and finds it. What it has read is executed later, in its order.
+The executing thread can block in a call of the driver, for example when a stream's queue is full.
+The record that ends the wait may be in a later frame (``out_of_band.py``). So another thread reads
+ahead and finds it. The frames that it has read are executed later, in their order.
 """
 
 import threading
@@ -48,10 +48,10 @@ class ClosedError(Exception):
 
 
 class Finder(Protocol):
-    """What looks at records before they are executed."""
+    """A finder, which examines records before they are executed."""
 
     def begin(self) -> None:
-        """Begin anew, with the frame at hand."""
+        """Begin again with the present frame."""
         ...
 
     def record(

@@ -20,7 +20,7 @@ SWITCH_INTERVAL_S = 50e-6
 
 
 class Session:
-    """One client process: its connection, and what its calls reply."""
+    """One client process: its connection, and the replies to its calls."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -57,12 +57,12 @@ class Session:
         self._send([ANSWER.pack(DATA, 0, download, 0, 0, len(bulk)), bulk])
 
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
-        """Deliver what kernels wrote to mapped memory: the bytes whose bits are set, or all."""
+        """Deliver bytes that kernels wrote to mapped memory: those whose bits are set, or all."""
         head = ANSWER.pack(MIRROR, 0, number, 8 + len(mask), 0, len(bulk))
         self._send([head, offset.to_bytes(8, "little"), mask, bulk])
 
     def printed(self, descriptor: int, text: bytes) -> None:
-        """Write what kernels printed to the program's standard output, or error."""
+        """Write the output of kernels to the program's standard output, or error."""
         self._send([ANSWER.pack(PRINTED, 0, descriptor, len(text), 0, 0), text])
 
     def host(self, number: int, status: int, ticket: int) -> None:

@@ -38,7 +38,7 @@ class Replies(Protocol):
         ...
 
     def mirror(self, number: int, offset: int, bulk: memoryview, mask: bytes) -> None:
-        """Deliver what kernels wrote to mapped memory: the bytes whose bits are set, or all."""
+        """Deliver bytes that kernels wrote to mapped memory: those whose bits are set, or all."""
         ...
 
     def end(self) -> None:
@@ -56,7 +56,7 @@ class Lent:
 
 @dataclass(slots=True)
 class Window:
-    """Bytes of memory that is somebody else's, in place of a buffer."""
+    """Bytes of memory with another owner, in place of a buffer."""
 
     event: int
     view: memoryview
@@ -74,7 +74,7 @@ class Download:
 
 
 class Freeing:
-    """Counts what is being freed, because CUDA waits for the GPU before it frees."""
+    """Counts the frees under way, because CUDA waits for the GPU before it frees."""
 
     def __init__(self) -> None:
         self.pending = 0
@@ -252,7 +252,7 @@ class Waiter:
             self.mirrors[number] = mirror
 
     def take_mirror(self, number: int) -> Mirror:
-        """Forget a mirror; nobody looks at it any more.
+        """Forget a mirror, which is not compared any more.
 
         Raises:
             KeyError: when there is none.
@@ -261,7 +261,7 @@ class Waiter:
             return self.mirrors.pop(number)
 
     def write_mirror(self, frame: int, number: int, write: Write) -> None:
-        """Take over what the client wrote, by a record of this frame."""
+        """Take over the client's writes in a record of this frame."""
         with self._download_lock:
             if frame in self._overtaken:
                 self._overtaken.remove(frame)  # and what kernels have written since stays
@@ -269,7 +269,7 @@ class Waiter:
                 self.mirrors[number].write(write)
 
     def overtake_mirror(self, frame: int, number: int, write: Write) -> None:
-        """Take over what the client wrote before the record's turn has come."""
+        """Take over the client's writes before the record's turn has come."""
         with self._download_lock:
             if frame not in self._overtaken:
                 self.mirrors[number].write(write)

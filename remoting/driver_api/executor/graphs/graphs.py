@@ -205,7 +205,7 @@ class Graphs(HandlerGroup):
         return None
 
     def _captured(self, stream: int) -> tuple[int, int, list[tuple[int, bytes]]]:
-        """Return the status of a capture, its graph, and what its next node depends on."""
+        """Return the status of a capture, its graph, and the dependencies of its next node."""
         status, count = ctypes.c_int(0), ctypes.c_size_t(0)
         serial, graph = ctypes.c_uint64(0), ctypes.c_uint64(0)
         nodes, data = ctypes.c_uint64(0), ctypes.c_uint64(0)
@@ -396,7 +396,7 @@ class Graphs(HandlerGroup):
     # --- telling the client -----------------------------------------------------------------------
 
     def _read(self, graph: int, stream: int, first: int) -> bytes:
-        """Return all of a graph: nodes, edges, and what a capture's next node depends on."""
+        """Return all of a graph: nodes, edges, and the dependencies of a capture's next node."""
         status, front = 0, list[tuple[int, bytes]]()
         if stream:
             status, _, front = self._captured(stream)

@@ -46,7 +46,7 @@ WORD_MASK = (1 << 64) - 1
 
 @dataclass(slots=True)
 class Params:
-    """Parameters as CUDA takes them, and what they point to."""
+    """Parameters as CUDA takes them, and the memory that they point to."""
 
     bytes: bytearray
     keep: Any = None

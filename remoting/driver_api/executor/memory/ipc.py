@@ -32,7 +32,7 @@ class _Handle(ctypes.Structure):
 
 
 class Ipc(HandlerGroup):
-    """What a client process shares, and what it has opened."""
+    """The objects that a client process shares, and those that it has opened."""
 
     def __init__(
         self, client: Client, direct: Direct, tokens: Tokens, virtual: VirtualMemory
@@ -78,7 +78,7 @@ class Ipc(HandlerGroup):
         return WORDS[2].pack(address, found.size)
 
     def _close(self, address: int) -> None:
-        """Close what was opened, on a thread of its own: CUDA waits for the GPU before it does."""
+        """Close an opened object on a thread of its own, because CUDA first waits for the GPU."""
         tokens = self._opened[address]
         held = tokens.pop()
         if not tokens:

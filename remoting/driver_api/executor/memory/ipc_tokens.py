@@ -41,15 +41,15 @@ class Sharer(Protocol):
         ...
 
     def forget(self, token: bytes) -> None:
-        """Let nobody find a handle any more that this worker has shared."""
+        """Withdraw a handle that this worker has shared; it cannot be found any more."""
         ...
 
     def pledge(self, token: bytes, device_index: int, nbytes: int) -> None:
-        """Have bytes that were reserved be charged as long as anybody holds what was shared."""
+        """Charge reserved bytes for as long as any worker holds the shared memory."""
         ...
 
     def take_back(self, token: bytes, nbytes: int) -> None:
-        """Return bytes that were pledged, unless others hold what was shared."""
+        """Return pledged bytes, unless other workers hold the shared memory."""
         ...
 
     def let_go(self, token: bytes) -> None:
@@ -105,17 +105,17 @@ class Tokens:
         return token
 
     def pledge(self, token: bytes, device: int, cost: int) -> None:
-        """Have more of what was reserved be charged as long as anybody holds what was shared."""
+        """Charge more reserved bytes for as long as any worker holds the shared memory."""
         if self._sharer is not None and cost:
             self._sharer.pledge(token, device, cost)
 
     def take_back(self, token: bytes, cost: int) -> None:
-        """Return some of what was charged, unless others hold what was shared."""
+        """Return some charged bytes, unless other workers hold the shared memory."""
         if self._sharer is not None and cost:
             self._sharer.take_back(token, cost)
 
     def release(self, token: bytes, device: int, cost: int) -> None:
-        """Return what memory cost that is free now; if it was shared, once all have let go."""
+        """Return the bytes of freed memory; of shared memory once all workers have let go."""
         if token:
             self.let_go(token)
         else:
@@ -232,6 +232,6 @@ class Tokens:
             os.close(file)
 
     def forget(self, token: bytes) -> None:
-        """Let nobody find any more what was shared under this token."""
+        """Withdraw the handle under this token; it cannot be found any more."""
         if self._sharer is not None:
             self._sharer.forget(token)

@@ -113,7 +113,7 @@ class Managed(HandlerGroup):
         return self._streams[device]
 
     def _write(self, address: int, size: int) -> None:
-        """Take over what the client's program wrote, before anything that follows.
+        """Take over the bytes that the client's program wrote, before all later records.
 
         This waits for the copy, and for no kernel: those that use the memory are over, or the
         program could not have written there, and those to come may be on any stream.

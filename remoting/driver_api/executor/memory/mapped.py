@@ -33,7 +33,7 @@ LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def whole_pages(size: int) -> int:
-    """Return what so many bytes take of this machine's memory."""
+    """Return the memory of this machine that so many bytes take, in whole pages."""
     return (size + PAGE - 1) & -PAGE
 
 

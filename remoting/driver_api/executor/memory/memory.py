@@ -17,14 +17,14 @@ LARGE_UNIT = 2 << 20
 
 
 def charged(size: int) -> int:
-    """Return what an allocation costs: small ones share pages of CUDA, large ones fill theirs."""
+    """Return the cost of an allocation: small ones share CUDA's pages, large ones fill theirs."""
     unit = LARGE_UNIT if size >= LARGE_SIZE else SMALL_SIZE
     return (size + unit - 1) // unit * unit
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A place in a stream, and what is free there."""
+    """A place in a stream, and the memory that is free there."""
 
     event: int
     device: int
@@ -86,7 +86,7 @@ class Memory(HandlerGroup):
         return CudaError(OUT_OF_MEMORY, "cuMemAlloc")
 
     def reserve(self, device: int, cost: int) -> None:
-        """Take ``cost`` bytes from the partition, and what pools have free if it must be.
+        """Take ``cost`` bytes from the partition, and if need be free memory from pools.
 
         Raises:
             CudaError: when it has not so much left.
@@ -99,7 +99,7 @@ class Memory(HandlerGroup):
             raise CudaError(OUT_OF_MEMORY, "cuMemAlloc")
 
     def _after_frees(self, work: Callable[[], bytes]) -> None:
-        """Answer the request with what ``work`` gives once nothing is being freed any more."""
+        """Answer the request with the result of ``work``, once no free is under way."""
         request, waiter = self.client.request, self.waiter
 
         def run() -> None:
@@ -156,7 +156,7 @@ class Memory(HandlerGroup):
                 self.api.runtime.free(address)
                 if self.pools.pending:
                     self.pools.settle()
-                # In this order: whoever waits must find the memory in the books.
+                # In this order: a waiting allocation must find the memory in the books.
                 if freed is not None:
                     freed()
             except self.api.errors as error:  # and CUDA still has the memory

@@ -1,4 +1,4 @@
-"""Memory pools: what each holds of the partition, and memory taken from them.
+"""Memory pools: their charge to the partition, and allocations from them.
 
 A pool keeps memory that was freed into it, so not allocations are counted but what CUDA says that
 the pool has reserved. That shrinks when a stream or a device is synchronised, a pool is trimmed, or
@@ -93,7 +93,7 @@ class Imports:
 
 
 class Pools(HandlerGroup):
-    """The pools of a client process, and what is allocated from them in the order of streams."""
+    """The pools of a client process, and the stream-ordered allocations from them."""
 
     def __init__(self, client: Client, direct: Direct, tokens: Tokens) -> None:
         super().__init__(client)
@@ -106,7 +106,7 @@ class Pools(HandlerGroup):
         self._owner: dict[int, tuple[Pool, int]] = {}  # and the size, by address
         self.imports = Imports()
         self._lock = threading.RLock()  # threads that have waited for the GPU settle as well
-        self._looks = 0  # synchronisations that look for what the last frees have given back
+        self._looks = 0  # synchronisations that check for memory that the last frees returned
         self.waiter.after.append(self._look)
         self.methods = {
             "POOL_DESTROY": self._destroy,
@@ -330,7 +330,7 @@ class Pools(HandlerGroup):
             self._looks = LOOKS
 
     def squeeze(self, device: int) -> bool:
-        """Have the pools of a device give back what is free in them; say whether that was any."""
+        """Have the pools of a device release their free memory; return whether there was any."""
         with self._lock:
             before = sum(pool.held for pool in self._all())
             for pool in self._all():
@@ -345,7 +345,7 @@ class Pools(HandlerGroup):
         return self._looks > 0
 
     def settle(self) -> None:
-        """Bring the books in line with what the pools hold now."""
+        """Bring the books in line with the pools' present memory."""
         with self._lock:
             self._end_unused()
             for pool in self._all():
@@ -369,7 +369,7 @@ class Pools(HandlerGroup):
             self.settle()
 
     def _settle(self, pool: Pool) -> bool:
-        """Reserve or release the difference to what the pool has; say whether it may have it."""
+        """Reserve or release the difference to the pool's size; return whether it may have it."""
         now = self._attribute(pool, RESERVED_NOW)
         if now > pool.held and not self.client.budget.reserve(pool.device, now - pool.held):
             return False

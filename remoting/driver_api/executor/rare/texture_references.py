@@ -1,4 +1,4 @@
-"""Texture and surface references: what programs had before there were objects for both."""
+"""Texture and surface references, the predecessors of texture and surface objects."""
 
 import ctypes
 import struct
