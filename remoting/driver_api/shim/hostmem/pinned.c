@@ -27,7 +27,7 @@
 #define ATTEMPTS 4
 
 // Addresses from 2 to 8 TiB, which Linux gives to nobody who asks for none in particular, and where
-// no server of a lease has the memory of its devices (slices.py); from a start by chance on, so that
+// no server of a lease has the memory of its devices (address_slices.py); from a start by chance on, so that
 // addresses differ from process to process.
 #define ROOM_START ((uint64_t)2 << 40)
 #define ROOM_END ((uint64_t)8 << 40)

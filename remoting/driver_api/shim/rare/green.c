@@ -7,7 +7,7 @@
 
 #define SM_RESOURCE 1       // CU_DEV_RESOURCE_TYPE_SM
 #define GROUPS_MAX 256      // of one split
-#define GREEN_FIRST 1024    // numbers of green contexts among devices, in SET_DEVICE and greens.py
+#define GREEN_FIRST 1024    // first number of a green context in SET_DEVICE; as in client_state.py
 #define NON_BLOCKING 1      // CU_STREAM_NON_BLOCKING
 #define TOKEN_MAGIC 0x6e656572675f7067u
 

@@ -10,7 +10,7 @@
 #define TEXTURE_ALIGNMENT 14  // CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT
 #define OVERRIDE_FORMAT 1     // CU_TRSA_OVERRIDE_FORMAT; CUDA's runtime goes without
 
-// What may be bound, as references.py in the worker counts it.
+// What may be bound, as texture_references.py in the worker counts it.
 enum { TO_ARRAY, TO_MIPMAP, TO_LINEAR, TO_PITCHED, TO_SURFACE, TO_NOTHING };
 
 // What may be set and asked for. Each of the dimensions has an address mode of its own.

@@ -1,7 +1,7 @@
 /* The part of the CUDA driver's binary interface that the fake implements: types only.
  *
  * Names and layouts are those of the public cuda.h, so that the same sources compile against the
- * real header too (-DFAKE_CUDA_REAL_HEADER): test_fake_cuda_headers.py does that, which proves the
+ * real header too (-DFAKE_CUDA_REAL_HEADER): test_fake_cuda_clients.py does that, which proves the
  * layouts and prototypes here. CI has no CUDA headers, so it uses this file.
  */
 #ifndef FAKE_CUDA_ABI_H
