@@ -40,7 +40,7 @@ class FaultProxy:
             task_status.started(listeners[0].socket.getsockname()[1])
 
     def cut(self, source: str, target: str) -> None:
-        """Let nothing through in this direction, and tell nobody."""
+        """Drop all bytes in this direction silently."""
         self._cut.add((source, target))
 
     def mend(self, *pairs: tuple[str, str]) -> None:

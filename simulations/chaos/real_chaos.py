@@ -115,7 +115,7 @@ class Chaos:
         self._capacity: dict[GpuId, int] = {}
 
     async def run(self) -> RealReport:
-        """Run it all, and check what is left."""
+        """Run all phases, and check the logs and tables that are left."""
         try:
             async with trio.open_nursery() as nursery:
                 for server in self._servers.values():
