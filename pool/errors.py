@@ -1,4 +1,4 @@
-"""Every failure that a user may see: what happened, why, what to do next, and the exit code."""
+"""Every error that a user may see: the failure, its reason, a hint, and the exit code."""
 
 from enum import IntEnum
 
@@ -100,7 +100,7 @@ class StorageError(GpupoolError):
 
 
 class ProtocolError(GpupoolError):
-    """Base of what goes wrong between two ends of a connection."""
+    """Base of the errors between two ends of a connection."""
 
     code = "protocol"
 

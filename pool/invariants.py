@@ -20,7 +20,7 @@ VIOLATION_COUNT_MAX = 5
 
 
 def violations(state: PoolState) -> list[str]:
-    """Return every broken invariant as a sentence; an empty list is what should come back."""
+    """Return every broken invariant as a sentence; the list of a sound table is empty."""
     return [found for row in check_rows(state) for found in row]
 
 

@@ -128,7 +128,7 @@ class ReplicatedLog(Protocol):
         ...
 
     def health(self) -> RaftHealth:
-        """Return what this server knows of the state of consensus."""
+        """Return the state of consensus as this server knows it."""
         ...
 
     def majority_age_s(self) -> float:

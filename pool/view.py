@@ -22,7 +22,7 @@ MAJORITY_FRESH_S = 2.0
 
 
 LONG_AGO_S = 1e8
-"""Since an election in which nobody has led yet, contact with a majority is infinitely long ago."""
+"""During the first election, before any leader, contact with a majority is infinitely long ago."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Admission:
         self._members: dict[str, list[Usage]] = {}
 
     def terms(self, user: str) -> Terms:
-        """Return what applies to ``user`` now."""
+        """Return the terms that apply to ``user`` now."""
         return self.moment.terms(user)
 
     # --- places ----------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ _sizes: Memo[Sizes] = Memo(8)
 
 
 def amount(number: int, cap: Cap) -> str:
-    """Return what a cap counts, for people: ``1.5``, ``80``, ``4``."""
+    """Return the amount of a cap for people: ``1.5``, ``80``, ``4``."""
     if cap.dimension == "max_gpus":
         return number_text(number / UNIT)
     return number_text(number / 2**30) if cap.dimension == "max_memory" else str(number)

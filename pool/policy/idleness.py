@@ -1,4 +1,4 @@
-"""When a lease is idle, and what its servers do about it, as decisions without a clock.
+"""The idleness of leases, and the servers' commands about it, as decisions without a clock.
 
 A lease is idle on a server while none of its sessions there executes a call and none of its
 processes computes on a GPU; a session that opens counts as use. The clock is that server's
@@ -17,7 +17,7 @@ from gpupool.pool.model.ids import Incarnation, LeaseId, ServerId
 from gpupool.pool.model.state import Lease, PartStatus, PoolState
 
 IDLE_TIMEOUT_MIN_S = 2.0
-"""Workers report once a second, so nothing shorter could be told from use."""
+"""Workers report once a second, so a shorter timeout could not be told from use."""
 
 NOTICE_MAX_S = 60.0
 NOTICE_SHARE = 0.1
@@ -36,7 +36,7 @@ NOTHING_TO_DO = IdlePlan(frozenset(), ())
 
 
 def notice_s(timeout_s: float) -> float:
-    """Return how long before its end the users of an idle lease are told."""
+    """Return the time between the notice and the end of an idle lease."""
     return min(NOTICE_MAX_S, NOTICE_SHARE * timeout_s)
 
 
@@ -88,7 +88,7 @@ def idle_reason(timeout_s: float) -> str:
 
 
 def idle_notice(timeout_s: float) -> str:
-    """Return what the users of a lease are told before it ends."""
+    """Return the notice for the users of a lease before it ends."""
     early_s = notice_s(timeout_s)
     return (
         f"it has not been used for {duration(timeout_s - early_s)}, and ends in "

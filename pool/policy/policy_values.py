@@ -23,7 +23,7 @@ TIME = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
 
 
 class WrongValueError(ValueError):
-    """A value makes no sense; the text says what to write instead."""
+    """A value is not valid; the text describes a valid one."""
 
 
 def rule_value(key: str, value: object) -> tuple[int, tuple[str, ...]]:

@@ -120,7 +120,7 @@ class Moment:
         return self._open.get(place) or self._book.base.get(place)
 
     def terms(self, user: str) -> Terms:
-        """Return what applies to ``user``."""
+        """Return the terms that apply to ``user``."""
         known = self._terms.get(user)
         if known is None:
             if len(self._terms) >= USER_COUNT_MAX:
@@ -315,7 +315,7 @@ class Rulebook:
     # --- reservations ----------------------------------------------------------------------------
 
     def reserved(self, state: PoolState) -> dict[Place, Reservation]:
-        """Return the GPUs that are kept for a class now: nobody else may take them.
+        """Return the GPUs that are reserved for a class now; other classes may not take them.
 
         Each reservation takes first the GPUs on which its class has leases, then those that others
         use least, so that the fewest leases of others have to end before it can be used.

@@ -1,4 +1,4 @@
-"""On which line of a TOML document each key is: what ``tomllib`` does not tell.
+"""The line of each key in a TOML document, which ``tomllib`` does not report.
 
 The document has been parsed before, so this scanner may trust its syntax. It follows tables, arrays
 of tables, dotted and quoted keys, and looks into arrays and inline tables. A path is the keys down

@@ -281,7 +281,7 @@ def _normal(key: str, kind: Kind, operator: Operator, value: str) -> str:
 
 
 def matches(wanted: Filter, server: ServerFacts, gpu: GpuFacts) -> bool:
-    """Return whether one GPU of one server is what ``wanted`` asks for."""
+    """Return whether one GPU of one server matches ``wanted``."""
     return _test(wanted)(server, gpu)
 
 
@@ -375,7 +375,7 @@ def _compare(found: Version | None, operator: Operator, limit: Version | None) -
 
 
 def facts_text(key: str, server: ServerFacts, gpu: GpuFacts) -> tuple[str, ...]:
-    """Return what is known under ``key``, as text in normal form; nothing when it is unknown."""
+    """Return the value of ``key`` as text in normal form; empty when it is unknown."""
     match key:
         case "server.name":
             return (server.name, server.id)

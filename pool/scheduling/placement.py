@@ -75,7 +75,7 @@ def may_have_room(server: Server, request: Request) -> bool:
 def make_offer(
     state: PoolState, server: Server, request: Request, user: str = ""
 ) -> Offer | NoOffer:
-    """Return what ``server`` answers to a ``request`` of ``user``, from the table alone."""
+    """Return the answer of ``server`` to a ``request`` of ``user``, from the table alone."""
     matching = admitted(request, server)
     fitting_count = len(fitting_cards(matching, request))
     # All other servers are checked only when this one could not serve the request alone.

@@ -82,7 +82,7 @@ def explain(
 
 
 def _merits(choice: Choice, offer: Offer, latencies: Latencies) -> str:
-    """Return what counted for one server of a choice."""
+    """Return the criteria that decided for one server of a choice."""
     sizes = {part.gpu: part.memory for part in choice.partitions if part.server == offer.server}
     free = sum(gpu.memory_free for gpu in offer.gpus if gpu.gpu in sizes)
     texts = [
@@ -130,7 +130,7 @@ def choose(
 
 
 def _fitness(choice: Choice) -> tuple[int, int, int, int, int]:
-    """Return what to minimise among choices of different sizes from the same offers."""
+    """Return the cost to minimise among choices of different sizes from the same offers."""
     size = choice.partitions[0].memory
     return (choice.wasted, len(choice.offers), choice.sliver_count, choice.left_over, size)
 
@@ -138,7 +138,7 @@ def _fitness(choice: Choice) -> tuple[int, int, int, int, int]:
 def _preference(
     choice: Choice, placement: Placement, latencies: Latencies
 ) -> tuple[float, float, float, float, float, ServerId]:
-    """Return what to minimise among choices of one server each."""
+    """Return the cost to minimise among choices of one server each."""
     offer = choice.offers[0]
     latency_ms, load = round(latencies.get(offer.server, 0.0) * 1000), round(offer.load, 3)
     wasted, left_over, server = choice.wasted, choice.left_over, offer.server

@@ -1,4 +1,4 @@
-"""Texts of refusals: why no server could ever serve a request, and what the pool could instead."""
+"""Texts of refusals: why no server could ever serve a request, and the nearest possible request."""
 
 from dataclasses import replace
 
@@ -90,7 +90,7 @@ def _each_reason(groups: list[list[Gpu]], request: Request, noun: str) -> str:
 
 
 def _mismatch_reason(servers: list[Server], filters: tuple[Filter, ...], where: str) -> str:
-    """Return which filter leaves nothing over, and what there is instead."""
+    """Return the filter that leaves no GPU, and the values that the pool has."""
     left = [(server, gpu) for server in servers for gpu in server.gpus.values()]
     for at, wanted in enumerate(filters):
         passed = [(s, g) for s, g in left if matches(wanted, s, g)]

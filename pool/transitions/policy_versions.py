@@ -28,14 +28,14 @@ DRAFT_SIZE_MAX = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A document with what the server that proposes it made of it."""
+    """A document with the policy that the proposing server compiled from it."""
 
     text: bytes  # packed by ``pack_text``
     policy: Policy  # its version and digest are set when it is applied
 
 
 class UnpackError(ValueError):
-    """Bytes are not what ``pack_text`` or ``pack_draft`` made."""
+    """Bytes were not made by ``pack_text`` or ``pack_draft``."""
 
 
 def pack_text(text: str) -> bytes:
