@@ -297,6 +297,7 @@ def test_the_dropin_ends_a_session_on_a_malformed_frame(dropin: Any) -> None:
     session = dropin._door.session.Session(dropin._door.link.Link(ours), None, 0)
     with pytest.raises(dropin.cuda.runtime.CUDARuntimeError, match="malformed frame"):
         session.greet("0")
+    session.close()
     theirs.close()
 
 

@@ -29,7 +29,11 @@ def attach(
     ``introduction`` tells the worker about the program's other workers.
     """
     session = Session(link.Link(connection), agent, len(_devices), len(_sessions), name)
-    session.greet(VERSION, introduction)
+    try:
+        session.greet(VERSION, introduction)
+    except BaseException:
+        session.close()
+        raise
     with _lock:
         if agent is not None:
             agent.sessions.append(session)
